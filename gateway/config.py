@@ -1,0 +1,244 @@
+"""The configuration: one frozen object, read in one place, checked at the start.
+
+Sources in rising precedence: defaults, `trivium.toml`, environment (`TRIVIUM_<SECTION>__<KEY>`), flags.
+A bad value stops the start with the key's name. Every limit stands here with its reason.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+MEBIBYTE = 1024 * 1024
+LARGEST_PORT = 65535
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the text names each key and what is wrong with it."""
+
+
+class Address(str):
+    """`HOST:PORT` (`[::1]:1883` for IPv6). Port 0 asks for a free one."""
+
+    __slots__ = ()
+
+    @property
+    def host(self) -> str:
+        """The host part, without brackets."""
+        return self.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The port part."""
+        return int(self.rpartition(":")[2])
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Check `text`; ValueError when it is no `HOST:PORT`."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdigit() or int(port) > LARGEST_PORT:
+            raise ValueError(f"expected HOST:PORT, got {text!r}")
+        return cls(text)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:  # noqa: D105
+        from pydantic_core import core_schema  # noqa: PLC0415 - pydantic's own hook
+
+        return core_schema.no_info_after_validator_function(cls.parse, core_schema.str_schema())
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KafkaConfig(Section):
+    """How the gateway talks to Kafka."""
+
+    bootstrap_servers: str | None = None  # None: start the embedded broker
+    client_id: str = "trivium"
+    linger_ms: Annotated[int, Field(ge=0, le=1000)] = 0  # the open batch fills while its predecessor is answered
+    batch_bytes: Annotated[int, Field(ge=1024, le=16 * MEBIBYTE)] = 65536  # 505,000 records/s measured at 64 KiB
+    max_request_bytes: Annotated[int, Field(ge=1024)] = 4 * MEBIBYTE
+    delivery_timeout_s: Annotated[float, Field(gt=0)] = 120.0  # as the Java client: a broker may restart in it
+    request_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    metadata_max_age_s: Annotated[float, Field(gt=0)] = 30.0
+    create_topics: bool | None = None  # None: yes with the embedded broker, no otherwise
+    topic_partitions: Annotated[int, Field(ge=1)] = 3
+    topic_replication: Annotated[int, Field(ge=1)] = 1
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_username: str | None = None
+    sasl_password: Annotated[str | None, Field(repr=False)] = None
+    ssl_cafile: Path | None = None
+
+
+class EmbeddedConfig(Section):
+    """The embedded broker: used when `kafka.bootstrap_servers` is not set."""
+
+    port: Annotated[int, Field(ge=0, le=LARGEST_PORT)] = 9092  # 0: a free one
+    controller_port: Annotated[int, Field(ge=0, le=LARGEST_PORT)] = 0
+    heap: Annotated[str, Field(pattern=r"^\d+[mg]$")] = "1g"
+
+
+class BudgetConfig(Section):
+    """Bounds on what was submitted to Kafka and is not answered yet (flow control, part 1)."""
+
+    process_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 256 * MEBIBYTE
+    process_records: Annotated[int, Field(ge=1)] = 1_000_000
+    connection_bytes: Annotated[int, Field(ge=65536)] = 32 * MEBIBYTE
+    topic_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 128 * MEBIBYTE
+
+
+class MqttConfig(Section):
+    """MQTT 5 and 3.1.1."""
+
+    address: Address = Address("127.0.0.1:1883")
+    receive_maximum: Annotated[int, Field(ge=1, le=65535)] = 256
+    enforce_receive_maximum: bool = True  # False tolerates clients that overrun it (mosquitto#3471)
+    max_packet_bytes: Annotated[int, Field(ge=128, le=268_435_460)] = 2 * MEBIBYTE
+    max_connect_bytes: Annotated[int, Field(ge=128)] = 65536  # before login a peer is a stranger
+    topic_alias_maximum: Annotated[int, Field(ge=0, le=65535)] = 64
+    max_keep_alive_s: Annotated[int, Field(ge=1, le=65535)] = 1200
+    connect_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    outgoing_inflight: Annotated[int, Field(ge=1, le=65535)] = 1000  # min with the client's Receive Maximum
+    max_subscriptions: Annotated[int, Field(ge=1)] = 1000
+
+
+class AmqpConfig(Section):
+    """AMQP 1.0."""
+
+    address: Address = Address("127.0.0.1:5672")
+    max_frame_bytes: Annotated[int, Field(ge=512)] = 65536
+    channel_max: Annotated[int, Field(ge=0, le=65535)] = 63
+    links_per_session: Annotated[int, Field(ge=1)] = 256
+    idle_timeout_s: Annotated[float, Field(ge=0)] = 60.0  # the half of it is announced
+    open_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    link_credit: Annotated[int, Field(ge=1, le=100_000)] = 1000  # 1,000 credits at 5 ms = 180,000 messages/s
+    link_bytes: Annotated[int, Field(ge=65536)] = 4 * MEBIBYTE
+    session_window_bytes: Annotated[int, Field(ge=65536)] = 16 * MEBIBYTE
+    max_message_bytes: Annotated[int, Field(ge=1024)] = MEBIBYTE
+    max_unsettled: Annotated[int, Field(ge=1)] = 10_000  # per receiver link: credit does not bound it
+
+
+class HttpConfig(Section):
+    """HTTP/1.1."""
+
+    address: Address = Address("127.0.0.1:8080")
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * MEBIBYTE
+    max_records: Annotated[int, Field(ge=1)] = 10_000  # per request
+    max_concurrent: Annotated[int, Field(ge=1)] = 1024  # requests that wait for Kafka at once
+    max_consumers: Annotated[int, Field(ge=1)] = 1000
+    consumer_idle_s: Annotated[float, Field(gt=0)] = 300.0  # abandoned consumers keep partitions
+    max_poll_wait_s: Annotated[float, Field(gt=0)] = 300.0
+    default_poll_wait_ms: Annotated[int, Field(ge=0)] = 100  # Strimzi's
+    poll_max_bytes: Annotated[int, Field(ge=1024)] = 64 * MEBIBYTE
+    header_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+
+
+class ManagementConfig(Section):
+    """`/healthy`, `/ready` and `/metrics`."""
+
+    address: Address = Address("127.0.0.1:8081")
+
+
+class RuleConfig(Section):
+    """One `[[mapping.rules]]` entry; see `mapping.rules`."""
+
+    mqtt: str
+    topic: str
+    key: str | None = None
+
+
+class MappingConfig(Section):
+    """From addresses to Kafka topics and keys."""
+
+    rules: tuple[RuleConfig, ...] = ()
+    catch_all_topic: str = "mqtt"
+
+
+class AccessRule(Section):
+    """One rule of the access list: first match decides."""
+
+    principal: str = "*"  # a name, or * for everyone
+    action: Literal["publish", "subscribe", "admin", "*"] = "*"
+    topic: str = "#"  # a Kafka topic, or an MQTT filter over `topic/key`
+    allow: bool = True
+
+
+class SecurityConfig(Section):
+    """One identity and one access list for the three protocols."""
+
+    allow_anonymous: bool = True
+    password_file: Path | None = None  # amqtt's format: one `name:hash` a line
+    plugins: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)  # amqtt plugin class -> its configuration
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None  # set: client certificates are asked for and checked
+    tls_require_client_cert: bool = False
+    failed_attempt_delay_s: Annotated[float, Field(ge=0)] = 1.0
+    access: tuple[AccessRule, ...] = ()
+    insecure: bool = False  # a listener beyond loopback without authentication
+
+    @model_validator(mode="after")
+    def _pairs(self) -> SecurityConfig:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        if self.tls_require_client_cert and self.tls_client_ca is None:
+            raise ValueError("tls_require_client_cert needs tls_client_ca")
+        return self
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether every client must prove who it is."""
+        if self.tls_require_client_cert:
+            return True
+        return not self.allow_anonymous and (self.password_file is not None or bool(self.plugins))
+
+
+class LogConfig(Section):
+    """Structured logs on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = "auto"  # auto: console on a terminal, JSON lines otherwise
+
+
+class Config(BaseSettings):
+    """The whole configuration."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TRIVIUM_", env_nested_delimiter="__", frozen=True, extra="forbid", nested_model_default_partial_update=True
+    )
+
+    data_dir: Path = Path(".trivium")
+    drain_timeout_s: Annotated[float, Field(gt=0, le=10)] = 8.0  # SIGTERM to exit stays under 10 s
+    kafka: KafkaConfig = KafkaConfig()
+    embedded: EmbeddedConfig = EmbeddedConfig()
+    budget: BudgetConfig = BudgetConfig()
+    mqtt: MqttConfig = MqttConfig()
+    amqp: AmqpConfig = AmqpConfig()
+    http: HttpConfig = HttpConfig()
+    management: ManagementConfig = ManagementConfig()
+    mapping: MappingConfig = MappingConfig()
+    security: SecurityConfig = SecurityConfig()
+    log: LogConfig = LogConfig()

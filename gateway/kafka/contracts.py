@@ -1,0 +1,84 @@
+"""What the protocols' sessions and the Kafka clients promise each other: tickets on the way in, outlets on the way out.
+
+Into Kafka: a session submits a record with itself as the owner and a token of its choice. The pair is the ticket:
+it is settled exactly once, after Kafka answered, together with all other tickets of that owner in the same batch.
+No future and no task exists per record.
+
+Out of Kafka: a reader offers records to outlets, which take them or say that they have no room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from mapping.outcomes import Outcome
+from mapping.record import Received
+
+
+class Result(msgspec.Struct, frozen=True, gc=False):
+    """What became of a batch's share of one owner.
+
+    Attributes:
+        outcome: the same for all tokens of the call.
+        partition: where they were stored; -1 when they were not.
+        reason: one line for the client; empty when stored.
+    """
+
+    outcome: Outcome
+    partition: int = -1
+    reason: str = ""
+
+
+class Owner(Protocol):
+    """Whoever submits records and answers for them."""
+
+    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        """Learn the fate of `tokens`, in order of submission to one partition.
+
+        Called once per owner and Kafka batch, from the event loop, never from inside `submit`. `offsets` stands
+        beside `tokens` when stored and is empty otherwise. It must not raise and must not wait: queue the
+        acknowledgements, write them once.
+        """
+        ...
+
+
+class Refused(Exception):
+    """A topic or group cannot be used now; carries what to tell the client."""
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason
+
+
+class Outlet(Protocol):
+    """A place for records on their way to one client: an MQTT session, an AMQP link, an HTTP consumer."""
+
+    def offer_nowait(self, record: Received) -> bool:
+        """Take the record (True; also when it is not wanted, expired or denied) or say "no room" (False).
+
+        After False the reader keeps the record's position and offers it again when `room` was called on the
+        handle that the reader gave at subscription.
+        """
+        ...
+
+    @property
+    def demand(self) -> int:
+        """How many more records would be taken now; 0 when there is no room."""
+        ...
+
+    @property
+    def lossy(self) -> bool:
+        """Whether a record may be dropped when there is no room (MQTT QoS 0): it is counted, not replayed."""
+        ...
+
+
+class Fanout(Protocol):
+    """Chooses, for one record at the tail of the log, who might want it (the MQTT subscription trie is one)."""
+
+    def select(self, record: Received) -> Collection[Outlet]:
+        """The candidates; each of them still decides in `offer_nowait`."""
+        ...

@@ -1,0 +1,249 @@
+"""Drives any sans-io connection over an asyncio transport: reads, writes, tells the time, closes.
+
+One pump is one socket. It holds no task: asyncio's callbacks call it, and it calls the session. Only a session's
+own waiting (a password check, a topic look-up) is a task, and while it runs the pump hands over no further events,
+so that a client's packets are handled in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Protocol
+
+import structlog
+
+from protocols.connection import Connection, ConnectionFailed
+
+log = structlog.get_logger(__name__)
+
+WRITE_HIGH: Final = 256 * 1024  # stop producing above it, credit or not (flow control, part 2)
+WRITE_LOW: Final = 64 * 1024
+LINGER_S: Final = 1.0  # how long a closed connection is drained, so that the goodbye is not lost in a reset
+HELD: Final = "held"
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+"""Starts a task that the application's TaskGroup owns."""
+
+
+class Handler(Protocol):
+    """What a session does with a connection's events."""
+
+    def connected(self, pump: Pump) -> None:
+        """The socket is open; called once, before any event."""
+        ...
+
+    def handle(self, events: list[Any]) -> Awaitable[None] | None:
+        """Act on events. An awaitable in return holds all later ones until it is done."""
+        ...
+
+    def writable(self) -> None:
+        """The write buffer is below its low mark again: go on sending."""
+        ...
+
+    def disconnected(self, reason: str) -> None:
+        """The socket is gone; called once, the last call."""
+        ...
+
+
+class Pump(asyncio.Protocol):
+    """One socket with one sans-io connection and the session that gives it meaning."""
+
+    __slots__ = (
+        "_brakes", "_clock", "_closed", "_events", "_holding", "_spawn", "_timer", "_timer_at", "connection",
+        "handler", "lingering", "peer", "transport", "writable",
+    )  # fmt: skip
+
+    def __init__(
+        self, connection: Connection, handler: Handler, spawn: Spawn, clock: Callable[[], float]
+    ) -> None:
+        self.connection = connection
+        self.handler = handler
+        self.transport: asyncio.Transport | None = None
+        self.peer = ""
+        self.writable = True
+        self.lingering = False
+        self._spawn = spawn
+        self._clock = clock
+        self._brakes: set[str] = set()
+        self._events: collections.deque[Any] = collections.deque()
+        self._holding = False
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is open."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
+        peer = transport.get_extra_info("peername")
+        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        self.handler.connected(self)
+        self._dispatch(self.connection.tick(self._clock()))
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if self._closed or self.lingering:
+            return
+        connection = self.connection
+        events = connection.tick(self._clock())
+        if events:
+            self._dispatch(events)
+        self._dispatch(connection.receive_data(data))
+        self.flush()
+
+    def eof_received(self) -> bool:
+        """The peer will send no more; the transport closes itself after our last bytes."""
+        if not self._closed and not self.lingering:
+            self._dispatch(self.connection.receive_eof())
+            self.flush()
+        return False
+
+    def pause_writing(self) -> None:
+        """The write buffer is over its high mark."""
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        """The write buffer is below its low mark."""
+        self.writable = True
+        if not self._closed:
+            self.handler.writable()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        if self._closed:
+            return
+        self._closed = True
+        self._events.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.handler.disconnected(str(exc) if exc is not None else "closed")
+
+    # the session's side
+
+    @property
+    def closed(self) -> bool:
+        """Whether the socket is gone."""
+        return self._closed
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` as a task of the application."""
+        return self._spawn(work)
+
+    def flush(self) -> None:
+        """Write what the connection has to say, re-arm its timer, close it when it is done."""
+        transport = self.transport
+        if transport is None or self._closed:
+            return
+        data = self.connection.data_to_send()
+        if data:
+            transport.write(data)
+        if self.connection.closing:
+            self.close()
+            return
+        deadline = self.connection.next_deadline()
+        if deadline != self._timer_at:
+            self._arm(deadline)
+
+    def pause_reading(self, reason: str) -> None:
+        """Stop reading the socket until `resume_reading` was called for every reason."""
+        if not self._brakes and self.transport is not None and not self._closed:
+            self.transport.pause_reading()
+        self._brakes.add(reason)
+
+    def resume_reading(self, reason: str) -> None:
+        """Take one reason back."""
+        if reason in self._brakes:
+            self._brakes.remove(reason)
+            if not self._brakes and self.transport is not None and not self._closed:
+                self.transport.resume_reading()
+
+    @property
+    def reading(self) -> bool:
+        """Whether the socket is being read."""
+        return not self._brakes
+
+    def close(self) -> None:
+        """Send what is queued, then close; what the peer still sends is read and thrown away for a moment.
+
+        Closing a socket with unread input makes the kernel send a reset, which can destroy the goodbye on its way.
+        """
+        transport = self.transport
+        if transport is None or self._closed or self.lingering:
+            return
+        self.lingering = True
+        self._events.clear()
+        self._arm(None)
+        if self._brakes:
+            self._brakes.clear()
+            transport.resume_reading()
+        if transport.can_write_eof():
+            transport.write_eof()
+            self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.close)
+        else:
+            transport.close()
+
+    def abort(self) -> None:
+        """Close at once; queued bytes are lost."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    # inside
+
+    def _dispatch(self, events: list[Any]) -> None:
+        if not events:
+            return
+        if self._holding:
+            self._events.extend(events)
+            return
+        waiting = self.handler.handle(events)
+        if waiting is not None:
+            self._holding = True
+            self.pause_reading(HELD)
+            self._spawn(self._hold(waiting))
+
+    async def _hold(self, waiting: Awaitable[None]) -> None:
+        """Wait for the session, then hand over what came meanwhile, as long as it takes."""
+        try:
+            next_one: Awaitable[None] | None = waiting
+            while next_one is not None:
+                await next_one
+                next_one = None
+                if self._events and not self._closed:
+                    events = list(self._events)
+                    self._events.clear()
+                    next_one = self.handler.handle(events)
+        except Exception:
+            log.exception("session failed", peer=self.peer)
+            self.abort()
+        finally:
+            self._holding = False
+            self.resume_reading(HELD)
+            self.flush()
+
+    def _arm(self, deadline: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = deadline
+        if deadline is not None:
+            delay = max(0.0, deadline - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._timer = None
+        self._timer_at = None
+        if self._closed or self.lingering:
+            return
+        events = self.connection.tick(self._clock())
+        if any(type(event) is ConnectionFailed for event in events):
+            self._holding = False  # a peer that fell silent is not kept for the sake of our own waiting
+            self._events.clear()
+        self._dispatch(events)
+        self.flush()

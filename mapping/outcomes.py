@@ -1,0 +1,52 @@
+"""What became of a record, and how each protocol says so: one table.
+
+Only `gateway.kafka.publisher` turns Kafka's errors into an `Outcome`; only this table turns an `Outcome` into a
+reason code (MQTT 5.0 section 2.4), a delivery outcome (AMQP 1.0 part 3.4) or an HTTP status (RFC 9110 section 15).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, NamedTuple
+
+
+class Outcome(enum.Enum):
+    """What became of one record."""
+
+    STORED = "stored"  # every in-sync replica has it
+    BUSY = "busy"  # transient: Kafka unreachable, a quota, a batch of unknown fate; sending again is right
+    UNFIT = "unfit"  # cannot be mapped or decoded
+    TOO_LARGE = "too-large"
+    DENIED = "denied"
+    UNKNOWN_TOPIC = "unknown-topic"
+    EXPIRED = "expired"  # its time ran out before it was stored
+    BROKEN = "broken"  # a permanent Kafka error
+
+
+class AmqpAnswer(enum.Enum):
+    """The terminal state that settles an AMQP delivery (AMQP 1.0 part 3.4)."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    MODIFIED = "modified"  # delivery-failed; `released` when the source does not list modified
+
+
+class Answer(NamedTuple):
+    """One outcome in three protocols. `condition` is the AMQP error of a rejected delivery."""
+
+    mqtt: int
+    amqp: AmqpAnswer
+    condition: str | None
+    http: int
+
+
+ANSWERS: Final[dict[Outcome, Answer]] = {
+    Outcome.STORED: Answer(0x00, AmqpAnswer.ACCEPTED, None, 200),
+    Outcome.BUSY: Answer(0x97, AmqpAnswer.MODIFIED, None, 503),
+    Outcome.UNFIT: Answer(0x99, AmqpAnswer.REJECTED, "amqp:decode-error", 422),
+    Outcome.TOO_LARGE: Answer(0x95, AmqpAnswer.REJECTED, "amqp:link:message-size-exceeded", 413),
+    Outcome.DENIED: Answer(0x87, AmqpAnswer.REJECTED, "amqp:unauthorized-access", 403),
+    Outcome.UNKNOWN_TOPIC: Answer(0x90, AmqpAnswer.REJECTED, "amqp:not-found", 404),
+    Outcome.EXPIRED: Answer(0x00, AmqpAnswer.ACCEPTED, None, 200),
+    Outcome.BROKEN: Answer(0x83, AmqpAnswer.REJECTED, "amqp:internal-error", 500),
+}
