@@ -147,8 +147,9 @@ class Pump(asyncio.Protocol):
         if self.connection.closing:
             self.close()
             return
+        # A deadline that moved back costs nothing here: the timer fires early once, asks again and is set anew.
         deadline = self.connection.next_deadline()
-        if deadline != self._timer_at:
+        if deadline is not None and (self._timer_at is None or deadline < self._timer_at):
             self._arm(deadline)
 
     def pause_reading(self, reason: str) -> None:
