@@ -7,13 +7,13 @@ A bad value stops the start with the key's name. Every limit stands here with it
 from __future__ import annotations
 
 import ipaddress
-import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 MEBIBYTE = 1024 * 1024
@@ -54,14 +54,14 @@ class Address(str):
         """Check `text`; ValueError when it is no `HOST:PORT`."""
         host, colon, port = text.rpartition(":")
         if not colon or not host or not port.isdigit() or int(port) > LARGEST_PORT:
-            raise ValueError(f"expected HOST:PORT, got {text!r}")
+            raise ValueError("expected HOST:PORT")
         return cls(text)
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:  # noqa: D105
-        from pydantic_core import core_schema  # noqa: PLC0415 - pydantic's own hook
-
-        return core_schema.no_info_after_validator_function(cls.parse, core_schema.str_schema())
+    def __get_pydantic_core_schema__(cls, source: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(
+            cls.parse, core_schema.str_schema(), serialization=core_schema.to_string_ser_schema()
+        )
 
 
 class Section(BaseModel):
@@ -227,7 +227,11 @@ class Config(BaseSettings):
     """The whole configuration."""
 
     model_config = SettingsConfigDict(
-        env_prefix="TRIVIUM_", env_nested_delimiter="__", frozen=True, extra="forbid", nested_model_default_partial_update=True
+        env_prefix="TRIVIUM_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        nested_model_default_partial_update=True,
     )
 
     data_dir: Path = Path(".trivium")
@@ -242,3 +246,90 @@ class Config(BaseSettings):
     mapping: MappingConfig = MappingConfig()
     security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment wins over what `load` read from the file; flags are laid over both afterwards."""
+        return env_settings, init_settings
+
+    @property
+    def creates_topics(self) -> bool:
+        """Whether an unknown topic is created: as set, else only on the embedded broker."""
+        if self.kafka.create_topics is not None:
+            return self.kafka.create_topics
+        return self.kafka.bootstrap_servers is None
+
+
+class _Laid(Config):
+    """A configuration whose sources were already laid over each other."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *_: PydanticBaseSettingsSource,
+        **__: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what is given."""
+        return (init_settings,)
+
+
+def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Config:
+    """Read the configuration: `file` (else `trivium.toml` where it exists), environment, then `flags`.
+
+    Args:
+        file: a TOML file; ConfigError when it cannot be read or parsed.
+        flags: nested values such as `{"mqtt": {"address": "127.0.0.1:0"}}`; None values are left out.
+
+    Raises:
+        ConfigError: with one line per bad key.
+    """
+    path = file if file is not None else Path("trivium.toml")
+    data: dict[str, Any] = {}
+    if file is not None or path.is_file():
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    try:
+        config = Config(**data)
+        given = _without_none(flags or {})
+        if given:
+            config = _Laid.model_validate(_merge(config.model_dump(), given))
+    except ValidationError as error:
+        raise ConfigError(_describe(error)) from error
+    return config
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: _without_none(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+    return {key: value for key, value in kept.items() if value is not None and value != {}}
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _describe(error: ValidationError) -> str:
+    lines = []
+    for fault in error.errors(include_url=False):
+        key = ".".join(str(part) for part in fault["loc"])
+        # The input of a bad secret is not repeated.
+        plain = isinstance(fault["input"], str | int | float) and "password" not in key
+        text = fault["msg"].removeprefix("Value error, ")
+        lines.append(f"{key}: {text}, got {fault['input']!r}" if plain else f"{key}: {text}")
+    return "\n".join(lines)

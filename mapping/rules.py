@@ -1,0 +1,275 @@
+"""From MQTT topics to Kafka topics and keys, and back: the `[[mapping.rules]]`, first match wins, and the default.
+
+A rule's `mqtt` pattern has MQTT wildcards and named levels (`factory/{site}/{machine}/#`), never regular
+expressions; its `topic` and `key` are texts in which `{name}` stands for the level of that name. Rules are compiled
+and checked once; one whose result could be an illegal Kafka name for every input is refused with its number.
+
+Default, with no rule: the first level is the Kafka topic, the rest is the key. A first level that is no legal Kafka
+name goes to the catch-all topic with the whole MQTT topic as the key. The way back needs no header.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from mapping.record import MQTT_TOPIC, Headers, is_topic_name
+
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_CACHE_LIMIT: Final = 65536  # entries; one entry is some 200 bytes, so the cache stays under 16 MiB
+MULTI: Final = "#"
+SINGLE: Final = "+"
+
+
+class RuleError(ValueError):
+    """A mapping rule that cannot be used; the text names its number."""
+
+
+class Destination(NamedTuple):
+    """Where an MQTT topic lives in Kafka. `key` None is the null key."""
+
+    topic: str
+    key: bytes | None
+
+
+class RuleText(NamedTuple):
+    """A rule as written."""
+
+    mqtt: str
+    topic: str
+    key: str | None = None
+
+
+class _Rule:
+    """One compiled rule."""
+
+    __slots__ = ("_key", "_key_back", "_levels", "_multi", "_named", "_reversible", "_topic", "_topic_back", "number")
+
+    def __init__(self, number: int, text: RuleText) -> None:
+        self.number = number
+        levels = text.mqtt.split("/")
+        self._multi = levels[-1] == MULTI
+        if self._multi:
+            levels.pop()
+        self._levels: list[str | None] = []  # a literal, or None for any one level
+        self._named: dict[str, int] = {}
+        self._reversible = True
+        for index, level in enumerate(levels):
+            name = _PLACEHOLDER.fullmatch(level)
+            if name:
+                if name[1] in self._named:
+                    raise self._error(f"level {{{name[1]}}} stands twice in {text.mqtt!r}")
+                self._named[name[1]] = index
+                self._levels.append(None)
+            elif level == SINGLE:
+                self._reversible = False
+                self._levels.append(None)
+            elif SINGLE in level or MULTI in level or "{" in level or "}" in level:
+                raise self._error(f"{level!r} in {text.mqtt!r} is neither a level, nor +, a final #, nor {{name}}")
+            else:
+                self._levels.append(level)
+        if not levels:
+            raise self._error("a pattern that matches every topic needs no rule: set mapping.catch_all_topic")
+        self._check_names(text.topic, "topic")
+        if text.key is not None:
+            self._check_names(text.key, "key")
+        if not is_topic_name(_PLACEHOLDER.sub("x", text.topic)):
+            raise self._error(f"{text.topic!r} can never be a legal Kafka topic name")
+        self._topic = text.topic
+        self._key = text.key
+        self._topic_back = self._back(text.topic)
+        self._key_back = None if text.key is None else self._back(text.key)
+        restored = set(_PLACEHOLDER.findall(text.topic)) | set(_PLACEHOLDER.findall(text.key or ""))
+        if not self._named.keys() <= restored:
+            self._reversible = False
+
+    def forward(self, levels: Sequence[str], topic: str) -> Destination | None:
+        """The destination of an MQTT topic, or None when the rule does not match."""
+        count = len(self._levels)
+        if len(levels) < count or (len(levels) > count and not self._multi):
+            return None
+        for want, level in zip(self._levels, levels, strict=False):
+            if want is not None and want != level:
+                return None
+        kafka = self._fill(self._topic, levels)
+        if not is_topic_name(kafka):
+            return None
+        key = topic if self._key is None else self._fill(self._key, levels)
+        return Destination(kafka, key.encode())
+
+    def backward(self, topic: str, key: bytes | None) -> str | None:
+        """The MQTT topic of a record without our header, or None when the rule does not say."""
+        found = self._topic_back.fullmatch(topic)
+        if found is None or key is None:
+            return None
+        try:
+            text = key.decode()
+        except UnicodeDecodeError:
+            return None
+        if self._key_back is None:  # the key is the whole MQTT topic
+            destination = self.forward(text.split("/"), text)
+            return text if destination is not None and destination.topic == topic else None
+        if not self._reversible:
+            return None
+        from_key = self._key_back.fullmatch(text)
+        if from_key is None:
+            return None
+        values = found.groupdict()
+        for name, value in from_key.groupdict().items():
+            if values.setdefault(name, value) != value:
+                return None
+        by_index = {index: values[name] for name, index in self._named.items()}
+        return "/".join(
+            by_index[index] if level is None else level for index, level in enumerate(self._levels)
+        )
+
+    def candidates(self, levels: Sequence[str]) -> re.Pattern[str] | None:
+        """Which Kafka topics this rule can fill from topics that the MQTT filter `levels` matches."""
+        bound: dict[str, str] = {}
+        names = {index: name for name, index in self._named.items()}
+        for index, want in enumerate(self._levels):
+            if index >= len(levels):
+                return None
+            have = levels[index]
+            if have == MULTI:
+                break
+            if have == SINGLE:
+                continue
+            if want is not None and want != have:
+                return None
+            if index in names:
+                bound[names[index]] = have
+        else:
+            rest = levels[len(self._levels) :]
+            if rest and not self._multi and rest != [MULTI]:
+                return None
+        return self._pattern(self._topic, bound)
+
+    def _fill(self, template: str, levels: Sequence[str]) -> str:
+        return _PLACEHOLDER.sub(lambda name: levels[self._named[name[1]]], template)
+
+    def _back(self, template: str) -> re.Pattern[str]:
+        return self._pattern(template, {}, capture=True)
+
+    @staticmethod
+    def _pattern(template: str, bound: dict[str, str], *, capture: bool = False) -> re.Pattern[str]:
+        parts: list[str] = []
+        seen: set[str] = set()
+        end = 0
+        for name in _PLACEHOLDER.finditer(template):
+            parts.append(re.escape(template[end : name.start()]))
+            if name[1] in bound:
+                parts.append(re.escape(bound[name[1]]))
+            elif not capture:
+                parts.append("[^/]*")
+            elif name[1] in seen:
+                parts.append(f"(?P={name[1]})")
+            else:
+                parts.append(f"(?P<{name[1]}>[^/]*?)")
+                seen.add(name[1])
+            end = name.end()
+        parts.append(re.escape(template[end:]))
+        return re.compile("".join(parts))
+
+    def _check_names(self, template: str, what: str) -> None:
+        for name in _PLACEHOLDER.findall(template):
+            if name not in self._named:
+                raise self._error(f"{what} {template!r} uses {{{name}}}, which is no level of the mqtt pattern")
+        if "{" in _PLACEHOLDER.sub("", template) or "}" in _PLACEHOLDER.sub("", template):
+            raise self._error(f"{what} {template!r} has an unmatched brace")
+
+    def _error(self, why: str) -> RuleError:
+        return RuleError(f"mapping.rules[{self.number}]: {why}")
+
+
+class Rules:
+    """The compiled rules. Pure: the same topic always has the same destination."""
+
+    def __init__(self, rules: Iterable[RuleText] = (), *, catch_all: str = "mqtt") -> None:
+        """Compile and check; RuleError names the first rule that cannot be used."""
+        if not is_topic_name(catch_all):
+            raise RuleError(f"mapping.catch_all_topic: {catch_all!r} is no legal Kafka topic name")
+        self._rules = [_Rule(number, text) for number, text in enumerate(rules, 1)]
+        self._catch_all = catch_all
+        self._forward: dict[str, Destination] = {}
+
+    def destination(self, mqtt_topic: str) -> Destination:
+        """Where the MQTT topic name `mqtt_topic` (valid, no wildcards) goes."""
+        found = self._forward.get(mqtt_topic)
+        if found is None:
+            if len(self._forward) >= _CACHE_LIMIT:
+                self._forward.clear()
+            found = self._forward[mqtt_topic] = self._find(mqtt_topic)
+        return found
+
+    def mqtt_topic(self, topic: str, key: bytes | None, headers: Headers = ()) -> str | None:
+        """The MQTT topic name of a record; None when it has none (a key that is no UTF-8, a wildcard in it)."""
+        for name, value in headers:
+            if name == MQTT_TOPIC and value:
+                return _topic_name(value)
+        for rule in self._rules:
+            found = rule.backward(topic, key)
+            if found is not None:
+                return found if _is_plain(found) else None
+        if key is None:
+            return topic
+        text = _topic_name(key)
+        if topic == self._catch_all:
+            return text or None
+        if text is None and key:
+            return None
+        return f"{topic}/{text or ''}"
+
+    def kafka_topics(self, mqtt_filter: str, known: Iterable[str]) -> set[str]:
+        """Those of `known` Kafka topics that may hold records for the MQTT filter.
+
+        More than needed is possible, less is not: each record is still matched by its own MQTT topic.
+        """
+        levels = mqtt_filter.split("/")
+        patterns = [pattern for rule in self._rules if (pattern := rule.candidates(levels)) is not None]
+        first = levels[0]
+        anything = first in (SINGLE, MULTI)
+        literal = None if anything else first if self._is_own_topic(first) else self._catch_all
+        return {
+            topic
+            for topic in known
+            if anything or topic == literal or any(pattern.fullmatch(topic) for pattern in patterns)
+        }
+
+    def literal_topics(self, mqtt_filter: str) -> set[str]:
+        """The Kafka topics of a filter that do not depend on what exists: its literal first level, or the rules'."""
+        levels = mqtt_filter.split("/")
+        if SINGLE not in levels and MULTI not in levels:
+            return {self.destination(mqtt_filter).topic}
+        if levels[0] in (SINGLE, MULTI) or self._rules:
+            return set()
+        return {levels[0] if self._is_own_topic(levels[0]) else self._catch_all}
+
+    def _find(self, mqtt_topic: str) -> Destination:
+        levels = mqtt_topic.split("/")
+        for rule in self._rules:
+            found = rule.forward(levels, mqtt_topic)
+            if found is not None:
+                return found
+        if self._is_own_topic(levels[0]):
+            rest = "/".join(levels[1:])
+            return Destination(levels[0], rest.encode() if len(levels) > 1 else None)
+        return Destination(self._catch_all, mqtt_topic.encode())
+
+    def _is_own_topic(self, level: str) -> bool:
+        # A first level with the catch-all's name keeps its whole topic as the key, or the way back were ambiguous.
+        return level != self._catch_all and is_topic_name(level)
+
+
+def _is_plain(text: str) -> bool:
+    return bool(text) and MULTI not in text and SINGLE not in text and "\0" not in text
+
+
+def _topic_name(raw: bytes) -> str | None:
+    """`raw` as an MQTT topic name [MQTT-4.7.3-1, MQTT-3.3.2-2], or None when it cannot be one."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if _is_plain(text) else None
