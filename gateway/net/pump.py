@@ -51,13 +51,20 @@ class Pump(asyncio.Protocol):
     """One socket with one sans-io connection and the session that gives it meaning."""
 
     __slots__ = (
-        "_brakes", "_clock", "_closed", "_events", "_holding", "_spawn", "_timer", "_timer_at", "connection",
+        "_brakes", "_clock", "_closed", "_events", "_holding", "_lost", "_spawn", "_timer", "_timer_at", "connection",
         "handler", "lingering", "peer", "transport", "writable",
     )  # fmt: skip
 
     def __init__(
-        self, connection: Connection, handler: Handler, spawn: Spawn, clock: Callable[[], float]
+        self,
+        connection: Connection,
+        handler: Handler,
+        spawn: Spawn,
+        clock: Callable[[], float],
+        lost: Callable[[Pump], None] | None = None,
     ) -> None:
+        """Join the parts; `lost` is told when the socket is gone, after the handler."""
+        self._lost = lost
         self.connection = connection
         self.handler = handler
         self.transport: asyncio.Transport | None = None
@@ -124,6 +131,8 @@ class Pump(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self.handler.disconnected(str(exc) if exc is not None else "closed")
+        if self._lost is not None:
+            self._lost(self)
 
     # the session's side
 

@@ -1,0 +1,100 @@
+"""Accepts sockets for one protocol: bind, TLS, count, stop accepting, say goodbye, close."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from gateway.config import Address
+from gateway.net.pump import Pump
+
+log = structlog.get_logger(__name__)
+
+BACKLOG: Final = 4096  # a fleet that reconnects at once waits in the kernel, not in a refusal
+HANDSHAKE_S: Final = 10.0
+
+MakePump = Callable[[Callable[[Pump], None]], Pump]
+"""Builds the pump of one socket; the argument is to be told when the socket is gone."""
+
+
+class ListenError(Exception):
+    """An address cannot be listened on; the text says which and why."""
+
+
+class Listener:
+    """One listening address of one protocol, and the sockets it accepted."""
+
+    def __init__(self, name: str, address: Address, make: MakePump, tls: ssl.SSLContext | None) -> None:
+        """`name` is the configuration's section and stands in errors and logs."""
+        self.name = name
+        self.pumps: set[Pump] = set()
+        self.accepted = 0
+        self._address = address
+        self._make = make
+        self._tls = tls
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Bind and accept; ListenError when the address cannot be had."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                self._accept,
+                self._address.host,
+                self._address.port,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
+                backlog=BACKLOG,
+            )
+        except OSError as error:
+            raise ListenError(listen_error(self.name, self._address, error)) from error
+        log.info("listening", protocol=self.name, address=self.bound, tls=self._tls is not None)
+
+    @property
+    def bound(self) -> str:
+        """The address really bound, as `HOST:PORT`; "" while not listening."""
+        if self._server is None or not self._server.sockets:
+            return ""
+        name = self._server.sockets[0].getsockname()
+        host = f"[{name[0]}]" if ":" in name[0] else name[0]
+        return f"{host}:{name[1]}"
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new sockets are accepted."""
+        return self._server is not None and self._server.is_serving()
+
+    def stop_accepting(self) -> None:
+        """Close the listening socket; open connections live on."""
+        if self._server is not None:
+            self._server.close()
+
+    async def wait_closed(self, timeout: float) -> None:
+        """Close every connection's socket after its last bytes, and abort what is left after `timeout` seconds."""
+        for pump in list(self.pumps):
+            pump.close()
+        deadline = asyncio.get_running_loop().time() + timeout
+        while self.pumps and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        for pump in list(self.pumps):
+            pump.abort()
+
+    def _accept(self) -> Pump:
+        self.accepted += 1
+        pump = self._make(self.pumps.discard)
+        self.pumps.add(pump)
+        return pump
+
+
+def listen_error(name: str, address: Address, error: OSError) -> str:
+    """One line about a listener that could not be opened: which key, and why."""
+    if error.errno == errno.EADDRINUSE:
+        return f"{name}.address: {address} is in use by another program"
+    if error.errno == errno.EACCES:
+        return f"{name}.address: {address} needs a privilege this process has not"
+    return f"{name}.address: {address}: {error.strerror or error}"

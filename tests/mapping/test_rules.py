@@ -1,0 +1,127 @@
+"""Mapping rules: first match wins, checked at the start, and the way back needs no header under the default."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mapping.record import MQTT_TOPIC, is_topic_name
+from mapping.rules import Destination, RuleError, Rules, RuleText
+
+FACTORY = RuleText("factory/{site}/{machine}/#", "factory-{site}", "{machine}")
+
+levels = st.text(st.characters(codec="utf-8", exclude_characters="/+#\0", exclude_categories=["Cs"]), max_size=8)
+mqtt_topics = st.lists(levels, min_size=1, max_size=5).map("/".join).filter(bool)
+
+
+@pytest.mark.parametrize(
+    ("topic", "kafka", "key"),
+    [
+        ("sensors/kitchen/temp", "sensors", b"kitchen/temp"),
+        ("temperature", "temperature", None),
+        ("sensors/", "sensors", b""),
+        ("/a", "mqtt", b"/a"),
+        ("$weather/a", "mqtt", b"$weather/a"),
+        ("my topic/a", "mqtt", b"my topic/a"),
+        ("__consumer_offsets/a", "mqtt", b"__consumer_offsets/a"),
+        ("mqtt/a", "mqtt", b"mqtt/a"),
+        ("é/a", "mqtt", "é/a".encode()),
+    ],
+)
+def test_the_default_takes_the_first_level_as_topic_and_the_rest_as_key(
+    topic: str, kafka: str, key: bytes | None
+) -> None:
+    rules = Rules()
+    assert rules.destination(topic) == Destination(kafka, key)
+    assert rules.mqtt_topic(kafka, key) == topic
+
+
+@given(mqtt_topics)
+def test_every_mqtt_topic_comes_back_from_its_default_destination(topic: str) -> None:
+    rules = Rules()
+    kafka, key = rules.destination(topic)
+    assert is_topic_name(kafka)
+    assert rules.mqtt_topic(kafka, key) == topic
+
+
+@given(mqtt_topics)
+def test_every_topic_has_a_legal_destination_under_rules(topic: str) -> None:
+    rules = Rules([FACTORY, RuleText("{a}/+/b", "x.{a}")])
+    assert is_topic_name(rules.destination(topic).topic)
+
+
+def test_the_first_matching_rule_decides() -> None:
+    rules = Rules([FACTORY, RuleText("factory/#", "rest")])
+    assert rules.destination("factory/berlin/press/temp/1") == Destination("factory-berlin", b"press")
+    assert rules.destination("factory/berlin") == Destination("rest", b"factory/berlin")
+    assert rules.destination("other/x") == Destination("other", b"x")
+
+
+def test_a_rule_whose_result_would_be_illegal_for_this_topic_does_not_match() -> None:
+    assert Rules([FACTORY]).destination("factory/a b/press/x") == Destination("factory", b"a b/press/x")
+
+
+def test_the_exact_topic_travels_in_a_header_and_wins_on_the_way_back() -> None:
+    rules = Rules([FACTORY])
+    headers = ((MQTT_TOPIC, b"factory/berlin/press/temp/1"),)
+    assert rules.mqtt_topic("factory-berlin", b"press", headers) == "factory/berlin/press/temp/1"
+    assert rules.mqtt_topic("factory-berlin", b"press") == "factory/berlin/press"
+
+
+@pytest.mark.parametrize("key", [b"\xff", b"a/#", b"a+", b"a\0"])
+def test_a_key_that_can_be_no_topic_has_none(key: bytes) -> None:
+    assert Rules().mqtt_topic("sensors", key) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        (RuleText("a/{x}", "t-{y}"), "no level"),
+        (RuleText("a/{x}/{x}", "t"), "twice"),
+        (RuleText("a/#/b", "t"), "neither"),
+        (RuleText("a/b+", "t"), "neither"),
+        (RuleText("a/{b", "t"), "neither"),
+        (RuleText("a", "no/slash"), "legal Kafka"),
+        (RuleText("a", "__internal"), "legal Kafka"),
+        (RuleText("a", "t{"), "brace"),
+        (RuleText("#", "t"), "catch_all"),
+    ],
+)
+def test_a_bad_rule_is_refused_with_its_number(rule: RuleText, why: str) -> None:
+    with pytest.raises(RuleError, match=rf"mapping\.rules\[2\].*{why}"):
+        Rules([FACTORY, rule])
+
+
+def matches(mqtt_filter: str, topic: str) -> bool:
+    want, have = mqtt_filter.split("/"), topic.split("/")
+    for index, level in enumerate(want):
+        if level == "#":
+            return True
+        if index >= len(have) or (level not in ("+", have[index])):
+            return False
+    return len(want) == len(have)
+
+
+filters = st.lists(st.sampled_from(["sensors", "factory", "berlin", "a b", "+", "", "x"]), min_size=1, max_size=4).map(
+    "/".join
+)
+
+
+@given(filters, st.booleans(), st.lists(st.sampled_from(["sensors", "factory", "berlin", "a b", "", "x"]), min_size=1))
+def test_the_kafka_topics_of_a_filter_cover_every_topic_it_matches(stem: str, multi: bool, parts: list[str]) -> None:
+    rules = Rules([FACTORY, RuleText("{a}/x", "ax-{a}")])
+    mqtt_filter = f"{stem}/#" if multi else stem
+    topic = "/".join(parts)
+    if topic and matches(mqtt_filter, topic):
+        kafka = rules.destination(topic).topic
+        assert kafka in rules.kafka_topics(mqtt_filter, [kafka, "unrelated"])
+
+
+def test_a_literal_first_level_watches_one_topic_only() -> None:
+    known = ["sensors", "maximum", "mqtt"]
+    assert Rules().kafka_topics("sensors/+/temp", known) == {"sensors"}
+    assert Rules().kafka_topics("#", known) == set(known)
+    assert Rules().kafka_topics("a b/c", known) == {"mqtt"}
+    assert Rules().literal_topics("later/#") == {"later"}
+    assert Rules().literal_topics("+/a") == set()
