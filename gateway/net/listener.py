@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import ssl
 from collections.abc import Callable
@@ -38,6 +39,7 @@ class Listener:
         self._make = make
         self._tls = tls
         self._server: asyncio.Server | None = None
+        self._empty = asyncio.Event()
 
     async def start(self) -> None:
         """Bind and accept; ListenError when the address cannot be had."""
@@ -78,17 +80,23 @@ class Listener:
         """Close every connection's socket after its last bytes, and abort what is left after `timeout` seconds."""
         for pump in list(self.pumps):
             pump.close()
-        deadline = asyncio.get_running_loop().time() + timeout
-        while self.pumps and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.01)
+        if self.pumps:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), timeout)
         for pump in list(self.pumps):
             pump.abort()
 
     def _accept(self) -> Pump:
         self.accepted += 1
-        pump = self._make(self.pumps.discard)
+        pump = self._make(self._lose)
         self.pumps.add(pump)
+        self._empty.clear()
         return pump
+
+    def _lose(self, pump: Pump) -> None:
+        self.pumps.discard(pump)
+        if not self.pumps:
+            self._empty.set()
 
 
 def listen_error(name: str, address: Address, error: OSError) -> str:
