@@ -1,0 +1,40 @@
+"""The launcher of our Java children: becomes the given command, which then cannot outlive its parent.
+
+It runs as a file of its own, before the command, because the wish must be made in the child between fork and
+exec, where a threaded parent may not run Python code (docs/adr/0002-child-launcher.md). The kernel sends the
+signal when the *thread* that made the child ends: start children from the main thread.
+
+Called as `python -I -S child.py PARENT_PID COMMAND [ARGUMENT...]`; imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+PARENT_IS_GONE = 125
+PR_SET_PDEATHSIG = 1
+
+
+def command_line(*command: str) -> list[str]:
+    """Return what to execute so that `command` runs as our child and dies with us, whatever kills us."""
+    return [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid()), *command]
+
+
+def main(arguments: list[str]) -> None:
+    """Tie this process's life to its parent's, then become the command."""
+    import ctypes  # noqa: PLC0415 - only the child needs it
+
+    parent, *command = arguments
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        sys.exit(f"prctl failed: {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != int(parent):  # it died before the wish was made
+        sys.exit(PARENT_IS_GONE)
+    os.execvp(command[0], command)  # noqa: S606 - the very purpose
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,70 @@
+"""Java on this machine: which one, and whether it is new enough for Kafka 4 and Spark 4."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+OLDEST_JAVA = 17  # Kafka 4 brokers and Spark 4 are compiled for it
+ANSWER_LIMIT_S = 30.0  # `java -version` takes 0.1 s; a cold disk takes longer
+
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+class SetupError(Exception):
+    """Something on this machine is missing or in the way; the text is one line that says what to do."""
+
+
+class JavaError(SetupError):
+    """No Java, or one that is too old."""
+
+
+class Java(msgspec.Struct, frozen=True):
+    """A Java that can run what we start.
+
+    Attributes:
+        path: the `java` command.
+        version: the feature release, such as 17.
+    """
+
+    path: Path
+    version: int
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> Java:
+    """Find Java by `JAVA_HOME`, or else on `PATH`, and ask for its version.
+
+    Raises:
+        JavaError: there is none, it does not answer, or it is older than `OLDEST_JAVA`.
+    """
+    home = environment.get("JAVA_HOME")
+    if home:
+        path = Path(home, "bin", "java")
+        if not os.access(path, os.X_OK):
+            raise JavaError(f"JAVA_HOME is {home}, but there is no bin/java in it: correct it or unset it")
+    else:
+        found = shutil.which("java", path=environment.get("PATH"))
+        if found is None:
+            raise JavaError(f"Java is missing: install Java {OLDEST_JAVA} or newer, or set JAVA_HOME")
+        path = Path(found)
+    try:
+        answer = subprocess.run(  # noqa: S603 - the user's own Java
+            [path, "-version"], capture_output=True, text=True, timeout=ANSWER_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JavaError(f"{path} does not run: {error}") from error
+    version = _VERSION.search(answer.stderr + answer.stdout)
+    if version is None:
+        lines = (answer.stderr + answer.stdout).strip().splitlines() or ["it printed nothing"]
+        raise JavaError(f"{path} did not tell its version: {lines[0]}")
+    if int(version[1]) < OLDEST_JAVA:
+        raise JavaError(
+            f"{path} is Java {version[1]}, which is too old: install Java {OLDEST_JAVA} or newer, or set JAVA_HOME"
+        )
+    return Java(path, int(version[1]))

@@ -1,0 +1,83 @@
+"""Write `gateway/kafka/jars.lock`: resolve the sets of jars with Ivy and note every jar with its SHA-256.
+
+Called as `python -m tools.lock_jars` (part of `make lock`). Ivy checks each file against the repository's own
+checksum while it fetches; the lock pins what it found from then on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from gateway.kafka import jars
+from gateway.kafka.java import find_java
+
+LOCK = Path(jars.__file__).with_name("jars.lock")
+HEAD = """\
+# Written by `make lock` (tools/lock_jars.py). Each line is one jar: "group:artifact:version" = its SHA-256.
+# gateway/kafka/jars.py fetches exactly these.
+"""
+
+Wish = tuple[str, bool]  # coordinate, whether with all that it needs at run time
+
+WISHES: dict[str, list[Wish]] = {
+    "kafka": [
+        ("org.apache.kafka:kafka_2.13:4.3.1", True),
+        ("org.apache.logging.log4j:log4j-slf4j-impl:2.25.4", True),  # the broker's log; not among Kafka's own
+    ],
+    # These four work with pyspark 4.3.0, which brings all else; the token provider exists in no newer version.
+    "spark": [
+        ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0", False),
+        ("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0", False),
+        ("org.apache.kafka:kafka-clients:3.9.2", False),
+        ("org.apache.commons:commons-pool2:2.13.1", False),
+    ],
+}
+
+
+def resolve(wishes: list[Wish], work: Path) -> dict[str, str]:
+    """Return the chosen modules of a set, each with its file's SHA-256, sorted by coordinate."""
+    root = ET.Element("ivy-module", version="2.0")
+    ET.SubElement(root, "info", organisation="trivium", module="lock")
+    ET.SubElement(ET.SubElement(root, "configurations"), "conf", name="default")
+    dependencies = ET.SubElement(root, "dependencies")
+    for coordinate, is_transitive in wishes:
+        group, artifact, version = coordinate.split(":")
+        conf = "default->default" if is_transitive else "default->master"
+        transitive = "true" if is_transitive else "false"
+        ET.SubElement(
+            dependencies, "dependency", org=group, name=artifact, rev=version, conf=conf, transitive=transitive
+        )
+    work.mkdir()
+    ET.ElementTree(root).write(work / "ivy.xml")
+    # The file name carries the coordinate; a colon stands in no part of one.
+    pattern = f"{work}/files/[organisation]:[artifact]:[revision].jar"
+    command = [str(find_java().path), "-jar", str(jars.ivy_jar()), "-ivy", str(work / "ivy.xml")]
+    command += ["-cache", str(work / "cache"), "-retrieve", pattern, "-types", "jar", "bundle"]
+    subprocess.run(command, check=True, stdout=sys.stderr)  # noqa: S603 - our own command
+    return {path.stem: jars.sha256_of(path) for path in sorted((work / "files").iterdir())}
+
+
+def render(sets: dict[str, dict[str, str]]) -> str:
+    """Return the lock's text."""
+    parts = [HEAD]
+    for name, modules in sets.items():
+        names = [coordinate.split(":", 1)[1] for coordinate in modules]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two jars of the set {name} would have one file name")
+        parts.append(f"\n[{name}]\n" + "".join(f'"{key}" = "{value}"\n' for key, value in modules.items()))
+    return "".join(parts)
+
+
+def main() -> None:
+    """Resolve all sets and write the lock."""
+    with tempfile.TemporaryDirectory() as work:
+        sets = {name: resolve(wishes, Path(work, name)) for name, wishes in WISHES.items()}
+    LOCK.write_text(render(sets))
+
+
+if __name__ == "__main__":
+    main()
