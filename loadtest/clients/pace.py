@@ -1,0 +1,31 @@
+"""When a sender may send: a window of unanswered messages, and a rate if one is asked for."""
+
+from __future__ import annotations
+
+import time
+
+
+class Pace:
+    """How many messages may go out now.
+
+    Args:
+        window: messages unanswered at most.
+        rate: messages a second, or None for as fast as the window allows.
+    """
+
+    def __init__(self, window: int, rate: float | None) -> None:
+        self.window = window
+        self.rate = rate
+        self._started = time.perf_counter()
+
+    def start(self) -> None:
+        """The clock of the rate starts."""
+        self._started = time.perf_counter()
+
+    def room(self, sent: int, answered: int) -> int:
+        """How many of the next messages may be sent."""
+        room = self.window - (sent - answered)
+        if self.rate is not None:
+            due = int((time.perf_counter() - self._started) * self.rate) + 1
+            room = min(room, due - sent)
+        return max(0, room)

@@ -1,0 +1,34 @@
+"""Numbered messages: who sent which, readable from the stored bytes alone."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final, NamedTuple
+
+_LAYOUT: Final = "{run}.{sender:05d}.{sequence:010d}."
+HEADER_BYTES: Final = 8 + 1 + 5 + 1 + 10 + 1
+
+
+class Number(NamedTuple):
+    """What a payload says of itself."""
+
+    sender: int
+    sequence: int
+
+
+class Numbering:
+    """The messages of one run; the run's random id keeps other traffic on the topic apart."""
+
+    def __init__(self, run: str | None = None) -> None:
+        self.run = run if run is not None else secrets.token_hex(4)
+
+    def payload(self, sender: int, sequence: int, size: int) -> bytes:
+        """Message `sequence` of `sender`, padded with x to `size` bytes (at least `HEADER_BYTES`)."""
+        return _LAYOUT.format(run=self.run, sender=sender, sequence=sequence).encode().ljust(size, b"x")
+
+    def read(self, payload: bytes | None) -> Number | None:
+        """The number of a payload, or None when it is not of this run."""
+        if payload is None or not payload.startswith(self.run.encode() + b"."):
+            return None
+        parts = payload[:HEADER_BYTES].split(b".")
+        return Number(int(parts[1]), int(parts[2]))

@@ -1,0 +1,76 @@
+"""What a run measured: rates, percentiles, and the verifier's findings, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from hdrh.histogram import HdrHistogram
+from rich.console import Console
+from rich.table import Table
+
+PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
+_LONGEST_US: Final = 600_000_000
+
+
+class Latencies:
+    """Latencies in microseconds, three significant digits, up to ten minutes."""
+
+    def __init__(self) -> None:
+        self._histogram = HdrHistogram(1, _LONGEST_US, 3)
+
+    def record(self, seconds: float) -> None:
+        """Add one latency."""
+        self._histogram.record_value(min(_LONGEST_US, max(1, round(seconds * 1e6))))
+
+    def merge(self, other: Latencies) -> None:
+        """Add all of another's."""
+        self._histogram.add(other._histogram)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return int(self._histogram.get_total_count())
+
+    def milliseconds(self, percentile: float) -> float:
+        """The latency in ms that `percentile` percent do not exceed; 0 when there are none."""
+        if not self.count:
+            return 0.0
+        return float(self._histogram.get_value_at_percentile(percentile)) / 1000
+
+    def summary(self) -> dict[str, float]:
+        """The percentiles by name, in ms."""
+        return {f"p{percentile:g}": self.milliseconds(percentile) for percentile in PERCENTILES}
+
+
+class Report:
+    """The rows of one run."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, **columns: Any) -> None:
+        """Add a row; columns may differ from row to row."""
+        self.rows.append(columns)
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps({"title": self.title, "rows": self.rows}, indent=2)
+
+    def print(self, console: Console | None = None) -> None:
+        """Print the table."""
+        columns = list(dict.fromkeys(column for row in self.rows for column in row))
+        table = Table(title=self.title)
+        for column in columns:
+            numbers = all(isinstance(row.get(column, 0), int | float) for row in self.rows)
+            table.add_column(column, justify="right" if numbers else "left")
+        for row in self.rows:
+            table.add_row(*(_text(row.get(column, "")) for column in columns))
+        (console or Console()).print(table)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

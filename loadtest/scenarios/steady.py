@@ -1,0 +1,131 @@
+"""Scenario `steady`: senders keep a window full, or a rate; then the log is held against the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from loadtest.clients import amqp, mqtt, rest
+from loadtest.clients.pace import Pace
+from loadtest.numbering import Numbering
+from loadtest.report import Latencies
+from loadtest.verify import Ledger, Verdict, read_topic
+
+PROTOCOLS: Final = ("mqtt", "amqp", "http")
+_TICK_S: Final = 0.002
+
+Sender = mqtt.Publisher | amqp.Sender | rest.Producer
+
+
+class Load(NamedTuple):
+    """What to send."""
+
+    protocol: str
+    address: str
+    topic: str
+    connections: int = 10
+    window: int = 100
+    messages: int = 100_000  # in total, over all connections
+    size: int = 100
+    batch: int = 100  # records a request, HTTP only
+    rate: float | None = None  # messages a second in total
+
+
+class Measured(NamedTuple):
+    """What came of it. `cpu_us` is the CPU of the watched process per acknowledged message, in microseconds."""
+
+    sent: int
+    answered: int
+    seconds: float
+    latencies: Latencies
+    refused: dict[int, int]
+    errors: list[str]
+    cpu_us: float
+
+    def row(self) -> dict[str, float | int | str]:
+        """As columns of a report."""
+        return {
+            "messages": self.answered,
+            "per second": round(self.answered / self.seconds) if self.seconds else 0,
+            **{f"{name} ms": value for name, value in self.latencies.summary().items()},
+            "cpu us/msg": round(self.cpu_us, 2),
+            "refused": sum(self.refused.values()),
+            "errors": len(self.errors),
+        }
+
+
+def process_cpu(pid: int) -> float:
+    """User and system CPU of a process in seconds (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+async def send(load: Load, numbering: Numbering, ledger: Ledger, pid: int | None = None) -> Measured:
+    """Run one load to its end; each connection is one sender with one key, so its order can be judged."""
+    loop = asyncio.get_running_loop()
+    host, _, port = load.address.rpartition(":")
+    per_connection = load.messages // load.connections
+    rate = None if load.rate is None else load.rate / load.connections
+    senders: list[Sender] = []
+    for number in range(load.connections):
+        payloads = [numbering.payload(number, sequence, load.size) for sequence in range(per_connection)]
+        make = _factory(load, number, payloads, Pace(load.window, rate), ledger)
+        _, one = await loop.create_connection(make, host, int(port))
+        senders.append(one)
+    await asyncio.gather(*(sender.connected for sender in senders))
+    cpu = process_cpu(pid) if pid is not None else 0.0
+    started = time.perf_counter()
+    for sender in senders:
+        sender.pace.start()
+        sender.push()
+    results = await _until_finished(senders, paced=rate is not None)
+    seconds = time.perf_counter() - started
+    cpu = process_cpu(pid) - cpu if pid is not None else 0.0
+    latencies = Latencies()
+    refused: dict[int, int] = {}
+    for sender in senders:
+        latencies.merge(sender.latencies)
+        for reason, count in sender.refused.items():
+            refused[reason] = refused.get(reason, 0) + count
+        sender.close()
+    answered = sum(sender.answered for sender in senders)
+    return Measured(
+        sum(sender.sent for sender in senders),
+        answered,
+        seconds,
+        latencies,
+        refused,
+        [str(result) for result in results if isinstance(result, BaseException)],
+        cpu / answered * 1e6 if answered else 0.0,
+    )
+
+
+async def judge(bootstrap: str, load: Load, numbering: Numbering, ledger: Ledger) -> Verdict:
+    """Read the topic and compare."""
+    return (await read_topic(bootstrap, load.topic, numbering)).judge(ledger)
+
+
+async def _until_finished(senders: list[Sender], *, paced: bool) -> list[BaseException | None]:
+    finished = asyncio.gather(*(sender.finished for sender in senders), return_exceptions=True)
+    while paced and not finished.done():  # a rate needs a clock; a full window is refilled by the answers
+        await asyncio.wait((finished,), timeout=_TICK_S)
+        for sender in senders:
+            sender.push()
+    return await finished
+
+
+def _factory(
+    load: Load, sender: int, payloads: list[bytes], pace: Pace, ledger: Ledger
+) -> Callable[[], Sender]:
+    def acknowledge(index: int) -> None:
+        ledger.acknowledge(sender, index)
+
+    key = f"sender-{sender}"
+    if load.protocol == "mqtt":
+        return lambda: mqtt.Publisher(f"load-{key}", f"{load.topic}/{key}", payloads, pace, acknowledge)
+    if load.protocol == "amqp":
+        return lambda: amqp.Sender(key, load.topic, payloads, pace, acknowledge, key=key)
+    return lambda: rest.Producer(load.address, load.topic, payloads, pace, acknowledge, batch=load.batch, key=key)
