@@ -1,0 +1,304 @@
+"""The one adapter to amqtt's authentication plugins: its password file, SQL, LDAP, HTTP, JWT, and anybody's own.
+
+A plugin is `async` and hashes, binds or queries inline all the same, and some of them are tied to the event loop in
+which they were made. So plugins live in threads of their own, each with its own event loop and its own instances;
+the gateway's loop asks and is answered, and never hashes.
+
+As in amqtt: every plugin that answers must agree, and at least one must answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import enum
+import importlib
+import logging
+import re
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import dacite
+import msgspec
+import structlog
+from amqtt.contexts import BaseContext
+from amqtt.plugins.authentication import AnonymousAuthPlugin, FileAuthPlugin
+from amqtt.plugins.base import BaseAuthPlugin
+from amqtt.session import Session
+
+from gateway.config import ConfigError, SecurityConfig
+from gateway.security.password_file import read_password_file
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+WORKERS: Final = 2  # threads: a plugin that blocks (LDAP) leaves one for the others; Argon2 takes 20 ms of a core
+CHECK_TIMEOUT_S: Final = 10.0  # a client's own connect time-out is seldom longer
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 2.0
+CERTIFICATE_PLUGIN: Final = "UserAuthCertPlugin"
+LDAP_MODULE: Final = "amqtt.contrib.ldap"
+_LDAP_SPECIAL = re.compile(r"[\\*()\x00]")
+
+
+class PluginSpec(msgspec.Struct, frozen=True):
+    """A plugin that can be made: its class is imported and its configuration fits."""
+
+    key: str
+    plugin: type[Any]
+    config: Any
+    users: Mapping[str, str] | None = None  # of the password file
+
+
+class Credentials(msgspec.Struct, frozen=True):
+    """What a client offers. Its repr shows no password."""
+
+    user: str
+    password: str
+    client_id: str = ""
+    peer: str = ""
+
+    def __repr__(self) -> str:
+        return f"Credentials(user={self.user!r}, password=***, peer={self.peer!r})"
+
+    __str__ = __repr__
+
+
+def plugin_specs(security: SecurityConfig) -> list[PluginSpec]:
+    """Import the configured plugins and check their configuration.
+
+    Raises:
+        ConfigError: a plugin that cannot be used, with the key's name and never with a value of its configuration.
+    """
+    specs: list[PluginSpec] = []
+    if security.password_file is not None:
+        key = "security.password_file"
+        users = read_password_file(security.password_file, key)
+        config = FileAuthPlugin.Config(password_file=security.password_file)
+        specs.append(PluginSpec(key, FileAuthPlugin, config, users))
+    for path, options in security.plugins.items():
+        specs.append(_plugin_spec(path, options))
+    return specs
+
+
+def _plugin_spec(path: str, options: Mapping[str, Any]) -> PluginSpec:
+    key = f'security.plugins."{path}"'
+    plugin = _import_class(path, key)
+    if not issubclass(plugin, BaseAuthPlugin):
+        raise ConfigError(f"{key}: not an authentication plugin (a subclass of amqtt's BaseAuthPlugin)")
+    if issubclass(plugin, AnonymousAuthPlugin):
+        raise ConfigError(f"{key}: it accepts every password; use security.allow_anonymous")
+    if plugin.__name__ == CERTIFICATE_PLUGIN:
+        raise ConfigError(f"{key}: it checks no password; use security.tls_client_ca")
+    if not asyncio.iscoroutinefunction(plugin.authenticate):
+        raise ConfigError(f"{key}: its authenticate is not async")
+    try:
+        # Enumerations are written as text in TOML; amqtt's own loader would refuse that.
+        config = dacite.from_dict(plugin.Config, dict(options), dacite.Config(strict=True, cast=[enum.Enum]))
+    except dacite.UnexpectedDataError as error:
+        raise ConfigError(f"{key}: unknown key {', '.join(sorted(error.keys))}") from None
+    except dacite.DaciteFieldError as error:
+        what = "is missing" if isinstance(error, dacite.MissingValueError) else "has the wrong type"
+        raise ConfigError(f"{key}.{error.field_path} {what}") from None
+    except (dacite.DaciteError, TypeError, ValueError) as error:
+        raise ConfigError(f"{key}: its configuration does not fit ({type(error).__name__})") from None
+    users = None
+    if issubclass(plugin, FileAuthPlugin) and config.password_file is not None:
+        users = read_password_file(Path(config.password_file), f"{key}.password_file")
+    return PluginSpec(key, plugin, config, users)
+
+
+def _import_class(path: str, key: str) -> type[Any]:
+    module_name, _, class_name = path.rpartition(".")
+    if not module_name:
+        raise ConfigError(f"{key}: expected a dotted class name")
+    try:
+        plugin = getattr(importlib.import_module(module_name), class_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name == missing or module_name.startswith(f"{missing}."):
+            raise ConfigError(f"{key}: no module named {missing}") from None
+        raise ConfigError(f"{key}: it needs the Python package {missing!r}, which is not installed") from None
+    except ImportError as error:
+        raise ConfigError(f"{key}: cannot be imported: {error.msg}") from None
+    except AttributeError:
+        raise ConfigError(f"{key}: module {module_name} has no {class_name}") from None
+    if not isinstance(plugin, type):
+        raise ConfigError(f"{key}: not a class")
+    return plugin
+
+
+class _Plugin:
+    """One live plugin in one worker, with what its kind needs beyond amqtt's contract."""
+
+    def __init__(self, spec: PluginSpec, loop: asyncio.AbstractEventLoop) -> None:
+        context = BaseContext()
+        context.config = spec.config
+        context.loop = loop
+        context.logger = logging.getLogger(f"amqtt.{spec.plugin.__name__}")
+        self.key = spec.key
+        self._plugin = spec.plugin(context)
+        self._users = spec.users
+        self._decoy = next(iter(spec.users.values()), None) if spec.users else None
+        self._escape = spec.plugin.__module__ == LDAP_MODULE
+
+    async def start(self) -> None:
+        started = getattr(self._plugin, "on_broker_pre_start", None)
+        if started is not None:
+            await started()
+
+    async def check(self, credentials: Credentials) -> bool | None:
+        session = Session()
+        session.username = credentials.user
+        if self._escape:  # the plugin writes the name into a search filter as it is: RFC 4515 part 3
+            session.username = _LDAP_SPECIAL.sub(lambda found: f"\\{ord(found[0]):02x}", credentials.user)
+        session.password = credentials.password
+        session.client_id = credentials.client_id
+        session.remote_address = credentials.peer
+        answer = await self._plugin.authenticate(session=session)
+        if self._decoy is not None and self._users is not None and credentials.user not in self._users:
+            # An unknown name costs as much as a known one, or the time would tell which names exist.
+            self._plugin.pwd_hasher.verify(credentials.password, self._decoy)
+        return None if answer is None else bool(answer)
+
+    async def stop(self) -> None:
+        stopping = getattr(self._plugin, "on_broker_pre_shutdown", None)
+        if stopping is not None:
+            await stopping()
+        await self._plugin.close()
+
+
+class _Worker:
+    """A thread with an event loop and an instance of every plugin."""
+
+    def __init__(self, number: int, specs: Sequence[PluginSpec]) -> None:
+        self.pending = 0
+        self._specs = specs
+        self._plugins: list[_Plugin] = []
+        self._loop = asyncio.new_event_loop()
+        # A daemon: a plugin that blocks for ever must not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name=f"authentication-{number}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def start(self) -> None:
+        for spec in self._specs:
+            try:
+                async with asyncio.timeout(START_TIMEOUT_S):
+                    plugin = _Plugin(spec, self._loop)
+                    self._plugins.append(plugin)
+                    await plugin.start()
+            except ModuleNotFoundError as error:
+                text = f"it needs the Python package {error.name!r}, which is not installed"
+                raise ConfigError(f"{spec.key}: {text}") from None
+            except Exception as error:
+                # The text of a plugin's error may hold the data base's password.
+                raise ConfigError(f"{spec.key}: it did not start ({_kind(error)})") from None
+
+    async def check(self, credentials: Credentials) -> list[tuple[str, bool | str | None]]:
+        """Ask every plugin; an error is given by its kind, never by its text."""
+        answers: list[tuple[str, bool | str | None]] = []
+        for plugin in self._plugins:
+            try:
+                async with asyncio.timeout(CHECK_TIMEOUT_S):
+                    answers.append((plugin.key, await plugin.check(credentials)))
+            except Exception as error:  # noqa: BLE001, RUF100 - a plugin's fault is a refusal, whatever it is
+                answers.append((plugin.key, _kind(error)))
+        return answers
+
+    async def stop_plugins(self) -> None:
+        for plugin in self._plugins:
+            try:
+                await plugin.stop()
+            except Exception as error:  # noqa: BLE001, RUF100
+                log.warning("authentication plugin did not stop", key=plugin.key, error=_kind(error))
+
+    def end(self) -> None:
+        """Stop the loop and wait for the thread, a little."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+def _kind(error: BaseException) -> str:
+    cause = error.__cause__
+    return type(error).__name__ if cause is None else f"{type(error).__name__} from {type(cause).__name__}"
+
+
+class PluginBackend:
+    """All configured plugins as one question: is this the user's password?"""
+
+    def __init__(self, specs: Sequence[PluginSpec]) -> None:
+        self.errors = 0  # checks that a plugin could not answer
+        self._specs = specs
+        self._workers: list[_Worker] = []
+        self._failing: dict[str, str] = {}  # key -> the kind of error that was logged
+
+    async def start(self) -> None:
+        """Make the plugins and let them connect.
+
+        Raises:
+            ConfigError: one of them did not start; names its key.
+        """
+        try:
+            for number in range(WORKERS):
+                worker = _Worker(number, self._specs)
+                self._workers.append(worker)
+                await asyncio.wrap_future(worker.submit(worker.start()))
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def check(self, credentials: Credentials) -> bool:
+        """Ask the plugins; False on any doubt: a refusal, an error, a time-out, nobody who answers."""
+        if not self._workers:
+            raise RuntimeError("the authenticator was not started")
+        worker = min(self._workers, key=lambda one: one.pending)
+        worker.pending += 1
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S * max(1, len(self._specs)) + 1.0):
+                answers = await asyncio.wrap_future(worker.submit(worker.check(credentials)))
+        except TimeoutError:
+            answers = [(spec.key, "no answer in time") for spec in self._specs]
+        finally:
+            worker.pending -= 1
+        return self._judge(answers)
+
+    def _judge(self, answers: Sequence[tuple[str, bool | str | None]]) -> bool:
+        agreed = False
+        refused = False
+        for key, answer in answers:
+            if isinstance(answer, str):
+                self.errors += 1
+                refused = True
+                if self._failing.get(key) != answer:
+                    self._failing[key] = answer
+                    log.error("authentication plugin failed, logins are refused", key=key, error=answer)
+                continue
+            if self._failing.pop(key, None) is not None:
+                log.info("authentication plugin answers again", key=key)
+            if answer is not None:
+                agreed = agreed or answer
+                refused = refused or not answer
+        return agreed and not refused
+
+    async def stop(self) -> None:
+        """Close the plugins and end their threads."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            try:
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await asyncio.wrap_future(worker.submit(worker.stop_plugins()))
+            except TimeoutError:
+                log.warning("authentication plugins did not stop in time")
+            await asyncio.to_thread(worker.end)

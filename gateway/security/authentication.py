@@ -1,0 +1,324 @@
+"""Who may come in: anonymous clients, passwords through amqtt's plugins, certificates.
+
+A success is answered at once, from a short memory when the same name and password were right a moment ago. A failure
+is answered late: some time after the attempt *began*, growing with the failures of that address, so that neither
+guessing nor the time of a check is of any use. Nothing is held meanwhile but the waiting coroutine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import hashlib
+import hmac
+import ipaddress
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from gateway.config import ConfigError, SecurityConfig
+from gateway.security.amqtt_plugins import Credentials, PluginBackend, plugin_specs
+from gateway.security.identity import ANONYMOUS, Identity, is_principal
+
+log = structlog.get_logger(__name__)
+
+CACHE_S: Final = 60.0  # how long a right password is believed: a removed user stays in no longer
+CACHE_ENTRIES: Final = 10_000
+DELAY_LIMIT_S: Final = 5.0
+FORGET_S: Final = 60.0  # without a failure for so long, an address starts anew
+ADDRESSES: Final = 10_000
+REFUSALS_PER_ADDRESS: Final = 64  # failures being delayed at once; above, nothing of that address is checked
+WAITING_LIMIT: Final = 4096  # attempts that wait for a check, of all addresses: each holds a name and a password
+CREDENTIAL_LIMIT: Final = 65_535  # bytes; MQTT's own limit for both
+
+
+class AuthenticationStatistics(msgspec.Struct, frozen=True):
+    """How attempts ended, since the start."""
+
+    accepted_total: int
+    remembered_total: int  # of the accepted: without asking a plugin
+    refused_total: int
+    throttled_total: int  # of the refused: not even checked
+    errors_total: int  # answers that a plugin could not give
+    addresses_slowed: int
+
+
+class _Slowed:
+    """The failures of one address."""
+
+    __slots__ = ("failures", "last", "waiting")
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.last = 0.0
+        self.waiting = 0
+
+
+class Authenticator:
+    """One identity for the three protocols."""
+
+    def __init__(
+        self,
+        config: SecurityConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Check the configuration; `start` makes the plugins.
+
+        Args:
+            config: the security section.
+            clock: monotonic seconds.
+            sleep: waits for seconds of `clock`.
+
+        Raises:
+            ConfigError: a plugin or password file that cannot be used, or a configuration that lets nobody in.
+        """
+        self._config = config
+        specs = plugin_specs(config)
+        if not specs and not config.allow_anonymous and config.tls_client_ca is None:
+            raise ConfigError(
+                "security.allow_anonymous is false, and neither security.password_file, security.plugins"
+                " nor security.tls_client_ca is set: nobody could connect"
+            )
+        self._backend = PluginBackend(specs) if specs else None
+        self._clock = clock
+        self._sleep = sleep
+        self._secret = secrets.token_bytes(32)
+        self._remembered: collections.OrderedDict[bytes, float] = collections.OrderedDict()
+        self._checking: dict[bytes, asyncio.Future[bool | None]] = {}
+        self._slowed: collections.OrderedDict[str, _Slowed] = collections.OrderedDict()
+        self._waiting = 0
+        self._accepted = 0
+        self._from_memory = 0
+        self._refused = 0
+        self._throttled = 0
+
+    async def start(self) -> None:
+        """Make the plugins and let them connect; ConfigError names the key of one that does not."""
+        if self._backend is not None:
+            await self._backend.start()
+
+    async def stop(self) -> None:
+        """Close the plugins."""
+        if self._backend is not None:
+            await self._backend.stop()
+        self._remembered.clear()
+
+    async def reload(self) -> bool:
+        """Read the password file anew and make the plugins anew; on any fault the old ones stay.
+
+        Returns:
+            Whether the new ones are in use.
+        """
+        if self._backend is None:
+            return True
+        try:
+            fresh = PluginBackend(plugin_specs(self._config))
+            await fresh.start()
+        except ConfigError as error:
+            log.error("authentication not reloaded, the old one stays", error=str(error))
+            return False
+        old, self._backend = self._backend, fresh
+        fresh.errors = old.errors
+        self._remembered.clear()
+        await old.stop()
+        return True
+
+    # what is on offer
+
+    @property
+    def checks_passwords(self) -> bool:
+        """Whether a password means anything here."""
+        return self._backend is not None
+
+    @property
+    def allows_anonymous(self) -> bool:
+        """Whether a client may say nothing about itself."""
+        return self._config.allow_anonymous
+
+    def offers(self, *, certificate: bool = False) -> tuple[str, ...]:
+        """The SASL mechanisms to announce, best first.
+
+        Args:
+            certificate: whether this connection showed a verified client certificate.
+        """
+        mechanisms: list[str] = []
+        if certificate:
+            mechanisms.append("EXTERNAL")
+        if self.checks_passwords:
+            mechanisms.append("PLAIN")
+        if self.allows_anonymous:
+            mechanisms.append("ANONYMOUS")
+        return tuple(mechanisms)
+
+    # who is it
+
+    def anonymous(self) -> Identity | None:
+        """The identity of a client that says nothing about itself; None: it must."""
+        return ANONYMOUS if self._config.allow_anonymous else None
+
+    def identify_certificate(self, peercert: Mapping[str, Any] | None) -> Identity | None:
+        """The identity in a verified certificate: its common name, else its first alternative name.
+
+        Args:
+            peercert: `SSLObject.getpeercert()` of our own context, which gives content only after verification.
+
+        Returns:
+            None: there is no certificate or no usable name in it.
+        """
+        if not peercert:
+            return None
+        names = [value for part in peercert.get("subject", ()) for name, value in part if name == "commonName"]
+        if len(names) != 1:
+            alternatives = peercert.get("subjectAltName", ())
+            names = [value for kind, value in alternatives if kind in ("DNS", "email", "URI")]
+        if not names or not is_principal(names[0]):
+            return None
+        return Identity(names[0], "certificate")
+
+    async def authenticate_password(
+        self, user: str, password: bytes | str, *, peer: str, client_id: str = ""
+    ) -> Identity | None:
+        """Check a name and a password; a refusal comes late by intention.
+
+        Without any plugin or password file a password cannot be checked: then the client is anonymous where that is
+        allowed (as with other brokers), never who it says it is.
+
+        Args:
+            user: the name; SASL PLAIN's authentication identity.
+            password: as sent.
+            peer: `host:port` of the client; failures are counted for the host.
+            client_id: for plugins that look at it.
+
+        Returns:
+            None: refused.
+        """
+        backend = self._backend
+        if backend is None:
+            return self.anonymous()
+        began = self._clock()
+        digest = self._digest(user, password)
+        expires = self._remembered.get(digest)
+        if expires is not None:
+            if began < expires:
+                self._accepted += 1
+                self._from_memory += 1
+                return Identity(user, "password")
+            del self._remembered[digest]
+        address = address_of(peer)
+        slowed = self._slowed.get(address)
+        if self._waiting >= WAITING_LIMIT or (slowed is not None and slowed.waiting >= REFUSALS_PER_ADDRESS):
+            self._refused += 1
+            self._throttled += 1
+            return None
+        self._waiting += 1
+        try:
+            text = _text(password)
+            # An empty password is an anonymous bind to LDAP, which succeeds (RFC 4513 part 5.1.2).
+            right = False
+            if text and is_principal(user) and len(user) <= CREDENTIAL_LIMIT:
+                right = await self._check(backend, digest, Credentials(user, text, client_id, peer))
+        finally:
+            self._waiting -= 1
+        if right:
+            self._accepted += 1
+            return Identity(user, "password")
+        self._refused += 1
+        await self._delay(address, began)
+        return None
+
+    async def _check(self, backend: PluginBackend, digest: bytes, credentials: Credentials) -> bool:
+        """Ask the plugins, once for all who offer the same credentials at the same time."""
+        while (running := self._checking.get(digest)) is not None:
+            known = await asyncio.shield(running)
+            if known is not None:
+                return known
+        answer: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+        self._checking[digest] = answer
+        right: bool | None = None  # stays None when this client leaves meanwhile: the next one asks
+        try:
+            right = await backend.check(credentials)
+        finally:
+            del self._checking[digest]
+            answer.set_result(right)
+        if right and backend is self._backend:
+            self._remember(digest)
+        return right
+
+    def _remember(self, digest: bytes) -> None:
+        self._remembered[digest] = self._clock() + CACHE_S
+        self._remembered.move_to_end(digest)
+        while len(self._remembered) > CACHE_ENTRIES:
+            self._remembered.popitem(last=False)
+
+    def _digest(self, user: str, password: bytes | str) -> bytes:
+        """A keyed hash of both; the key dies with the process, so that memory tells no password."""
+        name = user.encode("utf-8", "surrogatepass")
+        secret = password.encode("utf-8", "surrogatepass") if isinstance(password, str) else password
+        return hmac.digest(self._secret, len(name).to_bytes(8, "big") + name + secret, hashlib.sha256)
+
+    async def _delay(self, address: str, began: float) -> None:
+        """Wait until a refusal may be told."""
+        base = self._config.failed_attempt_delay_s
+        if base == 0:
+            return
+        now = self._clock()
+        slowed = self._slowed.get(address)
+        if slowed is None:
+            slowed = self._slowed[address] = _Slowed()
+            self._forget()
+        elif now - slowed.last > FORGET_S:
+            slowed.failures = 0
+        slowed.failures += 1
+        slowed.last = now
+        self._slowed.move_to_end(address)
+        pause = min(DELAY_LIMIT_S, base * 2.0 ** min(slowed.failures - 1, 16))
+        slowed.waiting += 1
+        try:
+            await self._sleep(max(0.0, began + max(pause, base) - now))
+        finally:
+            slowed.waiting -= 1
+
+    def _forget(self) -> None:
+        while len(self._slowed) > ADDRESSES:
+            self._slowed.popitem(last=False)
+
+    def statistics(self) -> AuthenticationStatistics:
+        """How attempts ended so far."""
+        return AuthenticationStatistics(
+            accepted_total=self._accepted,
+            remembered_total=self._from_memory,
+            refused_total=self._refused,
+            throttled_total=self._throttled,
+            errors_total=self._backend.errors if self._backend is not None else 0,
+            addresses_slowed=len(self._slowed),
+        )
+
+
+def _text(password: bytes | str) -> str | None:
+    if isinstance(password, str):
+        return password if len(password) <= CREDENTIAL_LIMIT else None
+    try:
+        return bytes(password).decode("utf-8") if len(password) <= CREDENTIAL_LIMIT else None
+    except UnicodeDecodeError:
+        return None
+
+
+def address_of(peer: str) -> str:
+    """What failures are counted for: an IPv4 address, or an IPv6 network of 64 bits (a host owns all of it)."""
+    host = peer.rpartition(":")[0] if peer.count(":") else peer
+    host = host.strip("[]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)

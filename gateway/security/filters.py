@@ -1,0 +1,62 @@
+"""Relations between MQTT filters: does one cover another, do two overlap.
+
+They are over the access list's names (`topic/key`), where `$` has no special meaning: no Kafka topic begins with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+ANY: Final = "#"
+ONE: Final = "+"
+
+
+def is_filter(text: str) -> bool:
+    """Whether `text` is a legal filter [MQTT-4.7.1-1] [MQTT-4.7.1-2] [MQTT-4.7.3-1] [MQTT-4.7.3-2]."""
+    if not text or "\0" in text:
+        return False
+    levels = text.split("/")
+    for number, level in enumerate(levels):
+        if ANY in level and (level != ANY or number != len(levels) - 1):
+            return False
+        if ONE in level and level != ONE:
+            return False
+    return True
+
+
+def matches(levels: Sequence[str], name: Sequence[str]) -> bool:
+    """Whether the filter `levels` matches `name`, both split at the slash."""
+    for number, level in enumerate(levels):
+        if level == ANY:
+            return True
+        if number >= len(name) or level not in (ONE, name[number]):
+            return False
+    return len(levels) == len(name)
+
+
+def covers(outer: Sequence[str], inner: Sequence[str]) -> bool:
+    """Whether every name that the filter `inner` matches is matched by `outer` too."""
+    for number, level in enumerate(outer):
+        if level == ANY:
+            return True
+        if number >= len(inner):
+            return False
+        other = inner[number]
+        if other == ANY or level not in (ONE, other):
+            return False
+    return len(outer) == len(inner)
+
+
+def overlap(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether some name is matched by both filters."""
+    for left, right in zip(one, other, strict=False):
+        if ANY in (left, right):
+            return True
+        if left != right and ONE not in (left, right):
+            return False
+    if len(one) == len(other):
+        return True
+    # `a/#` also matches its parent `a`; nothing longer than the shorter filter is left to both otherwise.
+    shorter, longer = (one, other) if len(one) < len(other) else (other, one)
+    return longer[len(shorter)] == ANY

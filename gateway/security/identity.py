@@ -1,0 +1,32 @@
+"""Who a client is: one name for the three protocols, and how it was proven."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+Method = Literal["anonymous", "password", "certificate"]
+
+ANONYMOUS_NAME: Final = "anonymous"
+EVERYONE: Final = "*"
+
+
+class Identity(msgspec.Struct, frozen=True, gc=False):
+    """A client's identity; equal ones have equal rights.
+
+    Attributes:
+        name: the principal of the access list.
+        method: how the name was proven.
+    """
+
+    name: str
+    method: Method
+
+
+ANONYMOUS: Final = Identity(ANONYMOUS_NAME, "anonymous")
+
+
+def is_principal(name: str) -> bool:
+    """Whether `name` may be a proven name: not empty, and none that the access list uses for something else."""
+    return name not in ("", ANONYMOUS_NAME, EVERYONE)
