@@ -1,0 +1,7 @@
+"""`python -m spark_sinks JOB ...`."""
+
+import sys
+
+from spark_sinks.jobs import main
+
+sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""A job as a process: where its output goes, how it is stopped, and that it leaves no JVM behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from pyspark import SparkContext
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Console:
+    """The process's own standard output and error, kept apart from what Spark and its JVM write.
+
+    From `divert` on, file descriptors 1 and 2 lead to the log file, also for the JVM that inherits them; only
+    what is written here reaches the console.
+    """
+
+    def __init__(self) -> None:
+        self._out = os.dup(1)
+        self._err = os.dup(2)
+
+    def divert(self, log_file: Path) -> None:
+        """Send everything else to `log_file` (appended; its directory is made)."""
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+
+    def report(self, line: bytes) -> None:
+        """Write one line to the standard output."""
+        _write_all(self._out, line + b"\n")
+
+    def say(self, text: str) -> None:
+        """Write one line to the standard error."""
+        _write_all(self._err, text.encode() + b"\n")
+
+    def close(self) -> None:
+        """Put 1 and 2 back where they led at the start."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.dup2(self._out, 1)
+        os.dup2(self._err, 2)
+        os.close(self._out)
+        os.close(self._err)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def die_with_parent() -> None:
+    """Get SIGTERM when the process (strictly: the thread) that started this one ends, however it ends.
+
+    Linux only. Spark's JVM needs nothing of the kind: it reads this process's pipe and ends with it.
+    """
+    parent = os.getppid()
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent or parent == 1:  # it ended before the call
+        raise SystemExit(0)
+
+
+def on_stop(action: Callable[[], None]) -> None:
+    """Call `action`, in the main thread, at SIGTERM or SIGINT."""
+
+    def handler(_signal: int, _frame: FrameType | None) -> None:
+        action()
+
+    signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGINT, handler)
+
+
+def end_jvm(limit_s: float = 4.0) -> None:
+    """End the JVM this process started, by closing the pipe it reads, and wait for it; kill it after `limit_s`."""
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if process is None:
+        return
+    process.stdin.close()
+    deadline = time.monotonic() + limit_s
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            return
+        time.sleep(0.02)

@@ -1,0 +1,122 @@
+"""What a query reports: one compact JSON object per batch, and the totals of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+Offsets = dict[str, dict[str, int]]
+"""Topic -> partition (decimal) -> offset, as Spark writes them."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="progress"):
+    """One batch of one query.
+
+    Attributes:
+        query: the query's name.
+        run: Spark's id of this start of the query.
+        batch: number of the batch, continued over restarts.
+        rows: records read.
+        rows_per_second: records read per second of processing.
+        duration_ms: how long the batch took. A real-time batch is as long as its checkpoint interval.
+        late_rows: what the state dropped as too late, as Spark counts it: (sensor, window) pairs, and a
+            micro-batch merges the pairs of one partition before it counts.
+        late_readings: readings of which every window was closed; counted one by one and dead-lettered.
+        state_rows: (sensor, window) pairs kept.
+        watermark_ms: event time that closed windows, epoch ms; 0 before the first; None without windows.
+        start: offsets where the batch began (None for the very first of a new checkpoint).
+        end: offsets where it ended, exclusive: everything before has been processed.
+        lag: records that were in the topic and not yet read when the batch was planned.
+    """
+
+    query: str
+    run: str
+    batch: int
+    rows: int
+    rows_per_second: float
+    duration_ms: int
+    late_rows: int
+    late_readings: int = 0
+    state_rows: int
+    watermark_ms: int | None
+    start: Offsets | None
+    end: Offsets | None
+    lag: int
+
+
+class Totals(msgspec.Struct, kw_only=True):
+    """What one query did in this run; the fields are sums of `Progress`."""
+
+    batches: int = 0
+    rows: int = 0
+    late_rows: int = 0
+    late_readings: int = 0
+    end: Offsets | None = None
+
+    def add(self, progress: Progress) -> None:
+        """Count one batch in."""
+        self.batches += 1
+        self.rows += progress.rows
+        self.late_rows += progress.late_rows
+        self.late_readings += progress.late_readings
+        self.end = progress.end
+
+
+def progress_of(report: dict[str, Any]) -> Progress:
+    """Spark's own report of a batch (StreamingQueryProgress as JSON) as ours."""
+    source = report["sources"][0]
+    operators = report.get("stateOperators", [])
+    watermark = report.get("eventTime", {}).get("watermark")
+    end, latest = source.get("endOffset"), source.get("latestOffset")
+    return Progress(
+        query=report["name"],
+        run=report["runId"],
+        batch=report["batchId"],
+        rows=report["numInputRows"],
+        rows_per_second=round(report.get("processedRowsPerSecond", 0.0), 1),
+        duration_ms=report.get("durationMs", {}).get("triggerExecution", report.get("batchDuration", 0)),
+        late_rows=sum(operator["numRowsDroppedByWatermark"] for operator in operators),
+        state_rows=sum(operator["numRowsTotal"] for operator in operators),
+        watermark_ms=None if watermark is None else round(datetime.fromisoformat(watermark).timestamp() * 1000),
+        start=source.get("startOffset"),
+        end=end,
+        lag=max(0, _sum(latest) - _sum(end)) if latest and end else 0,
+    )
+
+
+def _sum(offsets: Offsets) -> int:
+    return sum(offset for partitions in offsets.values() for offset in partitions.values())
+
+
+class ProgressListener(StreamingQueryListener):
+    """Hands every batch's progress to a function, in a thread of Spark's.
+
+    The sink must be quick and must not call Spark: it runs on the bus that carries all events.
+    """
+
+    def __init__(self, sink: Callable[[Progress], None]) -> None:
+        self._sink = sink
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """Nothing to report: `onQueryProgress` names the query."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """One batch is done."""
+        self._sink(progress_of(json.loads(event.progress.json)))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Nothing to report: no batch ran."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """The one who runs the query asks it for its exception."""

@@ -1,0 +1,188 @@
+"""What a job computes: functions from DataFrame to DataFrame, native functions only, nothing that can raise.
+
+One malformed record must never stop a stream, so every cast of a sender's text is a `try_cast` behind a
+pattern, and every number has a range.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  (the name everybody knows it by)
+
+from mapping.record import CONTENT_TYPE
+
+READING_SCHEMA = "array<struct<temperature: double, time: string, sensor: string, sent: string>>"
+"""The fields of a reading that this job uses. Texts are judged by `parsed`, so that a bad one has a reason."""
+
+KAFKA_HEADERS = "array<struct<key: string, value: binary>>"
+ERROR = "error"
+ORIGIN_TOPIC = "origin.topic"
+ORIGIN_PARTITION = "origin.partition"
+ORIGIN_OFFSET = "origin.offset"
+ORIGIN_LENGTH = "origin.length"
+"""Of a dead letter whose value was cut to `DEAD_LETTER_LIMIT` bytes."""
+
+DEAD_LETTER_LIMIT = 900_000
+"""Bytes of a dead letter's value: a record at the topic's limit (1 MiB) would not fit with its new headers."""
+
+NOT_READABLE = "the value is neither a number nor a JSON object in UTF-8"
+NO_NUMBER = "temperature is missing or not a finite number"
+NO_SENSOR = "no sensor: neither a record key in UTF-8 nor a field sensor"
+BAD_TIME = "time is neither epoch milliseconds nor ISO 8601"
+AHEAD = "time is ahead of the record's arrival by more than is allowed"
+LATE = "late: every window of the reading was closed"
+
+_NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
+_MILLISECONDS = r"^[0-9]{1,14}(\.[0-9]*)?$"
+_ISO_TIME = (
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,9})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?$"
+)
+
+
+def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
+    """Read each record of the source: sensor, temperature, time, sent, and `error` (null: a good reading).
+
+    A value is a JSON object with a number `temperature`, or a bare number. The sensor is the record's key,
+    else the field `sensor`. The time is the field `time` (epoch milliseconds or ISO 8601, UTC without a zone),
+    else Kafka's timestamp. A time further than `ahead` in front of Kafka's timestamp is an error: it would
+    push the watermark so far that every other sensor's readings counted as late.
+
+    Args:
+        records: the Kafka source's columns, headers included.
+        ahead: the tolerated difference of clocks.
+    """
+    text = F.when(F.is_valid_utf8(F.col("value").cast("string")), F.trim(F.col("value").cast("string")))
+    key = F.when(F.is_valid_utf8(F.col("key").cast("string")), F.col("key").cast("string"))
+    is_number = F.col("text").rlike(_NUMBER)
+    is_object = F.col("text").startswith("{")
+    # As the only element of an array: alone, Spark's parser overlooks what follows the object's end.
+    objects = F.from_json(
+        F.concat(F.lit("["), F.col("text"), F.lit("]")), READING_SCHEMA, {"allowNonNumericNumbers": "false",
+                                                                           "allowSingleQuotes": "false"},
+    )  # fmt: skip
+    fields = F.get(F.col("objects"), F.lit(0))
+    temperature = F.when(is_number, F.col("text").try_cast("double")).otherwise(fields["temperature"])
+    time = F.col("own_time")
+    return (
+        records.select(
+            "key", "value", "headers", "topic", "partition", "offset", "timestamp",
+            text.alias("text"),
+            key.alias("key_text"),
+        )
+        .withColumn("objects", F.when(is_object, objects))
+        .select(
+            "key", "value", "headers", "topic", "partition", "offset", "timestamp",
+            (is_number | (F.size("objects") == 1)).alias("readable"),
+            temperature.alias("temperature"),
+            F.coalesce(_non_empty(F.col("key_text")), _non_empty(fields["sensor"])).alias("sensor"),
+            fields["time"].alias("own_time"),
+            F.when(fields["sent"].rlike(_MILLISECONDS), fields["sent"].try_cast("double").try_cast("bigint")).alias("sent"),
+        )
+        .withColumn(
+            "time",
+            F.when(time.isNull(), F.col("timestamp"))
+            .when(time.rlike(_MILLISECONDS), F.timestamp_millis(time.try_cast("double").try_cast("bigint")))
+            .when(time.rlike(_ISO_TIME), F.regexp_replace(time, ",", ".").try_cast("timestamp")),
+        )
+        .select(
+            "key", "value", "headers", "topic", "partition", "offset", "timestamp",
+            "sensor", "temperature", "time", "sent",
+            F.when(~F.coalesce("readable", F.lit(False)), NOT_READABLE)
+            .when(F.col("temperature").isNull() | ~F.abs("temperature").between(0.0, 1.7976931348623157e308), NO_NUMBER)
+            .when(F.col("sensor").isNull(), NO_SENSOR)
+            .when(F.col("time").isNull(), BAD_TIME)
+            .when(F.col("time") > F.col("timestamp") + F.expr(f"interval {ahead}"), AHEAD)
+            .alias("error"),
+        )
+    )  # fmt: skip
+
+
+def readings(checked: DataFrame) -> DataFrame:
+    """The good readings of `parsed`: sensor, temperature, time, sent."""
+    return checked.where(F.col("error").isNull()).select("sensor", "temperature", "time", "sent")
+
+
+def maxima(good: DataFrame, window: str, slide: str, watermark: str) -> DataFrame:
+    """The maximum per sensor and sliding window of event time.
+
+    A window is closed, and a reading too late for it, once the newest event time seen is `watermark` past its
+    end.
+
+    Returns:
+        sensor, start, end (epoch ms), maximum, count, latest (the newest `sent`, epoch ms, or null).
+    """
+    return (
+        good.select("sensor", "temperature", "time", "sent")
+        .withWatermark("time", watermark)
+        .groupBy(F.window("time", window, slide), "sensor")
+        .agg(
+            F.max("temperature").alias("maximum"),
+            F.count(F.lit(1)).alias("count"),
+            F.max("sent").alias("latest"),
+        )
+        .select(
+            "sensor",
+            F.unix_millis("window.start").alias("start"),
+            F.unix_millis("window.end").alias("end"),
+            "maximum",
+            "count",
+            "latest",
+        )
+    )
+
+
+def as_records(results: DataFrame) -> DataFrame:
+    """Results of `maxima` as Kafka records: key = sensor, value = JSON (null fields left out), headers."""
+    return results.select(
+        F.col("sensor").cast("binary").alias("key"),
+        F.to_json(F.struct("sensor", "start", "end", "maximum", "count", "latest")).cast("binary").alias("value"),
+        F.array(_header(CONTENT_TYPE, F.lit("application/json"))).cast(KAFKA_HEADERS).alias("headers"),
+    )
+
+
+def rejected(checked: DataFrame) -> DataFrame:
+    """The malformed records of `parsed` as dead letters: key, value and headers kept, reason and origin added."""
+    return dead_letters(checked.where(F.col("error").isNotNull()))
+
+
+def dead_letters(records: DataFrame) -> DataFrame:
+    """Records of the source with a column `error`, as Kafka records for the dead-letter topic."""
+    added = F.array(
+        _header(ERROR, F.col("error")),
+        _header(ORIGIN_TOPIC, F.col("topic")),
+        _header(ORIGIN_PARTITION, F.col("partition")),
+        _header(ORIGIN_OFFSET, F.col("offset")),
+    ).cast(KAFKA_HEADERS)
+    cut = F.octet_length("value") > DEAD_LETTER_LIMIT
+    length = F.when(cut, F.array(_header(ORIGIN_LENGTH, F.octet_length("value"))).cast(KAFKA_HEADERS))
+    none = F.array().cast(KAFKA_HEADERS)
+    kept = F.col("headers").cast(KAFKA_HEADERS)
+    return records.select(
+        "key",
+        F.when(cut, F.substring("value", 1, DEAD_LETTER_LIMIT)).otherwise(F.col("value")).alias("value"),
+        F.concat(F.coalesce(kept, none), added, F.coalesce(length, none)).alias("headers"),
+    )
+
+
+def late(checked: DataFrame, window: str, slide: str, watermark_ms: int) -> DataFrame:
+    """The good readings of `parsed` that Spark dropped at this watermark: every window of theirs was closed.
+
+    The newest window of a reading starts at the last multiple of `slide` that is not after it.
+    """
+    newest_end = F.window("time", slide)["start"] + F.expr(f"interval {window}")
+    return (
+        checked.where(F.col("error").isNull())
+        .withColumn("closed", F.unix_millis(newest_end) <= F.lit(watermark_ms))
+        .where("closed")
+        .select(
+            "key", "value", "headers", "topic", "partition", "offset", "timestamp", F.lit(LATE).alias("error")
+        )
+    )  # fmt: skip
+
+
+def _non_empty(text: Column) -> Column:
+    return F.when(text != "", text)
+
+
+def _header(name: str, value: Column) -> Column:
+    return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
