@@ -1,0 +1,75 @@
+"""What may be committed when deliveries settle out of order: the contiguous settled prefix.
+
+Offsets are tracked in the order in which they were read and settled in any order. Gaps between offsets are
+normal in Kafka (compaction, transaction markers), so the prefix is counted over what was tracked, never by
+adding one to what was settled last.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class UntrackedOffsetError(ValueError):
+    """An offset was settled that is not outstanding: never tracked, or settled before."""
+
+
+class Checkpoint:
+    """The outstanding offsets of one partition, and how far it may be committed."""
+
+    __slots__ = ("_committable", "_open", "_order")
+
+    def __init__(self) -> None:
+        self._order: deque[int] = deque()  # everything past the prefix, as tracked
+        self._open: set[int] = set()  # the part of it that is not settled
+        self._committable: int | None = None
+
+    def track(self, offset: int) -> None:
+        """Add `offset`, which must lie above everything tracked before.
+
+        Raises:
+            ValueError: it does not; the caller has mixed up its reads.
+        """
+        floor = self._order[-1] if self._order else (self._committable or 0) - 1
+        if offset <= floor:
+            raise ValueError(f"offset {offset} tracked after {floor}")
+        self._order.append(offset)
+        self._open.add(offset)
+
+    def settle(self, offset: int) -> int | None:
+        """Settle one offset.
+
+        Returns:
+            The offset to commit (the one after the settled prefix, as Kafka counts), or None when the prefix
+            did not grow.
+
+        Raises:
+            UntrackedOffsetError: `offset` is not outstanding; nothing was changed.
+        """
+        still_open = self._open
+        try:
+            still_open.remove(offset)
+        except KeyError:
+            raise UntrackedOffsetError(f"offset {offset} is not outstanding") from None
+        order = self._order
+        if order[0] != offset:
+            return None
+        last = order.popleft()
+        while order and order[0] not in still_open:
+            last = order.popleft()
+        self._committable = last + 1
+        return self._committable
+
+    def __contains__(self, offset: int) -> bool:
+        """Whether `offset` is tracked and not settled."""
+        return offset in self._open
+
+    @property
+    def outstanding(self) -> int:
+        """How many offsets are tracked and not settled."""
+        return len(self._open)
+
+    @property
+    def committable(self) -> int | None:
+        """The offset to commit, or None while the first tracked offset is outstanding."""
+        return self._committable

@@ -1,0 +1,217 @@
+"""What all readers share: opening and closing aiokafka consumers, conversion, and looking up offsets.
+
+aiokafka 0.14 is pinned: the three places that reach below its public surface are here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+from aiokafka.structs import ConsumerRecord
+
+from gateway.kafka.contracts import Refused
+from mapping.outcomes import Outcome
+from mapping.record import Received, is_topic_name
+
+ISOLATION: Final = "read_committed"  # records of open or aborted transactions are not messages yet
+FETCH_WAIT_MS: Final = 100
+"""How long the broker holds an empty fetch. A changed assignment waits for the fetch on its way, since a
+connection answers in order: this is the bound on how late a newly watched partition begins to flow."""
+
+CHUNK: Final = 500  # aiokafka's getmany is 1.7 times dearer per record without a limit (measured)
+
+ConsumerOptions = Mapping[str, Any]
+"""Connection part of AIOKafkaConsumer's arguments: bootstrap_servers, client_id, security, time-outs."""
+
+
+def received(record: ConsumerRecord) -> Received:
+    """Our view of aiokafka's record; headers are a tuple of pairs in both."""
+    return Received(
+        record.topic, record.key, record.value, record.headers, record.timestamp, record.partition, record.offset
+    )
+
+
+async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 5.0) -> None:
+    """Stop a consumer within `timeout` seconds, leaving its group if Kafka answers.
+
+    With Kafka unreachable aiokafka's own `stop` waits for requests that nobody will answer; then its tasks
+    are ended and its connections closed.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            await consumer.stop()
+    except (TimeoutError, KafkaError):
+        await _abandon(consumer)
+
+
+async def _abandon(consumer: AIOKafkaConsumer) -> None:
+    coordinator = consumer._coordinator
+    names = ("_coordination_task", "_heartbeat_task", "_commit_refresh_task", "_reset_committed_task")
+    tasks = [task for name in names if (task := getattr(coordinator, name, None)) is not None]
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=1.0)
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # seen: the consumer was given up, not its error
+    if consumer._fetcher is not None:
+        with contextlib.suppress(asyncio.CancelledError, KafkaError):
+            await consumer._fetcher.close()
+    await consumer._client.close()
+
+
+def on_metadata(consumer: AIOKafkaConsumer, listener: Callable[[Any], None]) -> None:
+    """Call `listener(cluster)` after each metadata update of the consumer."""
+    consumer._client.cluster.add_listener(listener)
+
+
+class _Batch:
+    """Partitions whose offsets are asked for by one request."""
+
+    __slots__ = ("error", "partitions", "result")
+
+    def __init__(self) -> None:
+        self.partitions: set[TopicPartition] = set()
+        self.result: dict[TopicPartition, int] | None = None
+        self.error: Refused | None = None
+
+
+class Lookup:
+    """Partitions and first and last offsets of topics, over a connection on which nothing is fetched.
+
+    A fetch that waits for data holds back everything behind it on its connection, so a subscription would
+    wait for it. Questions that arrive while one is being asked share the next request.
+    """
+
+    def __init__(
+        self,
+        kafka: ConsumerOptions,
+        *,
+        ensure: Callable[[str], Awaitable[object]] | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        """Take what is needed to connect; the connection is made with the first question.
+
+        Args:
+            kafka: see `ConsumerOptions`.
+            ensure: asked for every topic first; may create it, or raise Refused (the publisher's `topic`).
+            timeout_s: how long a question may take before it is Refused as BUSY.
+        """
+        self._kafka = dict(kafka)
+        self._ensure = ensure
+        self._timeout_s = timeout_s
+        self._consumer: AIOKafkaConsumer | None = None
+        self._opening = asyncio.Lock()
+        self._asking = asyncio.Lock()
+        self._next_batch = _Batch()
+        self._listeners: list[Callable[[Any], None]] = []
+
+    def listen(self, listener: Callable[[Any], None]) -> None:
+        """Call `listener(cluster)` after each update; this cluster's metadata covers every topic."""
+        self._listeners.append(listener)
+
+    async def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
+        """The partitions of a topic.
+
+        Raises:
+            Refused: no legal or public name, unknown, or Kafka does not answer.
+        """
+        if not is_topic_name(topic):
+            raise Refused(Outcome.UNKNOWN_TOPIC, f"{topic!r} is not the name of a topic")
+        if self._ensure is not None:
+            await self._ensure(topic)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                consumer = await self._open()
+                found = consumer.partitions_for_topic(topic)
+                if found is None:
+                    await consumer._client.force_metadata_update()
+                    found = consumer.partitions_for_topic(topic)
+        except (TimeoutError, KafkaError) as error:
+            raise Refused(Outcome.BUSY, f"Kafka does not answer: {error!r}") from error
+        if not found:
+            raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {topic!r} does not exist")
+        return tuple(TopicPartition(topic, number) for number in sorted(found))
+
+    async def refresh(self) -> None:
+        """Fetch the metadata of all topics now; listeners learn of it. Nothing happens when Kafka is away."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                consumer = await self._open()
+                await consumer._client.force_metadata_update()
+        except (TimeoutError, KafkaError):
+            return  # the periodic update comes anyway
+
+    async def ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offsets after the last committed record, asked for after this call.
+
+        Raises:
+            Refused: Kafka does not answer in time.
+        """
+        batch = self._next_batch
+        batch.partitions.update(partitions)
+        async with self._asking:
+            if batch.error is not None:
+                raise batch.error
+            if batch.result is None:  # we are the first of this batch, or the first was cancelled
+                if batch is self._next_batch:
+                    self._next_batch = _Batch()
+                try:
+                    batch.result = await self._ask("end_offsets", batch.partitions)
+                except Refused as error:
+                    batch.error = error
+                    raise
+        return {partition: batch.result[partition] for partition in partitions}
+
+    async def beginnings(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offsets of the first records still there.
+
+        Raises:
+            Refused: Kafka does not answer in time.
+        """
+        async with self._asking:
+            return await self._ask("beginning_offsets", partitions)
+
+    async def _ask(self, method: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                consumer = await self._open()
+                offsets: dict[TopicPartition, int] = await getattr(consumer, method)(list(partitions))
+        except (TimeoutError, KafkaError) as error:
+            raise Refused(Outcome.BUSY, f"Kafka does not answer: {error!r}") from error
+        finally:
+            # A missing leader makes aiokafka follow that one topic only; we follow all of them.
+            if self._consumer is not None and self._consumer._client._topics:
+                self._consumer._client.set_topics([])
+        return offsets
+
+    async def _open(self) -> AIOKafkaConsumer:
+        async with self._opening:
+            if self._consumer is None:
+                consumer = AIOKafkaConsumer(**self._kafka, group_id=None, isolation_level=ISOLATION)
+                try:
+                    await consumer.start()
+                except BaseException:
+                    await close_consumer(consumer)
+                    raise
+                on_metadata(consumer, self._updated)
+                # The first answer of aiokafka's bootstrap lists brokers only.
+                await consumer._client.force_metadata_update()
+                self._consumer = consumer
+            return self._consumer
+
+    def _updated(self, cluster: Any) -> None:
+        for listener in self._listeners:
+            listener(cluster)
+
+    async def stop(self) -> None:
+        """Close the connection."""
+        if self._consumer is not None:
+            await close_consumer(self._consumer)
+            self._consumer = None

@@ -1,0 +1,456 @@
+"""The reader at the end of the log: one per process, for every topic that somebody watches.
+
+One consumer with a manual assignment serves all of them, and each record is handed to the outlets that the
+watching fan-outs choose. It never waits for anybody. An outlet without room falls behind on that partition: the
+catch-up reader (`replay`) brings it the records from there on, and it rejoins here when the catch-up has reached
+this reader's position, between two records, so that the order per partition holds and nothing is lost or doubled.
+
+aiokafka's `assign` forgets every position and what was fetched but not handed out. So the positions are kept
+here, moved with every `getmany` (which hands over without an intermediate suspension), and all of them are sought
+again after each `assign`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError, TopicAuthorizationFailedError
+
+from gateway.kafka.consumers import (
+    CHUNK,
+    FETCH_WAIT_MS,
+    ISOLATION,
+    ConsumerOptions,
+    Lookup,
+    close_consumer,
+    on_metadata,
+    received,
+)
+from gateway.kafka.contracts import Fanout, Outlet, Refused
+from gateway.kafka.replay import Reading, Replay, ReplayStatistics, Spawn
+from mapping.record import Received
+
+log = logging.getLogger(__name__)
+
+OFFERS_PER_TURN: Final = 256
+"""Offers between two looks at the event loop: about a millisecond, so that acknowledgements are not starved."""
+
+RETRY_S: Final = 0.5
+RECHECK_S: Final = 2.0  # a missing topic is looked for so often
+GONE_S: Final = 30.0  # a partition missing for so long is deleted: nobody catches up on it any more
+
+
+class _Watch:
+    """A fan-out on one topic; `since` holds partitions of which it wants only what lies at or after an offset."""
+
+    __slots__ = ("fanout", "select", "since")
+
+    def __init__(self, fanout: Fanout, since: dict[int, int]) -> None:
+        self.fanout = fanout
+        self.select: Callable[[Received], Collection[Outlet]] = fanout.select
+        self.since = since
+
+    def is_early(self, record: Received) -> bool:
+        """Whether the record was stored before the watch began; forgets the mark once it is passed."""
+        first = self.since.get(record.partition)
+        if first is None:
+            return False
+        if record.offset < first:
+            return True
+        del self.since[record.partition]
+        return False
+
+
+class _Partition:
+    """Positions in one partition.
+
+    Attributes:
+        position: the offset of the next record to fan out; all below it was fanned out.
+        fetched: the offset of the next record to expect from the consumer.
+        behind: the outlets that are fed by the catch-up reader.
+        missing_since: when (loop time) the metadata lacked the partition first; None while it is there.
+    """
+
+    __slots__ = ("behind", "fetched", "missing_since", "position", "topic")
+
+    def __init__(self, topic: _Topic, position: int) -> None:
+        self.topic = topic
+        self.missing_since: float | None = None
+        self.position = position
+        self.fetched = position
+        self.behind: dict[Outlet, tuple[_Watch, Reading]] = {}
+
+
+class _Topic:
+    __slots__ = ("name", "partitions", "watches")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.watches: tuple[_Watch, ...] = ()  # replaced, never changed: a fan-out may end during an offer
+        self.partitions: dict[TopicPartition, _Partition] = {}
+
+
+class TailStatistics(msgspec.Struct, frozen=True):
+    """A snapshot.
+
+    Attributes:
+        positions: per topic and partition, the offset of the next record to fan out.
+        lag: per topic, records stored and not yet fanned out, as of the last fetch.
+        records: records fanned out, ever.
+        offers: records taken by outlets, ever.
+        dropped: records that lossy outlets had no room for, ever.
+        fell_behind: how often an outlet was handed to the catch-up reader.
+        behind: pairs of outlet and partition that are behind now.
+        gaps: records that retention had deleted before they were read, ever.
+        assignments: how often the set of partitions was changed.
+        replay: the catch-up reader's own.
+    """
+
+    positions: dict[str, dict[int, int]]
+    lag: dict[str, int]
+    records: int
+    offers: int
+    dropped: int
+    fell_behind: int
+    behind: int
+    gaps: int
+    assignments: int
+    replay: ReplayStatistics
+
+
+class Tail:
+    """See the module. An outlet belongs to one fan-out; outlets must be hashable by identity."""
+
+    def __init__(
+        self,
+        kafka: ConsumerOptions,
+        spawn: Spawn,
+        lookup: Lookup,
+        replay: Replay,
+    ) -> None:
+        """Nothing is opened before the first `watch`.
+
+        Args:
+            kafka: see `ConsumerOptions`.
+            spawn: starts a task of the application's task group.
+            lookup: finds partitions and offsets; not stopped by us.
+            replay: the catch-up reader; not stopped by us.
+        """
+        self._kafka = dict(kafka)
+        self._spawn = spawn
+        self._lookup = lookup
+        self._replay = replay
+        self._topics: dict[str, _Topic] = {}
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._consumer: AIOKafkaConsumer | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
+        self._reassign_timer: asyncio.TimerHandle | None = None
+        self._reassigned_at = float("-inf")
+        self._checking: asyncio.Task[None] | None = None
+        self._recheck_timer: asyncio.TimerHandle | None = None
+        self._denied: set[str] = set()
+        self._records = self._offers = self._dropped = self._fell_behind = self._gaps = self._assignments = 0
+
+    async def start(self) -> None:
+        """Begin to read; needs no Kafka yet."""
+        self._lookup.listen(self._check_partitions)
+        self._task = self._spawn(self._run())
+
+    async def stop(self) -> None:
+        """Stop reading and close the consumer."""
+        for timer in (self._reassign_timer, self._recheck_timer):
+            if timer is not None:
+                timer.cancel()
+        tasks = [task for task in (self._task, self._checking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def watch(self, topic: str, fanout: Fanout) -> None:
+        """Offer the records of a topic to the outlets that `fanout` selects.
+
+        Returns when the position at the end of the log is fixed: what is stored after that is offered, and what
+        was stored before the call is not. Watching twice changes nothing.
+
+        Raises:
+            Refused: the topic is unknown or not for clients, or Kafka does not answer.
+        """
+        partitions = await self._lookup.partitions(topic)
+        ends = await self._lookup.ends(partitions)
+        state = self._topics.get(topic)
+        if state is None:
+            state = self._topics[topic] = _Topic(topic)
+        if any(watch.fanout is fanout for watch in state.watches):
+            return
+        since: dict[int, int] = {}
+        added = False
+        for partition, end in ends.items():
+            known = state.partitions.get(partition)
+            if known is None:
+                known = state.partitions[partition] = self._partitions[partition] = _Partition(state, end)
+                added = True
+            elif end > known.position:
+                since[partition.partition] = end
+        state.watches += (_Watch(fanout, since),)
+        if added:
+            self._change_assignment()
+
+    def unwatch(self, topic: str, fanout: Fanout) -> None:
+        """Stop offering; outlets of this fan-out that are behind on the topic get no more of it."""
+        state = self._topics.get(topic)
+        if state is None:
+            return
+        state.watches = tuple(watch for watch in state.watches if watch.fanout is not fanout)
+        for part in state.partitions.values():
+            for outlet, (watch, reading) in list(part.behind.items()):
+                if watch.fanout is fanout:
+                    del part.behind[outlet]
+                    self._replay.cancel(reading)
+        if not state.watches:
+            del self._topics[topic]
+            self._remove(state, list(state.partitions))
+
+    def room(self, outlet: Outlet) -> None:
+        """An outlet that had said "no room" has room again."""
+        self._replay.room(outlet)
+
+    def forget(self, outlet: Outlet) -> None:
+        """The outlet is gone: it is offered nothing more by the catch-up reader."""
+        for reading in self._replay.forget(outlet):
+            part = self._partitions.get(reading.partition)
+            if part is not None:
+                part.behind.pop(outlet, None)
+
+    def catch_up(self, topic: str, fanout: Fanout, outlet: Outlet, partition: int, offset: int) -> bool:
+        """Offer an outlet first everything from `offset` on, as if it had fallen behind there (a session resumes).
+
+        Call it after `watch` and without waiting in between, so that the tail has nothing to offer before.
+
+        Returns:
+            Whether the partition is being read; False when the topic does not have it any more.
+        """
+        state = self._topics.get(topic)
+        part = self._partitions.get(TopicPartition(topic, partition))
+        watch = next((watch for watch in state.watches if watch.fanout is fanout), None) if state else None
+        if part is None or watch is None:
+            return False
+        if outlet not in part.behind and offset < part.position:
+            self._fall_behind(part, watch, outlet, TopicPartition(topic, partition), offset)
+        return True
+
+    def statistics(self) -> TailStatistics:
+        """See `TailStatistics`."""
+        lag: dict[str, int] = {}
+        assigned = self._consumer.assignment() if self._consumer is not None else ()
+        for partition, part in self._partitions.items():
+            end = self._consumer.highwater(partition) if self._consumer and partition in assigned else None
+            lag[partition.topic] = lag.get(partition.topic, 0) + max(0, (end or 0) - part.position)
+        return TailStatistics(
+            positions={
+                name: {partition.partition: part.position for partition, part in topic.partitions.items()}
+                for name, topic in self._topics.items()
+            },
+            lag=lag,
+            records=self._records,
+            offers=self._offers,
+            dropped=self._dropped,
+            fell_behind=self._fell_behind,
+            behind=sum(len(part.behind) for part in self._partitions.values()),
+            gaps=self._gaps,
+            assignments=self._assignments,
+            replay=self._replay.statistics(),
+        )
+
+    # Reading.
+
+    async def _run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            consumer = AIOKafkaConsumer(
+                **self._kafka,
+                group_id=None,
+                isolation_level=ISOLATION,
+                auto_offset_reset="none",  # a position out of range is ours to judge
+                fetch_max_wait_ms=FETCH_WAIT_MS,
+                fetch_max_bytes=16 * 1024 * 1024,
+            )
+            try:
+                await consumer.start()
+                on_metadata(consumer, self._check_missing)
+                self._consumer = consumer
+                self._reassign()
+                while self._wanted.is_set():
+                    await self._read(consumer)
+            except KafkaError as error:
+                log.warning("tail: Kafka is away: %r", error)
+                await asyncio.sleep(RETRY_S)
+            finally:
+                self._consumer = None
+                await close_consumer(consumer)
+
+    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        try:
+            batches = await consumer.getmany(timeout_ms=1000, max_records=CHUNK)
+        except OffsetOutOfRangeError as error:
+            await self._skip_gap(consumer, error.args[0])
+            return
+        except TopicAuthorizationFailedError as error:
+            if str(error) not in self._denied:  # it comes with every fetch
+                self._denied.add(str(error))
+                log.warning("tail: not authorized to read: %s", error)
+            await asyncio.sleep(RETRY_S)
+            return
+        for partition, records in batches.items():
+            part = self._partitions.get(partition)
+            if part is not None:
+                part.fetched = max(part.fetched, records[-1].offset + 1)
+        for partition, records in batches.items():
+            part = self._partitions.get(partition)
+            if part is not None:
+                await self._fan_out(partition, part, records)
+        await asyncio.sleep(0)
+
+    async def _fan_out(self, partition: TopicPartition, part: _Partition, records: list[Any]) -> None:
+        topic, behind = part.topic, part.behind
+        offers = 0
+        for source in records:
+            if source.offset < part.position:
+                continue  # watched anew since it was asked for, further on
+            record = received(source)
+            for watch in topic.watches:
+                if watch.since and watch.is_early(record):
+                    continue
+                for outlet in watch.select(record):
+                    offers += 1
+                    if behind and outlet in behind:
+                        continue
+                    if outlet.offer_nowait(record):
+                        self._offers += 1
+                    elif outlet.lossy:
+                        self._dropped += 1
+                    else:
+                        self._fall_behind(part, watch, outlet, partition, record.offset)
+            part.position = record.offset + 1
+            self._records += 1
+            if offers >= OFFERS_PER_TURN:
+                offers = 0
+                await asyncio.sleep(0)
+                if self._partitions.get(partition) is not part:
+                    return  # not watched any more
+
+    def _fall_behind(
+        self, part: _Partition, watch: _Watch, outlet: Outlet, partition: TopicPartition, offset: int
+    ) -> None:
+        def rejoin(reading: Reading) -> None:
+            del part.behind[reading.outlet]
+
+        reading = Reading(outlet, partition, offset, goal=part, finished=rejoin, select=watch.select)
+        part.behind[outlet] = (watch, reading)
+        self._fell_behind += 1
+        self._replay.start(reading)
+
+    async def _skip_gap(self, consumer: AIOKafkaConsumer, positions: dict[TopicPartition, int]) -> None:
+        try:
+            firsts = await self._lookup.beginnings(positions)
+        except Refused as refused:
+            log.warning("tail: %s", refused.reason)
+            return
+        for partition, first in firsts.items():
+            part = self._partitions.get(partition)
+            if part is None or partition not in consumer.assignment():
+                continue
+            # Below the first record: retention was faster. Above the last: the topic was made anew.
+            lost = max(0, first - part.position)
+            self._gaps += lost
+            log.warning(
+                "tail: %s-%d has no offset %d; %d records are lost, going on from %d",
+                partition.topic, partition.partition, part.position, lost, first,
+            )  # fmt: skip
+            part.position = part.fetched = first
+            consumer.seek(partition, first)
+
+    # The set of partitions.
+
+    def _change_assignment(self) -> None:
+        """Assign soon: each assignment leaves a fetch behind that holds the connection for up to FETCH_WAIT_MS."""
+        self._wanted.set()
+        if self._reassign_timer is None and self._consumer is not None:
+            loop = asyncio.get_running_loop()
+            at = max(loop.time(), self._reassigned_at + FETCH_WAIT_MS / 1000)
+            self._reassign_timer = loop.call_at(at, self._reassign)
+
+    def _reassign(self) -> None:
+        self._reassign_timer = None
+        consumer = self._consumer
+        if consumer is None:
+            return
+        self._reassigned_at = asyncio.get_running_loop().time()
+        self._assignments += 1
+        consumer.assign(list(self._partitions))
+        for partition, part in self._partitions.items():
+            consumer.seek(partition, part.fetched)
+        if not self._partitions:
+            self._wanted.clear()
+
+    def _remove(self, topic: _Topic, partitions: list[TopicPartition]) -> None:
+        for partition in partitions:
+            part = topic.partitions.pop(partition)
+            self._partitions.pop(partition, None)
+            self._cancel_readings(part)
+        self._change_assignment()
+
+    def _cancel_readings(self, part: _Partition) -> None:
+        for _, reading in part.behind.values():
+            self._replay.cancel(reading)
+        part.behind.clear()
+
+    def _check_missing(self, cluster: Any) -> None:
+        """Our consumer's metadata lacks a topic: ask for all topics, since that answer decides."""
+        if any(cluster.partitions_for_topic(topic) is None for topic in {key.topic for key in self._partitions}):
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self._recheck_timer = None
+        if self._checking is None or self._checking.done():
+            self._checking = self._spawn(self._lookup.refresh())
+
+    def _check_partitions(self, cluster: Any) -> None:
+        """Metadata of all topics came: begin with what is new, leave out what is gone.
+
+        A broker that has just started may not know a topic yet, so positions outlive the absence; a topic that
+        was really made anew is noticed by a position beyond its end.
+        """
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        missing = False
+        for topic in self._topics.values():
+            found = cluster.partitions_for_topic(topic.name) or ()
+            for partition, part in topic.partitions.items():
+                if partition.partition in found:
+                    part.missing_since = None
+                    if partition not in self._partitions:
+                        self._partitions[partition] = part
+                        self._change_assignment()
+                    continue
+                missing = True
+                if part.missing_since is None:
+                    log.warning("tail: %s-%d is gone", partition.topic, partition.partition)
+                    part.missing_since = now
+                    del self._partitions[partition]
+                    self._change_assignment()
+                elif now - part.missing_since > GONE_S:
+                    self._cancel_readings(part)
+            for number in found:
+                partition = TopicPartition(topic.name, number)
+                if partition not in topic.partitions:
+                    # It appeared after the watch began, so its first record did too.
+                    topic.partitions[partition] = self._partitions[partition] = _Partition(topic, 0)
+                    self._change_assignment()
+        if missing and self._recheck_timer is None:
+            self._recheck_timer = loop.call_later(RECHECK_S, self._refresh)
