@@ -27,8 +27,9 @@ from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 Action = Literal["publish", "subscribe", "admin"]
 Key = str | bytes | None
 
-CACHED_DECISIONS: Final = 4096  # per grant and action; a client that uses more names pays for the look-up
-CACHED_GRANTS: Final = 10_000
+CACHED_DECISIONS: Final = 1024  # per grant and action; a client that uses more names pays for the look-up
+CACHED_KEY: Final = 128  # length; with the two others a bound on the memory: 128 KiB of keys per grant and action
+CACHED_GRANTS: Final = 2048
 SHARE_PREFIX: Final = "$share/"
 
 
@@ -79,11 +80,12 @@ class Permission:
         if whole is not None:
             self._topics[topic] = whole
             return whole
-        if len(self._by_key) >= CACHED_DECISIONS:
-            self._by_key.clear()
         name = name_of(topic, key)
         allowed = next((rule.allow for rule in self._rules if matches(rule.levels, name)), False)
-        self._by_key[topic, key] = allowed
+        if key is None or len(key) <= CACHED_KEY:
+            if len(self._by_key) >= CACHED_DECISIONS:
+                self._by_key.clear()
+            self._by_key[topic, key] = allowed
         return allowed
 
     def uniform(self, topic: str) -> bool | None:

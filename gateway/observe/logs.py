@@ -1,0 +1,131 @@
+"""Structured logs on standard error: for eyes on a terminal, JSON lines otherwise.
+
+Secrets are kept out twice: no code of ours logs one, and values under telling names are blanked here. Tracebacks show
+no local variables, since those hold passwords.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, Final, TextIO
+
+import structlog
+
+from gateway.config import LogConfig
+
+SECRET_WORDS: Final = (
+    "password", "passwd", "secret", "authorization", "credential", "cookie", "api_key", "access_token",
+)  # fmt: skip
+BLANK: Final = "***"
+QUIET_LIBRARIES: Final = ("aiokafka", "kafka", "aiohttp", "amqtt", "asyncio", "transitions", "sqlalchemy")
+REPEAT_S: Final = 30.0  # the same line of a library at most once in it: aiokafka repeats itself while a broker is away
+REPEAT_LINES: Final = 256
+
+
+def redact(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A structlog processor: blank the values of keys that name a secret, at any depth."""
+    for key, value in event.items():
+        event[key] = BLANK if _is_secret(key) else _cleaned(value)
+    return event
+
+
+def _is_secret(key: object) -> bool:
+    name = str(key).lower().replace("-", "_")
+    return any(word in name for word in SECRET_WORDS)
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: BLANK if _is_secret(key) else _cleaned(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)) and any(isinstance(inner, (Mapping, list, tuple)) for inner in value):
+        return [_cleaned(inner) for inner in value]
+    return value
+
+
+class RepeatFilter(logging.Filter):
+    """Passes the same line of a library once in a while, and says then how often it was held back.
+
+    The same line is the same text before its values are filled in.
+    """
+
+    def __init__(self, interval_s: float = REPEAT_S, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._interval = interval_s
+        self._clock = clock
+        self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether `record` is written."""
+        line = (record.name, record.levelno, str(record.msg))
+        now = self._clock()
+        written, held = self._seen.get(line, (float("-inf"), 0))
+        if now - written < self._interval:
+            self._seen[line] = (written, held + 1)
+            return False
+        if len(self._seen) >= REPEAT_LINES:
+            self._seen.clear()
+        self._seen[line] = (now, 0)
+        if held:
+            record.msg = f"{record.getMessage()} ({held} more like this)"
+            record.args = None
+        return True
+
+
+def configure_logs(config: LogConfig, stream: TextIO | None = None, *, cache: bool = True) -> None:
+    """Set up structlog and the standard library's logging; call it once, at the start.
+
+    Libraries speak from WARNING on, and through the same format.
+
+    Args:
+        config: level and format.
+        stream: where to; standard error by default.
+        cache: keep a logger once it was used (faster); tests that configure anew say no.
+    """
+    out = sys.stderr if stream is None else stream
+    level = logging.getLevelNamesMapping()[config.level.upper()]
+    console = config.format == "console" or (config.format == "auto" and out.isatty())
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=cache,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=_last_steps(console, colours=console and out.isatty()),
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for name in QUIET_LIBRARIES:
+        library = logging.getLogger(name)
+        library.setLevel(max(level, logging.WARNING))
+    # A filter of a logger is not asked for what its children log, one of the handler is.
+    handler.addFilter(_LibraryRepeats())
+
+
+class _LibraryRepeats(RepeatFilter):
+    """Holds back repeated lines of libraries, never ours."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.name.partition(".")[0] not in QUIET_LIBRARIES or super().filter(record)
+
+
+def _last_steps(console: bool, colours: bool) -> Sequence[Any]:
+    steps: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, redact]
+    if console:
+        plain = structlog.dev.plain_traceback  # the default, by rich, prints local variables
+        return [*steps, structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=plain)]
+    return [*steps, structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]

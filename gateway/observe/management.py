@@ -1,0 +1,118 @@
+"""The management listener: `/healthy`, `/ready`, `/metrics`, and nothing else.
+
+`/healthy` and `/ready` say yes or no to everybody, since what asks them (a container's runtime, a load balancer) has
+no name. What `/ready` misses and what `/metrics` counts is told freely on loopback; seen from elsewhere it needs a
+password and the right `admin` when a password is needed anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from gateway.config import Address
+from gateway.observe.metrics import CONTENT_TYPE, Metrics
+
+JSON: Final = "application/json"
+SHUTDOWN_S: Final = 1.0
+CHALLENGE: Final = 'Basic realm="trivium", charset="UTF-8"'
+
+Ready = Callable[[], tuple[bool, dict[str, Any]]]
+"""Whether every listener accepts and Kafka answers, and what to say about it."""
+
+Admit = Callable[[str, str, str], Awaitable[bool]]
+"""Whether this user, password and peer (`host:port`) may look."""
+
+
+class Management:
+    """An HTTP server for operators."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        ready: Ready,
+        *,
+        admit: Admit | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        """Nothing is opened before `start`.
+
+        Args:
+            metrics: what `/metrics` renders.
+            ready: asked by `/ready`; must be quick and must not wait.
+            admit: who may see `/metrics` on a listener beyond loopback; None: everybody.
+            ssl_context: for TLS.
+        """
+        self._metrics = metrics
+        self._ready = ready
+        self._admit = admit
+        self._guarded = False
+        self._ssl_context = ssl_context
+        self._runner: web.AppRunner | None = None
+        self._bound: tuple[str, int] | None = None
+
+    async def start(self, address: Address) -> None:
+        """Listen on `address`; OSError when that is not possible."""
+        self._guarded = self._admit is not None and not address.is_loopback
+        app = web.Application(client_max_size=1024)
+        app.router.add_get("/healthy", self._healthy)
+        app.router.add_get("/ready", self._is_ready)
+        app.router.add_get("/metrics", self._render)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handle_signals=False)
+        await runner.setup()
+        self._runner = runner
+        try:
+            site = web.TCPSite(runner, address.host, address.port, ssl_context=self._ssl_context)
+            await site.start()
+        except BaseException:
+            await self.stop()
+            raise
+        bound = runner.addresses[0]
+        self._bound = (bound[0], bound[1])
+
+    @property
+    def port(self) -> int:
+        """The port really bound."""
+        if self._bound is None:
+            raise RuntimeError("the management listener is not open")
+        return self._bound[1]
+
+    async def stop(self) -> None:
+        """Close the listener and its connections."""
+        runner, self._runner, self._bound = self._runner, None, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _healthy(self, request: web.Request) -> web.Response:
+        return web.Response(body=b'{"healthy":true}', content_type=JSON)
+
+    async def _is_ready(self, request: web.Request) -> web.Response:
+        ready, details = self._ready()
+        body: dict[str, Any] = {"ready": ready}
+        if not self._guarded:
+            body.update(details)
+        return web.Response(status=200 if ready else 503, body=msgspec.json.encode(body), content_type=JSON)
+
+    async def _render(self, request: web.Request) -> web.Response:
+        if self._guarded and not await self._admitted(request):
+            return web.Response(status=401, headers={"WWW-Authenticate": CHALLENGE})
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _admitted(self, request: web.Request) -> bool:
+        """HTTP Basic [RFC 7617]."""
+        assert self._admit is not None
+        scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "basic":
+            return False
+        try:
+            user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode("utf-8").partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return False
+        peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+        return bool(colon) and await self._admit(user, password, f"{peer[0]}:{peer[1]}" if peer else "")

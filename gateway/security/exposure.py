@@ -1,0 +1,49 @@
+"""What may be seen from other machines: no listener that asks nobody who he is, unless that is said aloud."""
+
+from __future__ import annotations
+
+from gateway.config import Address, Config, ConfigError
+
+
+def check_exposure(config: Config) -> list[str]:
+    """Refuse a listener beyond loopback that does not authenticate, unless `security.insecure`.
+
+    The management listener asks for a password when `/metrics` is to be seen from elsewhere (see
+    `gateway.observe.management`), so it needs somebody who checks passwords: a certificate alone does not do.
+
+    Returns:
+        Warnings: what is allowed and still worth a line in the log.
+
+    Raises:
+        ConfigError: names every such listener's key.
+    """
+    security = config.security
+    exposed = [(key, address) for key, address in _listeners(config) if not address.is_loopback]
+    passwords = security.password_file is not None or bool(security.plugins)
+    open_ones = [
+        f"{key}.address: {address} can be reached from other machines without authentication"
+        for key, address in exposed
+        if not (passwords if key == "management" else security.authenticates) or not security.authenticates
+    ]
+    if open_ones and not security.insecure:
+        raise ConfigError(
+            "; ".join(open_ones)
+            + " (set security.allow_anonymous = false with security.password_file or security.plugins, or"
+            " security.tls_require_client_cert; or allow it with security.insecure or --insecure)"
+        )
+    warnings = list(open_ones)
+    if passwords and security.tls_cert is None:
+        warnings += [
+            f"{key}.address: {address} takes passwords unencrypted: security.tls_cert is not set"
+            for key, address in exposed
+        ]
+    return warnings
+
+
+def _listeners(config: Config) -> list[tuple[str, Address]]:
+    return [
+        ("mqtt", config.mqtt.address),
+        ("amqp", config.amqp.address),
+        ("http", config.http.address),
+        ("management", config.management.address),
+    ]
