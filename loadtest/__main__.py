@@ -1,4 +1,4 @@
-"""`python -m loadtest SCENARIO --ready-file FILE`: load against a gateway started with `trivium up --ready-file FILE`."""
+"""`python -m loadtest SCENARIO --ready-file FILE`: load on a gateway started with `trivium up --ready-file FILE`."""
 
 from __future__ import annotations
 
