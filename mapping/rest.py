@@ -1,0 +1,238 @@
+"""Records of HTTP bodies to Kafka records and back, in the three embedded formats. Pure.
+
+Keys: a JSON string is stored as its bare text, so that `kitchen/temp` is the same key whether it came by MQTT, AMQP or
+HTTP. What is read as JSON again is an object, an array or a quoted string; any other key is text.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from mapping.record import (
+    CONTENT_TYPE,
+    GW_CLIENT,
+    GW_PROTOCOL,
+    TRACEPARENT,
+    TRACESTATE,
+    USER_PREFIX,
+    Header,
+    Headers,
+    Received,
+    Record,
+)
+from protocols.rest.errors import invalid, unprocessable
+from protocols.rest.media import Format
+from protocols.rest.requests import HeaderField, JsonRecord, TextRecord, decode_json, decode_text
+from protocols.rest.responses import RecordHeader, RecordItem
+
+PROTOCOL: Final = b"http"
+CONTENT_TYPES: Final = {
+    Format.JSON: b"application/json",
+    Format.BINARY: b"application/octet-stream",
+    Format.TEXT: b"text/plain",
+}
+OURS: Final = ("gw.", "mqtt.", "amqp.")
+"""Prefixes of the headers that only the gateway writes. The others are a client's own: HTTP sees Kafka's raw view."""
+LARGEST_PARTITION: Final = 2**31 - 1
+LARGEST_TIMESTAMP: Final = 2**63 - 1
+
+_RAW: Final = msgspec.json.Decoder(msgspec.Raw)
+_STRING: Final = msgspec.json.Decoder(str)
+_WHITESPACE: Final = (b" ", b"\n", b"\r", b"\t")
+AnyRecord = TypeVar("AnyRecord", JsonRecord, TextRecord)
+
+
+class UndecodableError(Exception):
+    """A stored key or value does not fit the format that the client asked for."""
+
+    def __init__(self, record: Received, part: str, wanted: str) -> None:
+        super().__init__(
+            f"The {part} of the record at offset {record.offset} of {record.topic}, partition {record.partition},"
+            f" is not {wanted}"
+        )
+
+
+def standard_headers(embedded: Format, principal: str) -> Headers:
+    """What every record of a request gets; made once for a format and principal."""
+    return (
+        (CONTENT_TYPE, CONTENT_TYPES[embedded]),
+        (GW_PROTOCOL, PROTOCOL),
+        (GW_CLIENT, principal.encode()),
+    )
+
+
+def trace_headers(traceparent: str | None, tracestate: str | None) -> Headers:
+    """The trace context of a request (W3C Trace Context); the state means nothing without its parent."""
+    if traceparent is None:
+        return ()
+    parent: Header = (TRACEPARENT, traceparent.encode("utf-8", "surrogateescape"))
+    if tracestate is None:
+        return (parent,)
+    return (parent, (TRACESTATE, tracestate.encode("utf-8", "surrogateescape")))
+
+
+def to_records(
+    body: bytes,
+    embedded: Format,
+    *,
+    topic: str,
+    partition: int | None,
+    limit: int,
+    headers: Headers,
+    trace: Headers = (),
+) -> list[Record]:
+    """The records of a produce request's body.
+
+    Args:
+        body: the bytes as received.
+        embedded: how keys and values stand in it.
+        topic: from the path.
+        partition: from the path, or None.
+        limit: the largest number of records.
+        headers: see `standard_headers`.
+        trace: see `trace_headers`.
+
+    Raises:
+        RestError: the request as a whole is refused; nothing of it was stored.
+    """
+    if embedded is Format.JSON:
+        pretty = any(space in body for space in _WHITESPACE)  # somewhere, perhaps inside a string only
+        build = _Build(topic, partition, headers, trace, _json_key, _json_value(_compact if pretty else bytes))
+        return build.records(decode_json(body, limit))
+    convert = _from_base64 if embedded is Format.BINARY else _from_text
+    build = _Build(topic, partition, headers, trace, convert, convert)
+    return build.records(decode_text(body, limit, embedded))
+
+
+class _Build(NamedTuple):
+    """What all records of a request have in common."""
+
+    topic: str
+    path_partition: int | None
+    standard: Headers
+    trace: Headers
+    key_bytes: Callable[[Any], bytes | None]
+    value_bytes: Callable[[Any], bytes | None]
+
+    def records(self, entries: Sequence[AnyRecord]) -> list[Record]:
+        topic, path_partition, standard, trace, key_bytes, value_bytes = self
+        plain = standard + trace
+        records = []
+        for index, entry in enumerate(entries):
+            partition = entry.partition
+            if partition is None:
+                partition = path_partition
+            elif path_partition is not None:
+                raise invalid(f"Object contains unknown field `partition` - at `$.records[{index}]`")
+            elif not 0 <= partition <= LARGEST_PARTITION:
+                raise unprocessable(f"The partition {partition} is out of range")
+            timestamp = entry.timestamp
+            if timestamp is not None and not 0 <= timestamp <= LARGEST_TIMESTAMP:
+                raise unprocessable(f"The timestamp {timestamp} is out of range")
+            headers = _merged(entry.headers, standard, trace) if entry.headers else plain
+            records.append(Record(topic, key_bytes(entry.key), value_bytes(entry.value), headers, timestamp, partition))
+        return records
+
+
+def _merged(fields: Sequence[HeaderField], standard: Headers, trace: Headers) -> Headers:
+    """The client's headers in their order, then ours; its own content type and trace context stand."""
+    own: list[Header] = []
+    for field in fields:
+        name = USER_PREFIX + field.key if field.key.startswith(OURS) else field.key
+        own.append((name, _from_base64(field.value)))
+    names = {name for name, _ in own}
+    own += [header for header in standard if header[0] not in names]
+    if TRACEPARENT not in names:
+        own += [header for header in trace if header[0] not in names]
+    return tuple(own)
+
+
+def _json_value(as_bytes: Callable[[Any], bytes]) -> Callable[[msgspec.Raw], bytes | None]:
+    def convert(raw: msgspec.Raw) -> bytes | None:
+        text = as_bytes(raw)
+        return None if text == b"null" else text  # null is a tombstone
+
+    return convert
+
+
+def _json_key(raw: msgspec.Raw) -> bytes | None:
+    text = bytes(raw)
+    if text.startswith(b'"'):
+        return text[1:-1] if b"\\" not in text else _STRING.decode(text).encode()
+    if text == b"null":
+        return None
+    return _compact(text)
+
+
+def _compact(raw: msgspec.Raw | bytes) -> bytes:
+    """The same JSON text without insignificant space; every digit and every repeated name stays."""
+    return msgspec.json.format(bytes(raw), indent=-1)
+
+
+def _from_text(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def _from_base64(text: str | None) -> bytes | None:
+    """RFC 4648 section 4; the padding may be missing, nothing else."""
+    if text is None:
+        return None
+    try:
+        return binascii.a2b_base64(text if not len(text) % 4 else text + "=" * (-len(text) % 4), strict_mode=True)
+    except ValueError as error:
+        raise unprocessable(f"{text[:32]!r} is not base64: {error}") from error
+
+
+def from_record(record: Received, embedded: Format) -> RecordItem:
+    """A stored record as it stands in an answer.
+
+    Raises:
+        UndecodableError: the key or value cannot be said in this format; in binary everything can.
+    """
+    key, value = record.key, record.value
+    shown_key: msgspec.Raw | str | bytes | None = key
+    shown_value: msgspec.Raw | str | bytes | None = value
+    if embedded is not Format.BINARY:
+        if key is not None:
+            shown_key = _shown_key(record, key) if embedded is Format.JSON else _shown_text(record, key, "key")
+        if value is not None:
+            shown_value = _shown_json(record, value) if embedded is Format.JSON else _shown_text(record, value, "value")
+    return RecordItem(
+        record.topic,
+        shown_key,
+        shown_value,
+        record.partition,
+        record.offset,
+        record.timestamp,
+        tuple([RecordHeader(name, content) for name, content in record.headers]) if record.headers else msgspec.UNSET,
+    )
+
+
+def _shown_text(record: Received, content: bytes, part: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UndecodableError(record, part, "UTF-8 text") from error
+
+
+def _shown_json(record: Received, content: bytes) -> msgspec.Raw:
+    try:
+        if not content.isascii():
+            content.decode()
+        return _RAW.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UndecodableError(record, "value", "JSON") from error
+
+
+def _shown_key(record: Received, content: bytes) -> msgspec.Raw | str:
+    if content.startswith((b"{", b"[", b'"')):
+        try:
+            content.decode()
+            return _RAW.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _shown_text(record, content, "key")
+    return _shown_text(record, content, "key")

@@ -1,0 +1,67 @@
+"""A request that cannot be served, and how that is said: status, one line of text, and what must go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+RETRY_AFTER_S: Final = 1
+"""What `Retry-After` says when nothing better is known: a stalled broker is judged anew within this time."""
+
+
+class RestError(Exception):
+    """A refusal, with everything the answer needs (RFC 9110 section 15).
+
+    Attributes:
+        status: the HTTP status, which is also the `error_code` of the body.
+        message: one line for the client, without secrets.
+        validation_errors: what is wrong with the body, one line each; empty when it is not about the body.
+        headers: further fields of the answer, such as `Allow`, `Retry-After` or `WWW-Authenticate`.
+        close: the connection cannot be used further, because the rest of the request was not read.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        validation_errors: Sequence[str] = (),
+        headers: Sequence[tuple[str, str]] = (),
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.validation_errors = tuple(validation_errors)
+        self.headers = tuple(headers)
+        self.close = close
+
+
+def not_found(message: str = "Not Found") -> RestError:
+    """404: no such path, topic, partition or consumer (RFC 9110 section 15.5.5)."""
+    return RestError(404, message)
+
+
+def method_not_allowed(allowed: Sequence[str]) -> RestError:
+    """405, with the methods that the path has (RFC 9110 section 15.5.6)."""
+    return RestError(405, "Method Not Allowed", headers=(("Allow", ", ".join(allowed)),))
+
+
+def invalid(detail: str) -> RestError:
+    """400: the body or a parameter is not what the contract says; `detail` names the place."""
+    return RestError(400, "Validation error on: Schema validation error", validation_errors=(detail,))
+
+
+def unprocessable(message: str) -> RestError:
+    """422: the request is well formed and its content cannot be used (RFC 9110 section 15.5.21)."""
+    return RestError(422, message)
+
+
+def busy(message: str, retry_after_s: int = RETRY_AFTER_S, *, close: bool = False) -> RestError:
+    """503 with `Retry-After`: sending the same again later is right (RFC 9110 section 15.6.4)."""
+    return RestError(503, message, headers=(("Retry-After", str(retry_after_s)),), close=close)
+
+
+def too_large(limit: int) -> RestError:
+    """413: the body is longer than `limit` bytes; it is not read to its end (RFC 9110 section 15.5.14)."""
+    return RestError(413, f"The request body is larger than {limit} bytes", close=True)

@@ -1,0 +1,63 @@
+"""How a client reached us, when proxies stand between: scheme, host and path as the client sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import quote
+
+from protocols.rest.errors import RestError
+
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+def base_uri(headers: Mapping[str, str], path: str, *, secure: bool, bound: str) -> str:
+    """The absolute address of `path` for this client.
+
+    `Forwarded` (RFC 7239) goes before `X-Forwarded-Host` with `X-Forwarded-Proto`, and both before `Host`. Without
+    a port in the forwarded host the scheme's own is written out. `X-Forwarded-Path` replaces the path.
+
+    Args:
+        headers: the request's fields, looked up without regard to case.
+        path: what stands behind the host, encoded.
+        secure: whether the client's connection to us is TLS.
+        bound: our own address, when the request names no host at all (HTTP/1.0).
+
+    Raises:
+        RestError: 400 for a forwarded scheme that is neither http nor https.
+    """
+    forwarded = headers.get("Forwarded")
+    pairs = _first_element(forwarded) if forwarded else {}
+    host, scheme = pairs.get("host"), pairs.get("proto")
+    if host is None or scheme is None:
+        host, scheme = headers.get("X-Forwarded-Host"), headers.get("X-Forwarded-Proto")
+    forwarded_path = headers.get("X-Forwarded-Path")
+    if forwarded_path is not None:
+        path = quote(forwarded_path.rstrip("/"), safe="/%:@!$&'()*+,;=~-._")
+    if host is None or scheme is None:
+        return f"{'https' if secure else 'http'}://{headers.get('Host') or bound}{path}"
+    host, scheme = _first(host), _first(scheme).lower()
+    if scheme not in _DEFAULT_PORTS:
+        raise RestError(400, f"mapping for {scheme[:32]!r} to a port not found: the forwarded scheme is http or https")
+    if ":" not in host.rpartition("]")[2]:
+        host = f"{host}:{_DEFAULT_PORTS[scheme]}"
+    return f"{scheme}://{host}{path}"
+
+
+def instance_path(group: str, name: str) -> str:
+    """The path of a consumer instance, encoded."""
+    return f"/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
+
+
+def _first(field: str) -> str:
+    """The first of a list: what the proxy nearest to the client said."""
+    return field.partition(",")[0].strip()
+
+
+def _first_element(field: str) -> dict[str, str]:
+    pairs = {}
+    for pair in _first(field).split(";"):
+        name, equals, value = pair.partition("=")
+        if equals:
+            pairs[name.strip().lower()] = value.strip().strip('"')
+    return pairs

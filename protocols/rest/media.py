@@ -1,0 +1,92 @@
+"""Media types of the dialect: what a request's body is, and whether a client takes our answer."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Final
+
+from protocols.rest.errors import RestError
+
+
+class Format(enum.Enum):
+    """How keys and values stand inside the JSON of a body."""
+
+    JSON = "json"  # as JSON
+    BINARY = "binary"  # as base64 text (RFC 4648 section 4)
+    TEXT = "text"  # as a JSON string
+
+
+CONTROL_TYPE: Final = "application/vnd.kafka.v2+json"
+"""Everything that is not a list of records: consumers, offsets, topics, errors."""
+PLAIN_JSON_TYPE: Final = "application/json"
+RECORD_TYPES: Final = {kind: f"application/vnd.kafka.{kind.value}.v2+json" for kind in Format}
+_PRODUCE_FORMATS: Final = {media: kind for kind, media in RECORD_TYPES.items()} | {PLAIN_JSON_TYPE: Format.JSON}
+_CONTROL_TYPES: Final = frozenset({CONTROL_TYPE, PLAIN_JSON_TYPE})
+_UNSUPPORTED: Final = "The format of the request body is not supported"
+_ACCEPT_LIMIT: Final = 64  # ranges that are looked at: no browser sends ten
+_NO_PARAMETERS: Final[dict[str, str]] = {}
+
+
+def produce_format(content_type: str | None) -> Format:
+    """The embedded format of a produce request; 400 when its Content-Type is none of ours, or missing."""
+    if content_type is None:
+        raise _unsupported("no Content-Type", _PRODUCE_FORMATS)
+    embedded = _PRODUCE_FORMATS.get(content_type)
+    if embedded is None:
+        embedded = _PRODUCE_FORMATS.get(_essence(content_type))
+        if embedded is None:
+            raise _unsupported(content_type, _PRODUCE_FORMATS)
+    return embedded
+
+
+def check_control(content_type: str | None) -> None:
+    """Refuse (400) the body of a control request that is not of the control type."""
+    if content_type not in _CONTROL_TYPES and (content_type is None or _essence(content_type) not in _CONTROL_TYPES):
+        raise _unsupported(content_type or "no Content-Type", _CONTROL_TYPES)
+
+
+def accepts(accept: str | None, media_type: str) -> bool:
+    """Whether the field `Accept` allows an answer of `media_type` (RFC 9110 section 12.5.1).
+
+    The most specific range that matches decides; weight 0 refuses; no field at all allows everything.
+    """
+    if accept is None or accept in (media_type, "*/*"):
+        return True
+    family = media_type.partition("/")[0] + "/*"
+    best, allowed = 0, False
+    for text in accept.split(",")[:_ACCEPT_LIMIT]:
+        essence, parameters = _split(text)
+        rank = 3 if essence == media_type else 2 if essence == family else 1 if essence == "*/*" else 0
+        if rank > best:
+            best, allowed = rank, _weight(parameters) > 0
+    return allowed
+
+
+def _essence(content_type: str) -> str:
+    """The type without parameters, if its charset is UTF-8 or not said; "" for any other charset."""
+    essence, parameters = _split(content_type)
+    return essence if parameters.get("charset", "utf-8").lower() == "utf-8" else ""
+
+
+def _split(text: str) -> tuple[str, dict[str, str]]:
+    essence, semicolon, rest = text.partition(";")
+    if not semicolon:
+        return essence.strip().lower(), _NO_PARAMETERS
+    parameters = {}
+    for parameter in rest.split(";"):
+        name, _, value = parameter.partition("=")
+        parameters[name.strip().lower()] = value.strip().strip('"')
+    return essence.strip().lower(), parameters
+
+
+def _weight(parameters: dict[str, str]) -> float:
+    """The `q` parameter; a weight that is no number counts as 1, as if it were not there."""
+    try:
+        return float(parameters.get("q", "1"))
+    except ValueError:
+        return 1.0
+
+
+def _unsupported(got: str, wanted: Iterable[str]) -> RestError:
+    return RestError(400, f"{_UNSUPPORTED}: {got}; one of {', '.join(sorted(wanted))} is needed")

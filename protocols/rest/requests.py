@@ -1,0 +1,132 @@
+"""Bodies of produce requests: strict, typed, in one pass over the bytes.
+
+JSON values are kept as the sender's own text (`msgspec.Raw`), so that no number loses a digit and no key its
+order. What is well formed and still no use (bad base64, a negative partition) is judged in `mapping.rest`, where
+keys and values become bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from protocols.rest.errors import RestError, invalid, unprocessable
+from protocols.rest.media import Format
+
+NULL: Final = msgspec.Raw(b"null")
+_PATH = " - at `"
+
+
+class HeaderField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One record header: its value in base64, or null for Kafka's null."""
+
+    key: str
+    value: str | None
+
+
+class JsonRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A record whose key and value are JSON texts. `timestamp` is in milliseconds since the epoch."""
+
+    value: msgspec.Raw
+    key: msgspec.Raw = NULL
+    partition: int | None = None
+    timestamp: int | None = None
+    headers: tuple[HeaderField, ...] = ()
+
+
+class TextRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A record whose key and value are text, or base64 text."""
+
+    value: str | None
+    key: str | None = None
+    partition: int | None = None
+    timestamp: int | None = None
+    headers: tuple[HeaderField, ...] = ()
+
+
+class _JsonBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    records: list[JsonRecord] | msgspec.UnsetType = msgspec.UNSET
+
+
+class _TextBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    records: list[TextRecord] | msgspec.UnsetType = msgspec.UNSET
+
+
+_JSON = msgspec.json.Decoder(_JsonBody)
+_TEXT = msgspec.json.Decoder(_TextBody)
+Body = TypeVar("Body")
+AnyRecord = TypeVar("AnyRecord", JsonRecord, TextRecord)
+
+
+def decode_json(body: bytes, limit: int) -> list[JsonRecord]:
+    """The records of a body in the json format.
+
+    Raises:
+        RestError: 400 for a body that is not what the contract says, 413 for more than `limit` records, 422 for a
+            body without records.
+    """
+    check_utf8(body)  # msgspec.Raw checks the grammar, not the encoding
+    return _checked(decode(_JSON, body).records, limit)
+
+
+def decode_text(body: bytes, limit: int, embedded: Format) -> list[TextRecord]:
+    """The records of a body in the text or binary format; errors as `decode_json`, and 422 for what is no string."""
+    try:
+        records = decode(_TEXT, body).records
+    except RestError as error:
+        name = _bad_field(error)
+        if name is None:
+            raise
+        raise unprocessable(
+            f"Because the embedded format is '{embedded.value}', the {name} must be a string"
+        ) from error
+    return _checked(records, limit)
+
+
+def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
+    """Decode, or say what is wrong: 400 with the place in `validation_errors`."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from error
+    except msgspec.DecodeError as error:
+        raise RestError(400, f"Validation error on: the body is not JSON: {error}") from error
+    except UnicodeDecodeError as error:
+        raise _not_utf8(error) from error
+    except RecursionError as error:
+        raise RestError(400, "Validation error on: the body is nested too deeply") from error
+
+
+def check_utf8(body: bytes) -> None:
+    """Refuse (400) a body that is not UTF-8 (RFC 8259 section 8.1)."""
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise _not_utf8(error) from error
+
+
+def _checked(records: list[AnyRecord] | msgspec.UnsetType, limit: int) -> list[AnyRecord]:
+    if isinstance(records, msgspec.UnsetType):
+        raise unprocessable("The body has no list of records")
+    if len(records) > limit:
+        raise RestError(413, f"The request has {len(records)} records; at most {limit} are taken at once")
+    return records
+
+
+def _not_utf8(error: UnicodeDecodeError) -> RestError:
+    return RestError(400, f"Validation error on: the body is not UTF-8 at byte {error.start}")
+
+
+def _bad_field(error: RestError) -> str | None:
+    """`key` or `value` when the error is about a record's key or value that is there and no string."""
+    if not error.validation_errors:
+        return None
+    text, _, path = error.validation_errors[0].partition(_PATH)
+    if not text.startswith("Expected `str"):
+        return None
+    for name in ("key", "value"):
+        if path.endswith(f"].{name}`") and ".headers[" not in path:
+            return name
+    return None

@@ -1,0 +1,95 @@
+"""Bodies of answers: results of a produce request, errors, and pages of records cut at a size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from protocols.rest.errors import RestError
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class Stored(msgspec.Struct, frozen=True, gc=False):
+    """A record that every in-sync replica has."""
+
+    partition: int
+    offset: int
+
+
+class ErrorBody(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What went wrong, for a request or for one of its records; the code is an HTTP status."""
+
+    error_code: int
+    message: str
+    validation_errors: tuple[str, ...] = ()
+
+
+class RecordHeader(msgspec.Struct, frozen=True, gc=False):
+    """A header of a record on its way out: base64 text, or null."""
+
+    key: str
+    value: bytes | None
+
+
+class RecordItem(msgspec.Struct, frozen=True, gc=False):
+    """A record on its way out; `timestamp` is in milliseconds since the epoch. No headers, no field."""
+
+    topic: str
+    key: Any  # msgspec.Raw, text, bytes (written as base64) or None
+    value: Any
+    partition: int
+    offset: int
+    timestamp: int
+    headers: tuple[RecordHeader, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+def encode(value: Any) -> bytes:
+    """Any of our structs, as compact JSON."""
+    return _ENCODER.encode(value)
+
+
+def encode_results(results: Sequence[Stored | ErrorBody]) -> bytes:
+    """The answer to a produce request: one entry for each record, in the order of the request."""
+    if len(results) == 1 and type(results[0]) is Stored:
+        return b'{"offsets":[{"partition":%d,"offset":%d}]}' % (results[0].partition, results[0].offset)
+    return _ENCODER.encode({"offsets": results})
+
+
+def encode_error(error: RestError) -> bytes:
+    """The body of a refusal."""
+    return _ENCODER.encode(ErrorBody(error.status, error.message, error.validation_errors))
+
+
+class Page:
+    """A list of records that is closed before it grows over `max_bytes`.
+
+    One record that is larger alone is let in, else it could never be delivered.
+    """
+
+    __slots__ = ("_body", "_limit", "count")
+
+    def __init__(self, max_bytes: int) -> None:
+        self._body = bytearray(b"[")
+        self._limit = max_bytes - 1  # the closing bracket
+        self.count = 0
+
+    def add(self, item: RecordItem) -> bool:
+        """Append a record; False, and nothing is changed, when there is no room for it."""
+        body = self._body
+        before = len(body)
+        if self.count:
+            body += b","
+        _ENCODER.encode_into(item, body, -1)
+        if self.count and len(body) > self._limit:
+            del body[before:]
+            return False
+        self.count += 1
+        return True
+
+    def finish(self) -> bytes:
+        """The body of the answer; the page takes nothing more."""
+        self._body += b"]"
+        return bytes(self._body)
