@@ -1,21 +1,68 @@
-"""Fixtures that every test shares: one broker for the whole run, topics of each test's own."""
+"""Fixtures that every test shares: one broker for the whole run, topics of each test's own, uvloop as in production.
+
+With CI set in the environment a skipped test is a failed one: there everything must have run.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from gateway.kafka.embedded import EmbeddedBroker
+from gateway.kafka.jars import ensure_jars
+from gateway.kafka.java import find_java
+
 NewTopicFactory = Callable[..., Awaitable[str]]
+NewBroker = Callable[..., EmbeddedBroker]
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    return fail_if_skipped((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[None]:
+    return fail_if_skipped((yield))
+
+
+def fail_if_skipped(report: Any) -> Any:
+    if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"skipped although CI=true: {reason}"
+    return report
+
+
+def make_broker(directory: Path, **options: object) -> EmbeddedBroker:
+    return EmbeddedBroker(directory, java=find_java().path, jars=ensure_jars("kafka"), **{"heap": "512m", **options})
 
 
 @pytest.fixture(scope="session")
-def bootstrap() -> str:
+def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The broker's address: TRIVIUM_TEST_BOOTSTRAP, or an embedded broker for the run."""
-    return os.environ["TRIVIUM_TEST_BOOTSTRAP"]
+    given = os.environ.get("TRIVIUM_TEST_BOOTSTRAP")
+    if given:
+        yield given
+        return
+    broker = make_broker(tmp_path_factory.mktemp("broker"))
+    # A loop of its own: the fixture serves tests with and without a loop.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(broker.start())
+        yield broker.bootstrap_servers
+        runner.run(broker.stop())
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +82,20 @@ def new_topic(admin: AIOKafkaAdminClient) -> NewTopicFactory:
         return name
 
     return create
+
+
+@pytest.fixture
+async def new_broker(tmp_path: Path) -> AsyncIterator[NewBroker]:
+    """Make brokers of the test's own, on free ports, for tests that stop, kill or freeze one; not started yet.
+
+    `new_broker(name="a", **options of EmbeddedBroker)`: the same name is the same data. All are killed at the end.
+    """
+    made: list[EmbeddedBroker] = []
+
+    def make(name: str = "broker", **options: object) -> EmbeddedBroker:
+        made.append(make_broker(tmp_path / name, **options))
+        return made[-1]
+
+    yield make
+    for broker in made:
+        await broker.kill()

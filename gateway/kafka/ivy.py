@@ -156,5 +156,9 @@ def _failure(tail: Sequence[str], code: int) -> IvyError:
     for line in tail:
         if _NETWORK.search(line):
             return NetworkError(line.strip(": "))
-    lines = [line.strip(": ") for line in tail if line.strip(": ").upper() not in {"ERRORS", "WARNINGS", "UNRESOLVED DEPENDENCIES"}]
+    lines = [
+        line.strip(": ")
+        for line in tail
+        if line.strip(": ").upper() not in {"ERRORS", "WARNINGS", "UNRESOLVED DEPENDENCIES"}
+    ]
     return IvyError(lines[0] if lines else f"Ivy ended with code {code}")

@@ -153,7 +153,9 @@ def ensure_jars(
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise _disk_full(directory) from error
-        raise JarError(f"cannot write the jars to {directory} (TRIVIUM_CACHE chooses another place): {error}") from error
+        raise JarError(
+            f"cannot write the jars to {directory} (TRIVIUM_CACHE chooses another place): {error}"
+        ) from error
     return paths
 
 
