@@ -1,0 +1,38 @@
+"""Whose fault an error is, and how much of the conversation it ends."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Scope(enum.IntEnum):
+    """The smallest thing that is broken; only that is closed."""
+
+    DELIVERY = 1
+    LINK = 2
+    SESSION = 3
+    CONNECTION = 4
+
+
+class PeerError(Exception):
+    """The peer broke its protocol. Never leaves a sans-io connection: it becomes a goodbye and an event.
+
+    Attributes:
+        code: what goes on the wire: an MQTT reason code or an AMQP error condition.
+        reason: one line for the peer and the log, without payloads and secrets.
+        scope: what is closed.
+    """
+
+    def __init__(self, code: int | str, reason: str, scope: Scope = Scope.CONNECTION) -> None:
+        super().__init__(code, reason, scope)
+        self.code = code
+        self.reason = reason
+        self.scope = scope
+
+    def __str__(self) -> str:
+        code = f"0x{self.code:02X}" if isinstance(self.code, int) else self.code
+        return f"{code}: {self.reason}"
+
+
+class UsageError(Exception):
+    """We broke the contract of our own protocol layer; a bug, never sent to a peer."""

@@ -1,0 +1,161 @@
+"""The data types of MQTT (section 1.5): integers, variable byte integers, UTF-8 strings, binary data.
+
+Reading is a cursor over the bytes of one packet; it never looks beyond the packet's end, and what is missing is a
+malformed packet. Writing appends to one bytearray.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from protocols.errors import UsageError
+from protocols.mqtt.reasons import malformed
+
+MAX_VARINT: Final = 268_435_455  # 4 bytes of 7 bits [MQTT-1.5.5-1]
+MAX_FIELD: Final = 65_535  # a string's or a binary field's length prefix has two bytes
+
+# Section 1.5.4 lets a receiver treat control characters and non-characters as malformed. Names (topics, filters,
+# client identifiers, user names) with them are refused, as other servers do; free text (user properties, reason
+# strings) keeps its line breaks.
+_UNFIT_IN_NAMES: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef"
+    + "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))
+    + "]"
+)
+
+
+def decode_text(data: bytes) -> str:
+    """Decode a UTF-8 string of free text.
+
+    Raises:
+        PeerError: ill-formed UTF-8, an encoded surrogate [MQTT-1.5.4-1], or U+0000 [MQTT-1.5.4-2]. U+FEFF stays
+            where it is [MQTT-1.5.4-3].
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise malformed("a string is not well-formed UTF-8") from None
+    if "\0" in text:
+        raise malformed("a string contains U+0000")
+    return text
+
+
+def decode_name(data: bytes) -> str:
+    """Decode a UTF-8 string that names something; control characters and non-characters are refused too."""
+    text = decode_text(data)
+    if _UNFIT_IN_NAMES.search(text) is not None:
+        raise malformed("a name contains a control character or a non-character")
+    return text
+
+
+def decode_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
+    """Read a variable byte integer; give its value and the position behind it.
+
+    Raises:
+        PeerError: it ends too early, has more than four bytes, or more than it needs [MQTT-1.5.5-1].
+    """
+    value = 0
+    for shift in (0, 7, 14, 21):
+        if position >= end:
+            raise malformed("the packet ends inside a variable byte integer")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if byte == 0 and shift:
+                raise malformed("a variable byte integer is longer than it needs to be")
+            return value, position
+    raise malformed("a variable byte integer has more than four bytes")
+
+
+def encode_varint(value: int) -> bytes:
+    """Encode a variable byte integer in as few bytes as it needs [MQTT-1.5.5-1]."""
+    if 0 <= value < 0x80:
+        return bytes((value,))
+    if not 0 <= value <= MAX_VARINT:
+        raise UsageError(f"a variable byte integer holds 0..{MAX_VARINT}, got {value}")
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def encode_text(text: str) -> bytes:
+    """Encode a UTF-8 string with its length in front.
+
+    Raises:
+        UsageError: longer than 65,535 bytes, with U+0000, or with a surrogate.
+    """
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise UsageError("a string with a surrogate cannot be sent") from None
+    if len(data) > MAX_FIELD:
+        raise UsageError(f"a string of {len(data)} bytes cannot be sent: {MAX_FIELD} is the most")
+    if b"\0" in data:
+        raise UsageError("a string with U+0000 cannot be sent")
+    return len(data).to_bytes(2) + data
+
+
+def encode_binary(data: bytes) -> bytes:
+    """Encode binary data with its length in front.
+
+    Raises:
+        UsageError: longer than 65,535 bytes.
+    """
+    if len(data) > MAX_FIELD:
+        raise UsageError(f"a binary field of {len(data)} bytes cannot be sent: {MAX_FIELD} is the most")
+    return len(data).to_bytes(2) + data
+
+
+class Reader:
+    """A cursor over `data[position:end]`, one packet or the rest of it."""
+
+    __slots__ = ("data", "end", "position")
+
+    def __init__(self, data: bytes, position: int = 0, end: int | None = None) -> None:
+        self.data = data
+        self.position = position
+        self.end = len(data) if end is None else end
+
+    @property
+    def left(self) -> int:
+        """How many bytes are left."""
+        return self.end - self.position
+
+    def integer(self, size: int) -> int:
+        """Read a big-endian integer of `size` bytes."""
+        return int.from_bytes(self.take(size))
+
+    def varint(self) -> int:
+        """Read a variable byte integer."""
+        value, self.position = decode_varint(self.data, self.position, self.end)
+        return value
+
+    def text(self) -> str:
+        """Read a string of free text."""
+        return decode_text(self.binary())
+
+    def name(self) -> str:
+        """Read a string that names something."""
+        return decode_name(self.binary())
+
+    def binary(self) -> bytes:
+        """Read binary data with its length in front."""
+        return self.take(self.integer(2))
+
+    def take(self, size: int) -> bytes:
+        """Read the next `size` bytes."""
+        position = self.position
+        if position + size > self.end:
+            raise malformed("the packet ends inside a field")
+        self.position = position + size
+        return self.data[position : position + size]
+
+    def finish(self) -> None:
+        """Check that nothing is left over."""
+        if self.position != self.end:
+            raise malformed(f"{self.left} bytes too many")

@@ -1,0 +1,318 @@
+"""From the bytes of one packet to the packet, both versions, both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from protocols.errors import PeerError
+from protocols.mqtt import packets, topics
+from protocols.mqtt.codec import Reader, decode_name
+from protocols.mqtt.packets import Packet, Version
+from protocols.mqtt.properties import WILL, Properties, decode_properties
+from protocols.mqtt.reasons import REASON_CODES, PacketType, ReasonCode, ReturnCode, malformed, protocol_error
+
+FLAGS: Final[dict[int, int]] = {
+    PacketType.PUBREL: 0b0010,
+    PacketType.SUBSCRIBE: 0b0010,
+    PacketType.UNSUBSCRIBE: 0b0010,
+}
+"""The reserved flags that are not 0 (table 2-2); PUBLISH's carry meaning."""
+
+
+def check_flags(first: int, version: Version) -> None:
+    """Check the four low bits of the first byte [MQTT-2.1.3-1].
+
+    Raises:
+        PeerError: they are not what table 2-2 says.
+    """
+    kind = first >> 4
+    if kind == PacketType.PUBLISH or first & 0x0F == FLAGS.get(kind, 0):
+        return
+    if version is Version.V31 and kind in FLAGS and first & 0x0F & ~0b1000 == FLAGS[kind]:
+        return  # MQTT 3.1 has DUP on these
+    if kind == PacketType.PUBREL and first & 1 | first & 4:
+        raise protocol_error("wrong flags on PUBREL")  # as Mosquitto has it; the clause asks for the closing only
+    raise malformed(f"wrong flags on {PacketType(kind).name}")
+
+
+def decode_packet(first: int, body: bytes, version: Version) -> Packet:
+    """Decode one packet.
+
+    Args:
+        first: the packet's first byte.
+        body: what its remaining length counts.
+        version: of the connection; CONNECT brings its own.
+
+    Raises:
+        PeerError: malformed, or not allowed by the protocol.
+    """
+    if first >> 4 == PacketType.PUBLISH:
+        return decode_publish(first, body, version)
+    decode = _DECODERS.get(first >> 4)
+    if decode is None or (version is not Version.V5 and first >> 4 == PacketType.AUTH):
+        raise protocol_error(f"packet type {first >> 4} does not exist")
+    check_flags(first, version)
+    reader = Reader(body)
+    packet = decode(reader, version)
+    reader.finish()
+    return packet
+
+
+def decode_version(reader: Reader) -> Version:
+    """Read protocol name and level of a CONNECT (sections 3.1.2.1 and 3.1.2.2).
+
+    Raises:
+        PeerError: 0x84 for a level that is not served, malformed for another protocol.
+    """
+    name = reader.binary()
+    if name not in (b"MQTT", b"MQIsdp"):
+        raise malformed("not MQTT")  # [MQTT-3.1.2-1]
+    level = reader.integer(1)
+    if (name == b"MQIsdp" and level != Version.V31) or (name == b"MQTT" and level not in (4, 5)):
+        raise PeerError(ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, f"protocol level {level}")  # [MQTT-3.1.2-2]
+    return Version(level)
+
+
+def decode_connect(reader: Reader, _version: Version = Version.V5) -> packets.Connect:
+    """Read a CONNECT (section 3.1)."""
+    return decode_connect_rest(reader, decode_version(reader))
+
+
+def decode_connect_rest(reader: Reader, version: Version) -> packets.Connect:
+    """Read what follows the protocol level of a CONNECT."""
+    flags = reader.integer(1)
+    if flags & 0x01 and version is not Version.V31:
+        raise malformed("the reserved connect flag is set")  # [MQTT-3.1.2-3]
+    clean_start, has_will, will_qos, will_retain = flags & 0x02, flags & 0x04, flags >> 3 & 3, flags & 0x20
+    has_password, has_username = flags & 0x40, flags & 0x80
+    if will_qos == 3 or (not has_will and (will_qos or will_retain)):
+        raise malformed("will flags that contradict each other")  # [MQTT-3.1.2-11..15]
+    if has_password and not has_username and version is not Version.V5:
+        raise malformed("a password without a user name")  # 3.1.1: [MQTT-3.1.2-22]
+    keep_alive = reader.integer(2)
+    properties = _properties(reader, version, PacketType.CONNECT)
+    client_id = _client_id(reader.binary(), version)
+    if not client_id and (version is Version.V31 or (version is Version.V311 and not clean_start)):
+        raise PeerError(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "an empty client identifier")  # 3.1.1: [MQTT-3.1.3-8]
+    will = None
+    if has_will:
+        will_properties = _properties(reader, version, WILL)
+        topic = reader.name()
+        if not topics.is_valid_name(topic):
+            raise malformed("the will's topic is not a topic name")
+        _check_response_topic(will_properties)
+        will = packets.Will(topic, reader.binary(), will_qos, bool(will_retain), will_properties)
+    username = reader.name() if has_username else None
+    password = reader.binary() if has_password else None
+    if (
+        properties is not None
+        and properties.authentication_data is not None
+        and properties.authentication_method is None
+    ):
+        raise protocol_error("authentication data without a method")
+    return packets.Connect(version, client_id, bool(clean_start), keep_alive, username, password, will, properties)
+
+
+def decode_publish(first: int, body: bytes, version: Version) -> packets.Publish:
+    """Read a PUBLISH (section 3.3); the topic is empty when an alias stands for it."""
+    qos = first >> 1 & 3
+    if qos == 3:
+        raise malformed("QoS 3")  # [MQTT-3.3.1-4]
+    if not qos and first & 0x08:
+        raise malformed("DUP at QoS 0")  # [MQTT-3.3.1-2]
+    reader = Reader(body)
+    topic = decode_topic(reader.binary())
+    packet_id = _packet_id(reader) if qos else 0
+    properties = _properties(reader, version, PacketType.PUBLISH)
+    if not topic and (properties is None or properties.topic_alias is None):
+        raise malformed("neither topic nor topic alias")
+    _check_response_topic(properties)
+    payload = reader.take(reader.left)
+    return packets.Publish(topic, payload, qos, bool(first & 1), bool(first & 8), packet_id, properties)
+
+
+def decode_topic(data: bytes) -> str:
+    """Decode and check the topic of a PUBLISH; empty is left to the caller [MQTT-3.3.2-1], [MQTT-3.3.2-2]."""
+    topic = decode_name(data)
+    if topic and not topics.is_valid_name(topic):
+        raise malformed("the topic contains a wildcard")
+    return topic
+
+
+def _connack(reader: Reader, version: Version) -> packets.Connack:
+    flags = reader.integer(1)
+    if flags > 1:
+        raise malformed("reserved flags on CONNACK")  # [MQTT-3.2.2-1]
+    code = reader.integer(1)
+    if version is not Version.V5:
+        if code > max(ReturnCode):
+            raise protocol_error(f"unknown return code {code}")
+        return packets.Connack(bool(flags), code)
+    _check_reason(code, PacketType.CONNACK)
+    return packets.Connack(bool(flags), code, _properties(reader, version, PacketType.CONNACK))
+
+
+def _acknowledgement(
+    kind: PacketType, make: Callable[[int, int, Properties | None], packets.Acknowledgement]
+) -> Callable[[Reader, Version], packets.Acknowledgement]:
+    def decode(reader: Reader, version: Version) -> packets.Acknowledgement:
+        packet_id = _packet_id(reader)
+        if version is not Version.V5 or not reader.left:  # 2 bytes: success, no properties (section 3.4.2.1)
+            return make(packet_id, 0, None)
+        code = reader.integer(1)
+        _check_reason(code, kind)
+        return make(packet_id, code, _properties(reader, version, kind) if reader.left else None)
+
+    return decode
+
+
+def _subscribe(reader: Reader, version: Version) -> packets.Subscribe:
+    packet_id = _request_id(reader)
+    properties = _properties(reader, version, PacketType.SUBSCRIBE)
+    subscriptions = []
+    while reader.left:
+        topic_filter = _filter(reader)
+        options = reader.integer(1)
+        reserved = 0b1100_0000 if version is Version.V5 else 0b1111_1100
+        if options & 3 == 3 or options & reserved or options & 0x30 == 0x30:
+            raise malformed("wrong subscription options")  # [MQTT-3.8.3-5]
+        no_local = bool(options & 4)
+        if no_local and topics.is_shared(topic_filter):
+            raise protocol_error("No Local on a shared subscription")  # [MQTT-3.8.3-4]
+        subscriptions.append(
+            packets.Subscription(topic_filter, options & 3, no_local, bool(options & 8), options >> 4 & 3)
+        )
+    if not subscriptions:
+        raise malformed("SUBSCRIBE without a topic filter")  # [MQTT-3.8.3-2]
+    return packets.Subscribe(packet_id, tuple(subscriptions), properties)
+
+
+def _suback(reader: Reader, version: Version) -> packets.Suback:
+    packet_id = _packet_id(reader)
+    properties = _properties(reader, version, PacketType.SUBACK)
+    codes = tuple(reader.take(reader.left))
+    for code in codes:
+        if version is Version.V5:
+            _check_reason(code, PacketType.SUBACK)
+        elif code not in (0, 1, 2, 0x80):
+            raise protocol_error(f"return code 0x{code:02X} on SUBACK")  # 3.1.1: [MQTT-3.9.3-2]
+    if not codes:
+        raise malformed("SUBACK without a code")
+    return packets.Suback(packet_id, codes, properties)
+
+
+def _unsubscribe(reader: Reader, version: Version) -> packets.Unsubscribe:
+    packet_id = _request_id(reader)
+    properties = _properties(reader, version, PacketType.UNSUBSCRIBE)
+    filters = []
+    while reader.left:
+        filters.append(_filter(reader))
+    if not filters:
+        raise malformed("UNSUBSCRIBE without a topic filter")  # [MQTT-3.10.3-2]
+    return packets.Unsubscribe(packet_id, tuple(filters), properties)
+
+
+def _unsuback(reader: Reader, version: Version) -> packets.Unsuback:
+    packet_id = _packet_id(reader)
+    if version is not Version.V5:
+        return packets.Unsuback(packet_id)
+    properties = _properties(reader, version, PacketType.UNSUBACK)
+    codes = tuple(reader.take(reader.left))
+    for code in codes:
+        _check_reason(code, PacketType.UNSUBACK)
+    if not codes:
+        raise malformed("UNSUBACK without a code")
+    return packets.Unsuback(packet_id, codes, properties)
+
+
+def _pingreq(_reader: Reader, _version: Version) -> packets.Pingreq:
+    return packets.Pingreq()
+
+
+def _pingresp(_reader: Reader, _version: Version) -> packets.Pingresp:
+    return packets.Pingresp()
+
+
+def _disconnect(reader: Reader, version: Version) -> packets.Disconnect:
+    code, properties = _code_and_properties(reader, version, PacketType.DISCONNECT)
+    return packets.Disconnect(code, properties)
+
+
+def _auth(reader: Reader, version: Version) -> packets.Auth:
+    code, properties = _code_and_properties(reader, version, PacketType.AUTH)
+    return packets.Auth(code, properties)
+
+
+_DECODERS: Final[dict[int, Callable[[Reader, Version], Packet]]] = {
+    PacketType.CONNECT: decode_connect,
+    PacketType.CONNACK: _connack,
+    PacketType.PUBACK: _acknowledgement(PacketType.PUBACK, packets.Puback),
+    PacketType.PUBREC: _acknowledgement(PacketType.PUBREC, packets.Pubrec),
+    PacketType.PUBREL: _acknowledgement(PacketType.PUBREL, packets.Pubrel),
+    PacketType.PUBCOMP: _acknowledgement(PacketType.PUBCOMP, packets.Pubcomp),
+    PacketType.SUBSCRIBE: _subscribe,
+    PacketType.SUBACK: _suback,
+    PacketType.UNSUBSCRIBE: _unsubscribe,
+    PacketType.UNSUBACK: _unsuback,
+    PacketType.PINGREQ: _pingreq,
+    PacketType.PINGRESP: _pingresp,
+    PacketType.DISCONNECT: _disconnect,
+    PacketType.AUTH: _auth,
+}
+
+
+def _code_and_properties(reader: Reader, version: Version, kind: PacketType) -> tuple[int, Properties | None]:
+    if version is not Version.V5 or not reader.left:
+        return 0, None
+    code = reader.integer(1)
+    _check_reason(code, kind)
+    return code, _properties(reader, version, kind) if reader.left else None
+
+
+def _properties(reader: Reader, version: Version, packet: int) -> Properties | None:
+    if version is not Version.V5:
+        return None
+    properties, reader.position = decode_properties(reader.data, reader.position, reader.end, packet)
+    return properties
+
+
+def _check_reason(code: int, kind: PacketType) -> None:
+    if code not in REASON_CODES[kind]:
+        raise protocol_error(f"reason code 0x{code:02X} on {kind.name}")
+
+
+def _packet_id(reader: Reader) -> int:
+    packet_id = reader.integer(2)
+    if not packet_id:
+        raise protocol_error("packet identifier 0")  # [MQTT-2.2.1-3]
+    return packet_id
+
+
+def _request_id(reader: Reader) -> int:
+    packet_id = reader.integer(2)
+    if not packet_id:
+        raise malformed("packet identifier 0")  # [MQTT-2.2.1-3]; the code that Mosquitto gives here
+    return packet_id
+
+
+def _filter(reader: Reader) -> str:
+    topic_filter = reader.name()
+    if not topics.is_valid_filter(topic_filter):
+        raise malformed("not a topic filter")  # [MQTT-4.7.1-1], [MQTT-4.7.3-1]
+    return topic_filter
+
+
+def _client_id(data: bytes, version: Version) -> str:
+    try:
+        return decode_name(data)
+    except PeerError as fault:
+        if version is Version.V5:
+            raise PeerError(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, fault.reason) from None
+        raise
+
+
+def _check_response_topic(properties: Properties | None) -> None:
+    if properties is not None and properties.response_topic is not None:
+        if not topics.is_valid_name(properties.response_topic):
+            raise protocol_error("the response topic is not a topic name")  # [MQTT-3.3.2-14]

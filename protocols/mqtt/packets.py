@@ -1,0 +1,176 @@
+"""The fifteen packets of MQTT as frozen records; `decoding` and `encoding` know their bytes."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from protocols.mqtt.properties import Properties
+
+
+class Version(enum.IntEnum):
+    """The protocol level of CONNECT (section 3.1.2.2)."""
+
+    V31 = 3
+    V311 = 4
+    V5 = 5
+
+
+class Will(msgspec.Struct, frozen=True, gc=False):
+    """The message that the server publishes when the client is gone (section 3.1.2.5)."""
+
+    topic: str
+    payload: bytes
+    qos: int = 0
+    retain: bool = False
+    properties: Properties | None = None
+
+
+class Connect(msgspec.Struct, frozen=True, gc=False):
+    """CONNECT (section 3.1). `client_id` is empty when the server shall choose one."""
+
+    version: Version
+    client_id: str
+    clean_start: bool = True
+    keep_alive: int = 0
+    username: str | None = None
+    password: bytes | None = None
+    will: Will | None = None
+    properties: Properties | None = None
+
+
+class Connack(msgspec.Struct, frozen=True, gc=False):
+    """CONNACK (section 3.2). In 3.1.1 the reason code is one of `ReturnCode`."""
+
+    session_present: bool = False
+    reason_code: int = 0
+    properties: Properties | None = None
+
+
+class Publish(msgspec.Struct, frozen=True, gc=False):
+    """PUBLISH (section 3.3). `packet_id` is 0 at QoS 0, `properties` None when there are none."""
+
+    topic: str
+    payload: bytes
+    qos: int = 0
+    retain: bool = False
+    dup: bool = False
+    packet_id: int = 0
+    properties: Properties | None = None
+
+
+class Puback(msgspec.Struct, frozen=True, gc=False):
+    """PUBACK (section 3.4)."""
+
+    packet_id: int
+    reason_code: int = 0
+    properties: Properties | None = None
+
+
+class Pubrec(msgspec.Struct, frozen=True, gc=False):
+    """PUBREC (section 3.5)."""
+
+    packet_id: int
+    reason_code: int = 0
+    properties: Properties | None = None
+
+
+class Pubrel(msgspec.Struct, frozen=True, gc=False):
+    """PUBREL (section 3.6)."""
+
+    packet_id: int
+    reason_code: int = 0
+    properties: Properties | None = None
+
+
+class Pubcomp(msgspec.Struct, frozen=True, gc=False):
+    """PUBCOMP (section 3.7)."""
+
+    packet_id: int
+    reason_code: int = 0
+    properties: Properties | None = None
+
+
+class Subscription(msgspec.Struct, frozen=True, gc=False):
+    """One topic filter of a SUBSCRIBE with its options (section 3.8.3.1)."""
+
+    topic_filter: str
+    qos: int = 0
+    no_local: bool = False
+    retain_as_published: bool = False
+    retain_handling: int = 0
+
+
+class Subscribe(msgspec.Struct, frozen=True, gc=False):
+    """SUBSCRIBE (section 3.8)."""
+
+    packet_id: int
+    subscriptions: tuple[Subscription, ...]
+    properties: Properties | None = None
+
+
+class Suback(msgspec.Struct, frozen=True, gc=False):
+    """SUBACK (section 3.9), one reason code per topic filter, in their order."""
+
+    packet_id: int
+    reason_codes: tuple[int, ...]
+    properties: Properties | None = None
+
+
+class Unsubscribe(msgspec.Struct, frozen=True, gc=False):
+    """UNSUBSCRIBE (section 3.10)."""
+
+    packet_id: int
+    topic_filters: tuple[str, ...]
+    properties: Properties | None = None
+
+
+class Unsuback(msgspec.Struct, frozen=True, gc=False):
+    """UNSUBACK (section 3.11); 3.1.1 has no reason codes in it."""
+
+    packet_id: int
+    reason_codes: tuple[int, ...] = ()
+    properties: Properties | None = None
+
+
+class Pingreq(msgspec.Struct, frozen=True, gc=False):
+    """PINGREQ (section 3.12)."""
+
+
+class Pingresp(msgspec.Struct, frozen=True, gc=False):
+    """PINGRESP (section 3.13)."""
+
+
+class Disconnect(msgspec.Struct, frozen=True, gc=False):
+    """DISCONNECT (section 3.14); 3.1.1 has neither code nor properties."""
+
+    reason_code: int = 0
+    properties: Properties | None = None
+
+
+class Auth(msgspec.Struct, frozen=True, gc=False):
+    """AUTH (section 3.15), MQTT 5.0 only."""
+
+    reason_code: int = 0
+    properties: Properties | None = None
+
+
+Acknowledgement = Puback | Pubrec | Pubrel | Pubcomp
+Packet = (
+    Connect
+    | Connack
+    | Publish
+    | Puback
+    | Pubrec
+    | Pubrel
+    | Pubcomp
+    | Subscribe
+    | Suback
+    | Unsubscribe
+    | Unsuback
+    | Pingreq
+    | Pingresp
+    | Disconnect
+    | Auth
+)

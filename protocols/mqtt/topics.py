@@ -1,0 +1,201 @@
+"""Topic names and topic filters (section 4.7), shared subscriptions (4.8.2), and the trie that matches them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Final, Generic, NamedTuple, TypeVar
+
+MAX_BYTES: Final = 65_535
+SHARE: Final = "$share/"
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+def is_valid_name(topic: str) -> bool:
+    """Whether `topic` can be published to: not empty [MQTT-4.7.3-1], no wildcards [MQTT-4.7.1-1], no U+0000, and
+    not too long [MQTT-4.7.3-3].
+    """
+    return topic != "" and "+" not in topic and "#" not in topic and "\0" not in topic and _fits(topic)
+
+
+def is_valid_filter(topic_filter: str) -> bool:
+    """Whether `topic_filter` can be subscribed to; a `$share` filter is judged by its parts [MQTT-4.8.2-1]."""
+    if topic_filter.startswith(SHARE):
+        shared = parse_share(topic_filter)
+        return shared is not None and _fits(topic_filter)
+    if topic_filter == "" or "\0" in topic_filter or not _fits(topic_filter):
+        return False
+    return _wildcards_stand_alone(topic_filter)
+
+
+def has_wildcard(topic_filter: str) -> bool:
+    """Whether a valid filter has a wildcard."""
+    return "+" in topic_filter or "#" in topic_filter
+
+
+def is_shared(topic_filter: str) -> bool:
+    """Whether the filter asks for a shared subscription."""
+    return topic_filter.startswith(SHARE)
+
+
+class Shared(NamedTuple):
+    """The parts of `$share/{group}/{topic_filter}`."""
+
+    group: str
+    topic_filter: str
+
+
+def parse_share(topic_filter: str) -> Shared | None:
+    """Take a `$share` filter apart.
+
+    Returns:
+        None when it is not a valid one: the share name is empty, or has a wildcard [MQTT-4.8.2-1],
+        [MQTT-4.8.2-2], or the rest is not a topic filter.
+    """
+    if not topic_filter.startswith(SHARE):
+        return None
+    group, slash, rest = topic_filter[len(SHARE) :].partition("/")
+    if not group or not slash or not rest or "+" in group or "#" in group or "\0" in topic_filter:
+        return None
+    return Shared(group, rest) if _wildcards_stand_alone(rest) else None
+
+
+def _wildcards_stand_alone(topic_filter: str) -> bool:
+    """`+` fills a whole level [MQTT-4.7.1-2]; `#` fills the last one [MQTT-4.7.1-1]."""
+    if "+" not in topic_filter and "#" not in topic_filter:
+        return True
+    levels = topic_filter.split("/")
+    last = len(levels) - 1
+    for number, level in enumerate(levels):
+        if len(level) > 1 and ("+" in level or "#" in level):
+            return False
+        if level == "#" and number != last:
+            return False
+    return True
+
+
+def _fits(topic: str) -> bool:
+    return len(topic) <= MAX_BYTES // 4 or len(topic.encode("utf-8", "surrogatepass")) <= MAX_BYTES
+
+
+class _Node(Generic[K, V]):
+    """One level of the filters that share the levels above it."""
+
+    __slots__ = ("children", "ended", "hashed")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node[K, V]] = {}  # `+` is a child like any other
+        self.ended: dict[K, V] = {}  # filters that end here
+        self.hashed: dict[K, V] = {}  # filters that go on with `#` and end
+
+    def is_empty(self) -> bool:
+        return not (self.children or self.ended or self.hashed)
+
+
+class SubscriptionTrie(Generic[K, V]):
+    """Who gets a message: topic filters on one side, subscribers and what they asked for on the other.
+
+    A subscriber has at most one subscription to a filter: the last one counts [MQTT-3.8.4-3]. Shared subscriptions
+    are put in under the filter inside them; the trie does not choose among their members.
+    """
+
+    __slots__ = ("_root", "_size")
+
+    def __init__(self) -> None:
+        self._root: _Node[K, V] = _Node()
+        self._size = 0
+
+    def __len__(self) -> int:
+        """How many subscriptions are in it."""
+        return self._size
+
+    def add(self, topic_filter: str, subscriber: K, subscription: V) -> bool:
+        """Put a subscription in, or replace it.
+
+        Returns:
+            Whether it is new.
+        """
+        node = self._root
+        levels = topic_filter.split("/")
+        hashed = levels[-1] == "#"
+        if hashed:
+            levels.pop()
+        for level in levels:
+            child = node.children.get(level)
+            if child is None:
+                child = node.children[level] = _Node()
+            node = child
+        entries = node.hashed if hashed else node.ended
+        new = subscriber not in entries
+        entries[subscriber] = subscription
+        self._size += new
+        return new
+
+    def remove(self, topic_filter: str, subscriber: K) -> bool:
+        """Take a subscription out; levels that nobody needs any more go with it.
+
+        Returns:
+            Whether there was one.
+        """
+        path: list[tuple[_Node[K, V], str]] = []
+        node = self._root
+        levels = topic_filter.split("/")
+        hashed = levels[-1] == "#"
+        if hashed:
+            levels.pop()
+        for level in levels:
+            child = node.children.get(level)
+            if child is None:
+                return False
+            path.append((node, level))
+            node = child
+        entries = node.hashed if hashed else node.ended
+        if subscriber not in entries:
+            return False
+        del entries[subscriber]
+        self._size -= 1
+        while path and node.is_empty():
+            node, level = path.pop()
+            del node.children[level]
+        return True
+
+    def match(self, topic: str) -> list[tuple[K, V]]:
+        """Find the subscriptions that `topic` matches; a subscriber with several of them is there several times."""
+        found: list[tuple[K, V]] = []
+        levels = topic.split("/")
+        nodes = [self._root]
+        reserved = topic.startswith("$")  # not matched by a wildcard at the first level [MQTT-4.7.2-1]
+        for number, level in enumerate(levels):
+            below = []
+            wild = number > 0 or not reserved
+            for node in nodes:
+                if wild:
+                    if node.hashed:
+                        found.extend(node.hashed.items())
+                    child = node.children.get("+")
+                    if child is not None:
+                        below.append(child)
+                child = node.children.get(level)
+                if child is not None:
+                    below.append(child)
+            nodes = below
+            if not nodes:
+                return found
+        for node in nodes:
+            if node.ended:
+                found.extend(node.ended.items())
+            if node.hashed:  # `sport/#` matches `sport` as well (section 4.7.1.2)
+                found.extend(node.hashed.items())
+        return found
+
+    def __iter__(self) -> Iterator[tuple[str, K, V]]:
+        """Every subscription, as filter, subscriber, subscription."""
+        waiting: list[tuple[str, _Node[K, V]]] = [("", self._root)]
+        while waiting:
+            prefix, node = waiting.pop()
+            for subscriber, subscription in node.ended.items():
+                yield prefix[:-1], subscriber, subscription
+            for subscriber, subscription in node.hashed.items():
+                yield prefix + "#", subscriber, subscription
+            waiting.extend((f"{prefix}{level}/", child) for level, child in node.children.items())
