@@ -1,0 +1,70 @@
+"""Open or shut, with two marks, so that a level near one mark does not flap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Callback = Callable[[bool], None]
+"""Told the new state: True when the gate has opened, False when it has shut."""
+
+
+class Gate:
+    """Shuts when the level reaches the high mark, opens when it is back at or below the low mark.
+
+    The gate owns no level: whoever counts calls `level` (or `raised` and `lowered`) after each change. It refuses
+    nothing; it says when to stop asking for more.
+    """
+
+    __slots__ = ("_callbacks", "_open", "high", "low")
+
+    def __init__(self, high: int, low: int) -> None:
+        if not 0 <= low < high:
+            raise ValueError(f"0 <= low < high needed, got low {low}, high {high}")
+        self.high = high
+        self.low = low
+        self._open = True
+        self._callbacks: list[Callback] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more may be asked for."""
+        return self._open
+
+    def level(self, level: int) -> None:
+        """Tell the level after a change; callbacks run before this returns, once per transition."""
+        if self._open:
+            if level >= self.high:
+                self.change(False)
+        elif level <= self.low:
+            self.change(True)
+
+    def change(self, is_open: bool) -> None:
+        """Open or shut whatever the level is (a budget of two levels decides by itself); idempotent."""
+        if is_open == self._open:
+            return
+        self._open = is_open
+        for callback in tuple(self._callbacks):
+            # A callback may have unsubscribed a later one, or changed the level and so the state again: the
+            # nested change has told everybody already.
+            if self._open != is_open:
+                return
+            if callback in self._callbacks:
+                callback(is_open)
+
+    def subscribe(self, callback: Callback) -> None:
+        """Call `callback(is_open)` at each transition from now on, after those subscribed before.
+
+        Raises:
+            ValueError: it is subscribed already; being called twice would be nobody's intent.
+        """
+        if callback in self._callbacks:
+            raise ValueError("this callback is subscribed already")
+        self._callbacks.append(callback)
+
+    def unsubscribe(self, callback: Callback) -> None:
+        """Stop calling `callback`; allowed from inside a callback.
+
+        Raises:
+            ValueError: it is not subscribed.
+        """
+        self._callbacks.remove(callback)

@@ -1,0 +1,408 @@
+"""Records into Kafka: submitted without waiting, settled in batches, acknowledged only when stored.
+
+`submit` appends to the open batch of the record's partition and returns. At the end of the loop turn the lanes
+(`writer`) hand over what was submitted in it. When Kafka has answered, the owners learn the fate of their tokens,
+once per owner and batch. No future, no task, no log line exists per record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from flowcontrol.budget import Budget
+from flowcontrol.gate import Gate
+from gateway.config import BudgetConfig, KafkaConfig
+from gateway.kafka.batch import Batch
+from gateway.kafka.contracts import Owner, Refused, Result
+from gateway.kafka.producers import Producers, Spawn
+from gateway.kafka.topics import REACHABLE_S, TopicInfo, Topics
+from gateway.kafka.writer import Desk, Lane, TopicWriter
+from mapping.outcomes import Outcome
+from mapping.record import Record
+
+log = logging.getLogger(__name__)
+
+HELD_RECORDS: Final = 10_000
+"""How many records may wait for one unknown topic's look-up; further ones are BUSY."""
+HELD_OVERHEAD: Final = 64
+"""What a held record is counted for beside its key, value and headers."""
+LATENCY_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 120_000)
+"""Upper bounds of the buckets of `Statistics.latency`; a last one without bound follows."""
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """What happened so far; all but the first two only grow.
+
+    Attributes:
+        records_in_flight: submitted and not settled.
+        bytes_in_flight: their size.
+        records: settled records by outcome, those without an owner included.
+        unowned: records that nobody answers for (MQTT QoS 0) and that were not stored, by outcome.
+        batches: batches that were stored.
+        latency: stored batches by the milliseconds from their first record to Kafka's answer; see `LATENCY_MS`.
+        latency_sum_ms: sum of those milliseconds.
+        producers: how often a producer was started; each after the first replaced one that had lost its place.
+    """
+
+    records_in_flight: int
+    bytes_in_flight: int
+    records: dict[Outcome, int]
+    unowned: dict[Outcome, int]
+    batches: int
+    latency: tuple[int, ...]
+    latency_sum_ms: float
+    producers: int
+
+
+class Publisher:
+    """The way into Kafka.
+
+    Attributes:
+        budget: bytes and records submitted and not settled, of the whole process.
+        gate: the budget's gate: when it shuts, stop reading from clients and stop granting credit.
+    """
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        limits: BudgetConfig,
+        topics: Topics,
+        *,
+        spawn: Spawn,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], int],
+        chance: random.Random,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            config: with `bootstrap_servers` set.
+            limits: the budgets' limits.
+            topics: started and stopped by the caller.
+            spawn: starts background work in the app's task group.
+            clock: monotonic seconds; the loop's.
+            wall_clock: milliseconds since the epoch.
+            chance: chooses the partition of records without a key.
+        """
+        self.budget = Budget(limits.process_bytes, limits.process_records)
+        self.gate: Gate = self.budget.gate
+        self._limits = limits
+        self._topics = topics
+        self._spawn = spawn
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._producers = Producers(config, spawn)
+        self._desk = Desk(config, self._producers, topics, spawn=spawn, clock=clock, chance=chance, settle=self._settle)
+        self._delivery_timeout_s = config.delivery_timeout_s
+        self._writers: dict[str, TopicWriter] = {}
+        self._topic_budgets: dict[str, Budget] = {}
+        self._held: dict[str, list[tuple[Record, Owner | None, Any, int]]] = {}
+        self._stamp = 0  # wall clock of this loop turn; 0: no turn has begun
+        self._now = 0.0
+        self._touched: list[Lane] = []
+        self._refusals: dict[tuple[int, Outcome, str], tuple[Owner | None, list[Any]]] = {}
+        self._drained: asyncio.Event | None = None
+        self._answered = float("-inf")
+        self._records = dict.fromkeys(Outcome, 0)
+        self._unowned = dict.fromkeys(Outcome, 0)
+        self._batches = 0
+        self._latency = [0] * (len(LATENCY_MS) + 1)
+        self._latency_sum_ms = 0.0
+        topics.on_update(self._topic_updated)
+        topics.on_gone(self._topic_gone)
+
+    # Submitting
+
+    def submit(self, record: Record, owner: Owner | None, token: Any = None) -> None:
+        """Take `record`; its fate is told to `owner.settle` later, never from inside this call.
+
+        Never waits and never raises for the record's sake. `owner` None: nobody wants to know. An owner may have
+        an attribute `budget`, a `flowcontrol.budget.Budget` of its own without a parent; it counts what the owner
+        has in flight (see `connection_budget`).
+        """
+        writer = self._writers.get(record.topic)
+        if writer is None:
+            self._hold(record, owner, token)
+            return
+        stamp = self._stamp or self._begin_turn()
+        key = record.key
+        number = record.partition
+        if number is None:
+            partitioner = writer.partitioner
+            if key is not None:
+                number = partitioner.known.get(key)
+                if number is None:
+                    number = partitioner.place(key)
+            else:
+                number = partitioner.sticky
+        elif not 0 <= number < len(writer.lanes):
+            reason = f"topic {writer.name} has no partition {number}"
+            self._refuse(owner, token, Outcome.UNKNOWN_TOPIC, reason)
+            return
+        if key is None and writer.info.needs_key:
+            self._refuse(owner, token, Outcome.UNFIT, f"topic {writer.name} is compacted: a key is needed")
+            return
+        timestamp = record.timestamp
+        if timestamp is None:
+            timestamp = stamp
+        elif not (timestamp >= 0 and stamp - writer.info.before_ms <= timestamp <= stamp + writer.info.after_ms):
+            self._refuse(owner, token, Outcome.UNFIT, f"topic {writer.name} refuses the timestamp {timestamp}")
+            return
+
+        lane = writer.lanes[number]
+        batch = lane.open
+        headers = record.headers
+        pairs = list(headers) if headers else []  # aiokafka's builder takes a list only
+        try:
+            metadata = batch.write(batch.count, timestamp, key, record.value, pairs)
+            if metadata is None:
+                batch = lane.roll()
+                metadata = batch.write(0, timestamp, key, record.value, pairs)
+        except (UnicodeEncodeError, OverflowError) as error:
+            self._refuse(owner, token, Outcome.UNFIT, f"no Kafka record can hold it: {error}")
+            return
+        size: int = metadata.size
+        if batch.count == 0:
+            if size > writer.largest:
+                lane.roll()  # the batch holds the record, which is too large for any batch
+                self._refuse(owner, token, Outcome.TOO_LARGE, f"topic {writer.name} takes {writer.largest} bytes")
+                return
+            batch.born = self._now
+        if owner is not batch.owner:
+            batch.turn_to(owner)
+        batch.add_token(token)
+        batch.count += 1
+        batch.bytes = size = batch.bytes + size
+        if size >= batch.mark:
+            batch.account()
+        if not lane.touched:
+            lane.touched = True
+            self._touched.append(lane)
+
+    def _begin_turn(self) -> int:
+        asyncio.get_running_loop().call_soon(self._end_turn)
+        self._stamp = self._wall_clock()
+        self._now = self._clock()
+        return self._stamp
+
+    def _end_turn(self) -> None:
+        """Once per loop turn in which something was submitted: hand over, and tell the refused."""
+        self._stamp = 0
+        touched, self._touched = self._touched, []
+        for lane in touched:
+            lane.end_turn()
+        refusals, self._refusals = self._refusals, {}
+        for (_, outcome, reason), (owner, tokens) in refusals.items():
+            self._tell(owner, tokens, (), Result(outcome=outcome, reason=reason))
+        self._check_drained()
+
+    def _refuse(self, owner: Owner | None, token: Any, outcome: Outcome, reason: str) -> None:
+        """Settle without Kafka, at the end of the turn."""
+        if not self._stamp:
+            self._begin_turn()
+        key = (id(owner), outcome, reason)
+        refusal = self._refusals.get(key)
+        if refusal is None:
+            self._refusals[key] = (owner, [token])
+        else:
+            refusal[1].append(token)
+
+    # Unknown topics
+
+    def _hold(self, record: Record, owner: Owner | None, token: Any) -> None:
+        """Keep `record` until its topic is known; ask for it, once."""
+        name = record.topic
+        info = self._topics.known(name)
+        if info is not None:
+            self._open(info)
+            self.submit(record, owner, token)
+            return
+        held = self._held.get(name)
+        if held is None:
+            held = self._held[name] = []
+            self._spawn(self._resolve(name))
+        if len(held) >= HELD_RECORDS:
+            self._refuse(owner, token, Outcome.BUSY, f"topic {name} is still being looked up")
+            return
+        size = HELD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
+        size += sum(len(header) + len(value or b"") for header, value in record.headers)
+        held.append((record, owner, token, size))
+        self._topic_budget(name).take(size)
+        budget = getattr(owner, "budget", None)
+        if budget is not None:
+            budget.take(size)
+
+    async def _resolve(self, name: str) -> None:
+        refused: Refused | None = None
+        try:
+            async with asyncio.timeout(self._delivery_timeout_s):
+                await self.topic(name)
+        except TimeoutError:
+            refused = Refused(Outcome.BUSY, "Kafka did not answer in time")
+        except Refused as error:
+            refused = error
+        self._resolved(name, refused)
+
+    def _resolved(self, name: str, refused: Refused | None) -> None:
+        for record, owner, token, size in self._held.pop(name, ()):
+            if refused is None:
+                self.submit(record, owner, token)
+            else:
+                self._refuse(owner, token, refused.outcome, refused.reason)
+            # After taking again, so that the gate does not flap.
+            self._topic_budget(name).give(size)
+            budget = getattr(owner, "budget", None)
+            if budget is not None:
+                budget.give(size)
+        if refused is not None:
+            self._forget_budget(name)
+
+    async def topic(self, name: str) -> TopicInfo:
+        """What is known of `name`, after asking, and creating the topic, where need be.
+
+        Raises:
+            Refused: UNKNOWN_TOPIC, DENIED or BUSY; see `Topics.get`.
+        """
+        info = await self._topics.get(name)
+        if name not in self._writers:
+            self._open(info)
+        return info
+
+    def known_topic(self, name: str) -> TopicInfo | None:
+        """What is known of `name`, without asking."""
+        return self._topics.known(name)
+
+    def _open(self, info: TopicInfo) -> None:
+        self._writers[info.name] = TopicWriter(info, self._desk, self._topic_budget(info.name))
+
+    def _topic_updated(self, info: TopicInfo) -> None:
+        writer = self._writers.get(info.name)
+        if writer is not None:
+            writer.update(info)
+
+    def _topic_gone(self, name: str, outcome: Outcome) -> None:
+        """Its lanes give up what they hold; the next record asks again."""
+        writer = self._writers.pop(name, None)
+        if writer is not None:
+            writer.gone = outcome
+            self._topic_budgets.pop(name)
+
+    # Budgets
+
+    def _topic_budget(self, name: str) -> Budget:
+        budget = self._topic_budgets.get(name)
+        if budget is None:
+            limits = self._limits
+            budget = Budget(limits.topic_bytes, limits.process_records, parent=self.budget)
+            self._topic_budgets[name] = budget
+        return budget
+
+    def _forget_budget(self, name: str) -> None:
+        budget = self._topic_budgets.get(name)
+        if budget is not None and not budget.records and name not in self._writers:
+            del self._topic_budgets[name]
+
+    def topic_gate(self, name: str) -> Gate:
+        """The gate of one topic's budget: one slow topic stops its own senders before it stops everybody's."""
+        return self._topic_budget(name).gate
+
+    def connection_budget(self) -> Budget:
+        """A budget for one connection, to be kept in the owner's attribute `budget`."""
+        return Budget(self._limits.connection_bytes, self._limits.process_records)
+
+    # Settling
+
+    def _settle(self, batch: Batch, topic: str, result: Result, base: int) -> None:
+        """The end of a batch: tell its owners, give back to the budgets."""
+        stored = result.outcome is Outcome.STORED
+        if stored:
+            now = self._clock()
+            self._answered = now
+            self._batches += 1
+            took_ms = (now - batch.born) * 1000
+            self._latency_sum_ms += took_ms
+            self._latency[bisect.bisect_left(LATENCY_MS, took_ms)] += 1
+        for share in batch.shares.values():
+            offsets = share.offsets(base) if stored else ()
+            self._tell(share.owner, share.tokens, offsets, result)
+        batch.release()
+        self._forget_budget(topic)
+        self._check_drained()
+
+    def _tell(self, owner: Owner | None, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        self._records[result.outcome] += len(tokens)
+        if owner is None:
+            if result.outcome is not Outcome.STORED:
+                self._unowned[result.outcome] += len(tokens)
+            return
+        try:
+            owner.settle(tokens, offsets, result)
+        except Exception:
+            # Our bug, in one session; the other owners of the batch are not to pay for it.
+            log.exception("%s failed to settle %d tokens", type(owner).__name__, len(tokens))
+
+    # Life
+
+    async def start(self) -> bool:
+        """Connect; False (logged) when Kafka does not answer yet: it is tried on in the background."""
+        return await self._topics.start()
+
+    def _outstanding(self) -> int:
+        return self.budget.records + len(self._refusals)
+
+    def _check_drained(self) -> None:
+        if self._drained is not None and not self._outstanding():
+            self._drained.set()
+
+    async def drain(self, timeout: float) -> bool:
+        """Wait until nothing is outstanding, at most `timeout` seconds; settle what remains BUSY.
+
+        Submitting must have stopped. True when everything was answered.
+        """
+        self._drained = asyncio.Event()
+        complete = True
+        try:
+            if self._stamp:
+                self._end_turn()
+            if self._outstanding():
+                async with asyncio.timeout(timeout):
+                    await self._drained.wait()
+        except TimeoutError:
+            complete = False
+            for name in tuple(self._held):
+                self._resolved(name, Refused(Outcome.BUSY, "shutting down"))
+            for writer in tuple(self._writers.values()):
+                await writer.abandon()
+            self._end_turn()
+        finally:
+            self._drained = None
+        return complete
+
+    async def stop(self) -> None:
+        """Close the producers; `drain` first."""
+        await self._producers.stop()
+
+    @property
+    def reachable(self) -> bool:
+        """Whether Kafka has answered anything recently."""
+        return self._topics.reachable or self._clock() - self._answered < REACHABLE_S
+
+    def statistics(self) -> Statistics:
+        """Counts so far."""
+        return Statistics(
+            records_in_flight=self.budget.records,
+            bytes_in_flight=self.budget.bytes,
+            records=dict(self._records),
+            unowned=dict(self._unowned),
+            batches=self._batches,
+            latency=tuple(self._latency),
+            latency_sum_ms=self._latency_sum_ms,
+            producers=self._producers.started,
+        )
