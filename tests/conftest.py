@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,12 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[None]:
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
     return fail_if_skipped((yield))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Iterator[None]:
+def pytest_make_collect_report() -> Generator[None, Any, Any]:
     return fail_if_skipped((yield))
 
 
@@ -46,7 +46,7 @@ def fail_if_skipped(report: Any) -> Any:
     return report
 
 
-def make_broker(directory: Path, **options: object) -> EmbeddedBroker:
+def make_broker(directory: Path, **options: Any) -> EmbeddedBroker:
     return EmbeddedBroker(directory, java=find_java().path, jars=ensure_jars("kafka"), **{"heap": "512m", **options})
 
 
@@ -92,7 +92,7 @@ async def new_broker(tmp_path: Path) -> AsyncIterator[NewBroker]:
     """
     made: list[EmbeddedBroker] = []
 
-    def make(name: str = "broker", **options: object) -> EmbeddedBroker:
+    def make(name: str = "broker", **options: Any) -> EmbeddedBroker:
         made.append(make_broker(tmp_path / name, **options))
         return made[-1]
 

@@ -136,9 +136,7 @@ class EmbeddedBroker:
         if self.is_running:
             raise RuntimeError("the embedded broker runs already")
         if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError(
-                "start the embedded broker from the main thread: it ends with the thread that started it"
-            )
+            raise RuntimeError("start the broker from the main thread: it ends with the thread that started it")
         try:
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
             storage.check_space(self.directory)
@@ -281,7 +279,8 @@ class EmbeddedBroker:
             return BrokerError(f"the disk is full, the embedded broker cannot write to {self.directory}")
         if "Address already in use" in text:
             return PortTakenError(
-                f"{what}: its port {self._port} or its controller port is taken (embedded.port, embedded.controller_port)"
+                f"{what}: its port {self._port} or its controller port is taken"
+                " (embedded.port, embedded.controller_port)"
             )
         telling = [line for line in lines if _TELLING.search(line)] or lines[-1:]
         why = _STAMP.sub("", telling[0]) if telling else "it printed nothing"

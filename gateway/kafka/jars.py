@@ -94,7 +94,11 @@ def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
 def locked_jars(set_name: str) -> list[Jar]:
     """Return the pinned jars of a set, `kafka` or `spark`, in the order of the lock."""
     lock = tomllib.loads(importlib.resources.files("gateway.kafka").joinpath("jars.lock").read_text())
-    return [Jar(*coordinate.split(":"), sha256) for coordinate, sha256 in lock[set_name].items()]
+    jars = []
+    for coordinate, sha256 in lock[set_name].items():
+        group, artifact, version = coordinate.split(":")
+        jars.append(Jar(group, artifact, version, sha256))
+    return jars
 
 
 def locked_version(set_name: str, artifact: str) -> str:
@@ -168,7 +172,7 @@ def _complete(
         if not missing:
             break
         try:
-            _fetch(set_name, directory, missing, len(jars), report, environment)
+            _fetch(set_name, directory, missing, total=len(jars), report=report, environment=environment)
         except ivy.NetworkError as error:
             if attempt + 1 == ATTEMPTS:
                 raise JarError(
@@ -190,6 +194,7 @@ def _fetch(
     set_name: str,
     directory: Path,
     missing: Sequence[Jar],
+    *,
     total: int,
     report: Report,
     environment: Mapping[str, str],
