@@ -1,6 +1,6 @@
 """What all readers share: opening and closing aiokafka consumers, conversion, and looking up offsets.
 
-aiokafka 0.14 is pinned: the three places that reach below its public surface are here.
+aiokafka 0.14 is pinned: the places that reach below its public surface are here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiokafka.structs import ConsumerRecord
 
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
-from mapping.record import Received, is_topic_name
+from mapping.record import INTERNAL_TOPIC_PREFIX, Received, is_topic_name
 
 ISOLATION: Final = "read_committed"  # records of open or aborted transactions are not messages yet
 FETCH_WAIT_MS: Final = 100
@@ -71,6 +71,13 @@ def on_metadata(consumer: AIOKafkaConsumer, listener: Callable[[Any], None]) -> 
     consumer._client.cluster.add_listener(listener)
 
 
+def is_broken(consumer: AIOKafkaConsumer) -> bool:
+    """Whether a background task of the consumer has ended, so that it will never bring anything again."""
+    fetching = consumer._fetcher._fetch_task
+    coordinating = getattr(consumer._coordinator, "_coordination_task", None)
+    return bool(fetching.done() or (coordinating is not None and coordinating.done()))
+
+
 class _Batch:
     """Partitions whose offsets are asked for by one request."""
 
@@ -122,6 +129,8 @@ class Lookup:
         Raises:
             Refused: no legal or public name, unknown, or Kafka does not answer.
         """
+        if topic.startswith(INTERNAL_TOPIC_PREFIX):
+            raise Refused(Outcome.DENIED, "topics that begin with __ are internal")
         if not is_topic_name(topic):
             raise Refused(Outcome.UNKNOWN_TOPIC, f"{topic!r} is not the name of a topic")
         if self._ensure is not None:

@@ -28,6 +28,7 @@ from gateway.kafka.consumers import (
     ConsumerOptions,
     Lookup,
     close_consumer,
+    is_broken,
     on_metadata,
     received,
 )
@@ -306,6 +307,8 @@ class Tail:
                 log.warning("tail: not authorized to read: %s", error)
             await asyncio.sleep(RETRY_S)
             return
+        if not batches and is_broken(consumer):
+            raise KafkaError("the consumer's fetching has ended")
         for partition, records in batches.items():
             part = self._partitions.get(partition)
             if part is not None:
