@@ -19,6 +19,9 @@ FLAGS: Final[dict[int, int]] = {
 }
 """The reserved flags that are not 0 (table 2-2); PUBLISH's carry meaning."""
 
+WRONG_FLAGS: Final[dict[int, ReasonCode]] = {PacketType.PUBREL: ReasonCode.PROTOCOL_ERROR}
+"""The code for wrong flags where it is not 0x81: [MQTT-3.6.1-1] asks for closing only, clients know Mosquitto's."""
+
 
 def check_flags(first: int, version: Version) -> None:
     """Check the four low bits of the first byte [MQTT-2.1.3-1].
@@ -31,9 +34,7 @@ def check_flags(first: int, version: Version) -> None:
         return
     if version is Version.V31 and kind in FLAGS and first & 0x0F & ~0b1000 == FLAGS[kind]:
         return  # MQTT 3.1 has DUP on these
-    if kind == PacketType.PUBREL and first & 1 | first & 4:
-        raise protocol_error("wrong flags on PUBREL")  # as Mosquitto has it; the clause asks for the closing only
-    raise malformed(f"wrong flags on {PacketType(kind).name}")
+    raise PeerError(WRONG_FLAGS.get(kind, ReasonCode.MALFORMED_PACKET), f"wrong flags on {PacketType(kind).name}")
 
 
 def decode_packet(first: int, body: bytes, version: Version) -> Packet:
@@ -172,7 +173,7 @@ def _subscribe(reader: Reader, version: Version) -> packets.Subscribe:
     properties = _properties(reader, version, PacketType.SUBSCRIBE)
     subscriptions = []
     while reader.left:
-        topic_filter = _filter(reader)
+        topic_filter = _filter(reader, version)
         options = reader.integer(1)
         reserved = 0b1100_0000 if version is Version.V5 else 0b1111_1100
         if options & 3 == 3 or options & reserved or options & 0x30 == 0x30:
@@ -207,7 +208,7 @@ def _unsubscribe(reader: Reader, version: Version) -> packets.Unsubscribe:
     properties = _properties(reader, version, PacketType.UNSUBSCRIBE)
     filters = []
     while reader.left:
-        filters.append(_filter(reader))
+        filters.append(_filter(reader, version))
     if not filters:
         raise malformed("UNSUBSCRIBE without a topic filter")  # [MQTT-3.10.3-2]
     return packets.Unsubscribe(packet_id, tuple(filters), properties)
@@ -296,9 +297,9 @@ def _request_id(reader: Reader) -> int:
     return packet_id
 
 
-def _filter(reader: Reader) -> str:
+def _filter(reader: Reader, version: Version) -> str:
     topic_filter = reader.name()
-    if not topics.is_valid_filter(topic_filter):
+    if not topics.is_valid_filter(topic_filter, shared=version is Version.V5):
         raise malformed("not a topic filter")  # [MQTT-4.7.1-1], [MQTT-4.7.3-1]
     return topic_filter
 
@@ -313,6 +314,6 @@ def _client_id(data: bytes, version: Version) -> str:
 
 
 def _check_response_topic(properties: Properties | None) -> None:
-    if properties is not None and properties.response_topic is not None:
-        if not topics.is_valid_name(properties.response_topic):
-            raise protocol_error("the response topic is not a topic name")  # [MQTT-3.3.2-14]
+    topic = None if properties is None else properties.response_topic
+    if topic is not None and not topics.is_valid_name(topic):
+        raise protocol_error("the response topic is not a topic name")  # [MQTT-3.3.2-14]

@@ -13,17 +13,23 @@ V = TypeVar("V")
 
 
 def is_valid_name(topic: str) -> bool:
-    """Whether `topic` can be published to: not empty [MQTT-4.7.3-1], no wildcards [MQTT-4.7.1-1], no U+0000, and
-    not too long [MQTT-4.7.3-3].
+    """Whether `topic` can be published to.
+
+    It is not empty [MQTT-4.7.3-1], has no wildcard [MQTT-3.3.2-2], no U+0000 [MQTT-4.7.3-2], and is not too long
+    [MQTT-4.7.3-3].
     """
     return topic != "" and "+" not in topic and "#" not in topic and "\0" not in topic and _fits(topic)
 
 
-def is_valid_filter(topic_filter: str) -> bool:
-    """Whether `topic_filter` can be subscribed to; a `$share` filter is judged by its parts [MQTT-4.8.2-1]."""
-    if topic_filter.startswith(SHARE):
-        shared = parse_share(topic_filter)
-        return shared is not None and _fits(topic_filter)
+def is_valid_filter(topic_filter: str, shared: bool = True) -> bool:
+    """Whether `topic_filter` can be subscribed to.
+
+    Args:
+        topic_filter: the filter.
+        shared: whether `$share` has its meaning and is judged by its parts [MQTT-4.8.2-1]; not in 3.1.1.
+    """
+    if shared and topic_filter.startswith(SHARE):
+        return parse_share(topic_filter) is not None and _fits(topic_filter)
     if topic_filter == "" or "\0" in topic_filter or not _fits(topic_filter):
         return False
     return _wildcards_stand_alone(topic_filter)

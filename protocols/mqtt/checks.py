@@ -1,0 +1,90 @@
+"""What a client may not say on a connection, beyond what the codec and the state table see.
+
+Most of it follows from what CONNACK announced (section 3.2.2.3). Functions raise `PeerError` or return.
+"""
+
+from __future__ import annotations
+
+from protocols.errors import PeerError
+from protocols.mqtt import packets, topics
+from protocols.mqtt.properties import NONE, Properties
+from protocols.mqtt.reasons import CLIENT_DISCONNECT_CODES, ReasonCode, malformed, protocol_error
+from protocols.mqtt.states import publish_flags
+
+
+def refused_flags(first: int, announced: Properties) -> PeerError:
+    """Say why the flags of a PUBLISH are refused."""
+    row = publish_flags()[first & 0x0F]
+    if row is None:
+        return malformed("wrong flags on PUBLISH")
+    if row[1] and announced.retain_available == 0:
+        return PeerError(ReasonCode.RETAIN_NOT_SUPPORTED, "retained messages are not available")  # [MQTT-3.2.2-14]
+    return PeerError(ReasonCode.QOS_NOT_SUPPORTED, f"QoS {row[0]} is not available")  # [MQTT-3.2.2-11]
+
+
+def resolve_topic(topic: str, properties: Properties | None, aliases: dict[int, str], topic_alias_maximum: int) -> str:
+    """Check the properties of a PUBLISH, and resolve its topic alias (section 3.3.2.3.4).
+
+    Args:
+        topic: as it was received; empty when an alias stands for it.
+        properties: as they were received.
+        aliases: of this connection; a new one is put in.
+        topic_alias_maximum: the one we announced.
+
+    Returns:
+        The topic.
+    """
+    alias = None
+    if properties is not None:
+        if properties.subscription_identifiers:
+            raise protocol_error("a subscription identifier from a client")  # [MQTT-3.3.4-6]
+        response_topic = properties.response_topic
+        if response_topic is not None and not topics.is_valid_name(response_topic):
+            raise protocol_error("the response topic is not a topic name")  # [MQTT-3.3.2-14]
+        alias = properties.topic_alias
+    if alias is None:
+        if not topic:
+            raise malformed("neither topic nor topic alias")
+        return topic
+    if alias > topic_alias_maximum:
+        raise PeerError(ReasonCode.TOPIC_ALIAS_INVALID, f"topic alias {alias}")  # [MQTT-3.3.2-9]
+    if topic:
+        aliases[alias] = topic
+        return topic
+    known = aliases.get(alias)
+    if known is None:
+        raise protocol_error(f"topic alias {alias} stands for nothing")
+    return known
+
+
+def check_subscribe(packet: packets.Subscribe, announced: Properties) -> None:
+    """Refuse what CONNACK said is not there (sections 3.2.2.3.11 to 3.2.2.3.13)."""
+    identifiers = packet.properties is not None and packet.properties.subscription_identifiers
+    if identifiers and announced.subscription_identifier_available == 0:
+        raise PeerError(ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED, "subscription identifiers are not available")
+    for one in packet.subscriptions:
+        if announced.shared_subscription_available == 0 and topics.is_shared(one.topic_filter):
+            raise PeerError(ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, "shared subscriptions are not available")
+        if announced.wildcard_subscription_available == 0 and topics.has_wildcard(one.topic_filter):
+            raise PeerError(ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED, "wildcard subscriptions are not available")
+
+
+def check_disconnect(packet: packets.Disconnect, connect: packets.Connect) -> None:
+    """Refuse what only a server may say in DISCONNECT, and a session expiry that comes too late."""
+    if packet.reason_code not in CLIENT_DISCONNECT_CODES:
+        raise protocol_error(f"reason code 0x{packet.reason_code:02X} from a client")
+    properties = packet.properties or NONE
+    if properties.server_reference is not None:
+        raise protocol_error("a server reference from a client")
+    if properties.session_expiry_interval and not (connect.properties or NONE).session_expiry_interval:
+        raise protocol_error("a session expiry after none was asked for in CONNECT")  # section 3.14.2.2.2
+
+
+def check_auth(packet: packets.Auth, method: str | None, is_open: bool) -> None:
+    """Check a step of enhanced authentication (section 4.12)."""
+    if (packet.properties or NONE).authentication_method != method:
+        raise protocol_error("another authentication method than in CONNECT")  # [MQTT-4.12.0-5]
+    if packet.reason_code == ReasonCode.SUCCESS:
+        raise protocol_error("AUTH with success is the server's")
+    if not is_open and packet.reason_code != ReasonCode.CONTINUE_AUTHENTICATION:
+        raise protocol_error("AUTH before CONNACK only continues")  # [MQTT-4.12.0-3]

@@ -1,0 +1,279 @@
+"""The sending half of a server's connection: acknowledgements, messages, packet identifiers, the bytes that wait."""
+
+from __future__ import annotations
+
+import array
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from flowcontrol.credit import Inflight
+from protocols.errors import UsageError
+from protocols.mqtt import packets
+from protocols.mqtt.codec import encode_varint
+from protocols.mqtt.encoding import PreparedPublish, encode_packet, prepare_publish
+from protocols.mqtt.packets import Packet, Version
+from protocols.mqtt.properties import NONE, Properties
+from protocols.mqtt.reasons import REASON_CODES, RETURN_CODES, PacketType, ReasonCode
+from protocols.mqtt.states import LARGEST_PACKET, UNLIMITED, Awaits, State
+
+_CONNACK_CODES: Final = REASON_CODES[PacketType.CONNACK]
+
+
+class Sender:
+    """What a server says on one connection. Two directions are two windows and two sets of packet identifiers.
+
+    Verbs that answer the client do nothing once the connection is closed: an acknowledgement may come from Kafka
+    after the goodbye.
+
+    Attributes:
+        version: of the protocol; None before CONNECT.
+        state: where the connection is.
+        connect: the CONNECT that was received.
+        inbound: QoS 1 and 2 messages from the client that are not acknowledged, against our Receive Maximum.
+        outbound: ours that the client has not acknowledged, against its Receive Maximum.
+    """
+
+    __slots__ = (
+        "_awaited",
+        "_max_out",
+        "_next_id",
+        "_out",
+        "_qos2",
+        "connect",
+        "inbound",
+        "outbound",
+        "state",
+        "version",
+    )
+
+    def __init__(self, outgoing_inflight: int) -> None:
+        self.version: Version | None = None
+        self.state = State.NEW
+        self.connect: packets.Connect | None = None
+        self.inbound = Inflight(UNLIMITED)
+        self.outbound = Inflight(outgoing_inflight)
+        self._max_out = LARGEST_PACKET
+        self._out = bytearray()
+        self._qos2: set[int] = set()  # identifiers of the client between PUBLISH and PUBCOMP
+        self._awaited: dict[int, Awaits] = {}  # identifiers of ours
+        self._next_id = 1
+
+    def data_to_send(self) -> bytes:
+        """Take the bytes that wait to be written."""
+        if not self._out:
+            return b""
+        data = bytes(self._out)
+        self._out.clear()
+        return data
+
+    # verbs: answers to the client's messages
+
+    def send_pubacks(self, packet_ids: Sequence[int]) -> None:
+        """Acknowledge many QoS 1 messages with success; four bytes each."""
+        if self.state is not State.OPEN or not packet_ids:
+            return
+        count = len(packet_ids)
+        self.inbound.release(count)
+        words = array.array("H", (0x4002,)) * (2 * count)
+        words[1::2] = array.array("H", packet_ids)
+        if sys.byteorder == "little":
+            words.byteswap()
+        self._out += words.tobytes()
+
+    def send_puback(self, packet_id: int, reason_code: int = 0, reason_string: str | None = None) -> None:
+        """Acknowledge a QoS 1 message [MQTT-4.3.2-4]. A failure cannot be said in 3.1.1: close instead.
+
+        Raises:
+            UsageError: a failure for a 3.1.1 client.
+        """
+        if self.state is not State.OPEN:
+            return
+        if reason_code and self.version is not Version.V5:
+            if reason_code >= 0x80:
+                raise UsageError("PUBACK of 3.1.1 has no reason code; close the connection")
+            reason_code = 0
+        self.inbound.release()
+        if reason_code:
+            self._say(packets.Puback(packet_id, reason_code, self._explain(reason_string)))
+        else:
+            self._out += b"\x40\x02" + packet_id.to_bytes(2)
+
+    def send_pubrec(self, packet_id: int, reason_code: int = 0, reason_string: str | None = None) -> None:
+        """Answer a QoS 2 message [MQTT-4.3.3-8]; from 0x80 on its identifier is free again [MQTT-4.3.3-9].
+
+        Raises:
+            UsageError: a failure for a 3.1.1 client.
+        """
+        if self.state is not State.OPEN:
+            return
+        if reason_code >= 0x80:
+            if self.version is not Version.V5:
+                raise UsageError("PUBREC of 3.1.1 has no reason code; close the connection")
+            self._release_qos2(packet_id)
+        self._say(packets.Pubrec(packet_id, reason_code, self._explain(reason_string)))
+
+    def send_pubcomp(self, packet_id: int, reason_code: int = 0) -> None:
+        """Answer a PUBREL [MQTT-4.3.3-11]; the identifier is free again."""
+        if self.state is not State.OPEN:
+            return
+        self._release_qos2(packet_id)
+        self._say(packets.Pubcomp(packet_id, reason_code if self.version is Version.V5 else 0))
+
+    def send_suback(self, packet_id: int, reason_codes: Sequence[int], properties: Properties | None = None) -> None:
+        """Answer a SUBSCRIBE, one code per filter [MQTT-3.8.4-6]; 3.1.1 gets 0x80 for every failure."""
+        if self.state is State.OPEN:
+            self._say(packets.Suback(packet_id, tuple(reason_codes), self._allowed(properties)))
+
+    def send_unsuback(self, packet_id: int, reason_codes: Sequence[int], properties: Properties | None = None) -> None:
+        """Answer an UNSUBSCRIBE [MQTT-3.10.4-4], one code per filter [MQTT-3.11.3-1]."""
+        if self.state is State.OPEN:
+            self._say(packets.Unsuback(packet_id, tuple(reason_codes), self._allowed(properties)))
+
+    # verbs: our messages
+
+    def send_publish(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int = 0,
+        *,
+        retain: bool = False,
+        dup: bool = False,
+        properties: Properties | None = None,
+        packet_id: int | None = None,
+    ) -> int | None:
+        """Send a message to the client.
+
+        Args:
+            topic: its topic name.
+            payload: its payload.
+            qos: 0 to 2.
+            retain: the RETAIN flag.
+            dup: sent again after a reconnect [MQTT-3.3.1-1].
+            properties: of PUBLISH; ignored in 3.1.1.
+            packet_id: to send an earlier one again; by default the next free one is taken.
+
+        Returns:
+            The packet identifier (0 at QoS 0). None: larger than the client takes, so it is not sent and counts
+            as delivered to it [MQTT-3.1.2-25].
+
+        Raises:
+            UsageError: not open, or the client's window is full (`outbound.free`).
+        """
+        if self.version is None:
+            raise UsageError("nothing can be published before CONNECT")
+        return self.send_prepared(
+            prepare_publish(topic, payload, properties, self.version), qos, retain=retain, dup=dup, packet_id=packet_id
+        )
+
+    def send_prepared(
+        self,
+        message: PreparedPublish,
+        qos: int = 0,
+        *,
+        retain: bool = False,
+        dup: bool = False,
+        packet_id: int | None = None,
+    ) -> int | None:
+        """Send what `prepare_publish` encoded for this version; otherwise as `send_publish`."""
+        if self.state is not State.OPEN:
+            raise UsageError(f"PUBLISH in state {self.state.name}")
+        head = message.topic
+        rest = message.rest
+        first = 0x30 | qos << 1 | retain | dup << 3
+        length = len(head) + len(rest) + (2 if qos else 0)
+        if length < 0x80:
+            header = bytes((first, length))
+        elif length < 0x4000:
+            header = bytes((first, length & 0x7F | 0x80, length >> 7))
+        else:
+            header = bytes((first,)) + encode_varint(length)
+        if length + len(header) > self._max_out:
+            return None
+        out = self._out
+        if not qos:
+            out += header
+            out += head
+            out += rest
+            return 0
+        chosen = self._take_id(Awaits.PUBACK if qos == 1 else Awaits.PUBREC, packet_id)
+        out += header
+        out += head
+        out += chosen.to_bytes(2)
+        out += rest
+        return chosen
+
+    def send_pubrel(self, packet_id: int, reason_code: int = 0) -> None:
+        """Go on with a QoS 2 exchange of ours [MQTT-4.3.3-4]; after a reconnect the identifier is taken anew."""
+        if self.state is not State.OPEN:
+            return
+        if packet_id in self._awaited:
+            self._awaited[packet_id] = Awaits.PUBCOMP
+        elif reason_code == 0:
+            self._take_id(Awaits.PUBCOMP, packet_id)
+        self._say(packets.Pubrel(packet_id, reason_code if self.version is Version.V5 else 0))
+
+    # words
+
+    def _say(self, packet: Packet) -> None:
+        """Queue a packet, without its reason string and user properties if it is too large with them."""
+        assert self.version is not None
+        data = encode_packet(packet, self.version)
+        if len(data) > self._max_out:
+            properties = getattr(packet, "properties", None)
+            if properties:
+                slim = msgspec.structs.replace(properties, reason_string=None, user_properties=())
+                data = encode_packet(msgspec.structs.replace(packet, properties=slim), self.version)
+            if len(data) > self._max_out:
+                return  # [MQTT-3.1.2-24]: it must not be sent at all
+        self._out += data
+
+    def _say_disconnect(self, code: int, reason: str | None, properties: Properties) -> None:
+        if self.version is Version.V5:
+            if reason is not None:
+                properties = msgspec.structs.replace(properties, reason_string=reason)
+            self._say(packets.Disconnect(code, properties))
+
+    def _say_connack(self, code: int, reason: str | None, properties: Properties) -> None:
+        if self.version is Version.V5:
+            if code not in _CONNACK_CODES:
+                code = ReasonCode.UNSPECIFIED_ERROR
+            if reason is not None:
+                properties = msgspec.structs.replace(properties, reason_string=reason)
+            self._say(packets.Connack(False, code, properties))
+        elif code in RETURN_CODES:
+            self._say(packets.Connack(False, RETURN_CODES[code]))  # [MQTT-3.2.2-5], [MQTT-3.2.2-6]
+
+    def _explain(self, reason: str | None) -> Properties | None:
+        return None if reason is None else self._allowed(Properties(reason_string=reason))
+
+    def _allowed(self, properties: Properties | None) -> Properties | None:
+        """Leave reason string and user properties out if the client does not want them [MQTT-3.1.2-29]."""
+        assert self.connect is not None
+        if properties is None or (self.connect.properties or NONE).request_problem_information != 0:
+            return properties
+        return msgspec.structs.replace(properties, reason_string=None, user_properties=())
+
+    # packet identifiers
+
+    def _take_id(self, awaits: Awaits, packet_id: int | None) -> int:
+        if not self.outbound.free:
+            raise UsageError("the client's Receive Maximum is used up")  # [MQTT-3.3.4-9]
+        if packet_id is None:
+            packet_id = self._next_id
+            while packet_id in self._awaited:  # [MQTT-2.2.1-4]
+                packet_id = packet_id % UNLIMITED + 1
+            self._next_id = packet_id % UNLIMITED + 1
+        elif packet_id in self._awaited:
+            raise UsageError(f"packet identifier {packet_id} is in use")
+        self.outbound.take()
+        self._awaited[packet_id] = awaits
+        return packet_id
+
+    def _release_qos2(self, packet_id: int) -> None:
+        if packet_id in self._qos2:
+            self._qos2.remove(packet_id)
+            self.inbound.release()
