@@ -173,17 +173,23 @@ class Tail:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def watch(self, topic: str, fanout: Fanout) -> None:
+    async def watch(self, topic: str, fanout: Fanout, *, beginning: bool = False) -> None:
         """Offer the records of a topic to the outlets that `fanout` selects.
 
         Returns when the position at the end of the log is fixed: what is stored after that is offered, and what
         was stored before the call is not. Watching twice changes nothing.
 
+        Args:
+            topic: its name.
+            fanout: chooses among its outlets.
+            beginning: the topic is new, and all that is in it is wanted. (Where another fan-out already watches
+                it, the reader goes on from where it is.)
+
         Raises:
             Refused: the topic is unknown or not for clients, or Kafka does not answer.
         """
         partitions = await self._lookup.partitions(topic)
-        ends = await self._lookup.ends(partitions)
+        ends = await (self._lookup.beginnings if beginning else self._lookup.ends)(partitions)
         state = self._topics.get(topic)
         if state is None:
             state = self._topics[topic] = _Topic(topic)

@@ -51,8 +51,8 @@ class Pump(asyncio.Protocol):
     """One socket with one sans-io connection and the session that gives it meaning."""
 
     __slots__ = (
-        "_brakes", "_clock", "_closed", "_events", "_holding", "_lost", "_spawn", "_timer", "_timer_at", "connection",
-        "handler", "lingering", "peer", "transport", "writable",
+        "_brakes", "_clock", "_closed", "_events", "_flushing", "_holding", "_lost", "_spawn", "_timer", "_timer_at",
+        "connection", "handler", "lingering", "peer", "transport", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,7 @@ class Pump(asyncio.Protocol):
         self._brakes: set[str] = set()
         self._events: collections.deque[Any] = collections.deque()
         self._holding = False
+        self._flushing = False
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -161,6 +162,12 @@ class Pump(asyncio.Protocol):
         if deadline is not None and (self._timer_at is None or deadline < self._timer_at):
             self._arm(deadline)
 
+    def flush_soon(self) -> None:
+        """Flush once at the end of this loop turn, however often it is asked for in it."""
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush_now)
+
     def pause_reading(self, reason: str) -> None:
         """Stop reading the socket until `resume_reading` was called for every reason."""
         if not self._brakes and self.transport is not None and not self._closed:
@@ -205,6 +212,10 @@ class Pump(asyncio.Protocol):
             self.transport.abort()
 
     # inside
+
+    def _flush_now(self) -> None:
+        self._flushing = False
+        self.flush()
 
     def _dispatch(self, events: list[Any]) -> None:
         if not events:

@@ -1,0 +1,125 @@
+"""The `trivium` command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway.config import Config, ConfigError, load
+
+app = typer.Typer(
+    help="MQTT 5, AMQP 1.0 and HTTP into Apache Kafka and back.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Look at and check the configuration.", no_args_is_help=True)
+spark_app = typer.Typer(help="Spark jobs on the topics.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+app.add_typer(spark_app, name="spark")
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="A TOML file (default: trivium.toml where it exists).")
+]
+Listen = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0: a free one.")]
+
+
+def fail(text: str) -> typer.Exit:
+    """Say why on standard error; returns what to raise."""
+    typer.echo(f"trivium: {text}", err=True)
+    return typer.Exit(2)
+
+
+def read_config(file: Path | None, flags: dict[str, Any] | None = None) -> Config:
+    """Load the configuration or leave with its error."""
+    try:
+        return load(file, flags)
+    except ConfigError as error:
+        raise fail(str(error)) from error
+
+
+@app.command()
+def up(
+    config: ConfigFile = None,
+    mqtt: Listen = None,
+    amqp: Listen = None,
+    http: Listen = None,
+    management: Listen = None,
+    bootstrap_servers: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT,...", help="Kafka; without it an embedded broker is started.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the embedded broker keeps its data.")] = None,
+    kafka_port: Annotated[int | None, typer.Option(help="The embedded broker's port; 0: a free one.")] = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="Written (JSON: addresses, process ids) once every listener accepts.")
+    ] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Listen beyond loopback without authentication.")
+    ] = None,
+) -> None:
+    """Run the gateway until SIGTERM or Ctrl-C."""
+    flags: dict[str, Any] = {
+        "data_dir": data_dir,
+        "mqtt": {"address": mqtt},
+        "amqp": {"address": amqp},
+        "http": {"address": http},
+        "management": {"address": management},
+        "kafka": {"bootstrap_servers": bootstrap_servers},
+        "embedded": {"port": kafka_port},
+        "security": {"insecure": insecure},
+    }
+    settings = read_config(config, flags)
+    from gateway.app import StartError, run  # noqa: PLC0415 - `trivium config check` needs neither Kafka nor proton
+
+    try:
+        run(settings, ready_file)
+    except StartError as error:
+        raise fail(str(error)) from error
+
+
+@config_app.command("check")
+def config_check(config: ConfigFile = None) -> None:
+    """Check the configuration and say what is wrong with it."""
+    settings = read_config(config)
+    from gateway.app import StartError, check  # noqa: PLC0415
+
+    try:
+        check(settings)
+    except StartError as error:
+        raise fail(str(error)) from error
+    typer.echo("The configuration is good.")
+
+
+@config_app.command("show")
+def config_show(config: ConfigFile = None) -> None:
+    """Print the configuration in force, as JSON; secrets are left out."""
+    typer.echo(json.dumps(read_config(config).model_dump(mode="json", exclude={"kafka": {"sasl_password"}}), indent=2))
+
+
+@spark_app.command("run", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def spark_run(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(help="The job, such as max-temperature.")],
+    bootstrap_servers: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Kafka.")] = "127.0.0.1:9092",
+) -> None:
+    """Run a Spark job with the pinned jars; further options go to the job (see `-- --help`)."""
+    from gateway.kafka.jars import JarError, ensure_jars  # noqa: PLC0415
+
+    try:
+        jars = ensure_jars("spark")
+    except JarError as error:
+        raise fail(str(error)) from error
+    argv = [sys.executable, "-m", "spark_sinks", job, "--bootstrap-servers", bootstrap_servers]
+    argv += ["--jars", ",".join(str(jar) for jar in jars), *context.args]
+    os.execv(sys.executable, argv)  # the job gets our process id, our signals and our terminal
+
+
+def main() -> None:
+    """The console script."""
+    app()

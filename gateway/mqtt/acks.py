@@ -1,0 +1,51 @@
+"""Acknowledgements of one client's publishes, in order of arrival.
+
+Kafka answers per partition, so fates come back in any order; the acknowledgements must not [MQTT-4.6.0-2], and a
+record that failed must not be overtaken by a later success.
+"""
+
+from __future__ import annotations
+
+import collections
+
+from gateway.kafka.contracts import Result
+
+
+class Slot:
+    """The place of one publish in the line: its packet id and, once known, what became of it."""
+
+    __slots__ = ("packet_id", "result")
+
+    def __init__(self, packet_id: int) -> None:
+        self.packet_id = packet_id
+        self.result: Result | None = None
+
+
+class AckQueue:
+    """The line of a connection's unacknowledged publishes."""
+
+    __slots__ = ("_line",)
+
+    def __init__(self) -> None:
+        self._line: collections.deque[Slot] = collections.deque()
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def arrive(self, packet_id: int) -> Slot:
+        """A publish arrived; the slot is its ticket's token."""
+        slot = Slot(packet_id)
+        self._line.append(slot)
+        return slot
+
+    def ready(self) -> list[Slot]:
+        """Take the slots at the head of the line whose result is known, in order of arrival."""
+        line = self._line
+        taken: list[Slot] = []
+        while line and line[0].result is not None:
+            taken.append(line.popleft())
+        return taken
+
+    def clear(self) -> None:
+        """The connection is gone: nobody waits any more."""
+        self._line.clear()

@@ -1,0 +1,71 @@
+"""A session's two outlets: what may be dropped (QoS 0) and what may not (QoS 1)."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from gateway.mqtt.router import Match
+from mapping.record import Received
+
+BATCH: Final = 1000  # demand of an outlet that only the socket bounds
+
+
+class Sender(Protocol):
+    """The session as its outlets see it."""
+
+    @property
+    def room(self) -> int:
+        """Free places in the client's window, 0 while the socket is full."""
+        ...
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether the socket's buffer is below its mark."""
+        ...
+
+    def match(self, record: Received) -> Match | None:
+        """How the session's filters match the record."""
+        ...
+
+    def deliver(self, record: Received, match: Match) -> None:
+        """Send it; there is room."""
+        ...
+
+
+class Outbox:
+    """One outlet. `noted` is what the router found for the record it is about to offer."""
+
+    __slots__ = ("_sender", "dropped", "lossy", "noted")
+
+    def __init__(self, sender: Sender, *, lossy: bool) -> None:
+        self._sender = sender
+        self.lossy = lossy
+        self.dropped = 0
+        self.noted: tuple[Received, Match] | None = None
+
+    @property
+    def demand(self) -> int:
+        """How many more records would be taken now."""
+        if self.lossy:
+            return BATCH if self._sender.takes_more else 0
+        return self._sender.room
+
+    def offer_nowait(self, record: Received) -> bool:
+        """Send the record if it is for this outlet; False when there is no room.
+
+        A record that is caught up on was not noted by the router: it is matched here, and one that goes out at
+        QoS 0 is the other outlet's.
+        """
+        noted = self.noted
+        if noted is not None and noted[0] is record:
+            match: Match | None = noted[1]
+        else:
+            match = self._sender.match(record)
+            if match is None or (match.qos == 0) is not self.lossy:
+                return True
+        assert match is not None
+        if not (self._sender.takes_more if self.lossy else self._sender.room):
+            self.dropped += self.lossy
+            return False
+        self._sender.deliver(record, match)
+        return True

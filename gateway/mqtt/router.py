@@ -1,0 +1,229 @@
+"""From the tail of the log to MQTT sessions: one subscription trie, and the Kafka topics that its filters need.
+
+The router is the `Fanout` of every Kafka topic that some filter may match. A record is turned into its MQTT form
+once, matched once, and offered to each session once, whatever number of its filters match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.tail import Tail
+from gateway.kafka.topics import Topics
+from mapping.mqtt import Delivery, from_record
+from mapping.outcomes import Outcome
+from mapping.record import Received
+from mapping.rules import Rules
+from protocols.mqtt.encoding import PreparedPublish, prepare_publish
+from protocols.mqtt.packets import Subscription, Version
+from protocols.mqtt.topics import SubscriptionTrie
+
+log = structlog.get_logger(__name__)
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a session subscribed with: the options and the Subscription Identifier, 0 when it gave none."""
+
+    options: Subscription
+    identifier: int = 0
+
+
+class Match(msgspec.Struct, frozen=True, gc=False):
+    """How one session gets one message: all its matching filters in one delivery [MQTT-3.3.4-2, MQTT-3.3.4-3]."""
+
+    qos: int
+    retain: bool
+    identifiers: tuple[int, ...]
+
+
+class Subscriber(Protocol):
+    """A session as the router sees it. Its two outlets differ in what may be dropped."""
+
+    client_id: str
+
+    def __hash__(self) -> int:
+        """By identity."""
+        ...
+
+    def outlet_for(self, record: Received, match: Match) -> Outlet:
+        """The outlet that is to be offered `record`, having noted how it matched."""
+        ...
+
+
+class Router:
+    """Subscriptions of all sessions of this process."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        topics: Topics,
+        tail: Tail,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        """`topics` tells of new Kafka topics; `tail` reads them."""
+        self._rules = rules
+        self._topics = topics
+        self._tail = tail
+        self._spawn = spawn
+        self._trie: SubscriptionTrie[Subscriber, Wish] = SubscriptionTrie()
+        self._users: dict[str, int] = {}  # filter -> subscriptions with it
+        self._watched: dict[str, set[str]] = {}  # Kafka topic -> filters that need it
+        self._last: tuple[Received, Delivery | None] | None = None
+        self._prepared: dict[Version, tuple[Received, PreparedPublish]] = {}
+        self.unmapped = 0  # records without an MQTT topic name
+        topics.watch(self._topics_changed)
+
+    def __len__(self) -> int:
+        """Subscriptions."""
+        return len(self._trie)
+
+    async def subscribe(self, subscriber: Subscriber, wish: Wish) -> bool:
+        """Add or replace a subscription; what is stored after this returns is offered.
+
+        Returns:
+            Whether the subscription is new.
+
+        Raises:
+            Refused: the filter's topic is not for clients, or Kafka does not answer.
+        """
+        topic_filter = wish.options.topic_filter
+        self._users[topic_filter] = self._users.get(topic_filter, 0) + 1
+        try:
+            for topic in await self._needed(topic_filter):
+                await self._watch(topic, topic_filter, beginning=False)
+        except BaseException:
+            self._drop(topic_filter)
+            raise
+        new = self._trie.add(topic_filter, subscriber, wish)
+        if not new:
+            self._drop(topic_filter)
+        return new
+
+    def unsubscribe(self, subscriber: Subscriber, topic_filter: str) -> bool:
+        """Take a subscription out; False when there was none."""
+        found = self._trie.remove(topic_filter, subscriber)
+        if found:
+            self._drop(topic_filter)
+        return found
+
+    def delivery(self, record: Received) -> Delivery | None:
+        """The record as MQTT sees it; computed once while the same record is offered around."""
+        last = self._last
+        if last is not None and last[0] is record:
+            return last[1]
+        delivery = from_record(record, self._rules)
+        self._last = (record, delivery)
+        return delivery
+
+    def prepared(self, record: Received, delivery: Delivery, version: Version) -> PreparedPublish:
+        """The encoded PUBLISH that all receivers of one version share; encoded once while a record is offered."""
+        found = self._prepared.get(version)
+        if found is None or found[0] is not record:
+            message = prepare_publish(delivery.topic, delivery.payload, delivery.properties, version)
+            found = self._prepared[version] = (record, message)
+        return found[1]
+
+    def select(self, record: Received) -> Collection[Outlet]:
+        """The outlets of the sessions whose filters match."""
+        delivery = self.delivery(record)
+        if delivery is None:
+            self.unmapped += 1
+            return ()
+        found = self._trie.match(delivery.topic)
+        if not found:
+            return ()
+        wishes: dict[Subscriber, list[Wish]] = {}
+        for subscriber, wish in found:
+            wishes.setdefault(subscriber, []).append(wish)
+        outlets = []
+        for subscriber, matching in wishes.items():
+            match = combine(delivery, subscriber.client_id, matching)
+            if match is not None:
+                outlets.append(subscriber.outlet_for(record, match))
+        return outlets
+
+    def match(self, record: Received, subscriber: Subscriber) -> Match | None:
+        """How one session's filters match a record that it catches up on."""
+        delivery = self.delivery(record)
+        if delivery is None:
+            return None
+        wishes = [wish for other, wish in self._trie.match(delivery.topic) if other is subscriber]
+        return combine(delivery, subscriber.client_id, wishes)
+
+    async def _needed(self, topic_filter: str) -> set[str]:
+        """The existing Kafka topics of a filter; a topic that the filter names is created when that is allowed."""
+        if topic_filter[0] in "+#":
+            await self._topics.refresh()  # what exists now is read from its end, what comes later from its beginning
+        needed = self._rules.kafka_topics(topic_filter, self._topics.names)
+        for topic in self._rules.literal_topics(topic_filter) - needed:
+            try:
+                await self._topics.get(topic)
+            except Refused as refused:
+                if refused.outcome is not Outcome.UNKNOWN_TOPIC:
+                    raise
+                continue  # it will be watched when it appears
+            needed.add(topic)
+        return needed
+
+    async def _watch(self, topic: str, topic_filter: str, *, beginning: bool) -> None:
+        await self._tail.watch(topic, self, beginning=beginning)
+        if topic_filter in self._users:
+            self._watched.setdefault(topic, set()).add(topic_filter)
+        elif topic not in self._watched:
+            self._tail.unwatch(topic, self)
+
+    def _drop(self, topic_filter: str) -> None:
+        self._users[topic_filter] -= 1
+        if self._users[topic_filter]:
+            return
+        del self._users[topic_filter]
+        for topic, filters in list(self._watched.items()):
+            filters.discard(topic_filter)
+            if not filters:
+                del self._watched[topic]
+                self._tail.unwatch(topic, self)
+
+    def _topics_changed(self, appeared: Iterable[str], disappeared: Iterable[str]) -> None:
+        for topic in disappeared:
+            if self._watched.pop(topic, None) is not None:
+                self._tail.unwatch(topic, self)
+        for topic in appeared:
+            filters = [used for used in self._users if self._rules.kafka_topics(used, (topic,))]
+            if filters and topic not in self._watched:
+                self._spawn(self._watch_new(topic, filters))
+
+    async def _watch_new(self, topic: str, filters: list[str]) -> None:
+        """A topic appeared: all that is in it is newer than the subscriptions."""
+        try:
+            for topic_filter in filters:
+                await self._watch(topic, topic_filter, beginning=True)
+        except Refused as refused:
+            log.warning("a new topic cannot be read", topic=topic, reason=refused.reason)
+
+
+def combine(delivery: Delivery, client_id: str, wishes: Iterable[Wish]) -> Match | None:
+    """One delivery for all matching subscriptions of a session: the highest QoS, every identifier.
+
+    None when no subscription wants it: No Local, and the session published it itself [MQTT-3.8.3-3].
+    """
+    qos, retain, wanted = 0, False, False
+    identifiers: tuple[int, ...] = ()
+    own = delivery.client is not None and delivery.client == client_id
+    for wish in wishes:
+        if own and wish.options.no_local:
+            continue
+        wanted = True
+        qos = max(qos, wish.options.qos)
+        retain = retain or wish.options.retain_as_published
+        if wish.identifier:
+            identifiers += (wish.identifier,)
+    if not wanted:
+        return None
+    return Match(min(qos, delivery.qos), retain and delivery.retain, identifiers)
+
+
