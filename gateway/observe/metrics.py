@@ -124,17 +124,17 @@ class Metrics(Collector):
         """Ask every source. One that fails is left out and counted; the others are not touched."""
         families: dict[str, _Samples] = {}
         for source in self._sources:
-            found: dict[str, _Samples] = {}
+            reading = _Reading(source)
             try:
                 value = source.read()
                 if value is not None:
-                    _gather(found, source, (PREFIX, source.name), dict(source.labels), value)
+                    reading.take((PREFIX, source.name), dict(source.labels), value)
             except Exception as error:
                 if source.name not in self._failures:
                     log.exception("statistics failed", source=source.name, error=type(error).__name__)
                 self._failures[source.name] = self._failures.get(source.name, 0) + 1
                 continue
-            for name, samples in found.items():
+            for name, samples in reading.families.items():
                 families.setdefault(name, _Samples(samples.kind, samples.help, [])).rows.extend(samples.rows)
         for name, samples in sorted(families.items()):
             yield _family(name, samples)
@@ -146,46 +146,41 @@ class Metrics(Collector):
         yield failures
 
 
-def _gather(
-    found: dict[str, _Samples], source: _Source, path: tuple[str, ...], labels: dict[str, str], value: Any
-) -> None:
-    """Take the fields of a struct, or of a mapping that stands for one."""
-    if isinstance(value, msgspec.Struct):
-        value = {field: getattr(value, field) for field in value.__struct_fields__}
-    for field, inner in value.items():
-        names = source.mappings.get(field, MAPPING_LABELS)
-        _gather_field(found, source, (*path, field), labels, inner, names)
+class _Reading:
+    """The families that one source's statistics become."""
 
+    def __init__(self, source: _Source) -> None:
+        self.families: dict[str, _Samples] = {}
+        self._source = source
 
-def _gather_field(
-    found: dict[str, _Samples],
-    source: _Source,
-    path: tuple[str, ...],
-    labels: dict[str, str],
-    value: Any,
-    names: tuple[str, ...],
-) -> None:
-    field = path[-1]
-    if isinstance(value, Mapping):
-        for key, inner in _bounded(value).items():
-            _gather_field(found, source, path, {**labels, names[0]: str(key)}, inner, names[1:])
-    elif isinstance(value, msgspec.Struct):
-        _gather(found, source, path, labels, value)
-    elif isinstance(value, Histogram):
-        name, _ = _named("_".join(path))
-        _add(found, name, HistogramMetricFamily, labels, (value.buckets(), value.total))
-    elif isinstance(value, (int, float)):
-        name, divisor = _named("_".join(path))
-        counter = field.endswith("_total") or field in source.counters
-        kind = CounterMetricFamily if counter else GaugeMetricFamily
-        _add(found, name.removesuffix("_total") if counter else name, kind, labels, value / divisor)
+    def take(self, path: tuple[str, ...], labels: dict[str, str], value: Any) -> None:
+        """Take the fields of a struct, or of a mapping that stands for one."""
+        if isinstance(value, msgspec.Struct):
+            value = {field: getattr(value, field) for field in value.__struct_fields__}
+        for field, inner in value.items():
+            names = self._source.mappings.get(field, MAPPING_LABELS)
+            self._take_field((*path, field), labels, inner, names)
 
+    def _take_field(self, path: tuple[str, ...], labels: dict[str, str], value: Any, names: tuple[str, ...]) -> None:
+        field = path[-1]
+        if isinstance(value, Mapping):
+            for key, inner in _bounded(value).items():
+                self._take_field(path, {**labels, names[0]: str(key)}, inner, names[1:])
+        elif isinstance(value, msgspec.Struct):
+            self.take(path, labels, value)
+        elif isinstance(value, Histogram):
+            name, _ = _named("_".join(path))
+            self._add(name, HistogramMetricFamily, labels, (value.buckets(), value.total))
+        elif isinstance(value, (int, float)):
+            name, divisor = _named("_".join(path))
+            if field.endswith("_total") or field in self._source.counters:
+                self._add(name.removesuffix("_total"), CounterMetricFamily, labels, value / divisor)
+            else:
+                self._add(name, GaugeMetricFamily, labels, value / divisor)
 
-def _add(
-    found: dict[str, _Samples], name: str, kind: Callable[..., Metric], labels: dict[str, str], value: Any
-) -> None:
-    text = name.removeprefix(f"{PREFIX}_").replace("_", " ").capitalize() + "."
-    found.setdefault(name, _Samples(kind, text, [])).rows.append((labels, value))
+    def _add(self, name: str, kind: Callable[..., Metric], labels: dict[str, str], value: Any) -> None:
+        text = name.removeprefix(f"{PREFIX}_").replace("_", " ").capitalize() + "."
+        self.families.setdefault(name, _Samples(kind, text, [])).rows.append((labels, value))
 
 
 def _named(name: str) -> tuple[str, int]:

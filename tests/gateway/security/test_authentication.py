@@ -1,0 +1,369 @@
+"""Passwords by amqtt's password file, and what does not depend on the plugin: memory, slowness, secrecy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from amqtt.plugins.base import BaseAuthPlugin
+from amqtt.session import Session
+from pwdlib.hashers.argon2 import Argon2Hasher
+
+from gateway.config import ConfigError, SecurityConfig
+from gateway.security import authentication
+from gateway.security.amqtt_plugins import Credentials
+from gateway.security.authentication import Authenticator, address_of
+from gateway.security.identity import ANONYMOUS, Identity
+
+PEER = "192.0.2.1:50000"
+SECRET = "correct horse"
+CHEAP = Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1)
+
+
+class Clock:
+    """Time that passes only where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.pauses: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        await asyncio.sleep(0)
+
+
+class CountingPlugin(BaseAuthPlugin):
+    """Knows one password; tells what it was asked. Its configuration chooses what it does."""
+
+    @dataclass
+    class Config:
+        behaviour: str = "check"
+        shared: Any = None
+
+    async def authenticate(self, *, session: Session) -> bool | None:
+        if self.config.shared is not None:
+            self.config.shared.append((session.username, session.client_id, session.remote_address))
+        match self.config.behaviour:
+            case "raise":
+                raise ValueError(f"no luck with {session.password}")
+            case "abstain":
+                return None
+            case "block":
+                time.sleep(0.3)  # noqa: ASYNC251 - what a plugin for LDAP does
+        return session.password == SECRET
+
+
+PLUGIN = f"{__name__}.CountingPlugin"
+
+
+def with_plugin(**options: Any) -> SecurityConfig:
+    return SecurityConfig(allow_anonymous=False, plugins={PLUGIN: options})
+
+
+@pytest.fixture
+def password_file(tmp_path: Path) -> Path:
+    path = tmp_path / "passwords"
+    path.write_text(f"# users of the plant\n\nann:{CHEAP.hash(SECRET)}\nbob:{CHEAP.hash('other')}\n")
+    return path
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in a plugin's thread
+            await asyncio.sleep(0.001)
+
+
+async def login(
+    config: SecurityConfig, user: str, password: str | bytes, clock: Clock | None = None
+) -> Identity | None:
+    clock = clock or Clock()
+    authenticator = Authenticator(config, clock=clock, sleep=clock.sleep)
+    await authenticator.start()
+    try:
+        return await authenticator.authenticate_password(user, password, peer=PEER)
+    finally:
+        await authenticator.stop()
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "right"),
+    [
+        ("ann", SECRET, True),
+        ("ann", SECRET.encode(), True),
+        ("bob", "other", True),
+        ("bob", SECRET, False),
+        ("ann", "", False),
+        ("ann", SECRET + " ", False),
+        ("ann", b"\xff\xfe", False),
+        ("nobody", SECRET, False),
+        ("", SECRET, False),
+        ("anonymous", SECRET, False),
+        ("*", SECRET, False),
+        ("ann", "x" * 100_000, False),
+    ],
+)
+async def test_password_file(password_file: Path, user: str, password: str | bytes, right: bool) -> None:
+    config = SecurityConfig(allow_anonymous=False, password_file=password_file)
+    assert await login(config, user, password) == (Identity(user, "password") if right else None)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("ann:hunter2", "line 1: the hash is neither"),
+        ("hunter2", "line 1: expected name:hash"),
+        (":hunter2", "line 1: expected name:hash"),
+        ("# fine\nann:$argon2id$x\nann:$argon2id$hunter2", "line 3: the name stands twice"),
+    ],
+)
+def test_a_bad_password_file_is_named_but_not_quoted(tmp_path: Path, content: str, complaint: str) -> None:
+    path = tmp_path / "passwords"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        Authenticator(SecurityConfig(password_file=path))
+    assert str(caught.value).startswith("security.password_file: ")
+    assert complaint in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_missing_password_file_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^security\.password_file: cannot read .*No such file"):
+        Authenticator(SecurityConfig(password_file=tmp_path / "none"))
+
+
+def test_nobody_could_connect() -> None:
+    with pytest.raises(ConfigError, match="nobody could connect"):
+        Authenticator(SecurityConfig(allow_anonymous=False))
+
+
+async def test_without_a_back_end_a_name_proves_nothing() -> None:
+    assert await login(SecurityConfig(), "ann", "x") == ANONYMOUS
+    assert Authenticator(SecurityConfig()).anonymous() == ANONYMOUS
+
+
+def test_anonymous_only_where_allowed(password_file: Path) -> None:
+    closed = Authenticator(SecurityConfig(allow_anonymous=False, password_file=password_file))
+    assert closed.anonymous() is None
+    assert closed.offers() == ("PLAIN",)
+    assert closed.offers(certificate=True) == ("EXTERNAL", "PLAIN")
+    mixed = Authenticator(SecurityConfig(password_file=password_file))
+    assert mixed.offers() == ("PLAIN", "ANONYMOUS")
+    assert Authenticator(SecurityConfig()).offers() == ("ANONYMOUS",)
+
+
+async def test_a_wrong_password_is_not_anonymous_where_both_are_allowed(password_file: Path) -> None:
+    assert await login(SecurityConfig(password_file=password_file), "ann", "wrong") is None
+
+
+async def test_reload_takes_new_users_and_keeps_the_old_on_a_fault(password_file: Path) -> None:
+    clock = Clock()
+    config = SecurityConfig(allow_anonymous=False, password_file=password_file)
+    authenticator = Authenticator(config, clock=clock, sleep=clock.sleep)
+    await authenticator.start()
+    assert await authenticator.authenticate_password("ann", SECRET, peer=PEER)
+    write(password_file, "broken")
+    assert not await authenticator.reload()
+    assert await authenticator.authenticate_password("bob", "other", peer=PEER)
+    write(password_file, f"eve:{CHEAP.hash('new')}\n")
+    assert await authenticator.reload()
+    assert await authenticator.authenticate_password("eve", "new", peer=PEER)
+    assert await authenticator.authenticate_password("ann", SECRET, peer=PEER) is None
+    await authenticator.stop()
+
+
+async def test_success_is_remembered_for_a_while() -> None:
+    clock = Clock()
+    asked: list[Any] = []
+    authenticator = Authenticator(with_plugin(shared=asked), clock=clock, sleep=clock.sleep)
+    await authenticator.start()
+    for _ in range(3):
+        identity = await authenticator.authenticate_password("ann", SECRET, peer=PEER, client_id="c1")
+        assert identity == Identity("ann", "password")
+    assert asked == [("ann", "c1", PEER)]
+    assert await authenticator.authenticate_password("bob", SECRET, peer=PEER)
+    assert len(asked) == 2
+    clock.now += authentication.CACHE_S
+    assert await authenticator.authenticate_password("ann", SECRET, peer=PEER)
+    assert len(asked) == 3
+    statistics = authenticator.statistics()
+    assert (statistics.accepted_total, statistics.remembered_total, statistics.refused_total) == (5, 2, 0)
+    await authenticator.stop()
+
+
+async def test_one_check_for_many_at_once_and_the_loop_goes_on() -> None:
+    asked: list[Any] = []
+    authenticator = Authenticator(with_plugin(behaviour="block", shared=asked))
+    await authenticator.start()
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.005)
+            ticks += 1
+
+    async with asyncio.TaskGroup() as group:
+        ticking = group.create_task(tick())
+        impatient = group.create_task(authenticator.authenticate_password("ann", SECRET, peer=PEER))
+        tasks = [group.create_task(authenticator.authenticate_password("ann", SECRET, peer=PEER)) for _ in range(50)]
+        await until(lambda: bool(asked))
+        impatient.cancel()  # the one that asked goes away: the others must not suffer
+        await asyncio.wait(tasks)
+        ticking.cancel()
+    assert {task.result() for task in tasks} == {Identity("ann", "password")}
+    assert len(asked) == 2
+    assert ticks > 10
+    await authenticator.stop()
+
+
+async def test_failures_are_answered_late_and_later_each_time() -> None:
+    clock = Clock()
+    authenticator = Authenticator(with_plugin(), clock=clock, sleep=clock.sleep)
+    await authenticator.start()
+    for number in range(5):
+        assert await authenticator.authenticate_password("ann", f"guess {number}", peer=f"192.0.2.1:{number}") is None
+    assert clock.pauses == [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert await authenticator.authenticate_password("ann", "guess", peer="192.0.2.2:1") is None
+    assert clock.pauses[-1] == 1.0
+    assert await authenticator.authenticate_password("ann", SECRET, peer=PEER)
+    assert len(clock.pauses) == 6
+    clock.now += authentication.FORGET_S + 1
+    assert await authenticator.authenticate_password("ann", "guess", peer=PEER) is None
+    assert clock.pauses[-1] == 1.0
+    await authenticator.stop()
+
+
+async def test_a_delay_counts_from_the_beginning_of_the_attempt() -> None:
+    clock = Clock()
+    authenticator = Authenticator(with_plugin(behaviour="block"), clock=time.monotonic, sleep=clock.sleep)
+    await authenticator.start()
+    assert await authenticator.authenticate_password("ann", "guess", peer=PEER) is None
+    assert 0.0 < clock.pauses[0] <= 0.7  # 0.3 s of the second went by in the check
+    await authenticator.stop()
+
+
+async def test_one_address_cannot_guess_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication, "REFUSALS_PER_ADDRESS", 3)
+    asked: list[Any] = []
+    gate = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        await gate.wait()
+
+    authenticator = Authenticator(with_plugin(shared=asked), sleep=sleep)
+    await authenticator.start()
+    async with asyncio.TaskGroup() as group:
+        for number in range(3):
+            group.create_task(authenticator.authenticate_password("ann", f"{number}", peer=PEER))
+        await until(lambda: authenticator.statistics().refused_total == 3)
+        assert await authenticator.authenticate_password("ann", SECRET, peer=PEER) is None
+        assert len(asked) == 3
+        assert authenticator.statistics().throttled_total == 1
+        assert await authenticator.authenticate_password("ann", SECRET, peer="192.0.2.9:1")
+        gate.set()
+    await authenticator.stop()
+
+
+async def test_the_table_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication, "ADDRESSES", 10)
+    monkeypatch.setattr(authentication, "CACHE_ENTRIES", 10)
+    clock = Clock()
+    authenticator = Authenticator(with_plugin(), clock=clock, sleep=clock.sleep)
+    await authenticator.start()
+    for number in range(30):
+        assert await authenticator.authenticate_password("ann", "x", peer=f"192.0.2.{number}:1") is None
+        assert await authenticator.authenticate_password(f"user {number}", SECRET, peer=PEER)
+    assert authenticator.statistics().addresses_slowed == 10
+    assert len(authenticator._remembered) == 10
+    await authenticator.stop()
+
+
+@pytest.mark.parametrize("behaviour", ["raise", "abstain"])
+async def test_doubt_is_a_refusal(behaviour: str) -> None:
+    assert await login(with_plugin(behaviour=behaviour), "ann", SECRET) is None
+
+
+async def test_every_plugin_that_answers_must_agree(password_file: Path) -> None:
+    both = SecurityConfig(allow_anonymous=False, password_file=password_file, plugins={PLUGIN: {}})
+    assert await login(both, "ann", SECRET) == Identity("ann", "password")
+    assert await login(both, "bob", "other") is None  # the plugin does not know it
+    one = SecurityConfig(password_file=password_file, plugins={PLUGIN: {"behaviour": "abstain"}})
+    assert await login(one, "bob", "other") == Identity("bob", "password")
+
+
+@pytest.mark.parametrize("behaviour", ["check", "raise"])
+async def test_no_password_is_ever_told(
+    behaviour: str, password_file: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    config = SecurityConfig(password_file=password_file, plugins={PLUGIN: {"behaviour": behaviour}})
+    authenticator = Authenticator(config, clock=clock, sleep=clock.sleep)
+    with caplog.at_level(logging.DEBUG), structlog.testing.capture_logs() as lines:
+        await authenticator.start()
+        for password in (SECRET, "wrong guess"):
+            await authenticator.authenticate_password("ann", password, peer=PEER)
+            await authenticator.authenticate_password("ann", password + " again", peer=PEER)
+        told = [repr(vars(authenticator)), str(authenticator.statistics()), repr(lines), caplog.text]
+        await authenticator.stop()
+    told += capfd.readouterr()
+    credentials = Credentials("ann", SECRET)
+    told += [repr(credentials), str(credentials), f"{credentials}"]
+    assert not [text for text in told if SECRET in text or "wrong guess" in text]
+    errors = [line for line in lines if line["log_level"] == "error"]
+    if behaviour == "raise":  # once, not per attempt
+        assert [line["error"] for line in errors] == ["ValueError"]
+        assert authenticator.statistics().errors_total == 4
+    else:
+        assert not errors
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("192.0.2.1:1883", "192.0.2.1"),
+        ("192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6:50000", "2001:db8:1:2::/64"),
+        ("[2001:db8::1]:50000", "2001:db8::/64"),
+        ("::ffff:192.0.2.1:50000", "192.0.2.1"),
+        ("", ""),
+        ("unix", "unix"),
+    ],
+)
+def test_failures_are_counted_for_the_host(peer: str, address: str) -> None:
+    assert address_of(peer) == address
+
+
+async def test_asking_before_the_start_is_our_mistake() -> None:
+    with pytest.raises(RuntimeError, match="not started"):
+        await Authenticator(with_plugin()).authenticate_password("ann", SECRET, peer=PEER)
+
+
+@pytest.mark.parametrize(
+    ("peercert", "name"),
+    [
+        (None, None),
+        ({}, None),
+        ({"subject": ((("countryName", "DE"),), (("commonName", "pump-7"),))}, "pump-7"),
+        ({"subject": (), "subjectAltName": (("IP Address", "::1"), ("DNS", "pump-8"))}, "pump-8"),
+        ({"subject": ((("commonName", "a"), ("commonName", "b")),), "subjectAltName": (("URI", "urn:x"),)}, "urn:x"),
+        ({"subject": ((("commonName", "anonymous"),),)}, None),
+        ({"subject": ((("commonName", "*"),),)}, None),
+    ],
+)
+def test_names_in_certificates(peercert: dict[str, Any] | None, name: str | None) -> None:
+    identity = Authenticator(SecurityConfig()).identify_certificate(peercert)
+    assert identity == (Identity(name, "certificate") if name else None)
