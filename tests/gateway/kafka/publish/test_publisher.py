@@ -1,0 +1,355 @@
+"""The publisher against a real broker: every ticket once, every refusal alone, every byte accounted for."""
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+
+import pytest
+
+from gateway.config import BudgetConfig, KafkaConfig
+from gateway.kafka.contracts import Refused
+from gateway.kafka.partitioner import partition_of
+from mapping.outcomes import Outcome
+from mapping.record import Record
+
+
+async def test_stores_records_whole_and_in_order(bootstrap, new_topic, kit, read_topic):
+    topic = await new_topic(partitions=3)
+    headers = (("a", b"1"), ("a", b"2"), ("none", None), ("empty", b""), ("ü", b"\xff"))
+    async with kit(bootstrap) as k:
+        owner = k.recorder()
+        for number in range(200):
+            k.submit(Record(topic, b"key-%d" % (number % 10), b"%d" % number, headers), owner, number)
+        k.submit(Record(topic, b"t", None, timestamp=1_700_000_000_000), owner, "tombstone")
+        k.submit(Record(topic, None, b"", partition=2), owner, "empty")
+        await k.until(lambda: len(owner.fates) == 202)
+    stored = await read_topic(bootstrap, topic)
+    by_place = {(record.partition, record.offset): record for records in stored.values() for record in records}
+    assert len(by_place) == 202
+    for number in range(200):
+        record = by_place[owner.offsets[number]]
+        assert record.key == b"key-%d" % (number % 10)
+        assert record.value == b"%d" % number
+        assert tuple(record.headers) == headers
+        assert record.partition == partition_of(record.key, 3)
+        assert abs(record.timestamp - time.time() * 1000) < 60_000
+    for records in stored.values():
+        for key in {record.key for record in records}:
+            values = [int(record.value) for record in records if record.key == key and record.value and key != b"t"]
+            assert values == sorted(values)
+    tombstone = by_place[owner.offsets["tombstone"]]
+    assert (tombstone.value, tombstone.timestamp) == (None, 1_700_000_000_000)
+    empty = by_place[owner.offsets["empty"]]
+    assert (empty.key, empty.value, empty.partition) == (None, b"", 2)
+
+
+async def test_settles_once_per_owner_and_batch(bootstrap, new_topic, kit):
+    topic = await new_topic(partitions=1)
+    async with kit(bootstrap) as k:
+        first, second = k.recorder(), k.recorder()
+        await k.publisher.topic(topic)
+        for number in range(100):
+            k.submit(Record(topic, b"k", b"v"), first if number % 3 else second, number)
+        k.submit(Record(topic, b"k", b"v"), None)
+        assert not first.calls  # nothing is told before Kafka has answered
+        await k.until(lambda: len(first.fates) + len(second.fates) == 100)
+        assert (len(first.calls), len(second.calls)) == (1, 1)
+        for owner in (first, second):
+            tokens, offsets, result = owner.calls[0]
+            assert tokens == sorted(tokens)
+            assert offsets == tokens  # the only writer: offsets begin at 0
+            assert (result.outcome, result.partition) == (Outcome.STORED, 0)
+        assert k.publisher.statistics().records[Outcome.STORED] == 101
+        assert k.publisher.statistics().batches == 1
+
+
+async def test_batches_grow_behind_the_one_on_the_way(bootstrap, new_topic, kit):
+    topic = await new_topic(partitions=1)
+    async with kit(bootstrap) as k:
+        await k.publisher.topic(topic)
+        owner = k.recorder()
+        for number in range(3000):
+            k.submit(Record(topic, b"k", b"x" * 100), owner, number)
+            if number % 10 == 0:
+                await asyncio.sleep(0)
+        await k.until(lambda: len(owner.fates) == 3000)
+        assert [token for tokens, _, _ in owner.calls for token in tokens] == list(range(3000))
+        assert len(owner.calls) < 300  # far fewer than the turns in which was submitted
+
+
+async def test_each_ticket_settles_once_whatever_is_submitted(bootstrap, new_topic, kit, read_topic):
+    """A random walk over everything that can happen to a record, with budgets per owner."""
+    chance = random.Random(20261121)
+    plain = await new_topic(partitions=3)
+    small = await new_topic(partitions=2, max_message_bytes="2000")
+    compacted = await new_topic(partitions=1, cleanup_policy="compact")
+    names = [plain, small, compacted, "absent-" + uuid.uuid4().hex, "__internal", "no name", "", "x" * 250]
+    async with kit(bootstrap, batch_bytes=4096) as k:
+        owners = [
+            k.recorder(k.publisher.connection_budget()),
+            k.recorder(),
+            k.recorder(k.publisher.connection_budget()),
+        ]
+        expected = {}
+        for token in range(5000):
+            name = chance.choice(names) if chance.random() < 0.1 else chance.choice(names[:3])
+            key = chance.choice((None, b"a", b"b", b"%d" % chance.randrange(1000)))
+            value = chance.choice((b"", b"x" * chance.randrange(3000), b"%d" % token))
+            partition = chance.choice((None, None, None, 0, 1, 9, -1))
+            timestamp = chance.choice((None, None, 0, int(time.time() * 1000), 2**61, -5))
+            record = Record(name, key, value, (("n", b"%d" % token),), timestamp, partition)
+            k.submit(record, chance.choice(owners), token)
+            expected[token] = record
+            if chance.random() < 0.02:
+                await asyncio.sleep(0)
+        await k.until(lambda: sum(len(owner.fates) for owner in owners) == 5000)
+        assert await k.publisher.drain(5)
+        for owner in owners:
+            assert owner.budget is None or (owner.budget.bytes, owner.budget.records) == (0, 0)
+    fates = {token: fate for owner in owners for token, fate in owner.fates.items()}
+    assert fates.keys() == expected.keys()
+    by_outcome = {outcome: sum(fate.outcome is outcome for fate in fates.values()) for outcome in Outcome}
+    for outcome in (Outcome.STORED, Outcome.UNFIT, Outcome.TOO_LARGE, Outcome.DENIED, Outcome.UNKNOWN_TOPIC):
+        assert by_outcome[outcome] > 0, outcome
+    assert by_outcome[Outcome.BUSY] + by_outcome[Outcome.BROKEN] + by_outcome[Outcome.EXPIRED] == 0
+    places = {token: place for owner in owners for token, place in owner.offsets.items()}
+    for topic in (plain, small, compacted):
+        stored = await read_topic(bootstrap, topic)
+        tokens = [int(dict(record.headers)["n"]) for records in stored.values() for record in records]
+        assert sorted(tokens) == sorted(t for t, r in expected.items() if r.topic == topic and t in places)
+        for records in stored.values():
+            for record in records:
+                assert places[int(dict(record.headers)["n"])] == (record.partition, record.offset)
+
+
+async def test_a_too_large_record_is_refused_alone(bootstrap, new_topic, kit, read_topic):
+    topic = await new_topic(partitions=1, max_message_bytes="3000")
+    async with kit(bootstrap) as k:
+        owner = k.recorder()
+        for number in range(20):
+            k.submit(Record(topic, b"k", b"x" * (5000 if number == 7 else 400)), owner, number)
+        await k.until(lambda: len(owner.fates) == 20)
+        assert [token for token, fate in owner.outcomes().items() if fate is not Outcome.STORED] == [7]
+        assert owner.outcomes()[7] is Outcome.TOO_LARGE
+        assert k.publisher.statistics().producers == 1  # seen before Kafka saw it
+    assert len((await read_topic(bootstrap, topic))[0]) == 19
+
+
+async def test_a_record_that_only_the_broker_refuses_is_refused_alone(bootstrap, new_topic, kit, admin, read_topic):
+    """The topic shrank after we had read its limit: the batch comes back, the large one is found by halving."""
+    from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+    topic = await new_topic(partitions=2)
+    async with kit(bootstrap) as k:
+        owner = k.recorder()
+        assert (await k.publisher.topic(topic)).max_message_bytes > 100_000
+        shrunk = ConfigResource(ConfigResourceType.TOPIC, topic, {"max.message.bytes": "3000"})
+        await admin.alter_configs([shrunk])
+        for number in range(40):
+            k.submit(Record(topic, b"k", b"x" * (5000 if number in {7, 30} else 400)), owner, number)
+        await k.until(lambda: len(owner.fates) == 40)
+        refused = {token: fate for token, fate in owner.outcomes().items() if fate is not Outcome.STORED}
+        assert refused == {7: Outcome.TOO_LARGE, 30: Outcome.TOO_LARGE}
+        stored = [token for token in range(40) if token in owner.offsets]
+        assert [owner.offsets[token][1] for token in stored] == list(range(38))  # in order, nothing twice
+        k.submit(Record(topic, b"k", b"afterwards"), owner, "afterwards")
+        await k.until(lambda: "afterwards" in owner.fates)
+        assert owner.outcomes()["afterwards"] is Outcome.STORED
+    assert sum(map(len, (await read_topic(bootstrap, topic)).values())) == 39
+
+
+async def test_a_topic_that_becomes_compacted_refuses_records_without_a_key_alone(bootstrap, new_topic, kit, admin):
+    from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+    topic = await new_topic(partitions=1)
+    async with kit(bootstrap) as k:
+        owner = k.recorder()
+        await k.publisher.topic(topic)
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {"cleanup.policy": "compact"})])
+        for number in range(9):
+            k.submit(Record(topic, None if number == 4 else b"k", b"v"), owner, number)
+        await k.until(lambda: len(owner.fates) == 9)
+        assert {token for token, fate in owner.outcomes().items() if fate is not Outcome.STORED} == {4}
+        assert owner.outcomes()[4] is Outcome.BROKEN
+
+
+async def test_unknown_topics_are_refused_or_created(bootstrap, kit, read_topic):
+    name = "new-" + uuid.uuid4().hex
+    async with kit(bootstrap) as k:
+        owner = k.recorder()
+        for number in range(5):
+            k.submit(Record(name, b"k", b"v"), owner, number)
+        await k.until(lambda: len(owner.fates) == 5)
+        assert set(owner.outcomes().values()) == {Outcome.UNKNOWN_TOPIC}
+        assert len(owner.calls) == 1
+        with pytest.raises(Refused) as refused:
+            await k.publisher.topic(name)
+        assert refused.value.outcome is Outcome.UNKNOWN_TOPIC
+        assert k.publisher.known_topic(name) is None
+    async with kit(bootstrap, create=True, topic_partitions=2) as k:
+        owner = k.recorder()
+        for number in range(50):
+            k.submit(Record(name, b"k", b"%d" % number), owner, number)
+        await k.until(lambda: len(owner.fates) == 50)
+        assert set(owner.outcomes().values()) == {Outcome.STORED}
+        assert k.publisher.known_topic(name).partitions == 2
+    stored = await read_topic(bootstrap, name)
+    assert [record.value for records in stored.values() for record in records] == [b"%d" % n for n in range(50)]
+
+
+async def test_a_deleted_topic_gives_its_records_back(bootstrap, new_topic, kit, admin):
+    topic = await new_topic(partitions=1)
+    async with kit(bootstrap, request_timeout_s=2) as k:
+        owner = k.recorder()
+        k.submit(Record(topic, b"k", b"v"), owner, "before")
+        await k.until(lambda: "before" in owner.fates)
+        await admin.delete_topics([topic])
+        k.submit(Record(topic, b"k", b"v"), owner, "after")
+        await k.until(lambda: "after" in owner.fates)
+        k.submit(Record(topic, b"k", b"v"), owner, "later")
+        await k.until(lambda: "later" in owner.fates)
+        assert owner.outcomes() == {
+            "before": Outcome.STORED, "after": Outcome.UNKNOWN_TOPIC, "later": Outcome.UNKNOWN_TOPIC,
+        }  # fmt: skip
+
+
+async def test_the_budget_shuts_the_gate_and_opens_it_again(bootstrap, new_topic, kit):
+    topic = await new_topic(partitions=1)
+    limits = BudgetConfig(process_bytes=1 << 20, connection_bytes=65536, topic_bytes=1 << 20)
+    async with kit(bootstrap, limits=limits) as k:
+        await k.publisher.topic(topic)
+        owner = k.recorder(k.publisher.connection_budget())
+        news, own_news = [], []
+        k.publisher.gate.subscribe(news.append)
+        owner.budget.gate.subscribe(own_news.append)
+        topic_gate = k.publisher.topic_gate(topic)
+        number = 0
+        while k.publisher.gate.is_open:
+            k.submit(Record(topic, b"k", b"x" * 1000), owner, number)
+            number += 1
+        # Exact to one accounting step, although the loop has not turned.
+        assert 1 << 20 <= k.publisher.budget.bytes <= (1 << 20) + 17_500
+        assert not topic_gate.is_open
+        assert own_news == [False]
+        await k.until(lambda: len(owner.fates) == number)
+        assert news == own_news == [False, True]
+        assert topic_gate.is_open
+
+
+async def test_an_owner_that_fails_harms_nobody_else(bootstrap, new_topic, kit, caplog):
+    class Broken:
+        def settle(self, tokens, offsets, result):
+            raise RuntimeError("broken owner")
+
+    topic = await new_topic(partitions=1)
+    async with kit(bootstrap) as k:
+        await k.publisher.topic(topic)
+        owner = k.recorder()
+        with caplog.at_level(logging.ERROR, "gateway.kafka.publisher"):
+            k.submit(Record(topic, b"k", b"v"), owner, 1)
+            k.publisher.submit(Record(topic, b"k", b"v"), Broken(), 2)
+            k.submit(Record(topic, b"k", b"v"), owner, 3)
+            await k.until(lambda: len(owner.fates) == 2)
+        assert len(caplog.records) == 1
+        assert "Broken failed to settle 1 tokens" in caplog.text
+    assert k.publisher.statistics().records[Outcome.STORED] == 3
+
+
+async def test_linger_waits_for_company(bootstrap, new_topic, kit):
+    topic = await new_topic(partitions=1)
+    async with kit(bootstrap, linger_ms=300) as k:
+        await k.publisher.topic(topic)
+        owner = k.recorder()
+        began = time.monotonic()
+        for number in range(10):
+            k.submit(Record(topic, b"k", b"v"), owner, number)
+            await asyncio.sleep(0.005)
+        await k.until(lambda: len(owner.fates) == 10)
+        assert time.monotonic() - began >= 0.3
+        assert len(owner.calls) == 1
+        began = time.monotonic()
+        for number in range(100):
+            k.submit(Record(topic, b"k", b"x" * 1000), owner, 100 + number)
+        await k.until(lambda: 100 in owner.fates)
+        assert time.monotonic() - began < 0.25  # a full batch does not wait
+
+
+async def test_records_without_a_key_spread_over_the_partitions(bootstrap, new_topic, kit):
+    topic = await new_topic(partitions=4)
+    async with kit(bootstrap) as k:
+        owner = k.recorder()
+        for number in range(40):
+            k.submit(Record(topic, None, b"v"), owner, number)
+            await k.until(lambda number=number: number in owner.fates)
+        assert {partition for partition, _ in owner.offsets.values()} == {0, 1, 2, 3}
+
+
+async def test_new_partitions_are_used_after_the_next_refresh(bootstrap, new_topic, kit, admin):
+    from aiokafka.admin import NewPartitions
+
+    topic = await new_topic(partitions=1)
+    async with kit(bootstrap) as k:
+        owner = k.recorder()
+        k.submit(Record(topic, None, b"v", partition=2), owner, "too early")
+        k.submit(Record(topic, None, b"v", partition=0), owner, "known")
+        await k.until(lambda: len(owner.fates) == 2)
+        assert owner.outcomes() == {"too early": Outcome.UNKNOWN_TOPIC, "known": Outcome.STORED}
+        await admin.create_partitions({topic: NewPartitions(3)})
+        async with asyncio.timeout(10):
+            while k.publisher.known_topic(topic).partitions < 3:
+                await k.topics.refresh()
+        k.submit(Record(topic, None, b"v", partition=2), owner, "now")
+        await k.until(lambda: "now" in owner.fates)
+        assert owner.offsets["now"] == (2, 0)
+
+
+async def test_drain_waits_for_the_answers(bootstrap, new_topic, kit):
+    topic = await new_topic(partitions=3)
+    async with kit(bootstrap) as k:
+        owner = k.recorder()
+        for number in range(1000):
+            k.submit(Record(topic, b"%d" % number, b"v"), owner, number)
+        assert await k.publisher.drain(10)
+        assert set(owner.outcomes().values()) == {Outcome.STORED}
+        assert len(owner.fates) == 1000
+
+
+async def test_statistics_and_reachability(bootstrap, new_topic, kit):
+    topic = await new_topic(partitions=1)
+    async with kit(bootstrap) as k:
+        assert k.publisher.reachable
+        owner = k.recorder()
+        k.submit(Record(topic, b"k", b"v" * 100), owner, 1)
+        k.submit(Record(topic, b"k", b"v" * 2_000_000), None)
+        before = k.publisher.statistics()
+        assert before.records_in_flight == 2
+        await k.until(lambda: owner.fates)
+        after = k.publisher.statistics()
+        assert (after.records_in_flight, after.bytes_in_flight, after.batches, after.producers) == (0, 0, 1, 1)
+        assert sum(after.latency) == 1
+        assert after.latency_sum_ms > 0
+        assert after.unowned[Outcome.TOO_LARGE] == 1
+
+
+def test_settings_for_clients():
+    from gateway.config import ConfigError
+    from gateway.kafka.client import client_settings
+
+    settings = client_settings(
+        KafkaConfig(
+            bootstrap_servers="a:1, b:2", security_protocol="SASL_SSL", sasl_mechanism="SCRAM-SHA-512",
+            sasl_username="u", sasl_password="p", request_timeout_s=1.5,
+        ),
+        "reader",
+    )  # fmt: skip
+    assert settings["bootstrap_servers"] == ["a:1", "b:2"]
+    assert settings["client_id"] == "trivium-reader"
+    assert settings["request_timeout_ms"] == 1500
+    assert settings["sasl_mechanism"] == "SCRAM-SHA-512"
+    assert settings["ssl_context"].check_hostname
+    with pytest.raises(ConfigError, match="bootstrap_servers"):
+        client_settings(KafkaConfig())
+    with pytest.raises(ConfigError, match="ssl_cafile"):
+        client_settings(KafkaConfig(bootstrap_servers="a:1", security_protocol="SSL", ssl_cafile="/does/not/exist"))
