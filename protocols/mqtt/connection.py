@@ -199,7 +199,7 @@ class Connection(Sender):
     # parsing
 
     def _parse(self, buffer: bytes, found: list[Any]) -> None:
-        """Parse whole packets; keep the rest. PUBLISH is taken apart here, as it is what there is most of."""
+        """Parse whole packets; keep the rest. PUBLISH and PUBACK, which most packets are, are taken apart here."""
         position = 0
         size = len(buffer)
         needed = 2
@@ -211,7 +211,9 @@ class Connection(Sender):
         is_open = self.state is State.OPEN
         limit = self._max_in
         aliases = self._announced.topic_alias_maximum or 0
+        awaited = self._awaited
         received = events.PublishReceived
+        acknowledged = events.PubackReceived
         try:
             while position + 2 <= size:
                 first = buffer[position]
@@ -219,6 +221,14 @@ class Connection(Sender):
                 start = position + 2
                 publish = is_open and first & 0xF0 == 0x30
                 if not publish:
+                    if first == 0x40 and length == 2 and is_open and start + 2 <= size:
+                        packet_id = buffer[start] << 8 | buffer[start + 1]
+                        if awaited.get(packet_id) is Awaits.PUBACK:
+                            del awaited[packet_id]
+                            self.outbound.release()
+                            found.append(acknowledged(packet_id))
+                            position = start + 2
+                            continue
                     check_legal(first, self.state, self.version, self._method)
                 if length > 0x7F:
                     header = read_length(buffer, position + 1, size)
@@ -302,16 +312,8 @@ class Connection(Sender):
 
     def _packet(self, first: int, buffer: bytes, start: int, end: int, found: list[Any]) -> None:
         """Act on any packet but PUBLISH."""
-        kind = first >> 4
-        if kind == PacketType.PUBACK and end - start == 2:
-            packet_id = buffer[start] << 8 | buffer[start + 1]
-            if self._awaited.get(packet_id) is Awaits.PUBACK:
-                del self._awaited[packet_id]
-                self.outbound.release()
-                found.append(events.PubackReceived(packet_id))
-                return
         body = buffer[start:end]
-        if kind == PacketType.CONNECT:
+        if first >> 4 == PacketType.CONNECT:
             self._connect(first, body, found)
             return
         assert self.version is not None

@@ -124,9 +124,16 @@ TABLE: Final[tuple[Property, ...]] = (
 )
 """Table 2-4, with the value ranges of the sections that define each property."""
 
-BY_IDENTIFIER: Final[list[Property | None]] = [
-    next((row for row in TABLE if row.identifier == identifier), None) for identifier in range(TABLE[-1].identifier + 1)
-]
+BY_IDENTIFIER: Final[list[tuple[str, int, int, int, int, Property] | None]] = [None] * (TABLE[-1].identifier + 1)
+"""The same by identifier, in plain numbers for the loops: name, kind, packets as a bit mask, lowest, highest, row."""
+
+for _row in TABLE:
+    _mask = sum(1 << packet for packet in _row.packets)
+    BY_IDENTIFIER[_row.identifier] = (_row.name, int(_row.kind), _mask, _row.lowest, _row.highest, _row)
+
+_FIELDS: Final = tuple(next(row for row in TABLE if row.name == field) for field in Properties.__struct_fields__)
+_FOUR_BYTES, _VARINT, _TEXT, _NAME, _BINARY, _PAIR = (int(kind) for kind in list(Kind)[2:])
+_EMPTY: Final = ()
 _REPEATS: Final = frozenset({0x0B, 0x26})
 
 MISPLACED: Final[dict[int, ReasonCode]] = {
@@ -162,46 +169,53 @@ def decode_properties(data: bytes, position: int, end: int, packet: int) -> tupl
     pairs: list[tuple[str, str]] = []
     identifiers: list[int] = []
     value: Any
+    bit = 1 << packet
     while position < stop:
         identifier = data[position]  # a variable byte integer, but every known one has one byte
         position += 1
-        row = BY_IDENTIFIER[identifier] if identifier < len(BY_IDENTIFIER) else None
-        if row is None:
+        entry = BY_IDENTIFIER[identifier] if identifier < len(BY_IDENTIFIER) else None
+        if entry is None:
             raise malformed(f"unknown property 0x{identifier:02X}")
-        kind = row.kind
-        if kind >= Kind.TEXT:
-            value, position = _field(data, position, stop)
-            if kind == Kind.PAIR:
-                second, position = _field(data, position, stop)
+        name, kind, mask, lowest, highest, row = entry
+        if kind >= _TEXT:
+            start = position + 2
+            if start > stop:
+                raise malformed(f"the properties end inside {name}")
+            position = start + (data[position] << 8 | data[position + 1])
+            if position > stop:
+                raise malformed(f"the properties end inside {name}")
+            value = data[start:position]
+            if kind == _PAIR:
+                second, position = _second(data, position, stop)
                 pairs.append((decode_text(value), decode_text(second)))
-                if packet not in row.packets:
+                if not mask & bit:
                     raise _misplaced(row, packet)
                 continue
-            if kind == Kind.TEXT:
+            if kind == _TEXT:
                 value = decode_text(value)
-            elif kind == Kind.NAME:
+            elif kind == _NAME:
                 value = decode_name(value)
         else:
-            if kind == Kind.VARINT:
+            if kind == _VARINT:
                 value, position = decode_varint(data, position, stop)
             else:
-                behind = position + kind  # BYTE, TWO_BYTES and FOUR_BYTES are their own size
-                if behind > stop:
-                    raise malformed(f"the properties end inside {row.name}")
-                value = int.from_bytes(data[position:behind])
-                position = behind
-            if not row.lowest <= value <= row.highest:
-                raise PeerError(row.fault, f"{row.name} may not be {value}")
-        if packet not in row.packets:
+                start = position
+                position += kind  # BYTE, TWO_BYTES and FOUR_BYTES are their own size
+                if position > stop:
+                    raise malformed(f"the properties end inside {name}")
+                value = int.from_bytes(data[start:position])
+            if not lowest <= value <= highest:
+                raise PeerError(row.fault, f"{name} may not be {value}")
+        if not mask & bit:
             raise _misplaced(row, packet)
-        if kind == Kind.VARINT:
+        if kind == _VARINT:
             if identifiers and packet != PacketType.PUBLISH:
-                raise protocol_error(f"{row.name} twice")
+                raise protocol_error(f"{name} twice")
             identifiers.append(value)
-        elif row.name in found:
-            raise protocol_error(f"{row.name} twice")
+        elif name in found:
+            raise protocol_error(f"{name} twice")
         else:
-            found[row.name] = value
+            found[name] = value
     if pairs:
         found["user_properties"] = tuple(pairs)
     if identifiers:
@@ -218,41 +232,44 @@ def encode_properties(properties: Properties | None, packet: int) -> bytes:
     if properties is None or properties is NONE:
         return b"\0"
     out = bytearray()
-    for row in TABLE:
-        value = getattr(properties, row.name)
-        if value is None or value == ():
+    for row, value in zip(_FIELDS, msgspec.structs.astuple(properties), strict=True):
+        if value is None or value is _EMPTY or value == _EMPTY:
             continue
         if packet not in row.packets:
             raise UsageError(f"{row.name} is not allowed on {_name(packet)}")
-        values = value if row.identifier in _REPEATS else (value,)
-        for one in values:
+        if row.identifier in _REPEATS:
+            for one in value:
+                out.append(row.identifier)
+                out += _encode_value(row, one)
+        else:
             out.append(row.identifier)
-            out += _encode_value(row, one)
+            out += _encode_value(row, value)
     return encode_varint(len(out)) + out
 
 
 def _encode_value(row: Property, value: Any) -> bytes:
-    kind = row.kind
-    if kind == Kind.PAIR:
+    kind = int(row.kind)
+    if kind == _PAIR:
         return encode_text(value[0]) + encode_text(value[1])
-    if kind == Kind.BINARY:
+    if kind == _BINARY:
         return encode_binary(value)
-    if kind in (Kind.TEXT, Kind.NAME):
+    if kind >= _TEXT:
         return encode_text(value)
-    if not row.lowest <= value <= row.highest or (kind < Kind.VARINT and value >> (8 * kind)):
+    if not row.lowest <= value <= row.highest or (kind <= _FOUR_BYTES and value >> (8 * kind)):
         raise UsageError(f"{row.name} may not be {value}")
-    if kind == Kind.VARINT:
+    if kind == _VARINT:
         return encode_varint(value)
     return int(value).to_bytes(kind)
 
 
-def _field(data: bytes, position: int, stop: int) -> tuple[bytes, int]:
+def _second(data: bytes, position: int, stop: int) -> tuple[bytes, int]:
+    """Read the value of a pair."""
     start = position + 2
     if start > stop:
-        raise malformed("the properties end inside a length")
+        raise malformed("the properties end inside a pair")
     behind = start + (data[position] << 8 | data[position + 1])
     if behind > stop:
-        raise malformed("the properties end inside a value")
+        raise malformed("the properties end inside a pair")
     return data[start:behind], behind
 
 
