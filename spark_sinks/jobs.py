@@ -20,7 +20,7 @@ from typing import Protocol
 
 import msgspec
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from mapping.record import is_topic_name
 from spark_sinks import transforms
@@ -211,7 +211,7 @@ def run(
                 if not waiting:
                     ready()
     finally:
-        for query in job.queries if job else ():
+        for query in () if job is None else job.queries:
             query.stop()
         spark.streams.removeListener(listener)
     while not stop_asked.empty():
@@ -258,7 +258,7 @@ def wait_for_topics(
     context = spark.sparkContext
     needed = known[options.source] + int(spark.conf.get("spark.sql.shuffle.partitions", "2") or 2) + 1
     slots = context.defaultParallelism
-    if options.trigger == REAL_TIME and context.master.startswith("local") and slots < needed:
+    if options.trigger == REAL_TIME and str(context.master).startswith("local") and slots < needed:
         raise ValueError(
             f"real-time mode runs all tasks at once: {known[options.source]} partitions of {options.source} "
             f"need {needed} slots and {context.master} has {slots}; use --master 'local[{needed}]'"
@@ -310,6 +310,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--jars", default="", help="the connector's jars, separated by commas")
     add("--shuffle-partitions", type=int, default=2)
     add("--driver-memory", default="1g")
+    add("--quick-start", action="store_true", help="a driver that starts sooner and is slower afterwards")
     add("--conf", type=_pair, action="append", default=[], metavar="NAME=VALUE", help="Spark setting")
     add("--ui", action="store_true", help="serve Spark's web pages")
     add("--log-level", default="WARN", help="of Spark's log")
@@ -379,6 +380,7 @@ def _run_process(given: argparse.Namespace, options: Options, console: Console) 
         shuffle_partitions=given.shuffle_partitions,
         log_level=given.log_level,
         ui=given.ui,
+        quick_start=given.quick_start,
         conf=dict(given.conf),
     )
     events: SimpleQueue[Progress | None] = SimpleQueue()

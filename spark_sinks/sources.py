@@ -44,9 +44,7 @@ def kafka_stream(
     return reader.load()
 
 
-def kafka_range(
-    spark: SparkSession, topic: str, start: str, end: str, *, connection: Mapping[str, str]
-) -> DataFrame:
+def kafka_range(spark: SparkSession, topic: str, start: str, end: str, *, connection: Mapping[str, str]) -> DataFrame:
     """The records of `topic` between two offset maps (JSON, as a query's progress gives them), end exclusive."""
     return (
         spark.read.format("kafka")

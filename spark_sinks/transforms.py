@@ -34,9 +34,7 @@ LATE = "late: every window of the reading was closed"
 
 _NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 _MILLISECONDS = r"^[0-9]{1,14}(\.[0-9]*)?$"
-_ISO_TIME = (
-    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,9})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?$"
-)
+_ISO_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,9})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?$"
 
 
 def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
@@ -63,6 +61,7 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
     fields = F.get(F.col("objects"), F.lit(0))
     temperature = F.when(is_number, F.col("text").try_cast("double")).otherwise(fields["temperature"])
     time = F.col("own_time")
+    sent = fields["sent"]
     return (
         records.select(
             "key", "value", "headers", "topic", "partition", "offset", "timestamp",
@@ -76,7 +75,7 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
             temperature.alias("temperature"),
             F.coalesce(_non_empty(F.col("key_text")), _non_empty(fields["sensor"])).alias("sensor"),
             fields["time"].alias("own_time"),
-            F.when(fields["sent"].rlike(_MILLISECONDS), fields["sent"].try_cast("double").try_cast("bigint")).alias("sent"),
+            F.when(sent.rlike(_MILLISECONDS), sent.try_cast("double").try_cast("bigint")).alias("sent"),
         )
         .withColumn(
             "time",
