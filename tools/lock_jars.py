@@ -56,7 +56,7 @@ def resolve(wishes: list[Wish], work: Path) -> dict[str, str]:
     # The file name carries the coordinate; a colon stands in no part of one.
     pattern = f"{work}/files/[organisation]:[artifact]:[revision].jar"
     command = [str(find_java().path), "-jar", str(jars.ivy_jar()), "-ivy", str(work / "ivy.xml")]
-    command += ["-cache", str(work / "cache"), "-retrieve", pattern, "-types", "jar", "bundle"]
+    command += ["-warn", "-cache", str(work / "cache"), "-retrieve", pattern, "-types", "jar", "bundle"]
     subprocess.run(command, check=True, stdout=sys.stderr)  # noqa: S603 - our own command
     return {path.stem: jars.sha256_of(path) for path in sorted((work / "files").iterdir())}
 

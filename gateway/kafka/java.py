@@ -1,4 +1,7 @@
-"""Java on this machine: which one, and whether it is new enough for Kafka 4 and Spark 4."""
+"""Java on this machine: which one, and whether it is new enough for Kafka 4 and Spark 4.
+
+Needs nothing but the standard library: `make setup` runs this file before anything is installed.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-
-import msgspec
+from typing import NamedTuple
 
 OLDEST_JAVA = 17  # Kafka 4 brokers and Spark 4 are compiled for it
 ANSWER_LIMIT_S = 30.0  # `java -version` takes 0.1 s; a cold disk takes longer
@@ -25,7 +28,7 @@ class JavaError(SetupError):
     """No Java, or one that is too old."""
 
 
-class Java(msgspec.Struct, frozen=True):
+class Java(NamedTuple):
     """A Java that can run what we start.
 
     Attributes:
@@ -68,3 +71,10 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
             f"{path} is Java {version[1]}, which is too old: install Java {OLDEST_JAVA} or newer, or set JAVA_HOME"
         )
     return Java(path, int(version[1]))
+
+
+if __name__ == "__main__":
+    try:
+        find_java()
+    except JavaError as error:
+        sys.exit(str(error))

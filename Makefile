@@ -1,0 +1,73 @@
+# The project's commands. Only python3 (3.11+, with venv), java (17+), a C compiler and make are needed;
+# all else is fetched into .venv (from the locked requirements) and into the user's cache (the jars).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+UV := $(BIN)/uv
+LOCKS := requirements/bootstrap.txt requirements/dev.txt
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check-python check-java jars run test lint format lock clean
+
+help:  ## Show the commands
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: check-java $(INSTALLED) jars  ## Install everything; quick when nothing is to do
+
+check-python:
+	@command -v $(PYTHON) >/dev/null \
+		|| { echo "Python is missing: install Python 3.11 or newer (with venv)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$(PYTHON) is too old: install Python 3.11 or newer, or name one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo "$(PYTHON) has no venv: install it (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+
+check-java: check-python
+	@$(PYTHON) -I gateway/kafka/java.py
+
+$(INSTALLED): $(LOCKS) pyproject.toml | check-java
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/bootstrap.txt
+	@VIRTUAL_ENV=$(VENV) $(UV) pip sync --require-hashes --build-constraints requirements/dev.txt requirements/dev.txt \
+		|| { command -v cc >/dev/null \
+			&& $(BIN)/python -c 'import pathlib, sysconfig as s; pathlib.Path(s.get_path("include"), "Python.h").stat()' 2>/dev/null \
+			|| echo "python-qpid-proton is built from source: install a C compiler and Python's headers (Debian, Ubuntu: apt-get install gcc python3-dev)" >&2; \
+			exit 1; }
+	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --offline --no-deps --no-build-isolation --editable .
+	@touch $@
+
+jars: $(INSTALLED)
+	@$(BIN)/python -m gateway.kafka.jars
+
+run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=30 ends by itself
+	@$(BIN)/python -m loadtest.demo $(if $(DURATION),--duration $(DURATION))
+
+test: setup lint  ## Run all checks and all tests; ARGS="-k name" for some
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED)  ## Run ruff, mypy and import-linter
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)  ## Format the code
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 \
+	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
+
+lock:  ## Write all lock files anew (versions stay where they fit; UPGRADE=1 takes the newest)
+	@test -x $(UV) || { echo "make lock needs uv: run make setup first" >&2; exit 1; }
+	$(COMPILE) requirements/bootstrap.in --output-file requirements/bootstrap.txt
+	$(COMPILE) pyproject.toml --all-extras --group dev --output-file requirements/dev.txt
+	$(COMPILE) pyproject.toml --constraint requirements/dev.txt --output-file requirements/gateway.txt
+	$(BIN)/python -m tools.lock_jars
+
+clean:  ## Remove what the commands made here; the cache of jars stays
+	rm -rf $(VENV) .trivium dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
