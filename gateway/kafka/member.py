@@ -1,0 +1,390 @@
+"""A plain member of a consumer group, read page by page: nothing moves on before it was really delivered.
+
+aiokafka moves its own position when records are fetched. Here they are held until `delivered` says that the
+client has them, so a poll that ends early, for whatever reason, loses nothing: the next one begins where it began.
+
+Two positions a partition: `delivered`, what was written to the client, and `confirmed`, what it had before it
+asked again, which shows that it arrived. Only confirmed records are committed on the client's behalf.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+import structlog
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    CommitFailedError,
+    ConsumerStoppedError,
+    GroupAuthorizationFailedError,
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+)
+from aiokafka.structs import OffsetAndMetadata
+
+from gateway.kafka.consumers import CHUNK, close_consumer, received
+from gateway.kafka.contracts import Refused
+from mapping.outcomes import Outcome
+from mapping.record import Received
+
+log = structlog.get_logger(__name__)
+
+FETCH_BYTES: Final = 8 * 1024 * 1024  # prefetched by one member at once: what its memory is bounded by
+JOIN_S: Final = 5.0  # how long a subscription waits for its partitions; a broker holds new groups for 3 s
+COMMIT_S: Final = 10.0
+POLL_INTERVAL_MARGIN_S: Final = 60.0
+_DENIALS: Final = (ClusterAuthorizationFailedError, GroupAuthorizationFailedError, TopicAuthorizationFailedError)
+
+
+class MemberSettings(msgspec.Struct, frozen=True):
+    """How one member reads.
+
+    Attributes:
+        group: the consumer group.
+        client_id: as the broker's log and quotas see it.
+        auto_offset_reset: `earliest`, `latest` or `none`.
+        fetch_min_bytes: the broker waits a little for as much.
+        isolation_level: `read_committed` or `read_uncommitted`.
+        request_timeout_ms: of single requests to Kafka; None: the gateway's own.
+        idle_s: how long the client may stay silent before it is removed; Kafka must not remove it sooner.
+    """
+
+    group: str
+    client_id: str
+    auto_offset_reset: str
+    fetch_min_bytes: int
+    isolation_level: str
+    request_timeout_ms: int | None
+    idle_s: float
+
+
+class NotAssignedError(Exception):
+    """A partition is not this member's now."""
+
+    def __init__(self, partitions: Iterable[TopicPartition]) -> None:
+        names = ", ".join(sorted(f"{partition.topic}-{partition.partition}" for partition in partitions))
+        super().__init__(f"No current assignment for partition {names}")
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False):
+    """The first `count` held records of a partition, as given to a client."""
+
+    partition: TopicPartition
+    first: Received
+    count: int
+
+
+class _Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        await self._member.partitions_revoked()
+
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        self._member.partitions_assigned()
+
+
+class Member:
+    """One consumer of one client."""
+
+    def __init__(
+        self, settings: MemberSettings, kafka: dict[str, Any], *, auto_commit: bool, clock: Callable[[], float]
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            settings: see `MemberSettings`.
+            kafka: connection arguments of an aiokafka consumer.
+            auto_commit: whether what is confirmed is committed when its partitions are revoked.
+            clock: monotonic seconds; the loop's.
+        """
+        options = kafka | {"client_id": settings.client_id}
+        if settings.request_timeout_ms is not None:
+            options["request_timeout_ms"] = settings.request_timeout_ms
+        self.auto_commit = auto_commit
+        self._clock = clock
+        self._consumer = AIOKafkaConsumer(
+            **options,
+            group_id=settings.group,
+            enable_auto_commit=False,
+            auto_offset_reset=settings.auto_offset_reset,
+            fetch_min_bytes=settings.fetch_min_bytes,
+            fetch_max_bytes=FETCH_BYTES,
+            isolation_level=settings.isolation_level,
+            max_poll_interval_ms=round((settings.idle_s + POLL_INTERVAL_MARGIN_S) * 1000),
+        )
+        self._held: dict[TopicPartition, list[Received]] = {}
+        self._delivered: dict[TopicPartition, int] = {}
+        self._confirmed: dict[TopicPartition, int] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._topics: tuple[str, ...] = ()
+        self._manual = False
+        self._joined = asyncio.Event()
+        self._waiting: asyncio.Timeout | None = None
+
+    async def start(self) -> None:
+        """Connect. Raises Refused BUSY when Kafka does not answer."""
+        try:
+            await self._consumer.start()
+        except BaseException as error:
+            await close_consumer(self._consumer)
+            if isinstance(error, KafkaError):
+                raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
+            raise
+
+    async def stop(self, timeout: float) -> None:
+        """Leave the group and disconnect, at most `timeout` seconds; a running `wait` ends."""
+        self.interrupt()
+        await close_consumer(self._consumer, timeout)
+
+    # Which partitions
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What it is subscribed to."""
+        return self._topics
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether it was subscribed, or given partitions."""
+        return bool(self._topics) or self._manual
+
+    @property
+    def is_manual(self) -> bool:
+        """Whether it was given partitions, instead of joining the group."""
+        return self._manual
+
+    def assignment(self) -> list[TopicPartition]:
+        """Its partitions now, in order."""
+        return sorted(self._consumer.assignment())
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Join the group for `topics` and wait until partitions and positions are fixed, at most `JOIN_S`.
+
+        What is stored after this is delivered, also with `auto.offset.reset` latest. When the group takes longer to
+        agree, it goes on in the background.
+        """
+        self._topics = tuple(topics)
+        self._joined.clear()
+        self._forget()
+        self._consumer.subscribe(topics=list(topics), listener=_Rebalances(self))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(JOIN_S):
+                await self._joined.wait()
+                await self._positions(self._consumer.assignment())
+
+    async def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Read exactly `partitions`, without the group's agreement; their positions are fixed as in `subscribe`."""
+        self._manual = True
+        self._forget()
+        self._consumer.assign(list(partitions))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(JOIN_S):
+                await self._positions(partitions)
+
+    def unsubscribe(self) -> None:
+        """Give up all partitions; the group shares them out anew."""
+        if self.is_assigned:
+            self._consumer.unsubscribe()
+        self._topics = ()
+        self._manual = False
+        self._joined.clear()
+        self._forget()
+
+    def partitions_assigned(self) -> None:
+        """The group has agreed; called by the rebalance listener."""
+        self._joined.set()
+
+    async def partitions_revoked(self) -> None:
+        """The group agrees anew; called by the rebalance listener while we may still commit."""
+        if self.auto_commit:
+            try:
+                await self.commit_confirmed()
+            except (Refused, NotAssignedError) as error:
+                log.info("positions not committed before a rebalance", reason=str(error))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._held.clear()
+        self._delivered.clear()
+        self._confirmed.clear()
+        self._committed.clear()
+
+    async def _positions(self, partitions: Collection[TopicPartition]) -> None:
+        for partition in tuple(partitions):
+            try:
+                await self._consumer.position(partition)
+            except IllegalStateError:  # the group agreed anew meanwhile
+                return
+            except KafkaError as error:
+                raise _refused(error) from error
+
+    # Reading
+
+    def confirm(self) -> None:
+        """The client asks again: it has what it was given."""
+        self._confirmed.update(self._delivered)
+
+    async def wait(self, timeout_s: float, stuck: Collection[TopicPartition] = ()) -> None:
+        """Wait until a record is held, at most `timeout_s`, or until `interrupt`.
+
+        Args:
+            timeout_s: seconds.
+            stuck: partitions whose held records cannot be given to this client; they do not count.
+
+        Raises:
+            Refused: Kafka's answer; nothing is lost by it.
+        """
+        if any(partition not in stuck for partition in self._held):
+            return
+        deadline = self._clock() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline) as scope:
+                self._waiting = scope
+                while True:
+                    # A partition with held records is left alone: what is held stays within one chunk.
+                    wanted = [partition for partition in self._consumer.assignment() if partition not in self._held]
+                    if wanted or not self._held:
+                        left_ms = max(0, round((deadline - self._clock()) * 1000))
+                        await self._fetch(wanted, 0 if self._held else left_ms)
+                    if self._held or self._clock() >= deadline:
+                        return
+        except (TimeoutError, ConsumerStoppedError):
+            return  # `interrupt` ends it so, and `stop`
+        finally:
+            self._waiting = None
+
+    async def _fetch(self, partitions: Sequence[TopicPartition], timeout_ms: int) -> None:
+        try:
+            fetched = await self._consumer.getmany(*partitions, timeout_ms=timeout_ms, max_records=CHUNK)
+        except KafkaError as error:
+            raise _refused(error) from error
+        for partition, records in fetched.items():
+            self._held.setdefault(partition, []).extend([received(record) for record in records])
+
+    def interrupt(self) -> None:
+        """End a running `wait` now."""
+        scope = self._waiting
+        if scope is not None and not scope.expired():
+            scope.reschedule(self._clock())
+
+    def held(self) -> list[tuple[TopicPartition, list[Received]]]:
+        """What was fetched and not delivered; not to be changed."""
+        return list(self._held.items())
+
+    def delivered(self, chunks: Iterable[Chunk]) -> None:
+        """These were written to the client. A chunk of a partition that was revoked or moved meanwhile is void."""
+        for chunk in chunks:
+            records = self._held.get(chunk.partition)
+            if not records or records[0] is not chunk.first:
+                continue
+            self._delivered[chunk.partition] = records[chunk.count - 1].offset + 1
+            if chunk.count == len(records):
+                del self._held[chunk.partition]
+            else:
+                del records[: chunk.count]
+
+    # Positions
+
+    async def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        """Commit `offsets` as they are given.
+
+        Raises:
+            NotAssignedError: for a partition that is not ours.
+            Refused: BUSY when Kafka does not answer or the group agrees anew; see `_refused`.
+        """
+        foreign = offsets.keys() - self._consumer.assignment()
+        if foreign:
+            raise NotAssignedError(foreign)
+        try:
+            async with asyncio.timeout(COMMIT_S):
+                await self._consumer.commit(offsets)
+        except TimeoutError as error:
+            raise Refused(Outcome.BUSY, "Kafka did not answer the commit in time") from error
+        except IllegalStateError as error:
+            raise NotAssignedError(offsets) from error
+        except KafkaError as error:
+            raise _refused(error) from error
+        for partition, offset in offsets.items():
+            self._committed[partition] = offset.offset
+
+    async def commit_delivered(self) -> None:
+        """Commit everything that was delivered; raises as `commit`."""
+        await self._commit_positions(self._delivered)
+
+    async def commit_confirmed(self) -> None:
+        """Commit what the client has shown to have; raises as `commit`."""
+        await self._commit_positions(self._confirmed)
+
+    @property
+    def has_uncommitted(self) -> bool:
+        """Whether `commit_confirmed` had something to do."""
+        return any(self._committed.get(partition) != offset for partition, offset in self._confirmed.items())
+
+    async def _commit_positions(self, positions: dict[TopicPartition, int]) -> None:
+        ours = self._consumer.assignment()
+        changed = {
+            partition: OffsetAndMetadata(offset, "")
+            for partition, offset in positions.items()
+            if partition in ours and self._committed.get(partition) != offset
+        }
+        if changed:
+            await self.commit(changed)
+
+    def seek(self, offsets: dict[TopicPartition, int]) -> None:
+        """Read on from `offsets`; NotAssignedError, and nothing is moved, when a partition is not ours."""
+        self._check_assigned(offsets)
+        for partition, offset in offsets.items():
+            self._consumer.seek(partition, offset)
+            self._moved(partition, offset)
+
+    async def seek_to_edge(self, partitions: Sequence[TopicPartition], *, end: bool) -> None:
+        """Read on from the first record still there, or behind the last one.
+
+        Raises:
+            NotAssignedError: a partition is not ours.
+            Refused: Kafka does not answer.
+        """
+        self._check_assigned(partitions)
+        if not partitions:
+            return
+        find = self._consumer.end_offsets if end else self._consumer.beginning_offsets
+        try:
+            async with asyncio.timeout(COMMIT_S):
+                offsets = await find(list(partitions))
+        except TimeoutError as error:
+            raise Refused(Outcome.BUSY, "Kafka did not answer in time") from error
+        except KafkaError as error:
+            raise _refused(error) from error
+        self.seek({partition: offsets[partition] for partition in partitions})
+
+    def _check_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        foreign = set(partitions) - self._consumer.assignment()
+        if foreign:
+            raise NotAssignedError(foreign)
+
+    def _moved(self, partition: TopicPartition, offset: int) -> None:
+        self._held.pop(partition, None)
+        self._delivered[partition] = offset
+        self._confirmed.pop(partition, None)
+
+
+def _refused(error: KafkaError) -> Refused:
+    """What Kafka's error means for the client of a member."""
+    name = type(error).__name__
+    if isinstance(error, _DENIALS):
+        return Refused(Outcome.DENIED, f"Kafka does not allow it ({name})")
+    if isinstance(error, OffsetOutOfRangeError | NoOffsetForPartitionError):
+        return Refused(Outcome.UNFIT, f"There is no position to read from ({name}); seek to one")
+    if isinstance(error, CommitFailedError):
+        return Refused(Outcome.BUSY, "The group has shared its partitions out anew; poll again")
+    return Refused(Outcome.BUSY, f"Kafka does not answer ({name})")

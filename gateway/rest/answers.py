@@ -1,0 +1,44 @@
+"""Answers as aiohttp wants them: always one of the dialect's media types, never a page of HTML."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from protocols.rest.errors import RestError
+from protocols.rest.media import CONTROL_TYPE, RECORD_TYPES, Format
+from protocols.rest.responses import encode_error
+
+SERVER: Final = "trivium"
+_CONTROL: Final = {"Content-Type": CONTROL_TYPE, "Server": SERVER}
+_EMPTY: Final = {"Server": SERVER}
+_RECORDS: Final = {
+    embedded: {"Content-Type": media, "Server": SERVER, "Cache-Control": "no-store"}
+    for embedded, media in RECORD_TYPES.items()
+}
+
+
+def control_answer(body: bytes, status: int = 200) -> web.Response:
+    """An answer of the control type."""
+    return web.Response(body=body, status=status, headers=_CONTROL)
+
+
+def records_answer(body: bytes, embedded: Format) -> web.Response:
+    """A list of records."""
+    return web.Response(body=body, headers=_RECORDS[embedded])
+
+
+def no_content() -> web.Response:
+    """204: done, and nothing to say."""
+    return web.Response(status=204, headers=_EMPTY)
+
+
+def error_answer(error: RestError) -> web.Response:
+    """A refusal in the dialect's error body."""
+    answer = web.Response(body=encode_error(error), status=error.status, headers=_CONTROL)
+    for name, value in error.headers:
+        answer.headers[name] = value
+    if error.close:
+        answer.force_close()
+    return answer

@@ -1,0 +1,81 @@
+"""Receiving a request's body: never more than the limit, never slower than a client may be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from gateway.rest.admission import Admission
+from protocols.rest.errors import RestError, too_large
+
+MIN_RATE: Final = 16 * 1024
+"""Bytes a second that a body must make on average after the first time limit: a slow-loris gets no slot for long."""
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class BodyReader:
+    """Reads bodies under one set of limits."""
+
+    def __init__(self, admission: Admission, max_bytes: int, timeout_s: float) -> None:
+        """Refuse bodies over `max_bytes`; wait `timeout_s` seconds, and longer for what comes at `MIN_RATE`."""
+        self.max_bytes = max_bytes
+        self._admission = admission
+        self._timeout_s = timeout_s
+
+    async def read(self, request: web.BaseRequest) -> bytes:
+        """The whole body, decompressed.
+
+        Raises:
+            RestError: 400 for a body that breaks off in its own framing, 408 too slow, 413 too large (before it is
+                read where its length is announced), 417 for an expectation that we cannot meet.
+        """
+        content = request.content
+        if content.is_eof():  # it came together with the head: the usual case
+            body = content.read_nowait()
+            if len(body) > self.max_bytes:
+                raise too_large(self.max_bytes)
+            return body
+        announced = request.content_length or 0
+        if announced > self.max_bytes:
+            raise too_large(self.max_bytes)
+        self._admission.upload(announced)
+        counted = announced
+        try:
+            _answer_expectation(request)
+            parts: list[bytes] = []
+            received = 0
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            async with asyncio.timeout(self._timeout_s) as limit:
+                while True:
+                    part = await content.readany()
+                    if not part:
+                        return b"".join(parts)
+                    received += len(part)
+                    if received > self.max_bytes:
+                        raise too_large(self.max_bytes)
+                    if received > counted:  # chunked, or larger than announced once decompressed
+                        self._admission.upload(received - counted)
+                        counted = received
+                    parts.append(part)
+                    limit.reschedule(began + self._timeout_s + received / MIN_RATE)
+        except TimeoutError as error:
+            raise RestError(408, "The request body came too slowly", close=True) from error
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise RestError(400, "The request body is broken", close=True) from error
+        finally:
+            self._admission.uploaded(counted)
+
+
+def _answer_expectation(request: web.BaseRequest) -> None:
+    """`Expect: 100-continue` (RFC 9110 section 10.1.1): only here, after everything else let the request in."""
+    expected = request.headers.get("Expect")
+    if expected is None:
+        return
+    if expected.lower() != "100-continue":
+        raise RestError(417, "Only the expectation 100-continue can be met", close=True)
+    if request.transport is not None and request.version >= (1, 1):
+        request.transport.write(CONTINUE)

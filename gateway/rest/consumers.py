@@ -1,0 +1,351 @@
+"""Consumer instances: created, polled, committed and deleted by name; abandoned ones are removed.
+
+A poll holds nothing but its own consumer's reading: a commit, a seek or a delete of the same consumer goes past it,
+and other consumers know nothing of it. Its records count as delivered only after the answer was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+import structlog
+from aiohttp import web
+from aiokafka import TopicPartition
+from aiokafka.structs import OffsetAndMetadata
+
+from gateway.config import HttpConfig
+from gateway.kafka.contracts import Refused
+from gateway.kafka.member import Chunk, Member, MemberSettings, NotAssignedError
+from gateway.net.pump import Spawn
+from gateway.rest.access import forbidden
+from gateway.rest.answers import control_answer, no_content, records_answer
+from gateway.rest.body import BodyReader
+from gateway.security.authorization import Grant
+from gateway.security.identity import Identity
+from mapping.rest import UndecodableError, from_record
+from protocols.rest.consuming import (
+    NAME_LIMIT,
+    CreateConsumer,
+    PollLimits,
+    decode_create,
+    decode_offsets,
+    poll_limits,
+)
+from protocols.rest.errors import RestError, busy, not_found, unprocessable
+from protocols.rest.forwarded import base_uri, instance_path
+from protocols.rest.media import RECORD_TYPES, Format, accepts, check_control
+from protocols.rest.responses import Page, encode
+
+log = structlog.get_logger(__name__)
+
+NAME_PREFIX: Final = "kafka-bridge-consumer-"  # Strimzi's
+NO_CONSUMER: Final = "The specified consumer instance was not found."
+COMMIT_INTERVAL_S: Final = 5.0  # of automatic commits, as Kafka's `auto.commit.interval.ms`
+STOP_S: Final = 10.0
+REAP_FRACTION: Final = 10  # an abandoned consumer lives at most a tenth longer than `consumer_idle_s`
+
+
+class ConsumersStatistics(msgspec.Struct, frozen=True):
+    """What consumer instances came to, since the start."""
+
+    instances: int
+    polling: int
+    created_total: int
+    reaped_total: int
+    records_total: int
+
+
+class Instance:
+    """One consumer that a client created."""
+
+    __slots__ = ("closed", "embedded", "group", "last_commit", "member", "name", "owner", "polls", "used", "users")
+
+    def __init__(self, group: str, name: str, embedded: Format, *, owner: Identity, member: Member, now: float) -> None:
+        self.group = group
+        self.name = name
+        self.embedded = embedded
+        self.owner = owner
+        self.member = member
+        self.polls = asyncio.Lock()  # one poll at a time; nothing else waits for it
+        self.used = now
+        self.users = 0  # requests on it now: it is not idle
+        self.last_commit = now
+        self.closed = False
+
+
+class Consumers:
+    """All instances of this process, by group and name."""
+
+    def __init__(
+        self,
+        config: HttpConfig,
+        bodies: BodyReader,
+        *,
+        kafka: dict[str, Any],
+        spawn: Spawn,
+        clock: Callable[[], float],
+    ) -> None:
+        """See `RestListener`."""
+        self._config = config
+        self._bodies = bodies
+        self._kafka = kafka
+        self._spawn = spawn
+        self._clock = clock
+        self._instances: dict[tuple[str, str], Instance | None] = {}  # None: being created
+        self._timer: asyncio.TimerHandle | None = None
+        self._draining = False
+        self._polling = 0
+        self._created = 0
+        self._reaped = 0
+        self._records = 0
+        self._largest = PollLimits(round(config.max_poll_wait_s * 1000), config.poll_max_bytes)
+        self._default = PollLimits(config.default_poll_wait_ms, config.poll_max_bytes)
+
+    # Life of an instance
+
+    async def create(self, request: web.BaseRequest, grant: Grant, group: str) -> web.StreamResponse:
+        """`POST /consumers/{groupid}`."""
+        body = await self._bodies.read(request)
+        if body:
+            check_control(request.headers.get("Content-Type"))
+        create = decode_create(body)
+        if len(group) > NAME_LIMIT:
+            raise unprocessable(f"A group's name has at most {NAME_LIMIT} characters")
+        name = create.name or f"{NAME_PREFIX}{uuid.uuid4()}"
+        path = instance_path(group, name)
+        uri = base_uri(request.headers, path, secure=request.secure, bound=_own_address(request))
+        key = (group, name)
+        if key in self._instances:
+            raise RestError(409, "A consumer instance with the specified name already exists in the Kafka Bridge.")
+        if len(self._instances) >= self._config.max_consumers:
+            raise busy("There are too many consumers; delete some or try again")
+        self._instances[key] = None
+        try:
+            member = self._member(group, name, create)
+            await member.start()
+        except BaseException:
+            del self._instances[key]
+            raise
+        instance = Instance(group, name, create.embedded, owner=grant.identity, member=member, now=self._clock())
+        self._instances[key] = instance
+        if self._draining:  # it began before
+            await self._close(instance, delivered=False)
+            raise busy("The gateway is shutting down", close=True)
+        self._created += 1
+        log.info("consumer created", group=group, name=name, principal=grant.identity.name)
+        return control_answer(encode({"instance_id": name, "base_uri": uri}))
+
+    def _member(self, group: str, name: str, create: CreateConsumer) -> Member:
+        settings = MemberSettings(
+            group=group,
+            client_id=name,
+            auto_offset_reset=create.auto_offset_reset,
+            fetch_min_bytes=create.fetch_min_bytes,
+            isolation_level=create.isolation_level,
+            request_timeout_ms=create.request_timeout_ms,
+            idle_s=self._config.consumer_idle_s,
+        )
+        return Member(settings, self._kafka, auto_commit=create.enable_auto_commit, clock=self._clock)
+
+    def find(self, grant: Grant, group: str, name: str) -> Instance:
+        """The instance, if it is this client's.
+
+        Raises:
+            RestError: 404 for none, 403 for somebody else's.
+        """
+        instance = self._instances.get((group, name))
+        if instance is None:
+            raise not_found(NO_CONSUMER)
+        if instance.owner != grant.identity:
+            raise forbidden("another client's consumer")
+        instance.used = self._clock()
+        return instance
+
+    async def delete(self, request: web.BaseRequest, grant: Grant, group: str, name: str) -> web.StreamResponse:
+        """`DELETE /consumers/{groupid}/instances/{name}`; a running poll ends."""
+        instance = self.find(grant, group, name)
+        await asyncio.shield(self._spawn(self._close(instance, delivered=True)))
+        return no_content()
+
+    async def _close(self, instance: Instance, *, delivered: bool) -> None:
+        """Take the instance away at once, then commit for it and leave the group."""
+        self._instances.pop((instance.group, instance.name), None)
+        instance.closed = True
+        member = instance.member
+        member.interrupt()
+        if member.auto_commit and member.is_assigned:
+            try:
+                if delivered:
+                    await member.commit_delivered()
+                else:
+                    await member.commit_confirmed()
+            except (Refused, NotAssignedError) as error:
+                log.info("positions not committed at the end", group=instance.group, reason=str(error))
+        await member.stop(STOP_S)
+        log.info("consumer closed", group=instance.group, name=instance.name)
+
+    # Reading and committing
+
+    async def poll(self, request: web.BaseRequest, grant: Grant, group: str, name: str) -> web.StreamResponse:
+        """`GET .../records`: what there is, as soon as there is something."""
+        instance = self.find(grant, group, name)
+        media = RECORD_TYPES[instance.embedded]
+        if not accepts(request.headers.get("Accept"), media):
+            raise RestError(406, "Consumer format does not match the embedded format requested by the Accept header.")
+        limits = poll_limits(request.rel_url.query, self._default, self._largest)
+        member = instance.member
+        if not member.is_assigned:
+            raise RestError(409, "Consumer is not subscribed to any topics or assigned any partitions")
+        deadline = self._clock() + limits.timeout_ms / 1000
+        instance.users += 1
+        self._polling += 1
+        try:
+            async with asyncio.timeout_at(deadline) as turn:
+                await instance.polls.acquire()
+                turn.reschedule(None)
+        except TimeoutError:
+            return records_answer(b"[]", instance.embedded)  # another poll of this consumer is still waiting
+        else:
+            try:
+                return await self._page(request, instance, deadline, limits.max_bytes)
+            finally:
+                instance.polls.release()
+        finally:
+            self._polling -= 1
+            instance.users -= 1
+            instance.used = self._clock()
+
+    async def _page(
+        self, request: web.BaseRequest, instance: Instance, deadline: float, max_bytes: int
+    ) -> web.StreamResponse:
+        member = instance.member
+        member.confirm()
+        self._commit_when_due(instance)
+        stuck: dict[TopicPartition, UndecodableError] = {}
+        while True:
+            self._check_open(instance)
+            wait_s = 0.0 if stuck else max(0.0, deadline - self._clock())
+            await member.wait(wait_s, stuck)
+            page, chunks = _fill(member, instance.embedded, max_bytes, stuck)
+            if chunks or not stuck or all(partition in stuck for partition, _ in member.held()):
+                break
+        self._check_open(instance)
+        if not chunks and stuck:
+            # The position stays before the record: reading it in another format, or a seek, goes past it.
+            raise RestError(406, str(next(iter(stuck.values()))))
+        answer = records_answer(page.finish(), instance.embedded)
+        await answer.prepare(request)
+        await answer.write_eof()  # raises when the client has left: then nothing was delivered
+        member.delivered(chunks)
+        self._records += page.count
+        return answer
+
+    def _check_open(self, instance: Instance) -> None:
+        if self._draining:
+            raise busy("The gateway is shutting down", close=True)
+        if instance.closed:
+            raise not_found(NO_CONSUMER)
+
+    def _commit_when_due(self, instance: Instance) -> None:
+        member = instance.member
+        now = self._clock()
+        if member.auto_commit and now - instance.last_commit >= COMMIT_INTERVAL_S and member.has_uncommitted:
+            instance.last_commit = now
+            self._spawn(self._auto_commit(instance))
+
+    async def _auto_commit(self, instance: Instance) -> None:
+        try:
+            await instance.member.commit_confirmed()
+        except (Refused, NotAssignedError) as error:
+            log.info("positions not committed", group=instance.group, reason=str(error))
+
+    async def commit(self, request: web.BaseRequest, grant: Grant, group: str, name: str) -> web.StreamResponse:
+        """`POST .../offsets`: those in the body, as they are given; without a body all that was delivered."""
+        instance = self.find(grant, group, name)
+        body = await self._bodies.read(request)
+        try:
+            if body:
+                check_control(request.headers.get("Content-Type"))
+                await instance.member.commit(
+                    {
+                        TopicPartition(entry.topic, entry.partition): OffsetAndMetadata(entry.offset, entry.metadata)
+                        for entry in decode_offsets(body)
+                    }
+                )
+            else:
+                await instance.member.commit_delivered()
+        except NotAssignedError as error:
+            raise not_found(str(error)) from error
+        return no_content()
+
+    # Housekeeping
+
+    def start(self) -> None:
+        """Begin to look for abandoned instances."""
+        period = self._config.consumer_idle_s / REAP_FRACTION
+        self._timer = asyncio.get_running_loop().call_later(period, self._reap)
+
+    def _reap(self) -> None:
+        oldest = self._clock() - self._config.consumer_idle_s
+        for instance in list(self._instances.values()):
+            if instance is not None and not instance.users and instance.used < oldest:
+                self._reaped += 1
+                del self._instances[instance.group, instance.name]
+                self._spawn(self._close(instance, delivered=False))
+        self.start()
+
+    async def stop(self) -> None:
+        """Close all instances: running polls come back at once; nothing is created or polled from now on."""
+        self._draining = True
+        if self._timer is not None:
+            self._timer.cancel()
+        instances = [instance for instance in self._instances.values() if instance is not None]
+        if instances:
+            await asyncio.wait([self._spawn(self._close(instance, delivered=False)) for instance in instances])
+
+    def statistics(self) -> ConsumersStatistics:
+        """Counts so far."""
+        return ConsumersStatistics(
+            instances=len(self._instances),
+            polling=self._polling,
+            created_total=self._created,
+            reaped_total=self._reaped,
+            records_total=self._records,
+        )
+
+
+def _fill(
+    member: Member, embedded: Format, max_bytes: int, stuck: dict[TopicPartition, UndecodableError]
+) -> tuple[Page, list[Chunk]]:
+    """A page of held records. One that cannot be shown ends its partition's part; it is noted when it is first."""
+    page = Page(max_bytes)
+    chunks: list[Chunk] = []
+    for partition, records in member.held():
+        count = 0
+        full = False
+        for record in records:
+            try:
+                item = from_record(record, embedded)
+            except UndecodableError as error:
+                if not count:
+                    stuck[partition] = error
+                break
+            if not page.add(item):
+                full = True
+                break
+            count += 1
+        if count:
+            chunks.append(Chunk(partition, records[0], count))
+        if full:
+            break
+    return page, chunks
+
+
+def _own_address(request: web.BaseRequest) -> str:
+    transport = request.transport
+    name = None if transport is None else transport.get_extra_info("sockname")
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "localhost"

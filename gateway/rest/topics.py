@@ -1,0 +1,171 @@
+"""Topics as HTTP clients see them: names, configuration, partitions, offsets. Internal topics do not exist here."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError
+
+from gateway.kafka.consumers import Lookup
+from gateway.kafka.contracts import Refused
+from gateway.kafka.publisher import Publisher
+from gateway.kafka.topics import Topics
+from gateway.rest.access import forbidden
+from gateway.rest.answers import control_answer
+from gateway.security.authorization import Grant
+from mapping.outcomes import Outcome
+from mapping.record import is_topic_name
+from protocols.rest.consuming import partition_number
+from protocols.rest.errors import not_found
+from protocols.rest.responses import encode
+
+ASK_S: Final = 10.0  # a question about a topic is answered or refused within this
+
+
+class Replica(msgspec.Struct, frozen=True, gc=False):
+    """One broker's copy of a partition."""
+
+    broker: int
+    leader: bool
+    in_sync: bool
+
+
+class PartitionView(msgspec.Struct, frozen=True):
+    """One partition and where it lives."""
+
+    partition: int
+    leader: int
+    replicas: tuple[Replica, ...]
+
+
+class TopicOperations:
+    """The reading operations on topics."""
+
+    def __init__(self, topics: Topics, publisher: Publisher, kafka: dict[str, Any]) -> None:
+        """Names come from `topics`; the rest is asked for over one connection, made with the first question."""
+        self._topics = topics
+        self._publisher = publisher
+        self._kafka = kafka
+        self._lookup = Lookup(kafka)
+        self._admin: AIOKafkaAdminClient | None = None
+        self._connecting = asyncio.Lock()
+
+    async def info(self, request: web.BaseRequest, grant: Grant) -> web.StreamResponse:
+        """`GET /`."""
+        return control_answer(encode({"bridge_version": _version()}))
+
+    async def list_topics(self, request: web.BaseRequest, grant: Grant) -> web.StreamResponse:
+        """`GET /topics`: those that this client may read or write."""
+        seen = grant.subscribe, grant.publish
+        names = [name for name in sorted(self._topics.names) if any(right.some(name) for right in seen)]
+        return control_answer(encode(names))
+
+    async def get_topic(self, request: web.BaseRequest, grant: Grant, topic: str) -> web.StreamResponse:
+        """`GET /topics/{topicname}`."""
+        partitions = await self._partitions(grant, topic)
+        configs = await self._configs(topic)
+        return control_answer(encode({"name": topic, "configs": configs, "partitions": partitions}))
+
+    async def list_partitions(self, request: web.BaseRequest, grant: Grant, topic: str) -> web.StreamResponse:
+        """`GET /topics/{topicname}/partitions`."""
+        return control_answer(encode(await self._partitions(grant, topic)))
+
+    async def get_partition(
+        self, request: web.BaseRequest, grant: Grant, topic: str, partition: str
+    ) -> web.StreamResponse:
+        """`GET /topics/{topicname}/partitions/{partitionid}`."""
+        return control_answer(encode(await self._partition(grant, topic, partition)))
+
+    async def get_offsets(
+        self, request: web.BaseRequest, grant: Grant, topic: str, partition: str
+    ) -> web.StreamResponse:
+        """`GET /topics/{topicname}/partitions/{partitionid}/offsets`."""
+        view = await self._partition(grant, topic, partition)
+        where = TopicPartition(topic, view.partition)
+        first = await self._lookup.beginnings([where])
+        end = await self._lookup.ends([where])
+        return control_answer(encode({"beginning_offset": first[where], "end_offset": end[where]}))
+
+    async def stop(self) -> None:
+        """Close the connections."""
+        await self._lookup.stop()
+        if self._admin is not None:
+            await self._admin.close()
+            self._admin = None
+
+    async def _partition(self, grant: Grant, topic: str, partition: str) -> PartitionView:
+        number = partition_number(partition)
+        for view in await self._partitions(grant, topic):
+            if view.partition == number:
+                return view
+        raise not_found(f"Topic {topic} has no partition {number}")
+
+    async def _partitions(self, grant: Grant, topic: str) -> list[PartitionView]:
+        if not (grant.subscribe.some(topic) or grant.publish.some(topic)):
+            raise forbidden(f"look at {topic}")
+        if not is_topic_name(topic):
+            raise not_found(f"Topic {topic[:64]} does not exist")
+        if topic not in self._topics.names:  # asking the broker for it could create it
+            await self._topics.refresh()
+            if topic not in self._topics.names:
+                raise not_found(f"Topic {topic} does not exist")
+        admin = await self._connected()
+        try:
+            async with asyncio.timeout(ASK_S):
+                (described,) = await admin.describe_topics([topic])
+        except (TimeoutError, KafkaError) as error:
+            raise _silent(error) from error
+        if described["error_code"] or not described["partitions"]:
+            raise not_found(f"Topic {topic} does not exist")
+        return [_view(partition) for partition in sorted(described["partitions"], key=lambda one: one["partition"])]
+
+    async def _configs(self, topic: str) -> dict[str, str | None]:
+        admin = await self._connected()
+        try:
+            async with asyncio.timeout(ASK_S):
+                answers = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+        except (TimeoutError, KafkaError) as error:
+            raise _silent(error) from error
+        return {entry[0]: entry[1] for answer in answers for resource in answer.resources for entry in resource[4]}
+
+    async def _connected(self) -> AIOKafkaAdminClient:
+        async with self._connecting:
+            if self._admin is None:
+                admin = AIOKafkaAdminClient(**self._kafka)
+                try:
+                    async with asyncio.timeout(ASK_S):
+                        await admin.start()
+                except BaseException as error:
+                    await admin.close()
+                    if isinstance(error, TimeoutError | KafkaError):
+                        raise _silent(error) from error
+                    raise
+                self._admin = admin
+            return self._admin
+
+
+def _view(partition: dict[str, Any]) -> PartitionView:
+    leader, in_sync = partition["leader"], partition["isr"]
+    return PartitionView(
+        partition["partition"],
+        leader,
+        tuple(Replica(broker, broker == leader, broker in in_sync) for broker in partition["replicas"]),
+    )
+
+
+def _silent(error: BaseException) -> Refused:
+    return Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})")
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("trivium")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        return "0"

@@ -1,0 +1,121 @@
+"""A real HTTP listener over a real broker, and a client for it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.config import Address, BudgetConfig, HttpConfig, KafkaConfig, SecurityConfig
+from gateway.kafka.client import client_settings
+from gateway.kafka.publisher import Publisher
+from gateway.kafka.topics import Topics
+from gateway.rest.listener import RestListener
+from gateway.security.authentication import Authenticator
+from gateway.security.authorization import AccessList
+
+LOCAL = Address("127.0.0.1:0")
+
+
+class Gateway:
+    """What a test talks to."""
+
+    def __init__(self, listener: RestListener, publisher: Publisher, topics: Topics) -> None:
+        self.listener = listener
+        self.publisher = publisher
+        self.topics = topics
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.listener.bound}"
+
+
+@asynccontextmanager
+async def running_gateway(
+    bootstrap: str,
+    *,
+    http: HttpConfig | None = None,
+    kafka: dict[str, Any] | None = None,
+    budget: BudgetConfig | None = None,
+    security: SecurityConfig | None = None,
+    create: bool = True,
+    wait: bool = True,
+) -> AsyncIterator[Gateway]:
+    loop = asyncio.get_running_loop()
+    kafka_config = KafkaConfig(bootstrap_servers=bootstrap, **(kafka or {}))
+    security = security or SecurityConfig()
+    async with asyncio.TaskGroup() as group:
+        background: list[asyncio.Task[Any]] = []
+
+        def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+            return group.create_task(work)
+
+        topics = Topics(kafka_config, create=create, spawn=spawn, clock=loop.time)
+        publisher = Publisher(
+            kafka_config,
+            budget or BudgetConfig(),
+            topics,
+            spawn=spawn,
+            clock=loop.time,
+            wall_clock=lambda: time.time_ns() // 1_000_000,
+            chance=random.Random(1),
+        )
+        authenticator = Authenticator(security)
+        await authenticator.start()
+        listener = RestListener(
+            http or HttpConfig(address=LOCAL),
+            publisher=publisher,
+            topics=topics,
+            authenticator=authenticator,
+            access_list=AccessList(security.access),
+            kafka=client_settings(kafka_config, "http"),
+            spawn=spawn,
+            clock=loop.time,
+        )
+        started = await publisher.start()
+        assert started or not wait
+        background.append(spawn(topics.run()))
+        await listener.start()
+        try:
+            yield Gateway(listener, publisher, topics)
+        finally:
+            await listener.stop(4.0)
+            await publisher.drain(1.0)
+            await publisher.stop()
+            await topics.stop()
+            await authenticator.stop()
+            for task in background:
+                task.cancel()
+
+
+@pytest.fixture(scope="session")
+async def gateway(bootstrap: str) -> AsyncIterator[Gateway]:
+    """One listener for all tests that do not need their own."""
+    ready: asyncio.Queue[Gateway] = asyncio.Queue()
+    over = asyncio.Event()
+
+    async def serve() -> None:
+        async with running_gateway(bootstrap) as made:
+            ready.put_nowait(made)
+            await over.wait()
+
+    # In a task of its own: a fixture is entered and left in different tasks, a task group must not be.
+    async with asyncio.TaskGroup() as group:
+        group.create_task(serve())
+        yield await ready.get()
+        over.set()
+
+
+@pytest.fixture
+async def http(gateway: Gateway) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(gateway.url) as session:
+        yield session
+
+
+Posting = Callable[..., Awaitable[tuple[int, Any]]]
