@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -117,7 +116,7 @@ def spark_run(
         raise fail(str(error)) from error
     argv = [sys.executable, "-m", "spark_sinks", job, "--bootstrap-servers", bootstrap_servers]
     argv += ["--jars", ",".join(str(jar) for jar in jars), *context.args]
-    os.execv(sys.executable, argv)  # the job gets our process id, our signals and our terminal
+    os.execv(sys.executable, argv)  # noqa: S606 - the job gets our process id, our signals and our terminal
 
 
 def main() -> None:

@@ -59,14 +59,13 @@ class Report:
         return json.dumps({"title": self.title, "rows": self.rows}, indent=2)
 
     def print(self, console: Console | None = None) -> None:
-        """Print the table."""
-        columns = list(dict.fromkeys(column for row in self.rows for column in row))
+        """Print the table: a row of the report is a column here, since there are more measures than runs."""
         table = Table(title=self.title)
-        for column in columns:
-            numbers = all(isinstance(row.get(column, 0), int | float) for row in self.rows)
-            table.add_column(column, justify="right" if numbers else "left")
-        for row in self.rows:
-            table.add_row(*(_text(row.get(column, "")) for column in columns))
+        table.add_column("")
+        for _ in self.rows:
+            table.add_column(justify="right")
+        for measure in dict.fromkeys(column for row in self.rows for column in row):
+            table.add_row(measure, *(_text(row.get(measure, "")) for row in self.rows))
         (console or Console()).print(table)
 
 

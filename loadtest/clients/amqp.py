@@ -9,7 +9,7 @@ import asyncio
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from loadtest.clients.pace import Pace
 from loadtest.report import Latencies
@@ -127,7 +127,7 @@ class Sender(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the SASL header and ANONYMOUS."""
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
         self._transport = transport
         init = _performative(0x41, _symbol("ANONYMOUS"), b"\xa0\x04load")
         transport.write(b"AMQP\x03\x01\x00\x00" + _frame(init, _SASL))

@@ -9,6 +9,7 @@ import asyncio
 import struct
 import time
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from loadtest.clients.pace import Pace
 from loadtest.report import Latencies
@@ -113,7 +114,7 @@ class Publisher(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send CONNECT."""
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
         self._transport = transport
         transport.write(self._connect)
 
@@ -187,7 +188,7 @@ class Subscriber(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send CONNECT."""
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
         self._transport = transport
         transport.write(self._connect)
 

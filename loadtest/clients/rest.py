@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from loadtest.clients.pace import Pace
 from loadtest.report import Latencies
@@ -62,7 +62,7 @@ class Producer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Nothing is said before the first request."""
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
         self._transport = transport
         self.connected.set_result(None)
 

@@ -1,0 +1,328 @@
+"""Builds everything once, starts it in order, and stops it in the opposite order: the only place where parts meet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from random import SystemRandom
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+import uvloop
+
+from gateway.config import Config, ConfigError, KafkaConfig
+from gateway.kafka.client import client_settings
+from gateway.kafka.consumers import Lookup
+from gateway.kafka.embedded import EmbeddedBroker
+from gateway.kafka.group import Groups
+from gateway.kafka.jars import console_report, ensure_jars
+from gateway.kafka.java import SetupError, find_java
+from gateway.kafka.publisher import Publisher
+from gateway.kafka.replay import Replay
+from gateway.kafka.storage import BrokerError
+from gateway.kafka.tail import Tail
+from gateway.kafka.topics import Topics
+from gateway.mqtt.front import MqttFront
+from gateway.mqtt.registry import Registry
+from gateway.mqtt.router import Router
+from gateway.mqtt.session import Counters, Services
+from gateway.net.listener import ListenError, listen_error
+from gateway.observe.logs import configure_logs
+from gateway.observe.management import Management
+from gateway.observe.metrics import Metrics
+from gateway.security.authentication import Authenticator
+from gateway.security.authorization import AccessList
+from gateway.security.exposure import check_exposure
+from gateway.security.tls import make_tls
+from mapping.rules import RuleError, Rules, RuleText
+
+log = structlog.get_logger(__name__)
+
+GOODBYE_S: Final = 1.0  # for the last bytes of every connection
+READY_POLL_S: Final = 0.1
+RESTART_S: Final = 1.0  # between a broker's end and its next start
+
+
+class StartError(Exception):
+    """The gateway cannot start; the text says why and which key to change."""
+
+
+class Front(Protocol):
+    """One protocol's side of the gateway."""
+
+    name: str
+
+    async def start(self) -> None:
+        """Listen; ListenError when the address cannot be had."""
+        ...
+
+    @property
+    def bound(self) -> str:
+        """The address really bound, `HOST:PORT`."""
+        ...
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new connections are accepted."""
+        ...
+
+    def stop_taking(self) -> None:
+        """Take nothing new; what was taken is still answered."""
+        ...
+
+    async def stop(self, timeout: float) -> None:
+        """Say goodbye in the protocol's own way and close, within `timeout` seconds."""
+        ...
+
+    def statistics(self) -> msgspec.Struct:
+        """Counts for the metrics."""
+        ...
+
+
+def check(config: Config) -> None:
+    """Check all that can be checked without starting anything.
+
+    Raises:
+        StartError: what is wrong, with the key.
+    """
+    try:
+        compile_rules(config)
+        check_exposure(config)
+        AccessList(config.security.access)
+        make_tls(config.security)
+        Authenticator(config.security)
+    except (ConfigError, RuleError) as error:
+        raise StartError(str(error)) from error
+
+
+def compile_rules(config: Config) -> Rules:
+    """The mapping rules; RuleError names a bad one."""
+    texts = (RuleText(rule.mqtt, rule.topic, rule.key) for rule in config.mapping.rules)
+    return Rules(texts, catch_all=config.mapping.catch_all_topic)
+
+
+def run(config: Config, ready_file: Path | None) -> None:
+    """Run the gateway until SIGTERM or SIGINT; StartError when it cannot start."""
+    configure_logs(config.log)
+    check(config)
+    uvloop.run(App(config, ready_file).run())
+
+
+class App:
+    """One gateway process."""
+
+    def __init__(self, config: Config, ready_file: Path | None = None) -> None:
+        """Nothing is opened before `run`."""
+        self._config = config
+        self._ready_file = ready_file
+        self._stop = asyncio.Event()
+        self._broker: EmbeddedBroker | None = None
+        self._fronts: list[Front] = []
+        self._management: Management | None = None
+        self._publisher: Publisher | None = None
+        self._stopping = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self) -> None:
+        """Start, serve until a signal, stop; every task lives in one group."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        try:
+            async with asyncio.TaskGroup() as group:
+                async with contextlib.AsyncExitStack() as stack:
+                    await self._start(group, stack)
+                    log.info("ready", **{front.name: front.bound for front in self._fronts})
+                    await self._stop.wait()
+                    log.info("stopping")
+                for task in tuple(self._tasks):  # what a lost client still waited for
+                    task.cancel()
+        except* (ConfigError, ListenError, BrokerError, SetupError) as errors:
+            raise StartError(str(errors.exceptions[0])) from errors
+        finally:
+            if self._ready_file is not None:
+                self._ready_file.unlink(missing_ok=True)
+
+    async def _start(self, group: asyncio.TaskGroup, stack: contextlib.AsyncExitStack) -> None:
+        """Start each part and put its end on the stack, so that the ends come in the opposite order."""
+        config = self._config
+        loop = asyncio.get_running_loop()
+
+        def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+            task = group.create_task(work)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return task
+
+        for warning in check_exposure(config):
+            log.warning("exposed", detail=warning)
+        tls = make_tls(config.security)
+        context = tls.context if tls is not None else None
+        authenticator = Authenticator(config.security)
+        await authenticator.start()
+        stack.push_async_callback(authenticator.stop)
+        access = AccessList(config.security.access)
+        rules = compile_rules(config)
+        kafka = await self._connect_kafka(spawn, stack)
+
+        topics = Topics(kafka, create=config.creates_topics, spawn=spawn, clock=loop.time)
+        refreshing = spawn(topics.run())
+        stack.push_async_callback(_end, refreshing)
+        stack.push_async_callback(topics.stop)
+        publisher = self._publisher = Publisher(
+            kafka, config.budget, topics, spawn=spawn, clock=loop.time, wall_clock=wall_clock, chance=SystemRandom()
+        )
+        await publisher.start()
+        stack.push_async_callback(publisher.stop)
+        lookup = Lookup(client_settings(kafka, "lookup"), ensure=topics.get)
+        stack.push_async_callback(lookup.stop)
+        replay = Replay(client_settings(kafka, "replay"), spawn, lookup)
+        stack.push_async_callback(replay.stop)
+        tail = Tail(client_settings(kafka, "tail"), spawn, lookup, replay)
+        await tail.start()
+        stack.push_async_callback(tail.stop)
+        groups = Groups(client_settings(kafka, "group"), spawn, lookup, random=SystemRandom().random)
+        stack.push_async_callback(groups.stop)
+
+        router = Router(rules, topics, tail, spawn)
+        services = Services(
+            config=config.mqtt,
+            rules=rules,
+            publisher=publisher,
+            tail=tail,
+            router=router,
+            registry=Registry(),
+            authenticator=authenticator,
+            access=access,
+            clock=loop.time,
+            wall_clock=wall_clock,
+            counters=Counters(),
+        )
+        self._fronts = [MqttFront(services, spawn, context)]
+        stack.push_async_callback(self._stop_fronts)
+        for front in self._fronts:
+            await front.start()
+
+        metrics = Metrics()
+        for front in self._fronts:
+            metrics.add_source("front", front.statistics, labels={"protocol": front.name})
+        metrics.add_source("publisher", publisher.statistics)
+        metrics.add_source("tail", tail.statistics)
+        await self._open_management(metrics, authenticator, stack)
+
+        async def reload() -> None:
+            await authenticator.reload()
+
+        def on_hangup() -> None:
+            if tls is not None:
+                tls.reload()
+            spawn(reload())
+
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
+        await self._announce(publisher)
+
+    async def _connect_kafka(self, spawn: Any, stack: contextlib.AsyncExitStack) -> KafkaConfig:
+        """The Kafka settings in force; starts the embedded broker where none is named."""
+        config = self._config
+        if config.kafka.bootstrap_servers is not None:
+            return config.kafka
+        java = find_java()
+        with console_report() as report:
+            jars = ensure_jars("kafka", report=report)
+        broker = self._broker = EmbeddedBroker(
+            config.data_dir / "kafka",
+            java=java.path,
+            jars=jars,
+            port=config.embedded.port,
+            controller_port=config.embedded.controller_port,
+            heap=config.embedded.heap,
+        )
+        await broker.start()
+        stack.push_async_callback(broker.stop)
+        watching = spawn(self._keep_broker(broker))
+        stack.push_async_callback(_end, watching)
+        log.info("embedded broker ready", address=broker.bootstrap_servers, pid=broker.pid, log=str(broker.log_file))
+        return config.kafka.model_copy(update={"bootstrap_servers": broker.bootstrap_servers})
+
+    async def _keep_broker(self, broker: EmbeddedBroker) -> None:
+        """Start the embedded broker again when it ends by itself; clients wait meanwhile, as for any broker."""
+        while True:
+            try:
+                await broker.watch()
+                return
+            except BrokerError as error:
+                log.error("starting the embedded broker again", reason=str(error))
+            await asyncio.sleep(RESTART_S)
+            try:
+                await broker.start()
+            except BrokerError as error:
+                log.error("the embedded broker cannot be started again", reason=str(error))
+                self._stop.set()
+                return
+
+    async def _open_management(
+        self, metrics: Metrics, authenticator: Authenticator, stack: contextlib.AsyncExitStack
+    ) -> None:
+        async def admit(user: str, password: str, peer: str) -> bool:
+            return await authenticator.authenticate_password(user, password, peer=peer) is not None
+
+        address = self._config.management.address
+        management = self._management = Management(metrics, self._readiness, admit=admit)
+        try:
+            await management.start(address)
+        except OSError as error:
+            raise ListenError(listen_error("management", address, error)) from error
+        stack.push_async_callback(management.stop)
+
+    def _readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Ready: every listener accepts and Kafka answers."""
+        kafka = self._publisher is not None and self._publisher.reachable
+        listeners = {front.name: front.accepting for front in self._fronts}
+        ready = kafka and all(listeners.values()) and not self._stopping
+        return ready, {"kafka": kafka, "listeners": listeners, "stopping": self._stopping}
+
+    async def _announce(self, publisher: Publisher) -> None:
+        """Write the ready file once everything answers."""
+        while not publisher.reachable and not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), READY_POLL_S)
+        if self._ready_file is None or self._stop.is_set():
+            return
+        assert self._management is not None
+        facts: dict[str, Any] = {front.name: front.bound for front in self._fronts}
+        facts["management"] = f"{self._config.management.address.host}:{self._management.port}"
+        facts["kafka"] = (
+            self._broker.bootstrap_servers if self._broker is not None else self._config.kafka.bootstrap_servers
+        )
+        facts["pid"] = os.getpid()
+        facts["kafka_pid"] = self._broker.pid if self._broker is not None else None
+        temporary = self._ready_file.with_name(f".{self._ready_file.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(facts) + "\n")
+        temporary.replace(self._ready_file)
+
+    async def _stop_fronts(self) -> None:
+        """Stop accepting, let Kafka answer what was taken, say goodbye; all within `drain_timeout_s`."""
+        self._stopping = True
+        for front in self._fronts:
+            front.stop_taking()
+        if self._publisher is not None:
+            await self._publisher.drain(self._config.drain_timeout_s / 2)
+        await asyncio.gather(*(front.stop(GOODBYE_S) for front in self._fronts))
+
+
+def wall_clock() -> int:
+    """Epoch milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
