@@ -1,0 +1,71 @@
+"""How much credit an AMQP sender gets: the link window.
+
+    N      = clamp(floor(room / s), 1, W)      s: moving average of message bytes
+    grant  = max(0, N - unsettled - credit)    sent only if >= N / 2, or when the credit is used up
+
+Credit comes back when Kafka has the record, not when it was read, so the window bounds what is unanswered. Credit
+that was granted is never taken back: a smaller flow races with the transfers on their way. Pure arithmetic: what
+does not add up raises and is never clamped.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+WEIGHT: Final = 1 / 16  # of the newest message in the average: follows a change of size within some 50 messages
+FIRST_MEAN: Final = 1024.0  # bytes, before the first message
+
+
+class WindowError(Exception):
+    """More was settled than had arrived. Our bug, never a peer's."""
+
+
+class Window:
+    """The window of one sender's link.
+
+    Attributes:
+        limit: W, the largest window in messages.
+        unsettled: messages that arrived and are not settled.
+        mean: s, the moving average of message bytes.
+    """
+
+    __slots__ = ("limit", "mean", "unsettled")
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"a window of {limit} messages")
+        self.limit = limit
+        self.unsettled = 0
+        self.mean = FIRST_MEAN
+
+    def arrive(self, size: int) -> None:
+        """Count a message of `size` bytes that waits for its outcome."""
+        if size < 0:
+            raise WindowError(f"a message of {size} bytes")
+        self.mean += (size - self.mean) * WEIGHT
+        self.unsettled += 1
+
+    def settle(self, count: int = 1) -> None:
+        """Count `count` messages as answered."""
+        if not 0 <= count <= self.unsettled:
+            raise WindowError(f"{count} settled, {self.unsettled} unsettled")
+        self.unsettled -= count
+
+    def size(self, room: int) -> int:
+        """N: how many messages may be unanswered or on their way with `room` bytes for them."""
+        return max(1, min(self.limit, int(room / max(self.mean, 1.0))))
+
+    def top_up(self, credit: int, room: int) -> int:
+        """How much credit to grant now; 0 when it is not worth a frame.
+
+        Args:
+            credit: granted and not yet used.
+            room: bytes that may be waiting for Kafka because of this link.
+        """
+        if credit < 0:
+            raise WindowError(f"a credit of {credit}")
+        size = self.size(room)
+        grant = size - self.unsettled - credit
+        if grant <= 0:
+            return 0
+        return grant if credit == 0 or grant * 2 >= size else 0

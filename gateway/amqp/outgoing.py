@@ -1,0 +1,163 @@
+"""A link on which the peer receives: an outlet of the tail of a topic, or of a consumer group.
+
+Credit is demand. What the peer accepts is done; what it releases or modifies goes back to the group. A link at the
+tail has nobody to give a record back to: whatever its outcome, it is done with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
+
+from mapping.amqp_out import from_record
+from mapping.record import Received
+from protocols.amqp import outcomes
+from protocols.amqp.links import Link
+from protocols.amqp.outcomes import State
+
+if TYPE_CHECKING:
+    from gateway.amqp.session import AmqpSession
+    from gateway.kafka.group import Membership
+
+DRAIN_S: Final = 0.2
+"""How long a drain (part 2.6.7) may look for records before the rest of the credit is given back: a fetch that is on
+its way (100 ms at Kafka when there is nothing) comes to its end."""
+
+
+class OutgoingLink:
+    """One link of a receiving peer; `gateway.kafka.contracts.Outlet` and, for the tail, `Fanout` of itself.
+
+    Attributes:
+        link: the engine's.
+        topic: the Kafka topic.
+        lossy: False: a record is kept until it was sent.
+        unsettled: sent and without an outcome.
+    """
+
+    __slots__ = (
+        "_draining", "_engine", "_left", "_membership", "_selected", "_session", "_settled", "_waits", "link", "lossy",
+        "topic", "unsettled",
+    )  # fmt: skip
+
+    def __init__(self, session: AmqpSession, link: Link, topic: str, *, settled: bool) -> None:
+        """Take a link that is not accepted yet; its demand is 0 until it is."""
+        self._session = session
+        self._engine = session.engine
+        self._settled = settled
+        self._membership: Membership | None = None
+        self._selected = (self,)
+        self._draining: asyncio.TimerHandle | None = None
+        self._left = False
+        self._waits = True  # said "no room", or has not been asked yet
+        self.link = link
+        self.topic = topic
+        self.lossy = False
+        self.unsettled = 0
+
+    def joined(self, membership: Membership) -> None:
+        """The group that this link receives for."""
+        self._membership = membership
+
+    # Outlet and Fanout
+
+    @property
+    def demand(self) -> int:
+        """Credit, bounded by what may be unsettled; 0 while the socket is slow."""
+        session = self._session
+        if self._left or not self.link.accepted or session.gone or not session.pump.writable:
+            return 0
+        room = session.services.config.max_unsettled - self.unsettled
+        return max(0, min(self._engine.credit_of(self.link), room))
+
+    def select(self, record: Received) -> Collection[OutgoingLink]:
+        """Every record of the topic is for this link."""
+        return self._selected
+
+    def offer_nowait(self, record: Received) -> bool:
+        """Send the record if there is credit; see `Outlet`."""
+        if self._left:
+            return True
+        if self.demand <= 0:
+            self._waits = True
+            return False
+        session = self._session
+        membership = self._membership
+        attempts = membership.attempts(record) if membership is not None else 0
+        data = from_record(record, session.now_ms(), attempts)
+        counts = session.services.counts
+        limit = self.link.peer_max_message_bytes
+        if data is None or (limit and len(data) > limit):
+            if data is None:
+                counts.expired += 1
+            else:
+                counts.too_large_for_peer += 1
+            if membership is not None:
+                membership.done(record)
+            return True
+        counts.sent += 1
+        if self._settled:
+            self._engine.send(self.link, data, None)
+            if membership is not None:
+                membership.done(record)
+        else:
+            self.unsettled += 1
+            self._engine.send(self.link, data, record)
+        session.wrote(len(data))
+        return True
+
+    # the peer's words
+
+    def credit_changed(self, credit: int, drain: bool) -> None:
+        """The peer granted credit, took it back, or wants it drained."""
+        if drain and self._draining is None:
+            self._draining = asyncio.get_running_loop().call_later(DRAIN_S, self._drained)
+        if credit > 0:
+            self.wake()
+
+    def disposition(self, record: Received, state: State | None) -> None:
+        """The outcome of a record that was sent unsettled."""
+        self.unsettled -= 1
+        counts = self._session.services.counts
+        membership = self._membership
+        code = outcomes.RELEASED if state is None else state.code
+        if code == outcomes.REJECTED:
+            counts.rejected_by_peer += 1
+        if membership is not None:
+            if code in (outcomes.ACCEPTED, outcomes.REJECTED):
+                membership.done(record)
+            else:
+                counts.returned_by_peer += 1
+                failed = state is not None and code == outcomes.MODIFIED and state.delivery_failed
+                membership.again(record, failed=failed)
+        if self._waits:
+            self.wake()
+
+    def wake(self) -> None:
+        """Tell the reader that there is room, if there is."""
+        if self.demand <= 0:
+            return
+        self._waits = False
+        if self._membership is not None:
+            self._membership.wake()
+        else:
+            self._session.services.tail.room(self)
+
+    def leave(self) -> None:
+        """The link is gone: what is unsettled goes back to the group."""
+        if self._left:
+            return
+        self._left = True
+        if self._draining is not None:
+            self._draining.cancel()
+        if self._membership is not None:
+            self._session.pump.spawn(self._membership.leave())
+        else:
+            self._session.services.tail.unwatch(self.topic, self)
+            self._session.services.tail.forget(self)
+
+    def _drained(self) -> None:
+        self._draining = None
+        if not self._left:
+            self._engine.drained(self.link)
+            self._session.flush_soon()

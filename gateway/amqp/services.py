@@ -1,0 +1,184 @@
+"""What all AMQP connections of a process share, and the AMQP front as the application sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from flowcontrol.gate import Gate
+from gateway.amqp.incoming import IncomingLink
+from gateway.amqp.login import Authenticator
+from gateway.config import AmqpConfig
+from gateway.kafka.group import Groups
+from gateway.kafka.publisher import Publisher
+from gateway.kafka.tail import Tail
+from gateway.security.authorization import AccessList
+from mapping.outcomes import Outcome
+
+PRODUCT: Final = "trivium"
+
+
+class Counts:
+    """What happened on all links; only grows.
+
+    Attributes:
+        incoming: messages from peers by what became of them.
+        sent: messages to peers.
+        expired: records that were not sent because their time was over.
+        too_large_for_peer: records above a receiver's own max-message-size, not sent.
+        rejected_by_peer, returned_by_peer: outcomes of peers: rejected; released and modified.
+        aborted: deliveries that a peer took back.
+        connections, refused_logins, refused_links: as they say.
+        broken: connections that a peer ended by breaking the protocol, falling silent or vanishing.
+    """
+
+    __slots__ = (
+        "aborted", "broken", "connections", "expired", "incoming", "refused_links", "refused_logins",
+        "rejected_by_peer", "returned_by_peer", "sent", "too_large_for_peer",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.incoming = dict.fromkeys(Outcome, 0)
+        self.sent = self.expired = self.too_large_for_peer = self.rejected_by_peer = self.returned_by_peer = 0
+        self.aborted = self.connections = self.refused_logins = self.refused_links = self.broken = 0
+
+
+class AmqpStatistics(msgspec.Struct, frozen=True):
+    """A snapshot; see `Counts`, and what is there now: connections, links each way, granted and unanswered messages."""
+
+    open_connections: int
+    senders: int
+    receivers: int
+    credit: int
+    unanswered: int
+    unsettled: int
+    starved: int
+    incoming: dict[Outcome, int]
+    sent: int
+    expired: int
+    too_large_for_peer: int
+    rejected_by_peer: int
+    returned_by_peer: int
+    aborted: int
+    connections: int
+    refused_logins: int
+    refused_links: int
+    broken: int
+
+
+class SessionLike(Protocol):
+    """What the front needs of a session."""
+
+    def statistics(self) -> tuple[int, int, int, int, int]:
+        """(senders, receivers, credit, unanswered, unsettled)."""
+        ...
+
+    def quiesce(self) -> None:
+        """Grant and send nothing more."""
+        ...
+
+    def goodbye(self, description: str) -> None:
+        """Close with amqp:connection:forced."""
+        ...
+
+
+class Services:
+    """Constructor arguments of every session, in one object.
+
+    Attributes:
+        config, container_id: the listener's.
+        publisher, tail, groups: the ways into and out of Kafka.
+        authenticator, access: who may do what.
+        wall_clock: epoch milliseconds.
+        counts: see `Counts`.
+        sessions: the open connections'.
+        senders: incoming links of the process; they share the budget.
+    """
+
+    def __init__(
+        self,
+        config: AmqpConfig,
+        *,
+        container_id: str,
+        publisher: Publisher,
+        tail: Tail,
+        groups: Groups,
+        authenticator: Authenticator,
+        access: AccessList,
+        wall_clock: Callable[[], int],
+    ) -> None:
+        self.config = config
+        self.container_id = container_id
+        self.publisher = publisher
+        self.tail = tail
+        self.groups = groups
+        self.authenticator = authenticator
+        self.access = access
+        self.wall_clock = wall_clock
+        self.counts = Counts()
+        self.sessions: set[SessionLike] = set()
+        self.senders = 0
+        self._starved: dict[Gate, set[IncomingLink]] = {}
+        self._callbacks: dict[Gate, Callable[[bool], None]] = {}
+
+    def shut_gate(self, topic: str) -> Gate | None:
+        """The budget gate that forbids more credit for `topic` now, if any."""
+        publisher = self.publisher
+        if not publisher.gate.is_open:
+            return publisher.gate
+        gate = publisher.topic_gate(topic)
+        return None if gate.is_open else gate
+
+    def wait_for(self, gate: Gate, link: IncomingLink) -> None:
+        """Top `link` up when `gate` opens."""
+        waiting = self._starved.get(gate)
+        if waiting is None:
+            waiting = self._starved[gate] = set()
+
+            def opened(is_open: bool) -> None:
+                if is_open:
+                    # In the next turn: a gate opens in the middle of somebody's settlement.
+                    asyncio.get_running_loop().call_soon(self._gate_opened, gate)
+
+            self._callbacks[gate] = opened
+            gate.subscribe(opened)
+        waiting.add(link)
+
+    def forget(self, link: IncomingLink) -> None:
+        """The link is gone."""
+        for waiting in self._starved.values():
+            waiting.discard(link)
+
+    @property
+    def starved(self) -> int:
+        """Links that wait for a budget."""
+        return sum(len(waiting) for waiting in self._starved.values())
+
+    def _gate_opened(self, gate: Gate) -> None:
+        if not gate.is_open:
+            return
+        callback = self._callbacks.pop(gate, None)
+        if callback is not None:
+            gate.unsubscribe(callback)
+        for link in self._starved.pop(gate, ()):
+            link.gate_opened()
+
+    def statistics(self) -> AmqpStatistics:
+        """A snapshot."""
+        now = [session.statistics() for session in self.sessions]
+        totals = [sum(column) for column in zip(*now, strict=True)] if now else [0] * 5
+        counts: dict[str, Any] = {name: getattr(self.counts, name) for name in Counts.__slots__}
+        counts["incoming"] = dict(self.counts.incoming)
+        return AmqpStatistics(
+            open_connections=len(self.sessions),
+            senders=totals[0],
+            receivers=totals[1],
+            credit=totals[2],
+            unanswered=totals[3],
+            unsettled=totals[4],
+            starved=self.starved,
+            **counts,
+        )

@@ -1,0 +1,394 @@
+"""One AMQP connection: login, links, and the owner of the records that its peer sends.
+
+Events come from `protocols.amqp`, in order. Only a login holds the events behind it; a link whose topic has to be
+looked up is answered by a task of its own, while the connection's other links go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+
+from flowcontrol.budget import Budget
+from gateway.amqp.addresses import AddressError, SourceAddress, parse_source, parse_target
+from gateway.amqp.answers import delivery_state, refusal
+from gateway.amqp.incoming import IncomingLink
+from gateway.amqp.login import login
+from gateway.amqp.outgoing import OutgoingLink
+from gateway.amqp.services import PRODUCT, Services
+from gateway.kafka.contracts import Refused, Result
+from gateway.net.pump import Pump
+from gateway.security.authorization import Grant
+from gateway.security.identity import Identity
+from mapping.amqp import Destination, gateway_headers
+from mapping.outcomes import Outcome
+from protocols.amqp.connection import Connection
+from protocols.amqp.engine import Engine
+from protocols.amqp.events import (
+    ConnectionOpened,
+    CreditChanged,
+    DispositionReceived,
+    LinkDetached,
+    LinkRequested,
+    SaslInitReceived,
+    SaslResponseReceived,
+    SessionEnded,
+    TransferAborted,
+    TransferOversized,
+    TransferReceived,
+)
+from protocols.amqp.links import SETTLED, Link, TerminusKind
+from protocols.amqp.outcomes import (
+    CONNECTION_FORCED,
+    NOT_IMPLEMENTED,
+    UNAUTHORIZED_ACCESS,
+    Error,
+)
+from protocols.amqp.sasl import SaslCode
+from protocols.connection import ConnectionClosed, ConnectionFailed
+
+log = structlog.get_logger(__name__)
+
+WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn before they are written: bounds what waits inside the engine
+TARGET_CAPABILITIES: Final = ("queue", "topic")  # a sender cannot tell them apart: both only mean "store it"
+
+
+class AmqpSession:
+    """The `Handler` of one connection's pump, and the publisher's `Owner`.
+
+    Attributes:
+        services: what all sessions share.
+        pump: the socket.
+        budget: what this connection has in flight; the publisher counts it.
+        quiet: no more credit is granted: the gateway is stopping.
+        gone: the socket is gone.
+    """
+
+    def __init__(self, services: Services, connection: Connection) -> None:
+        self.services = services
+        self.pump: Pump
+        self.budget: Budget = services.publisher.connection_budget()
+        self.quiet = False
+        self.gone = False
+        self._connection = connection
+        self._log = log
+        self._identity: Identity | None = None
+        self._grant: Grant
+        self._container_id = ""
+        self._certificate: Mapping[str, Any] | None = None
+        self._incoming: set[IncomingLink] = set()
+        self._outgoing: set[OutgoingLink] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._written = 0
+        self._now_ms = 0
+
+    @property
+    def engine(self) -> Engine:
+        """The AMQP layer."""
+        return self._connection.engine
+
+    # Handler
+
+    def connected(self, pump: Pump) -> None:
+        """The socket is open."""
+        self.pump = pump
+        services = self.services
+        services.sessions.add(self)
+        self._log = log.bind(protocol="amqp", peer=pump.peer)
+        services.counts.connections += 1
+        transport = pump.transport
+        tls = transport.get_extra_info("ssl_object") if transport is not None else None
+        self._certificate = tls.getpeercert() if tls is not None else None
+        authenticator = services.authenticator
+        certified = authenticator.identify_certificate(self._certificate) is not None
+        self._connection.mechanisms = authenticator.offers(certificate=certified)
+        self._connection.allow_without_sasl = authenticator.anonymous() is not None
+
+    def handle(self, events: list[Any]) -> Awaitable[None] | None:
+        """Act on events; a login is awaited."""
+        touched: list[IncomingLink] = []
+        now_ms = self._now_ms = self.services.wall_clock()
+        waiting: Awaitable[None] | None = None
+        for event in events:
+            kind = type(event)
+            if kind is TransferReceived:
+                incoming = event.link.context
+                incoming.receive(event.delivery, event.data, now_ms)
+                if not incoming.touched:
+                    incoming.touched = True
+                    touched.append(incoming)
+            elif kind is DispositionReceived:
+                event.link.context.disposition(event.delivery, event.state)
+            elif kind is SaslInitReceived or kind is SaslResponseReceived:
+                waiting = self._login(event)  # nothing follows before the outcome
+            else:
+                self._control(event, touched)
+        for incoming in touched:
+            incoming.top_up()
+        return waiting
+
+    def writable(self) -> None:
+        """The socket takes more: receivers may go on."""
+        for outgoing in list(self._outgoing):
+            outgoing.wake()
+
+    def disconnected(self, reason: str) -> None:
+        """The socket is gone."""
+        self.gone = True
+        self.services.sessions.discard(self)
+        for task in self._tasks:
+            task.cancel()
+        for link in [incoming.link for incoming in self._incoming] + [outgoing.link for outgoing in self._outgoing]:
+            self._lost(link)
+        if self._container_id:
+            self._log.info("connection closed", reason=reason)
+
+    # Owner
+
+    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        """Kafka's answer for messages of this connection; see `gateway.kafka.contracts.Owner`."""
+        outcome = result.outcome
+        self.services.counts.incoming[outcome] += len(tokens)
+        engine_dead = self.gone or self._connection.closing
+        engine = None if engine_dead else self.engine
+        stored = outcome is Outcome.STORED
+        touched: list[IncomingLink] = []
+        for incoming, delivery in tokens:
+            incoming.window.settle()
+            if not incoming.touched:
+                incoming.touched = True
+                touched.append(incoming)
+            if engine is not None and delivery is not None:
+                if stored:
+                    engine.accept_delivery(incoming.link, delivery)
+                else:
+                    state = delivery_state(incoming.link, outcome, result.reason)
+                    engine.settle_delivery(incoming.link, delivery, state)
+        if engine is None:
+            return
+        for incoming in touched:
+            incoming.top_up()
+        self.pump.flush()
+
+    # for links
+
+    def now_ms(self) -> int:
+        """The wall clock, epoch milliseconds."""
+        return self.services.wall_clock()
+
+    def wrote(self, size: int) -> None:
+        """Something was sent: write it with what else is sent in this turn, or at once when that is much."""
+        self._written += size
+        if self._written >= WRITE_NOW:
+            self._written = 0
+            self.pump.flush()
+        else:
+            self.pump.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Write at the end of this turn of the loop."""
+        if not self.gone:
+            self.pump.flush_soon()
+
+    # the front's words
+
+    def quiesce(self) -> None:
+        """Grant no more credit: what is in flight will be answered."""
+        self.quiet = True
+
+    def goodbye(self, description: str) -> None:
+        """Close the connection; receivers' unsettled records go back to their groups."""
+        if not self.gone and not self._connection.closing:
+            self._connection.close(Error(CONNECTION_FORCED, description))
+            self.pump.flush()
+
+    def statistics(self) -> tuple[int, int, int, int, int]:
+        """(senders, receivers, credit, unanswered, unsettled) now."""
+        return (
+            len(self._incoming),
+            len(self._outgoing),
+            sum(incoming.link.credit for incoming in self._incoming),
+            sum(incoming.window.unsettled for incoming in self._incoming),
+            sum(outgoing.unsettled for outgoing in self._outgoing),
+        )
+
+    # events
+
+    def _control(self, event: Any, touched: list[IncomingLink]) -> None:
+        match event:
+            case CreditChanged(link=link, credit=credit, drain=drain):
+                if link.context is not None:  # else it is being looked up: the credit is read when it is accepted
+                    link.context.credit_changed(credit, drain)
+            case TransferOversized(link=link, delivery=delivery, size=size):
+                link.context.oversized(delivery, size)
+                touched.append(link.context)
+            case TransferAborted(link=link):
+                self.services.counts.aborted += 1
+                touched.append(link.context)
+            case ConnectionOpened():
+                self._opened(event)
+            case LinkRequested(link=link):
+                self._start(self._attach(link))
+            case LinkDetached(link=link):
+                if event.by_us:
+                    self._log.info("link detached", link=link.name, error=event.error)
+                self._lost(link)
+            case SessionEnded(links=links):
+                for link in links:
+                    self._lost(link)
+            case ConnectionFailed(reason=reason, code=code):
+                self.services.counts.broken += 1
+                self._log.info("connection failed", reason=reason, code=code)
+            case ConnectionClosed():
+                pass  # the engine has answered; the pump closes the socket
+            case _:
+                pass  # SessionOpened: the engine has answered, and a session alone means nothing to us
+
+    async def _login(self, event: SaslInitReceived | SaslResponseReceived) -> None:
+        identity = None
+        if isinstance(event, SaslInitReceived):
+            identity = await login(
+                self.services.authenticator,
+                event.mechanism,
+                event.response,
+                peer=self.pump.peer,
+                certificate=self._certificate,
+            )
+        self._identity = identity
+        if identity is None:
+            self.services.counts.refused_logins += 1
+        if self.gone:
+            return
+        more = self._connection.sasl_outcome(SaslCode.AUTH if identity is None else SaslCode.OK)
+        if more:
+            self.handle(more)
+
+    def _opened(self, event: ConnectionOpened) -> None:
+        identity = self._identity if event.with_sasl else self.services.authenticator.anonymous()
+        if identity is None:
+            self._connection.close(Error(UNAUTHORIZED_ACCESS, "log in by SASL"))
+            return
+        self._identity = identity
+        self._grant = self.services.access.for_identity(identity)
+        self._container_id = event.container_id
+        self._connection.open((), (("product", PRODUCT),))
+        self._log = self._log.bind(client=event.container_id)
+        self._log.info("connection opened", principal=identity.name)
+
+    def _start(self, work: Any) -> None:
+        task = self.pump.spawn(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _attach(self, link: Link) -> None:
+        """Answer one attach, after its topic is known."""
+        try:
+            terminus = link.target if link.incoming else link.source
+            if terminus.kind is TerminusKind.COORDINATOR:
+                raise AddressError(NOT_IMPLEMENTED, "transactions are not offered")
+            if terminus.dynamic:
+                raise AddressError(NOT_IMPLEMENTED, "dynamic nodes are not offered")
+            if link.incoming:
+                await self._attach_incoming(link)
+            else:
+                await self._attach_outgoing(link)
+        except AddressError as error:
+            self._refuse(link, error.error)
+        except Refused as refused:
+            self._refuse(link, refusal(refused))
+        if not self.gone:
+            self.pump.flush()
+
+    async def _attach_incoming(self, link: Link) -> None:
+        services = self.services
+        address = parse_target(link.target.address)
+        if not self._grant.publish.some(address.topic):
+            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to publish to {address.topic}")
+        info = await services.publisher.topic(address.topic)
+        if address.partition is not None and address.partition >= info.partitions:
+            raise Refused(Outcome.UNKNOWN_TOPIC, f"{address.topic} has {info.partitions} partitions")
+        if self._is_lost(link):
+            return
+        identity = self._identity
+        assert identity is not None
+        destination = Destination(
+            topic=address.topic,
+            address=link.target.address or "",
+            partition=address.partition,
+            key=address.key,
+            user=identity.name,
+            headers=gateway_headers(self._container_id),
+            before_ms=info.before_ms,
+            after_ms=info.after_ms,
+            partitions=info.partitions,
+        )
+        allowed = None if self._grant.publish.uniform(address.topic) else self._grant.publish
+        incoming = IncomingLink(self, link, destination, services.config.link_credit, allowed)
+        link.context = incoming
+        self._incoming.add(incoming)
+        services.senders += 1
+        limit = min(services.config.max_message_bytes, info.max_message_bytes)
+        self.engine.accept_link(link, max_message_bytes=limit, capabilities=self._honest(link.target.capabilities))
+        incoming.top_up()
+
+    async def _attach_outgoing(self, link: Link) -> None:
+        services = self.services
+        if link.source.durable and link.source.expiry == "never":
+            raise AddressError(NOT_IMPLEMENTED, "durable subscriptions are not offered; use T/group.id/G")
+        address = parse_source(link.source.address)
+        if not self._grant.subscribe.whole_topic(address.topic):
+            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {address.topic}")
+        await services.publisher.topic(address.topic)
+        if self._is_lost(link):
+            return
+        outgoing = OutgoingLink(self, link, address.topic, settled=link.settle_mode == SETTLED)
+        await self._connect(outgoing, address)
+        if self._is_lost(link):
+            outgoing.leave()
+            return
+        link.context = outgoing
+        self._outgoing.add(outgoing)
+        capabilities = ("topic",) if address.group is None else ("queue",)
+        wanted = [name for name in capabilities if name in link.source.capabilities]
+        self.engine.accept_link(link, capabilities=wanted, settled=link.settle_mode == SETTLED)
+        self.pump.flush()
+        outgoing.wake()
+
+    async def _connect(self, outgoing: OutgoingLink, address: SourceAddress) -> None:
+        """Give the link its reader; it is offered nothing before it is accepted."""
+        try:
+            if address.group is None:
+                await self.services.tail.watch(address.topic, outgoing)
+            else:
+                outgoing.joined(await self.services.groups.join(address.group, [address.topic], outgoing))
+        except asyncio.CancelledError:  # the connection was lost meanwhile
+            outgoing.leave()
+            raise
+
+    @staticmethod
+    def _honest(wanted: Sequence[str]) -> list[str]:
+        return [name for name in TARGET_CAPABILITIES if name in wanted]
+
+    def _refuse(self, link: Link, error: Error) -> None:
+        self.services.counts.refused_links += 1
+        if not self._is_lost(link):
+            self.engine.refuse_link(link, error)
+
+    def _is_lost(self, link: Link) -> bool:
+        """Whether the peer has left while its attach was being answered."""
+        return not link.attached or self.gone or self._connection.closing
+
+    def _lost(self, link: Link) -> None:
+        """A link is gone."""
+        context = link.context
+        if isinstance(context, IncomingLink):
+            if context in self._incoming:
+                self._incoming.remove(context)
+                self.services.senders -= 1
+                self.services.forget(context)
+        elif isinstance(context, OutgoingLink):
+            self._outgoing.discard(context)
+            context.leave()

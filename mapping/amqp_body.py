@@ -1,0 +1,223 @@
+"""The body of an AMQP message as a Kafka value, and back.
+
+One Data section, the form that everybody writes, is the value as it is and needs no header. Everything else is
+told by `amqp.body`:
+
+    data:5,7        several Data sections of these lengths, concatenated (`data:` alone: no body at all)
+    v:str v:bin     an amqp-value string or binary, as it is
+    v:null          an amqp-value null: a tombstone
+    json:<crc>      another amqp-value or sequences, as JSON; the exact bytes are in the side-car, valid as long as
+                    the value has this CRC-32
+    raw             sections that JSON cannot show, as they were encoded
+
+`HEX/` before a length or after `v:str` gives the bytes in front of the content where they are not the shortest form.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import uuid
+import zlib
+from typing import Any, Final
+
+import msgspec
+
+from protocols.amqp import sections
+from protocols.amqp.primitives import DecodeError, Described, Pairs, Raw, decode
+from protocols.amqp.sections import DATA, SEQUENCE, Section, binary_at
+
+JSON_LIMIT: Final = 65536  # bytes of a body that is kept twice; a larger one is stored as it was encoded
+JSON_TYPE: Final = b"application/json"
+
+_NULL_VALUE: Final = b"\x00\x53\x77\x40"
+
+
+class Body(msgspec.Struct, frozen=True, gc=False):
+    """A body on its way to Kafka.
+
+    Attributes:
+        value: the record's value.
+        form: the header `amqp.body`; None when it is not needed.
+        exact: the body's sections, to be kept in the side-car.
+        is_json: whether the value is JSON of our making.
+    """
+
+    value: bytes | None
+    form: bytes | None = None
+    exact: bytes | None = None
+    is_json: bool = False
+
+
+def data_section(value: bytes) -> bytes:
+    """The shortest Data section with `value`."""
+    size = len(value)
+    if size < 256:
+        return b"\x00\x53\x75\xa0" + bytes((size,)) + value
+    return b"\x00\x53\x75\xb0" + size.to_bytes(4, "big") + value
+
+
+def to_value(data: bytes, body: list[Section]) -> Body:
+    """The value of a message's body sections. Raises DecodeError."""
+    if not body:
+        return Body(b"", b"data:")
+    code, start, at, end = body[0]
+    if code == DATA:
+        if len(body) == 1:
+            value = binary_at(data, at, end)
+            prefix = _prefix(data[start:end], value, 0x75, 0xA0)
+            return Body(value, None if prefix is None else f"data:{prefix}/{len(value)}".encode())
+        parts: list[bytes] = []
+        notes: list[str] = []
+        for _, start, at, end in body:
+            part = binary_at(data, at, end)
+            prefix = _prefix(data[start:end], part, 0x75, 0xA0)
+            notes.append(str(len(part)) if prefix is None else f"{prefix}/{len(part)}")
+            parts.append(part)
+        return Body(b"".join(parts), f"data:{','.join(notes)}".encode())
+    if code != SEQUENCE:
+        constructor = data[at]
+        if constructor == 0x40 and at - start == 3:
+            return Body(None, b"v:null")
+        if constructor in (0xA1, 0xB1, 0xA0, 0xB0):
+            text = constructor in (0xA1, 0xB1)
+            value = data[at + (2 if constructor < 0xB0 else 5) : end]
+            if text:
+                decode(data, at, end)  # must be UTF-8
+            prefix = _prefix(data[start:end], value, 0x77, 0xA1 if text else 0xA0)
+            form = "v:str" if text else "v:bin"
+            return Body(value, (form if prefix is None else f"{form}:{prefix}/").encode())
+    exact = data[body[0][1] : body[-1][3]]
+    if len(exact) <= JSON_LIMIT:
+        try:
+            value = _json([decode(data, at, end)[0] for _, _, at, end in body], code == SEQUENCE)
+        except _NotJsonError:
+            pass  # decimals and the like: kept as they are
+        else:
+            return Body(value, b"json:%08x" % zlib.crc32(value), exact, True)
+    else:
+        for _, _, at, end in body:
+            decode(data, at, end)
+    return Body(exact, b"raw")
+
+
+def from_value(value: bytes | None, form: bytes | None, exact: bytes | None) -> bytes:
+    """The body sections of a record's value.
+
+    A form that does not fit the value (somebody changed the value and kept the headers) is ignored: the value
+    is then one Data section.
+
+    Args:
+        value: the record's; None gives an empty Data section unless `form` says `v:null`.
+        form: the header `amqp.body`.
+        exact: the body's sections from the side-car.
+    """
+    if value is None:
+        return _NULL_VALUE if form == b"v:null" else data_section(b"")
+    if form is not None:
+        try:
+            known = _from_form(value, form, exact)
+        except (ValueError, DecodeError):
+            known = None  # see above
+        if known is not None:
+            return known
+    return data_section(value)
+
+
+def _from_form(value: bytes, form: bytes, exact: bytes | None) -> bytes | None:
+    kind, _, rest = form.decode("ascii").partition(":")
+    if kind == "data":
+        return _split(value, rest)
+    if kind == "v":
+        name, _, prefix = rest.partition(":")
+        if name == "str":
+            value.decode()
+        elif name != "bin":
+            return None
+        built = bytes.fromhex(prefix.removesuffix("/")) + value if prefix else _value_section(value, name == "str")
+        return _checked(built, sections.VALUE)
+    if kind == "json":
+        return exact if exact is not None and rest == f"{zlib.crc32(value):08x}" else None
+    return _checked(value, None) if kind == "raw" else None
+
+
+def _split(value: bytes, lengths: str) -> bytes | None:
+    if not lengths:
+        return None if value else b""
+    parts: list[bytes] = []
+    at = 0
+    for note in lengths.split(","):
+        prefix, _, length = note.rpartition("/")
+        size = int(length)
+        part = value[at : at + size]
+        if size < 0 or len(part) != size:
+            return None
+        parts.append(_checked(bytes.fromhex(prefix) + part, DATA) if prefix else data_section(part))
+        at += size
+    return b"".join(parts) if at == len(value) else None
+
+
+def _checked(data: bytes, code: int | None) -> bytes:
+    """`data` if it is body sections (one, of `code`). Raises DecodeError: nothing broken leaves for a client."""
+    found = sections.scan(data)
+    if not found or (code is not None and (len(found) != 1 or found[0][0] != code)):
+        raise DecodeError("not the sections that the header announces")
+    for section_code, _, at, end in found:
+        if section_code not in (DATA, SEQUENCE, sections.VALUE):
+            raise DecodeError("not a body")
+        decode(data, at, end)
+    return data
+
+
+def _value_section(value: bytes, text: bool) -> bytes:
+    code = 0xA1 if text else 0xA0
+    size = len(value)
+    if size < 256:
+        return b"\x00\x53\x77" + bytes((code, size)) + value
+    return b"\x00\x53\x77" + bytes((code + 0x10,)) + size.to_bytes(4, "big") + value
+
+
+def _prefix(whole: bytes, value: bytes, section: int, small: int) -> str | None:
+    """What stands before the content, in hex; None when it is the shortest form."""
+    size = len(value)
+    if size < 256:
+        usual = bytes((0, 0x53, section, small, size))
+    else:
+        usual = bytes((0, 0x53, section, small + 0x10)) + size.to_bytes(4, "big")
+    have = whole[: len(whole) - size]
+    return None if have == usual else have.hex()
+
+
+class _NotJsonError(Exception):
+    """A value that JSON has no form for."""
+
+
+def _json(values: list[Any], sequence: bool) -> bytes:
+    """Canonical JSON: order of maps as received, binaries as base64, timestamps as epoch milliseconds."""
+    plain = [_plain(value) for value in values]
+    found = plain[0] if not sequence else plain[0] if len(plain) == 1 else plain
+    return msgspec.json.encode(found)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _NotJsonError
+        return value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    if isinstance(value, Described):
+        return _plain(value.value)
+    if isinstance(value, Pairs):
+        found: dict[str, Any] = {}
+        for key, item in value:
+            name = key if isinstance(key, str) else str(_plain(key))
+            if name in found:
+                raise _NotJsonError
+            found[name] = _plain(item)
+        return found
+    if isinstance(value, Raw):
+        raise _NotJsonError
+    return [_plain(item) for item in value]

@@ -1,0 +1,305 @@
+"""From a record to an AMQP message.
+
+With a side-car the sections come back as they were sent; only header.ttl and header.delivery-count are ours, and the
+record's coordinates are added to the message annotations, in which an intermediary may write (part 3.2.3). Without one
+(a record from MQTT, HTTP or any Kafka client) the headers become properties and application properties.
+"""
+
+from __future__ import annotations
+
+import functools
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from mapping import amqp_body
+from mapping.amqp_values import id_value, property_name, property_value, text_or_binary
+from mapping.record import (
+    AMQP_BODY,
+    AMQP_PRIORITY,
+    AMQP_SECTIONS,
+    AMQP_TYPES,
+    CONTENT_ENCODING,
+    CONTENT_TYPE,
+    CORRELATION_ID,
+    CREATION_TIME,
+    EXPIRY,
+    GROUP_ID,
+    GROUP_SEQUENCE,
+    MESSAGE_ID,
+    REPLY_TO,
+    REPLY_TO_GROUP_ID,
+    SUBJECT,
+    TO,
+    USER_ID,
+    Header,
+    Received,
+)
+from protocols.amqp import primitives
+from protocols.amqp.primitives import DecodeError, compound, decode, decode_items, skip
+from protocols.amqp.sections import (
+    APPLICATION_PROPERTIES,
+    FOOTER,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    scan,
+)
+
+_UINT_LIMIT: Final = 1 << 32
+_LONG_LIMIT: Final = 1 << 63
+_MAP32: Final = Struct(">II")
+_OFFSETS: Final = Struct(">q")
+TOMBSTONE: Final = primitives.symbol("x-opt-bridge.tombstone") + primitives.TRUE
+_TOPIC: Final = primitives.symbol("x-opt-bridge.topic")
+_PARTITION: Final = primitives.symbol("x-opt-bridge.partition")
+_KEY: Final = primitives.symbol("x-opt-bridge.key")
+_AFTER_PARTITION: Final = primitives.symbol("x-opt-bridge.offset") + b"\x81"
+_AFTER_OFFSET: Final = primitives.symbol("x-opt-sequence-number") + b"\x81"
+_AFTER_SEQUENCE: Final = primitives.symbol("x-opt-enqueued-time") + b"\x83"
+_EVENT_HUBS_OFFSET: Final = primitives.symbol("x-opt-offset")
+_COORDINATES: Final = 7
+COORDINATE_NAMES: Final = frozenset(
+    {
+        "x-opt-bridge.topic", "x-opt-bridge.partition", "x-opt-bridge.key", "x-opt-bridge.offset",
+        "x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-offset", "x-opt-bridge.tombstone",
+    }
+)  # fmt: skip
+_PLAIN_HEADER: Final = b"\x00\x53\x70\xc0\x02\x01\x41"  # durable: it comes from a log
+
+
+class _Sidecar(msgspec.Struct, frozen=True):
+    """A side-car, taken apart."""
+
+    header: bytes = b""
+    annotations: bytes = b""
+    bare: bytes = b""  # properties and application properties
+    body: bytes | None = None
+    footer: bytes = b""
+
+
+def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes | None:
+    """The message of a record; None when its time is over.
+
+    Args:
+        record: as it was read.
+        now_ms: the wall clock, epoch milliseconds.
+        delivery_count: earlier failed attempts (part 3.2.1).
+    """
+    sidecar: _Sidecar | None = None
+    form: bytes | None = None
+    ttl: int | None = None
+    headers = record.headers
+    for name, value in headers:
+        if name == AMQP_SECTIONS:
+            sidecar = _open_sidecar(value) if value else None
+        elif name == AMQP_BODY:
+            form = value
+        elif name == EXPIRY:
+            expiry = _number(value, _LONG_LIMIT)
+            if expiry is not None:
+                ttl = expiry - now_ms
+                if ttl <= 0:
+                    return None
+                if ttl >= _UINT_LIMIT:
+                    ttl = None  # more than AMQP can say: seven weeks and more
+    if sidecar is not None:
+        header = _rewritten(sidecar.header, ttl, delivery_count)
+        bare, kept, footer, exact = sidecar.bare, sidecar.annotations, sidecar.footer, sidecar.body
+    else:
+        header = _PLAIN_HEADER if ttl is None and not delivery_count else _new_header(record, ttl, delivery_count)
+        bare = _from_headers(headers) if headers else b""
+        kept, footer, exact = b"", b"", None
+    value = record.value
+    if value is not None and form is None and len(value) < 256:
+        body = b"\x00\x53\x75\xa0" + bytes((len(value),)) + value
+    else:
+        body = amqp_body.from_value(value, form, exact)
+    tombstone = value is None and form != b"v:null"
+    return b"".join((header, _annotations(record, kept, tombstone), bare, body, footer))
+
+
+@functools.lru_cache(maxsize=4096)
+def _partition_head(topic: str, partition: int) -> bytes:
+    return _TOPIC + primitives.string(topic) + _PARTITION + primitives.integer(partition) + _AFTER_PARTITION
+
+
+def _annotations(record: Received, kept: bytes, tombstone: bool) -> bytes:
+    """The message annotations: the sender's own, and the record's coordinates."""
+    offset = _OFFSETS.pack(record.offset)
+    number = str(record.offset).encode()
+    key = record.key
+    parts = (
+        _partition_head(record.topic, record.partition),
+        offset,
+        _AFTER_OFFSET,
+        offset,
+        _AFTER_SEQUENCE,
+        _OFFSETS.pack(record.timestamp),
+        _EVENT_HUBS_OFFSET,
+        bytes((0xA1, len(number))),
+        number,
+        _KEY,
+        primitives.NULL if key is None else text_or_binary(key),
+        TOMBSTONE if tombstone else b"",
+    )
+    items = b"".join(parts)
+    count = 2 * (_COORDINATES + tombstone)
+    if kept:
+        own, own_count = _without_coordinates(kept)
+        items = own + items
+        count += own_count
+    return b"\x00\x53\x72\xd1" + _MAP32.pack(len(items) + 4, count) + items
+
+
+def _without_coordinates(kept: bytes) -> tuple[bytes, int]:
+    """The encoded items of an annotations section and their number, without the names that we set."""
+    _, _, at, end = scan(kept)[0]
+    count, place, end = compound(kept, at, end)
+    items: list[bytes] = []
+    for _ in range(count // 2):
+        start = place
+        name, place = decode(kept, place, end)
+        place = skip(kept, place, end)
+        if not isinstance(name, str) or name not in COORDINATE_NAMES:
+            items.append(kept[start:place])
+    return b"".join(items), 2 * len(items)
+
+
+def _open_sidecar(data: bytes) -> _Sidecar | None:
+    """A side-car's sections; None when it is not what we write (then the readable headers serve)."""
+    try:
+        header = annotations = footer = b""
+        bare: list[bytes] = []
+        body: list[bytes] = []
+        for code, start, at, end in scan(data):
+            section = data[start:end]
+            if code == HEADER:
+                decode_items(data, at, end)
+                header = section
+            elif code == MESSAGE_ANNOTATIONS:
+                compound(data, at, end)
+                annotations = section
+            elif code in (PROPERTIES, APPLICATION_PROPERTIES):
+                bare.append(section)
+            elif code == FOOTER:
+                footer = section
+            else:
+                body.append(section)
+        return _Sidecar(header, annotations, b"".join(bare), b"".join(body) or None, footer)
+    except DecodeError:
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _header_items(section: bytes) -> tuple[bytes, ...]:
+    """The encoded items of a header section."""
+    _, _, at, end = scan(section)[0]
+    count, place, end = compound(section, at, end)
+    items: list[bytes] = []
+    for _ in range(count):
+        after = skip(section, place, end)
+        items.append(section[place:after])
+        place = after
+    return tuple(items)
+
+
+def _rewritten(section: bytes, ttl: int | None, delivery_count: int) -> bytes:
+    """A header section with our ttl and delivery-count (part 3.2.1: both change on the way)."""
+    items = _header_items(section) if section else ()
+    if ttl is None and not delivery_count and len(items) <= 2:
+        return section
+    durable, priority, _, first, _ = (*items, *(primitives.NULL,) * 5)[:5]
+    return _header((durable, priority), ttl, delivery_count, first)
+
+
+def _new_header(record: Received, ttl: int | None, delivery_count: int) -> bytes:
+    priority = next((_number(value, 256) for name, value in record.headers if name == AMQP_PRIORITY), None)
+    encoded = primitives.NULL if priority is None else primitives.ubyte(priority)
+    return _header((primitives.TRUE, encoded), ttl, delivery_count, primitives.NULL)
+
+
+def _header(first_two: tuple[bytes, bytes], ttl: int | None, delivery_count: int, acquirer: bytes) -> bytes:
+    items = [
+        *first_two,
+        primitives.NULL if ttl is None else primitives.uint(ttl),
+        acquirer if not delivery_count else primitives.FALSE,
+        primitives.NULL if not delivery_count else primitives.uint(delivery_count),
+    ]
+    while items and items[-1] == primitives.NULL:
+        items.pop()
+    return primitives.described(HEADER, primitives.list_of(items))
+
+
+_INDEX: Final = {
+    MESSAGE_ID: 0, USER_ID: 1, TO: 2, SUBJECT: 3, REPLY_TO: 4, CORRELATION_ID: 5, CONTENT_TYPE: 6,
+    CONTENT_ENCODING: 7, CREATION_TIME: 9, GROUP_ID: 10, GROUP_SEQUENCE: 11, REPLY_TO_GROUP_ID: 12,
+}  # fmt: skip
+_SYMBOLS: Final = (6, 7)
+
+
+def _from_headers(headers: tuple[Header, ...]) -> bytes:
+    """Properties and application properties of a record's headers."""
+    fields: dict[int, bytes] = {}
+    own: list[tuple[str, bytes | None]] = []
+    types: str | None = None
+    for stored, value in headers:
+        index = _INDEX.get(stored)
+        if index is not None:
+            if value is not None and index not in fields:
+                encoded = _field(index, value)
+                if encoded is not None:
+                    fields[index] = encoded
+            continue
+        if stored == AMQP_TYPES and value is not None:
+            types = value.decode("ascii", "replace")
+            continue
+        name = property_name(stored)
+        if name is not None:
+            own.append((name, value))
+    parts: list[bytes] = []
+    if fields:
+        items = [fields.get(index, primitives.NULL) for index in range(max(fields) + 1)]
+        parts.append(primitives.described(PROPERTIES, primitives.list_of(items)))
+    if own:
+        letters = types if types is not None and len(types) == len(own) else None
+        pairs: list[bytes] = []
+        taken: set[str] = set()
+        for place, (name, value) in enumerate(own):
+            unique, number = name, 0
+            while unique in taken:  # a map has each name once; Kafka's headers may repeat
+                number += 1
+                unique = f"{name}.{number}"
+            taken.add(unique)
+            pairs.append(primitives.string(unique))
+            pairs.append(property_value(None if letters is None else letters[place], value))
+        parts.append(primitives.described(APPLICATION_PROPERTIES, primitives.map_of(pairs)))
+    return b"".join(parts)
+
+
+def _field(index: int, value: bytes) -> bytes | None:
+    """The encoded property of a header's value; None when its type cannot hold it."""
+    if index in (0, 5):
+        return id_value(value)
+    if index == 1:
+        return primitives.binary(value)
+    if index == 9:
+        created = _number(value, _LONG_LIMIT)
+        return None if created is None else primitives.timestamp(created)
+    if index == 11:
+        number = _number(value, _UINT_LIMIT)
+        return None if number is None else primitives.uint(number)
+    try:
+        text = value.decode()
+        return primitives.symbol(text) if index in _SYMBOLS else primitives.string(text)
+    except UnicodeError:
+        return None
+
+
+def _number(value: bytes | None, limit: int) -> int | None:
+    """A decimal number in 0..limit - 1, or None."""
+    if value is None or not value.isdigit() or len(value) > 19:
+        return None
+    number = int(value)
+    return number if number < limit else None

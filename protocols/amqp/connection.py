@@ -1,0 +1,199 @@
+"""The server's side of one AMQP connection: protocol headers, the SASL layer, then the AMQP layer.
+
+It keeps the contract of `protocols.connection`. The verbs of the AMQP layer are `Connection.engine`'s; the SASL
+verdict's are here, because it decides which layer reads what comes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from protocols.amqp.engine import Engine, Limits
+from protocols.amqp.outcomes import FRAMING_ERROR, RESOURCE_LIMIT_EXCEEDED, Error
+from protocols.amqp.sasl import HEADER as SASL_HEADER
+from protocols.amqp.sasl import SaslCode, SaslLayer
+from protocols.connection import ConnectionFailed
+
+AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"  # part 2.2
+EARLY_LIMIT: Final = 65536  # bytes kept while a SASL verdict is awaited
+
+
+class Connection:
+    """One AMQP connection.
+
+    Attributes:
+        engine: the AMQP layer; its verbs may be used from `ConnectionOpened` on.
+        mechanisms: SASL mechanisms to offer, in order; read when the peer asks for SASL.
+        allow_without_sasl: whether a peer may begin with AMQP at once (part 5.3: it is then anonymous).
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_container_id",
+        "_dead",
+        "_deadline",
+        "_limits",
+        "_now",
+        "_open_by",
+        "_open_timeout_s",
+        "_output",
+        "_passed",
+        "_sasl",
+        "allow_without_sasl",
+        "engine",
+        "mechanisms",
+    )  # fmt: skip
+
+    engine: Engine
+
+    def __init__(
+        self,
+        container_id: str,
+        limits: Limits,
+        *,
+        mechanisms: Sequence[str] = ("ANONYMOUS",),
+        allow_without_sasl: bool = True,
+        open_timeout_s: float = 10.0,
+    ) -> None:
+        """Wait for a peer.
+
+        Args:
+            container_id: our name in open.
+            limits: what the peer may use.
+            mechanisms: see `Connection`.
+            allow_without_sasl: see `Connection`.
+            open_timeout_s: the time from connecting to open.
+        """
+        self._container_id = container_id
+        self._limits = limits
+        self.mechanisms = mechanisms
+        self.allow_without_sasl = allow_without_sasl
+        self._open_timeout_s = open_timeout_s
+        self._open_by: float | None = None
+        self._deadline: float | None = None
+        self._now = 0.0
+        self._buffer: bytearray | None = bytearray()  # until the AMQP layer reads
+        self._output: list[bytes] = []
+        self._sasl: SaslLayer | None = None
+        self._passed = False  # the SASL outcome was OK
+        self._dead = False
+
+    def receive_data(self, data: bytes) -> list[Any]:
+        """Take bytes as they came, split anywhere."""
+        if self._buffer is None:
+            return self.engine.receive_data(data)
+        if self._dead:
+            return []
+        self._buffer += data
+        if len(self._buffer) > EARLY_LIMIT:
+            return self._die(f"more than {EARLY_LIMIT} bytes before the SASL outcome")
+        return self._advance()
+
+    def receive_eof(self) -> list[Any]:
+        """The peer will send no more."""
+        if self._buffer is None:
+            return self.engine.receive_eof()
+        if self._dead:
+            return []
+        return self._die("the peer left before it opened")
+
+    def data_to_send(self) -> bytes:
+        """Take the bytes that wait to be written."""
+        if self._buffer is None and not self._output:
+            return self.engine.data_to_send()
+        if self._sasl is not None:
+            self._output.append(self._sasl.data_to_send())
+        data = b"".join(self._output)
+        self._output.clear()
+        return data + self.engine.data_to_send() if self._buffer is None else data
+
+    def next_deadline(self) -> float | None:
+        """When `tick` must be called at the latest."""
+        return self._deadline
+
+    def tick(self, now: float) -> list[Any]:
+        """Tell the time: idle time-outs, heartbeats, the time limit for open."""
+        self._now = now
+        if self._buffer is None and self.engine.opened:
+            events, self._deadline = self.engine.tick(now)
+            return events
+        if self._open_by is None:
+            self._open_by = self._deadline = now + self._open_timeout_s
+        elif now >= self._open_by and not self.closing:
+            self._deadline = None
+            return self._die(f"no open within {self._open_timeout_s:g} s", RESOURCE_LIMIT_EXCEEDED)
+        return []
+
+    @property
+    def closing(self) -> bool:
+        """Nothing more is to be read."""
+        return self._dead or (self._buffer is None and self.engine.closing)
+
+    def open(self, offered: Sequence[str], properties: Sequence[tuple[str, str]]) -> None:
+        """Answer the peer's open; from now on silence is judged."""
+        self.engine.open(offered, properties)
+        self._open_by = None
+        self._deadline = self.engine.schedule(self._now)
+
+    def close(self, error: Error | None = None) -> None:
+        """Say goodbye, at whatever layer the connection is."""
+        if self._buffer is None:
+            self.engine.close(error)
+        self._dead = True
+
+    def sasl_challenge(self, data: bytes) -> list[Any]:
+        """Ask the peer for another response; what it had sent ahead may give events."""
+        assert self._sasl is not None
+        self._sasl.challenge(data)
+        return self._advance()
+
+    def sasl_outcome(self, code: SaslCode, additional: bytes | None = None) -> list[Any]:
+        """Give the verdict; what the peer had sent ahead may give events."""
+        if self._sasl is None or self._dead:
+            return []
+        self._sasl.outcome(code, additional)
+        return self._advance()
+
+    def _advance(self) -> list[Any]:
+        """Let the layer whose turn it is read the buffer."""
+        buffer = self._buffer
+        assert buffer is not None
+        if self._sasl is None or self._passed:
+            header = bytes(buffer[:8])
+            first = not self._passed
+            if first and header == SASL_HEADER:
+                del buffer[:8]
+                self._sasl = SaslLayer(self.mechanisms)
+            elif header == AMQP_HEADER and (not first or self.allow_without_sasl):
+                return self._start()
+            elif len(header) < 8 and (AMQP_HEADER.startswith(header) or (first and SASL_HEADER.startswith(header))):
+                return []
+            else:
+                # Part 2.2: answer with the header that would have been right, and close.
+                self._output.append(SASL_HEADER if first and not self.allow_without_sasl else AMQP_HEADER)
+                return self._die(f"protocol header {header.hex()} is not served here")
+        sasl = self._sasl
+        assert sasl is not None
+        events = sasl.receive(buffer)
+        if sasl.failure is not None:
+            events += self._die(sasl.failure)
+        elif sasl.done:
+            self._passed = True
+            events += self._advance()
+        return events
+
+    def _start(self) -> list[Any]:
+        """The AMQP layer takes over; it reads the protocol header itself."""
+        assert self._buffer is not None
+        data = bytes(self._buffer)
+        if self._sasl is not None:
+            self._output.append(self._sasl.data_to_send())
+            self._sasl = None
+        self._buffer = None
+        self.engine = Engine(self._container_id, self._limits, with_sasl=self._passed)
+        return self.engine.receive_data(data)
+
+    def _die(self, reason: str, code: str = FRAMING_ERROR) -> list[Any]:
+        self.close(Error(code, reason))
+        return [ConnectionFailed(reason, code)]

@@ -1,0 +1,118 @@
+"""What the engine knows of a peer's sessions and links: plain facts beside proton's handles."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Final
+
+import msgspec
+
+from protocols.amqp.primitives import Pairs
+
+SETTLED: Final = 1  # snd-settle-mode (part 2.8.2): unsettled 0, settled 1, mixed 2
+UNSETTLED: Final = 0
+MIXED: Final = 2
+
+
+class TerminusKind(enum.IntEnum):
+    """What stands in the place of a source or target."""
+
+    NONE = 0
+    SOURCE = 1
+    TARGET = 2
+    COORDINATOR = 3  # of transactions (part 4.5.1)
+
+
+class Terminus(msgspec.Struct, frozen=True):
+    """A source or a target (parts 3.5.3 and 3.5.4) as the peer wrote it.
+
+    Attributes:
+        kind: `NONE` is null: no terminus at all.
+        address: None is a null address; with `dynamic` the peer asks for a temporary node.
+        durable: terminus-durability, 0 to 2.
+        expiry: the expiry policy, such as `never`.
+        filters: of a source: the filter set.
+        outcomes: of a source: the outcomes the peer can take.
+        capabilities: such as `queue`.
+    """
+
+    kind: TerminusKind
+    address: str | None = None
+    durable: int = 0
+    expiry: str = "session-end"
+    dynamic: bool = False
+    filters: Pairs = Pairs()
+    outcomes: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+
+
+class Session:
+    """One AMQP session (part 2.5). `links` are the ones that are attached or being attached."""
+
+    __slots__ = ("handle", "links", "open")
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle  # proton's
+        self.links: dict[Any, Link] = {}
+        self.open = True
+
+
+class Link:
+    """One link (part 2.6), seen from our side.
+
+    Attributes:
+        name: the peer's name for it.
+        incoming: True when the peer sends to us.
+        source, target: as the peer asked.
+        settle_mode: the peer's snd-settle-mode.
+        second: whether the peer asked for rcv-settle-mode `second`.
+        initial_delivery_count: unused by us; proton does the serial arithmetic.
+        peer_max_message_bytes: 0 means no limit.
+        accepted: whether we answered the attach with a terminus.
+        attached: whether deliveries may travel.
+        credit: incoming: how many more deliveries the peer may start. Outgoing: see `Connection.credit_of`.
+        held: deliveries whose handle somebody keeps; the handle's memory stays until it is 0.
+        limit: max-message-size, ours, announced (bytes).
+        context: the owner's own object; the engine never looks at it.
+    """
+
+    __slots__ = (
+        "accepted", "attached", "context", "credit", "finished", "handle", "held", "incoming", "limit", "name",
+        "partial", "partial_size", "peer_max_message_bytes", "properties", "second", "session", "settle_mode",
+        "source", "stalled", "target",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        handle: Any,
+        session: Session,
+        *,
+        name: str,
+        incoming: bool,
+        source: Terminus,
+        target: Terminus,
+        settle_mode: int = MIXED,
+        second: bool = False,
+        peer_max_message_bytes: int = 0,
+        properties: Pairs = Pairs(),  # noqa: B008 - an immutable constant
+    ) -> None:
+        self.handle = handle
+        self.session = session
+        self.name = name
+        self.incoming = incoming
+        self.source = source
+        self.target = target
+        self.settle_mode = settle_mode
+        self.second = second
+        self.peer_max_message_bytes = peer_max_message_bytes
+        self.properties = properties
+        self.accepted = False
+        self.attached = True
+        self.finished = False
+        self.credit = 0
+        self.held = 0
+        self.limit = 0
+        self.partial: list[bytes] | None = None  # parts of a delivery that is not complete
+        self.partial_size = 0
+        self.stalled = False  # outgoing: waits for the peer's session window
+        self.context: Any = None

@@ -1,0 +1,113 @@
+"""Reading and writing proton's C objects: what a peer put there is taken as bytes, never trusted to be text.
+
+proton's Python wrappers decode as UTF-8 and raise for anything else; here that is a `DecodeError`, the peer's fault.
+`cproton` is shipped by python-qpid-proton but is no public API: the version is pinned, and a missing symbol stops the
+start, because each one used is looked up at import or in the tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import cproton
+
+from protocols.amqp import primitives
+from protocols.amqp.links import Terminus, TerminusKind
+from protocols.amqp.outcomes import Error
+from protocols.amqp.primitives import DecodeError, Described, Pairs
+
+ffi: Final[Any] = cproton.ffi
+lib: Final[Any] = cproton.lib
+
+DESCRIPTION_LIMIT: Final = 200  # characters of our error texts: they must fit a frame of 512 bytes
+_EXPIRY: Final = {
+    int(lib.PN_EXPIRE_WITH_LINK): "link-detach",
+    int(lib.PN_EXPIRE_WITH_SESSION): "session-end",
+    int(lib.PN_EXPIRE_WITH_CONNECTION): "connection-close",
+    int(lib.PN_EXPIRE_NEVER): "never",
+}
+
+
+def terminus(handle: Any) -> Terminus:
+    """A source or target as the peer wrote it. Raises DecodeError."""
+    kind = TerminusKind(int(lib.pn_terminus_get_type(handle)))
+    if kind is TerminusKind.NONE:
+        return Terminus(kind)
+    return Terminus(
+        kind,
+        address=text(lib.pn_terminus_get_address(handle)),
+        durable=int(lib.pn_terminus_get_durability(handle)),
+        expiry=_EXPIRY.get(int(lib.pn_terminus_get_expiry_policy(handle)), "session-end"),
+        dynamic=bool(lib.pn_terminus_is_dynamic(handle)),
+        filters=mapping(lib.pn_terminus_filter(handle)),
+        outcomes=symbols(lib.pn_terminus_outcomes(handle)),
+        capabilities=symbols(lib.pn_terminus_capabilities(handle)),
+    )
+
+
+def text(chars: Any) -> str | None:
+    """A C string. Raises DecodeError."""
+    if not chars:
+        return None
+    try:
+        return str(ffi.string(chars).decode())
+    except UnicodeDecodeError:
+        raise DecodeError("a name that is not UTF-8") from None
+
+
+def value(data: Any) -> Any:
+    """What is in a pn_data, through its encoded form: our decoder takes any bytes. Raises DecodeError."""
+    size = lib.pn_data_encoded_size(data) if data else 0  # NULL: the field was null
+    if size <= 0:
+        return None
+    space = ffi.new("char[]", size)
+    written = lib.pn_data_encode(data, space, size)
+    if written <= 0:
+        return None
+    encoded = ffi.buffer(space, written)[:]
+    return primitives.decode(encoded, 0, len(encoded))[0]
+
+
+def mapping(data: Any) -> Pairs:
+    """A map; null is an empty one. Raises DecodeError."""
+    found = value(data)
+    if isinstance(found, Pairs):
+        return found
+    if found is None:
+        return Pairs()
+    raise DecodeError("a map was expected")
+
+
+def symbols(data: Any) -> tuple[str, ...]:
+    """One symbol or an array of them (`multiple="true"`, part 1.4). Raises DecodeError."""
+    found = value(data)
+    if isinstance(found, Described):
+        found = found.value
+    items = found if isinstance(found, tuple | list) and not isinstance(found, Pairs) else (found,)
+    return tuple(str(item) for item in items if isinstance(item, str))
+
+
+def condition(handle: Any) -> Error | None:
+    """An error of the peer, if there is one; for logs, so bad text is replaced."""
+    if not lib.pn_condition_is_set(handle):
+        return None
+    name, description = (
+        ffi.string(chars).decode(errors="replace") if chars else ""
+        for chars in (lib.pn_condition_get_name(handle), lib.pn_condition_get_description(handle))
+    )
+    return Error(name, description)
+
+
+def set_condition(handle: Any, error: Error | None) -> None:
+    """Say why an endpoint is closed or a delivery is rejected."""
+    if error is not None:
+        lib.pn_condition_set_name(handle, error.condition.encode())
+        description = error.description[:DESCRIPTION_LIMIT].replace("\0", " ")
+        lib.pn_condition_set_description(handle, description.encode(errors="replace"))
+
+
+def put(data: Any, encoded: bytes) -> None:
+    """Fill a pn_data from encoded bytes of ours."""
+    lib.pn_data_clear(data)
+    taken = lib.pn_data_decode(data, ffi.from_buffer(encoded), len(encoded))
+    assert taken == len(encoded)

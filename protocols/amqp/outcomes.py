@@ -1,0 +1,73 @@
+"""How deliveries end (AMQP 1.0 part 3.4) and the names of errors (part 2.8.15-18)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+# amqp-error (part 2.8.15)
+INTERNAL_ERROR: Final = "amqp:internal-error"
+NOT_FOUND: Final = "amqp:not-found"
+UNAUTHORIZED_ACCESS: Final = "amqp:unauthorized-access"
+DECODE_ERROR: Final = "amqp:decode-error"
+RESOURCE_LIMIT_EXCEEDED: Final = "amqp:resource-limit-exceeded"
+NOT_ALLOWED: Final = "amqp:not-allowed"
+INVALID_FIELD: Final = "amqp:invalid-field"
+NOT_IMPLEMENTED: Final = "amqp:not-implemented"
+RESOURCE_LOCKED: Final = "amqp:resource-locked"
+PRECONDITION_FAILED: Final = "amqp:precondition-failed"
+RESOURCE_DELETED: Final = "amqp:resource-deleted"
+ILLEGAL_STATE: Final = "amqp:illegal-state"
+# connection-error (part 2.8.16)
+CONNECTION_FORCED: Final = "amqp:connection:forced"
+FRAMING_ERROR: Final = "amqp:connection:framing-error"
+# session-error (part 2.8.17)
+WINDOW_VIOLATION: Final = "amqp:session:window-violation"
+# link-error (part 2.8.18)
+DETACH_FORCED: Final = "amqp:link:detach-forced"
+TRANSFER_LIMIT_EXCEEDED: Final = "amqp:link:transfer-limit-exceeded"
+MESSAGE_SIZE_EXCEEDED: Final = "amqp:link:message-size-exceeded"
+STOLEN: Final = "amqp:link:stolen"
+
+# Descriptors of the delivery states (part 3.4); proton uses the same numbers.
+RECEIVED: Final = 0x23
+ACCEPTED: Final = 0x24
+REJECTED: Final = 0x25
+RELEASED: Final = 0x26
+MODIFIED: Final = 0x27
+
+ALL_OUTCOMES: Final = ("amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list")
+
+
+class Error(msgspec.Struct, frozen=True, gc=False):
+    """An AMQP error (part 2.8.14): a condition and a line for people."""
+
+    condition: str
+    description: str = ""
+
+
+class State(msgspec.Struct, frozen=True, gc=False):
+    """The state that settles a delivery.
+
+    Attributes:
+        code: its descriptor, such as `ACCEPTED`; 0 is a settlement without a state.
+        error: of `REJECTED`.
+        delivery_failed: of `MODIFIED`: it counts as a failed attempt.
+        undeliverable_here: of `MODIFIED`: not to this link again.
+    """
+
+    code: int
+    error: Error | None = None
+    delivery_failed: bool = False
+    undeliverable_here: bool = False
+
+
+STATE_ACCEPTED: Final = State(ACCEPTED)
+STATE_RELEASED: Final = State(RELEASED)
+STATE_FAILED: Final = State(MODIFIED, delivery_failed=True)
+
+
+def rejected(condition: str, description: str) -> State:
+    """The state that refuses a delivery for good."""
+    return State(REJECTED, error=Error(condition, description))

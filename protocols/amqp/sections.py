@@ -1,0 +1,83 @@
+"""The sections of an AMQP message (part 3.2), found without decoding what is in them.
+
+proton's own decoding loses sections and types; here a message stays bytes, and each section is a slice of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from protocols.amqp.primitives import DecodeError, Symbol, decode, skip
+
+HEADER: Final = 0x70
+DELIVERY_ANNOTATIONS: Final = 0x71
+MESSAGE_ANNOTATIONS: Final = 0x72
+PROPERTIES: Final = 0x73
+APPLICATION_PROPERTIES: Final = 0x74
+DATA: Final = 0x75
+SEQUENCE: Final = 0x76
+VALUE: Final = 0x77
+FOOTER: Final = 0x78
+
+_NAMES: Final = {
+    "amqp:header:list": HEADER,
+    "amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
+    "amqp:message-annotations:map": MESSAGE_ANNOTATIONS,
+    "amqp:properties:list": PROPERTIES,
+    "amqp:application-properties:map": APPLICATION_PROPERTIES,
+    "amqp:data:binary": DATA,
+    "amqp:amqp-sequence:list": SEQUENCE,
+    "amqp:amqp-value:*": VALUE,
+    "amqp:footer:map": FOOTER,
+}
+_BODY: Final = frozenset({DATA, SEQUENCE, VALUE})
+
+Section = tuple[int, int, int, int]
+"""(code, start, start of the value, end) in the message."""
+
+
+def scan(data: bytes) -> list[Section]:
+    """The sections in order.
+
+    Raises:
+        DecodeError: not a message: an unknown section, a wrong order, a repetition, a value that does not fit.
+    """
+    found: list[Section] = []
+    at, end = 0, len(data)
+    last = 0
+    while at < end:
+        if data[at : at + 2] == b"\x00\x53" and at + 2 < end:  # the form that everybody writes
+            code, value = data[at + 2], at + 3
+        else:
+            code, value = _descriptor(data, at, end)
+        if not HEADER <= code <= FOOTER:
+            raise DecodeError(f"no section of a message has descriptor 0x{code:x}")
+        # Part 3.2: in this order, each at most once; a body is one value, or any number of data or of sequences.
+        if code < last or (code == last and code not in (DATA, SEQUENCE)) or (last in _BODY and last < code < FOOTER):
+            raise DecodeError(f"section 0x{code:x} after 0x{last:x}")
+        after = skip(data, value, end)
+        found.append((code, at, value, after))
+        last = code
+        at = after
+    return found
+
+
+def _descriptor(data: bytes, at: int, end: int) -> tuple[int, int]:
+    if data[at] != 0:
+        raise DecodeError("a section without a descriptor")
+    descriptor, value = decode(data, at + 1, end)
+    if type(descriptor) is Symbol:
+        descriptor = _NAMES.get(descriptor)
+    if type(descriptor) is not int:
+        raise DecodeError("a section with an unknown descriptor")
+    return descriptor, value
+
+
+def binary_at(data: bytes, at: int, end: int) -> bytes:
+    """The binary whose constructor is at `at`; it must end at `end`. Raises DecodeError."""
+    code = data[at]
+    if code == 0xA0:
+        return data[at + 2 : end]
+    if code == 0xB0:
+        return data[at + 5 : end]
+    raise DecodeError("a data section that is not binary")

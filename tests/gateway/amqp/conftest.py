@@ -1,0 +1,136 @@
+"""The AMQP front over a real Kafka, and proton's blocking client against it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from gateway.amqp.front import AmqpFront
+from gateway.amqp.services import Services
+from gateway.config import Address, AmqpConfig, BudgetConfig, KafkaConfig, SecurityConfig
+from gateway.kafka.client import client_settings
+from gateway.kafka.consumers import Lookup
+from gateway.kafka.group import Groups
+from gateway.kafka.publisher import Publisher
+from gateway.kafka.replay import Replay
+from gateway.kafka.tail import Tail
+from gateway.kafka.topics import Topics
+from gateway.security.authentication import Authenticator
+from gateway.security.authorization import AccessList
+
+StartFront = Callable[..., Awaitable[AmqpFront]]
+
+
+class Backend:
+    """The Kafka side that every front of the run shares."""
+
+    publisher: Publisher
+    tail: Tail
+    groups: Groups
+    spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+
+
+@contextlib.asynccontextmanager
+async def kafka_side(
+    bootstrap: str, *, create: bool = False, budget: BudgetConfig | None = None
+) -> AsyncIterator[Backend]:
+    loop = asyncio.get_running_loop()
+    backend = Backend()
+    tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = loop.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
+
+    config = KafkaConfig(bootstrap_servers=bootstrap)
+    topics = Topics(config, create=create, spawn=spawn, clock=loop.time)
+    refreshing = spawn(topics.run())
+    publisher = Publisher(
+        config,
+        budget or BudgetConfig(),
+        topics,
+        spawn=spawn,
+        clock=loop.time,
+        wall_clock=lambda: time.time_ns() // 1_000_000,
+        chance=random.Random(7),
+    )
+    await publisher.start()
+    lookup = Lookup(client_settings(config, "lookup"), ensure=topics.get)
+    replay = Replay(client_settings(config, "replay"), spawn, lookup)
+    tail = Tail(client_settings(config, "tail"), spawn, lookup, replay)
+    await tail.start()
+    groups = Groups(client_settings(config, "group"), spawn, lookup, random=random.Random(7).random)
+    backend.publisher, backend.tail, backend.groups, backend.spawn = publisher, tail, groups, spawn
+    try:
+        yield backend
+    finally:
+        await publisher.drain(5)
+        await groups.stop()
+        await tail.stop()
+        await replay.stop()
+        await lookup.stop()
+        await publisher.stop()
+        refreshing.cancel()
+        await topics.stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def amqp_front(
+    backend: Backend,
+    *,
+    amqp: dict[str, Any] | None = None,
+    security: SecurityConfig | None = None,
+    tls: Any = None,
+) -> AsyncIterator[AmqpFront]:
+    secured = security or SecurityConfig()
+    authenticator = Authenticator(secured)
+    await authenticator.start()
+    config = AmqpConfig(**{"address": Address("127.0.0.1:0"), **(amqp or {})})
+    services = Services(
+        config,
+        container_id="trivium-test",
+        publisher=backend.publisher,
+        tail=backend.tail,
+        groups=backend.groups,
+        authenticator=authenticator,
+        access=AccessList(secured.access),
+        wall_clock=lambda: time.time_ns() // 1_000_000,
+    )
+    front = AmqpFront(services, backend.spawn, tls)
+    await front.start()
+    try:
+        yield front
+    finally:
+        front.stop_taking()
+        await front.stop(2.0)
+        await authenticator.stop()
+
+
+@pytest.fixture(scope="session")
+async def backend(bootstrap: str) -> AsyncIterator[Backend]:
+    async with kafka_side(bootstrap) as backend:
+        yield backend
+
+
+@pytest.fixture
+async def start_front(backend: Backend) -> AsyncIterator[StartFront]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(**options: Any) -> AmqpFront:
+            return await stack.enter_async_context(amqp_front(backend, **options))
+
+        yield start
+
+
+@pytest.fixture
+async def front(start_front: StartFront) -> AmqpFront:
+    return await start_front()

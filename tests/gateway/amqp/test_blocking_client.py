@@ -1,0 +1,50 @@
+"""proton's own blocking client, unmodified, against the front and a real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer
+from proton import Message
+from proton.utils import BlockingConnection
+
+from gateway.amqp.front import AmqpFront
+
+TIMEOUT = 20
+
+
+async def read(bootstrap: str, topic: str, count: int) -> list[Any]:
+    consumer = AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            return [await consumer.getone() for _ in range(count)]
+    finally:
+        await consumer.stop()
+
+
+async def test_send_and_receive(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+    topic = await new_topic()
+
+    def client() -> list[Any]:
+        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        receiver = connection.create_receiver(topic, credit=10)
+        grouped = connection.create_receiver(f"{topic}/group.id/g-{topic}", credit=10)
+        sender = connection.create_sender(topic)
+        for number in range(5):
+            sender.send(Message(id=str(number), body=f"text {number}", properties={"n": number}))
+        found = []
+        for link in (receiver, grouped):
+            for _ in range(5):
+                found.append(link.receive(TIMEOUT))
+                link.accept()
+        connection.close()
+        return found
+
+    found = await asyncio.to_thread(client)
+    for half in (found[:5], found[5:]):
+        assert sorted(message.body for message in half) == [f"text {number}" for number in range(5)]
+        assert sorted(message.properties["n"] for message in half) == list(range(5))
+    records = await read(bootstrap, topic, 5)
+    assert sorted(record.value for record in records) == [f"text {number}".encode() for number in range(5)]
