@@ -17,6 +17,8 @@ import msgspec
 import structlog
 import uvloop
 
+from gateway.amqp.front import AmqpFront
+from gateway.amqp.services import Services as AmqpServices
 from gateway.config import Config, ConfigError, KafkaConfig
 from gateway.kafka.client import client_settings
 from gateway.kafka.consumers import Lookup
@@ -37,6 +39,7 @@ from gateway.net.listener import ListenError, listen_error
 from gateway.observe.logs import configure_logs
 from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
+from gateway.rest.listener import RestListener
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.exposure import check_exposure
@@ -205,7 +208,28 @@ class App:
             wall_clock=wall_clock,
             counters=Counters(),
         )
-        self._fronts = [MqttFront(services, spawn, context)]
+        amqp = AmqpServices(
+            config.amqp,
+            container_id=f"trivium-{os.getpid()}",
+            publisher=publisher,
+            tail=tail,
+            groups=groups,
+            authenticator=authenticator,
+            access=access,
+            wall_clock=wall_clock,
+        )
+        rest = RestListener(
+            config.http,
+            publisher=publisher,
+            topics=topics,
+            authenticator=authenticator,
+            access_list=access,
+            kafka=client_settings(kafka, "http"),
+            spawn=spawn,
+            clock=loop.time,
+            tls=context,
+        )
+        self._fronts = [MqttFront(services, spawn, context), AmqpFront(amqp, spawn, context), rest]
         stack.push_async_callback(self._stop_fronts)
         for front in self._fronts:
             await front.start()
