@@ -33,7 +33,8 @@ AHEAD = "time is ahead of the record's arrival by more than is allowed"
 LATE = "late: every window of the reading was closed"
 
 _NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
-_MILLISECONDS = r"^[0-9]{1,14}(\.[0-9]*)?$"
+_MILLISECONDS = r"^([0-9]{1,14}(\.[0-9]*)?|[0-9](\.[0-9]+)?E1[0-3])$"  # Spark writes a fraction with an exponent
+_WHITE_SPACE = " \t\r\n"
 _ISO_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,9})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?$"
 
 
@@ -49,7 +50,9 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
         records: the Kafka source's columns, headers included.
         ahead: the tolerated difference of clocks.
     """
-    text = F.when(F.is_valid_utf8(F.col("value").cast("string")), F.trim(F.col("value").cast("string")))
+    text = F.when(
+        F.is_valid_utf8(F.col("value").cast("string")), F.trim(F.col("value").cast("string"), F.lit(_WHITE_SPACE))
+    )
     key = F.when(F.is_valid_utf8(F.col("key").cast("string")), F.col("key").cast("string"))
     is_number = F.col("text").rlike(_NUMBER)
     is_object = F.col("text").startswith("{")

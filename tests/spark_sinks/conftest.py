@@ -1,0 +1,171 @@
+"""One Spark session for the whole run, and jobs run in it on real topics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from pyspark.sql import SparkSession
+
+from gateway.kafka.jars import ensure_jars
+from spark_sinks import jobs
+from spark_sinks.process import end_jvm
+from spark_sinks.progress import Progress, Totals
+from spark_sinks.session import session
+
+Read = Callable[..., Awaitable[list[Any]]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()) or "run_job" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.timeout(240))
+
+
+@pytest.fixture(scope="session")
+def spark_jars() -> list[Path]:
+    return ensure_jars("spark")
+
+
+@pytest.fixture(scope="session")
+def spark(spark_jars: list[Path]) -> Iterator[SparkSession]:
+    """Slots for a real-time query of two partitions and everything beside it."""
+    started = session("tests", master="local[8]", jars=spark_jars, log_level="OFF", quick_start=True)
+    yield started
+    started.stop()
+    end_jvm()
+
+
+class RunningJob:
+    """A job in a thread of its own."""
+
+    def __init__(self, spark: SparkSession, options: jobs.Options) -> None:
+        self.progress: list[Progress] = []
+        self._events: SimpleQueue[Progress | None] = SimpleQueue()
+        self._ready = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._ended = loop.run_in_executor(
+            None,
+            lambda: jobs.run(
+                spark,
+                jobs.JOBS["max-temperature"],
+                options,
+                report=self.progress.append,
+                ready=lambda: loop.call_soon_threadsafe(self._ready.set),
+                stop_asked=self._events,
+            ),
+        )
+
+    async def wait_ready(self) -> None:
+        ready = asyncio.ensure_future(self._ready.wait())
+        await asyncio.wait([ready, self._ended], return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._ended.done():
+            await self._ended
+
+    async def wait_for(self, condition: Callable[[list[Progress]], bool], limit_s: float = 60) -> None:
+        async with asyncio.timeout(limit_s):
+            while not condition(self.progress):
+                if self._ended.done():
+                    await self._ended
+                await asyncio.sleep(0.05)
+
+    async def stop(self) -> dict[str, Totals]:
+        self._events.put(None)
+        return await self._ended
+
+
+StartJob = Callable[..., Awaitable[RunningJob]]
+
+
+@pytest.fixture
+async def run_job(spark: SparkSession) -> AsyncIterator[StartJob]:
+    started: list[RunningJob] = []
+
+    async def start(options: jobs.Options) -> RunningJob:
+        job = RunningJob(spark, options)
+        started.append(job)
+        await job.wait_ready()
+        return job
+
+    yield start
+    for job in started:
+        if not job._ended.done():
+            await job.stop()
+
+
+@pytest.fixture
+async def producer(bootstrap: str) -> AsyncIterator[AIOKafkaProducer]:
+    client = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True)
+    await client.start()
+    yield client
+    await client.stop()
+
+
+@pytest.fixture
+async def read_until(bootstrap: str) -> AsyncIterator[Read]:
+    """`await read_until(topic, condition)`: every record of the topic, once condition(records) holds."""
+    consumers: list[AIOKafkaConsumer] = []
+
+    async def read(topic: str, condition: Callable[[Sequence[Any]], bool], limit_s: float = 60) -> list[Any]:
+        consumer = AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest")
+        consumers.append(consumer)
+        await consumer.start()
+        records: list[Any] = []
+        try:
+            async with asyncio.timeout(limit_s):
+                while not condition(records):
+                    for batch in (await consumer.getmany(timeout_ms=200)).values():
+                        records.extend(batch)
+        except TimeoutError:
+            pytest.fail(f"{topic}: not in {limit_s} s; {len(records)} records, last {records[-3:]}")
+        return records
+
+    yield read
+    for consumer in consumers:
+        await consumer.stop()
+
+
+def newest_results(records: Sequence[Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    """The last result of every sensor and window, as a reader of `maximum` keeps them."""
+    results = {}
+    for record in records:
+        value = json.loads(record.value)
+        assert record.key.decode() == value["sensor"]
+        assert record.headers == (("content-type", b"application/json"),)
+        results[value["sensor"], value["start"]] = value
+    return results
+
+
+@pytest.fixture
+def newest() -> Callable[[Sequence[Any]], dict[tuple[str, int], dict[str, Any]]]:
+    return newest_results
+
+
+Reading = tuple[str, float, int]
+"""Sensor, temperature, event time in ms."""
+
+
+def naive_maxima(
+    readings: Sequence[Reading], window_ms: int = 5_000, slide_ms: int = 1_000
+) -> dict[tuple[str, int], tuple[int, float, int]]:
+    """(sensor, start) -> (end, maximum, count), by the definition and one by one."""
+    windows: dict[tuple[str, int], list[float]] = {}
+    for sensor, temperature, time in readings:
+        start = time - time % slide_ms
+        while start + window_ms > time:
+            windows.setdefault((sensor, start), []).append(temperature)
+            start -= slide_ms
+    return {key: (key[1] + window_ms, max(values), len(values)) for key, values in windows.items()}
+
+
+@pytest.fixture(scope="session")
+def model() -> Callable[..., dict[tuple[str, int], tuple[int, float, int]]]:
+    return naive_maxima

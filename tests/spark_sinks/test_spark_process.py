@@ -1,0 +1,165 @@
+"""The job as a process: nothing is lost when it is killed, and it leaves nothing running."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiokafka import AIOKafkaProducer
+
+ROOT = Path(__file__).parents[2]
+
+
+def processes_with(text: str) -> list[int]:
+    """The ids of the processes that have `text` in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:  # it ended meanwhile
+                continue
+            if text.encode() in command:
+                found.append(int(entry.name))
+    return found
+
+
+class JobProcess:
+    def __init__(self, arguments: list[str], checkpoint: Path) -> None:
+        self.checkpoint = checkpoint
+        self.ready_file = checkpoint / "ready.json"
+        self.mark = f"-Dtest.mark={checkpoint.name}-{time.monotonic_ns()}"
+        self._arguments = [
+            *arguments, f"--checkpoint={checkpoint}", f"--ready-file={self.ready_file}", "--die-with-parent",
+            f"--conf=spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {self.mark}",
+        ]  # fmt: skip
+        self.process: asyncio.subprocess.Process
+
+    async def start(self) -> None:
+        self.ready_file.unlink(missing_ok=True)
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "spark_sinks", "max-temperature", *self._arguments,
+            cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+
+    async def wait_ready(self) -> None:
+        async with asyncio.timeout(90):
+            while not self.ready_file.exists():
+                assert self.process.returncode is None, await self.process.stderr.read()  # type: ignore[union-attr]
+                await asyncio.sleep(0.1)
+
+    async def wait_gone(self, limit_s: float = 10) -> None:
+        """Until neither the process nor a JVM of its is left."""
+        async with asyncio.timeout(limit_s):
+            while processes_with(self.mark):
+                await asyncio.sleep(0.05)
+
+
+Start = Callable[..., JobProcess]
+
+
+@pytest.fixture
+async def job_process(spark_jars: list[Path], bootstrap: str, tmp_path: Path) -> AsyncIterator[Start]:
+    made: list[JobProcess] = []
+
+    def make(*arguments: str) -> JobProcess:
+        jars = ",".join(str(jar) for jar in spark_jars)
+        job = JobProcess([*arguments, f"--bootstrap-servers={bootstrap}", f"--jars={jars}"], tmp_path)
+        made.append(job)
+        return job
+
+    yield make
+    for job in made:
+        if job.process.returncode is None:
+            job.process.kill()
+        await job.process.communicate()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+async def test_killed_in_mid_load_and_started_again(
+    job_process: Start, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Any, new_topic: Any
+) -> None:
+    source, target, dead = await new_topic(), await new_topic(), await new_topic()
+    arguments = [f"--source={source}", f"--target={target}", f"--dead-letter={dead}", "--watermark=1h"]
+    readings = []
+
+    async def send(count: int) -> None:
+        for _ in range(count):
+            n = len(readings)
+            readings.append((f"room-{n % 3}", float(n), 1_700_000_000_000 + 150 * n))
+            sensor, temperature, at = readings[-1]
+            value = msgspec.json.encode({"temperature": temperature, "time": at})
+            await producer.send_and_wait(source, value, sensor.encode())
+
+    job = job_process(*arguments)
+    await job.start()
+    await job.wait_ready()
+    await send(50)
+    await read_until(target, lambda records: len(records) > 0)
+    await send(50)
+    assert processes_with(job.mark), "the JVM carries the mark"
+    job.process.send_signal(signal.SIGKILL)
+    await job.wait_gone()
+    await send(50)
+
+    again = job_process(*arguments)
+    await again.start()
+    await again.wait_ready()
+    await send(50)
+    expected = model(readings)
+
+    def complete(records: list[Any]) -> bool:
+        return {k: (v["end"], v["maximum"], v["count"]) for k, v in newest(records).items()} == expected
+
+    assert complete(await read_until(target, complete))
+
+    began = time.monotonic()
+    again.process.terminate()
+    out, err = await again.process.communicate()
+    assert again.process.returncode == 0, err
+    assert time.monotonic() - began < 8
+    assert not processes_with(again.mark)
+    assert err == b""
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert lines[-1]["kind"] == "summary"
+    assert sum(lines[-1]["queries"]["max-temperature"]["end"][source].values()) == 200
+    assert {line["kind"] for line in lines} == {"ready", "progress", "summary"}
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+async def test_waits_for_missing_topics_and_stops_while_it_waits(job_process: Start, new_topic: Any) -> None:
+    source = await new_topic()
+    job = job_process(f"--source={source}", "--target=not-there", f"--dead-letter={source}-dlq")
+    await job.start()
+    async with asyncio.timeout(60):
+        line = await job.process.stderr.readline()  # type: ignore[union-attr]
+    assert line.startswith(f"waiting for topic not-there, {source}-dlq on ".encode())
+    assert not job.ready_file.exists()
+    job.process.send_signal(signal.SIGINT)
+    await job.process.communicate()
+    assert job.process.returncode == 0
+    assert not processes_with(job.mark)
+
+
+@pytest.mark.spark
+async def test_stopped_while_the_jvm_starts(job_process: Start) -> None:
+    job = job_process()
+    await job.start()
+    async with asyncio.timeout(30):
+        while len(processes_with(job.mark)) < 2:  # the job itself, and its JVM
+            await asyncio.sleep(0.02)
+    job.process.terminate()
+    await job.process.communicate()
+    assert job.process.returncode == 0
+    await job.wait_gone()
