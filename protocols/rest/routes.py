@@ -84,6 +84,8 @@ class Router:
         Raises:
             RestError: 404 for no such path, 405 with `Allow` for a path without this method.
         """
+        if not raw_path.startswith("/"):
+            raise not_found()
         node = self._root
         values = []
         for segment in raw_path[1:].split("/"):

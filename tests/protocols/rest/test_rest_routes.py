@@ -1,0 +1,46 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.rest.errors import RestError
+from protocols.rest.routes import ROUTES, Router
+
+ROUTER = Router()
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.template}")
+def test_every_route_of_the_table_is_found_under_its_own_path(route: object) -> None:
+    method, template, operation = route  # type: ignore[misc]
+    path = "/".join(f"v{i}" if part.startswith("{") else part for i, part in enumerate(template.split("/")))
+    match = ROUTER.match(method, path)
+    assert match.operation == operation
+    assert match.values == tuple(part for part in path.split("/") if part.startswith("v") and part[1:].isdigit())
+
+
+def test_segments_are_decoded_after_splitting() -> None:
+    match = ROUTER.match("GET", "/consumers/a%2Fb/instances/%C3%A9%20x/records")
+    assert match == ("poll", ("a/b", "é x"))
+
+
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/topics/", "/topics//partitions", "/topics/a/partitions/0/x", "/consumers/g", "//", "", "x"]
+)
+def test_an_unknown_path_is_a_404_or_has_another_method(path: str) -> None:
+    with pytest.raises(RestError) as caught:
+        ROUTER.match("GET", path)
+    assert caught.value.status == (405 if path == "/consumers/g" else 404)
+
+
+def test_a_known_path_with_another_method_says_which_it_has() -> None:
+    with pytest.raises(RestError) as caught:
+        ROUTER.match("PUT", "/topics/t")
+    assert caught.value.status == 405
+    assert caught.value.headers == (("Allow", "GET, POST"),)
+
+
+@given(st.sampled_from(["GET", "POST", "DELETE", "BREW"]), st.text(max_size=60))
+def test_no_path_raises_anything_but_a_refusal(method: str, path: str) -> None:
+    try:
+        ROUTER.match(method, "/" + path)
+    except RestError as error:
+        assert error.status in (404, 405)  # noqa: PT017
