@@ -18,7 +18,7 @@ def client_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:
         role: appended to the client id, so that the broker's log and quotas tell our clients apart.
 
     Raises:
-        ConfigError: no bootstrap servers, or a CA file that cannot be read.
+        ConfigError: no bootstrap servers, no SASL credentials, or a CA file that cannot be read.
     """
     if config.bootstrap_servers is None:
         raise ConfigError("kafka.bootstrap_servers is not known yet")
@@ -32,6 +32,8 @@ def client_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:
     if config.security_protocol.endswith("SSL"):
         settings["ssl_context"] = _ssl_context(config)
     if config.security_protocol.startswith("SASL"):
+        if config.sasl_username is None or config.sasl_password is None:
+            raise ConfigError("kafka.sasl_username and kafka.sasl_password are needed for SASL")
         settings["sasl_mechanism"] = config.sasl_mechanism or "PLAIN"
         settings["sasl_plain_username"] = config.sasl_username
         settings["sasl_plain_password"] = config.sasl_password

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -329,6 +329,9 @@ class Topics:
         for code, name, internal, partitions in response.topics:
             if code == 0 and not internal and is_topic_name(name):
                 seen[name] = list(partitions)
+        for info in tuple(self._known.values()):
+            if info.name in seen and len(seen[info.name]) < info.partitions:
+                self._lost(info.name, Outcome.BUSY)  # deleted and made anew: what waits for it must be placed again
         fresh = [
             msgspec.structs.replace(info, partitions=len(seen[name]), available=_available(seen[name]))
             for name, info in self._known.items()
@@ -367,16 +370,20 @@ class Topics:
     # Requests
 
     async def _request(self, request: Any) -> Any:
-        """Send to any broker. Raises Refused BUSY when none answers."""
-        return await self._guarded(lambda client: client.send(client.get_random_node(), request))
+        """Send to any broker.
 
-    async def _guarded(self, send: Callable[[AIOKafkaClient], Awaitable[Any]]) -> Any:
+        Raises:
+            Refused: BUSY, none answers.
+        """
+        client: Any = None
         try:
             client = await self._connected()
-            response = await send(client)
+            response = await client.send(client.get_random_node(), request)
         except (errors.KafkaError, OSError) as error:
-            if isinstance(error, errors.AuthenticationFailedError | errors.ClusterAuthorizationFailedError):
-                log.error("Kafka refuses us: %s", error)
+            if client is not None and self._client is client:
+                # Begin again with the bootstrap servers: the brokers that we know may all have moved.
+                self._client = None
+                await client.close()
             raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
         self._answered = self._clock()
         return response

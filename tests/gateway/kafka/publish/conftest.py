@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
+import signal
 import time
-from collections.abc import AsyncIterator, Callable
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.config import BudgetConfig, KafkaConfig
+from gateway.kafka.embedded import EmbeddedBroker
+from gateway.kafka.jars import ensure_jars
+from gateway.kafka.java import find_java
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import Topics
 from mapping.outcomes import Outcome
@@ -50,16 +57,17 @@ class Recorder:
 async def until(condition: Callable[[], Any], limit_s: float = 30.0) -> None:
     """Wait for a condition, with a deadline."""
     async with asyncio.timeout(limit_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - any condition at all
             await asyncio.sleep(0.005)
 
 
 class Kit:
     """What a test of the publisher works with."""
 
-    def __init__(self, publisher: Publisher, topics: Topics) -> None:
+    def __init__(self, publisher: Publisher, topics: Topics, ahead: list[float]) -> None:
         self.publisher = publisher
         self.topics = topics
+        self.ahead = ahead  # its only element: how far the clock of `topics` is ahead of the loop's
         self.until = until
         self.recorders: list[Recorder] = []
 
@@ -82,7 +90,8 @@ async def open_kit(
     loop = asyncio.get_running_loop()
     config = KafkaConfig(bootstrap_servers=bootstrap, **options)
     async with asyncio.TaskGroup() as group:
-        topics = Topics(config, create=create, spawn=group.create_task, clock=loop.time)
+        ahead = [0.0]
+        topics = Topics(config, create=create, spawn=group.create_task, clock=lambda: loop.time() + ahead[0])
         publisher = Publisher(
             config,
             limits or BudgetConfig(),
@@ -94,7 +103,7 @@ async def open_kit(
         )
         refreshing = group.create_task(topics.run())
         await publisher.start()
-        kit = Kit(publisher, topics)
+        kit = Kit(publisher, topics, ahead)
         try:
             yield kit
         finally:
@@ -112,6 +121,46 @@ async def open_kit(
 def kit() -> Callable[..., contextlib.AbstractAsyncContextManager[Kit]]:
     """`async with kit(bootstrap, create=..., **KafkaConfig options) as k:`; at the end nothing may be in flight."""
     return open_kit
+
+
+@pytest.fixture(scope="module")
+async def own_broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedBroker]:
+    """A running broker that the tests of a module freeze, kill and stop; each test leaves it running."""
+    directory = tmp_path_factory.mktemp("own-broker")
+    broker = EmbeddedBroker(directory, java=find_java().path, jars=ensure_jars("kafka"), heap="512m")
+    await broker.start()
+    yield broker
+    await broker.kill()
+
+
+@pytest.fixture
+def frozen(own_broker: EmbeddedBroker) -> Callable[..., contextlib.AbstractContextManager[None]]:
+    """`with frozen():` the broker's process is stopped (SIGSTOP) inside and continues afterwards."""
+
+    @contextlib.contextmanager
+    def freeze() -> Iterator[None]:
+        os.kill(own_broker.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(own_broker.pid, signal.SIGCONT)
+
+    return freeze
+
+
+@pytest.fixture
+async def own_topic(own_broker: EmbeddedBroker) -> Callable[..., Awaitable[str]]:
+    """`await own_topic(partitions)`: a new topic of the own broker."""
+
+    async def create(partitions: int = 3) -> str:
+        admin = AIOKafkaAdminClient(bootstrap_servers=own_broker.bootstrap_servers)
+        await admin.start()
+        name = f"t-{uuid.uuid4().hex[:12]}"
+        await admin.create_topics([NewTopic(name, partitions, 1)])
+        await admin.close()
+        return name
+
+    return create
 
 
 @pytest.fixture

@@ -1,0 +1,158 @@
+"""What the publisher costs over aiokafka's bare batches: both in one run, in turns, against the same broker.
+
+    python -m loadtest.bench.publisher BOOTSTRAP [--seconds 4] [--rounds 3] [--headers 0]
+
+Bare: `create_batch`, `append` until full, `send_batch`, one batch per partition on the way, the next filled after the
+answer. Publisher: `submit` with an owner and a token for every record, in bursts of 100 (what one read of a busy
+socket brings), with at most `--window` records unsettled. Same record, same batch size, same partitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import uvloop
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from gateway.config import BudgetConfig, KafkaConfig
+from gateway.kafka.contracts import Result
+from gateway.kafka.publisher import Publisher
+from gateway.kafka.topics import Topics
+from mapping.record import Record
+
+PARTITIONS = 3
+BURST = 100
+BATCH_BYTES = 65536
+
+
+class Counter:
+    """An owner that counts."""
+
+    def __init__(self) -> None:
+        self.settled = 0
+        self.room = asyncio.Event()
+
+    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        """Count; `offsets` are looked at as a session would."""
+        assert len(offsets) == len(tokens), result
+        self.settled += len(tokens)
+        self.room.set()
+
+
+async def bare(bootstrap: str, topic: str, records: Sequence[Record], seconds: float) -> tuple[float, float]:
+    """Records per second and CPU microseconds per record of the bare loop."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_batch_size=BATCH_BYTES, linger_ms=0
+    )
+    await producer.start()
+    key, value, headers = records[0].key, records[0].value, list(records[0].headers)
+    sent = 0
+    began, cpu = time.perf_counter(), time.process_time()
+
+    async def work(partition: int) -> None:
+        nonlocal sent
+        while time.perf_counter() - began < seconds:
+            batch = producer.create_batch()
+            append = batch.append
+            count = 0
+            while append(key=key, value=value, timestamp=None, headers=headers) is not None:
+                count += 1
+            await (await producer.send_batch(batch, topic, partition=partition))
+            sent += count
+
+    async with asyncio.TaskGroup() as group:
+        for partition in range(PARTITIONS):
+            group.create_task(work(partition))
+    took, cpu = time.perf_counter() - began, time.process_time() - cpu
+    await producer.stop()
+    return sent / took, cpu / sent * 1e6
+
+
+async def ours(
+    bootstrap: str, topic: str, records: Sequence[Record], seconds: float, window: int
+) -> tuple[float, float]:
+    """Records per second and CPU microseconds per record of the publisher."""
+    loop = asyncio.get_running_loop()
+    config = KafkaConfig(bootstrap_servers=bootstrap, batch_bytes=BATCH_BYTES)
+    async with asyncio.TaskGroup() as group:
+        topics = Topics(config, create=False, spawn=group.create_task, clock=loop.time)
+        publisher = Publisher(
+            config,
+            BudgetConfig(),
+            topics,
+            spawn=group.create_task,
+            clock=loop.time,
+            wall_clock=lambda: int(time.time() * 1000),
+            chance=random.Random(1),
+        )
+        await publisher.start()
+        await publisher.topic(topic)
+        owner = Counter()
+        submitted = 0
+        submit = publisher.submit
+        began, cpu = time.perf_counter(), time.process_time()
+        while time.perf_counter() - began < seconds:
+            for record in records:
+                submit(record, owner, submitted)
+            submitted += len(records)
+            await asyncio.sleep(0)
+            while submitted - owner.settled > window:
+                owner.room.clear()
+                await owner.room.wait()
+        assert await publisher.drain(30)
+        took, cpu = time.perf_counter() - began, time.process_time() - cpu
+        assert owner.settled == submitted
+        await publisher.stop()
+        await topics.stop()
+    return submitted / took, cpu / submitted * 1e6
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    """Rounds in turns, then the medians and their ratio."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=arguments.bootstrap)
+    await admin.start()
+    topic = f"bench-{uuid.uuid4().hex[:8]}"
+    await admin.create_topics([NewTopic(topic, PARTITIONS, 1, topic_configs={"retention.bytes": "268435456"})])
+    headers = tuple((f"header-{number}", b"value") for number in range(arguments.headers))
+    records = [Record(topic, b"key-%d" % (number % 60), b"x" * 100, headers) for number in range(BURST)]
+    rates: dict[str, list[float]] = {"bare": [], "publisher": []}
+    try:
+        for number in range(arguments.rounds):
+            for name, rate_list in rates.items():
+                if name == "bare":
+                    rate, cpu = await bare(arguments.bootstrap, topic, records, arguments.seconds)
+                else:
+                    rate, cpu = await ours(arguments.bootstrap, topic, records, arguments.seconds, arguments.window)
+                rate_list.append(rate)
+                print(f"round {number + 1} {name:9} {rate:11,.0f} records/s, {cpu:.2f} us CPU per record")
+    finally:
+        await admin.delete_topics([topic])
+        await admin.close()
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    print(
+        f"median: bare {medians['bare']:,.0f}, publisher {medians['publisher']:,.0f} records/s,"
+        f" ratio {medians['publisher'] / medians['bare']:.2f}"
+    )
+
+
+def main() -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bootstrap", help="HOST:PORT of the broker")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of a round")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each")
+    parser.add_argument("--headers", type=int, default=0, help="headers per record")
+    parser.add_argument("--window", type=int, default=10_000, help="most unsettled records")
+    uvloop.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""The publisher while the broker is frozen, killed or absent: nothing acknowledged is lost, nothing changes places."""
+
+import asyncio
+import itertools
+import time
+
+import pytest
+
+from gateway.config import BudgetConfig
+from gateway.kafka.contracts import Refused
+from mapping.outcomes import Outcome
+from mapping.record import Record
+
+KEYS = [b"key-%d" % number for number in range(12)]
+
+
+class Load:
+    """Submits numbered records in a task, as fast as the gate lets it, and checks what was stored at the end."""
+
+    def __init__(self, kit, topic):
+        self.kit = kit
+        self.topic = topic
+        self.owner = kit.recorder()
+        self.numbers = itertools.count()
+        self.submitted = 0
+        self.running = True
+
+    async def run(self):
+        while self.running:
+            await self.kit.until(lambda: self.kit.publisher.gate.is_open or not self.running)
+            for _ in range(50):
+                number = next(self.numbers)
+                record = Record(self.topic, KEYS[number % len(KEYS)], b"%d" % number, (("n", b"x" * 50),))
+                self.kit.submit(record, self.owner, number)
+                self.submitted += 1
+            await asyncio.sleep(0.002)
+
+    def check(self, stored, *, duplicates_allowed=False):
+        """All that was acknowledged is where it was said to be; per key, first occurrences are in order."""
+        values = {(r.partition, r.offset): int(r.value) for records in stored.values() for r in records}
+        acknowledged = {token for token, fate in self.owner.outcomes().items() if fate is Outcome.STORED}
+        assert acknowledged <= set(values.values())
+        for token in acknowledged:
+            partition, offset = self.owner.offsets[token]
+            if offset >= 0:
+                assert values[partition, offset] == token
+        for records in stored.values():
+            numbers = [int(record.value) for record in records]
+            if not duplicates_allowed:
+                assert len(numbers) == len(set(numbers))
+            firsts = list(dict.fromkeys(numbers))
+            assert firsts == sorted(firsts)
+
+
+async def test_a_frozen_broker_acknowledges_nothing_and_loses_nothing(own_broker, own_topic, frozen, kit, read_topic):
+    topic = await own_topic(3)
+    # A request times out while the broker is frozen, so that the retry inside aiokafka is part of the test.
+    async with kit(own_broker.bootstrap_servers, request_timeout_s=2.0) as k:
+        load = Load(k, topic)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(load.run())
+            await k.until(lambda: len(load.owner.fates) > 2000)
+            with frozen():
+                await asyncio.sleep(0.2)  # answers that lie in our socket already may still be read
+                settled, submitted = len(load.owner.fates), load.submitted
+                began = time.monotonic()
+                await k.until(lambda: time.monotonic() - began > 5)
+                assert len(load.owner.fates) == settled
+                assert load.submitted > submitted
+            resumed = time.monotonic()
+            await k.until(lambda: len(load.owner.fates) > settled)
+            assert time.monotonic() - resumed < 3
+            load.running = False
+        assert await k.publisher.drain(30)
+        assert set(load.owner.outcomes().values()) == {Outcome.STORED}
+        assert len(load.owner.fates) == load.submitted
+        assert k.publisher.statistics().producers == 1
+    stored = await read_topic(own_broker.bootstrap_servers, topic)
+    assert sum(map(len, stored.values())) == load.submitted
+    load.check(stored)
+
+
+async def test_a_killed_broker_loses_nothing_acknowledged(own_broker, own_topic, kit, read_topic):
+    topic = await own_topic(3)
+    async with kit(own_broker.bootstrap_servers, request_timeout_s=5.0) as k:
+        load = Load(k, topic)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(load.run())
+            for _ in range(2):
+                target = len(load.owner.fates) + 3000
+                await k.until(lambda target=target: len(load.owner.fates) > target)
+                await own_broker.kill()
+                settled = len(load.owner.fates)
+                assert load.submitted > settled
+                await own_broker.start()
+                await k.until(lambda settled=settled: len(load.owner.fates) > settled)
+            load.running = False
+        assert await k.publisher.drain(60)
+        assert set(load.owner.outcomes().values()) == {Outcome.STORED}
+        assert len(load.owner.fates) == load.submitted
+    load.check(await read_topic(own_broker.bootstrap_servers, topic), duplicates_allowed=True)
+
+
+async def test_a_silent_kafka_means_busy_in_time_and_order_afterwards(own_broker, own_topic, frozen, kit, read_topic):
+    topic = await own_topic(1)
+    async with kit(own_broker.bootstrap_servers, request_timeout_s=0.5, delivery_timeout_s=1.2) as k:
+        load = Load(k, topic)
+        owner = load.owner
+        k.submit(Record(topic, b"k", b"0"), owner, 0)
+        await k.until(lambda: owner.fates)
+        with frozen():
+            began = time.monotonic()
+            for number in range(1, 2000):
+                k.submit(Record(topic, b"k", b"%d" % number, (("n", b"x" * 200),)), owner, number)
+                if number % 500 == 0:
+                    await asyncio.sleep(0.01)
+            await k.until(lambda: len(owner.fates) == 2000)
+            assert 1.1 < time.monotonic() - began < 3
+            assert {fate for token, fate in owner.outcomes().items() if token} == {Outcome.BUSY}
+            assert (k.publisher.budget.bytes, k.publisher.budget.records) == (0, 0)
+        for number in range(2000, 2500):
+            k.submit(Record(topic, b"k", b"%d" % number), owner, number)
+            await asyncio.sleep(0)
+        await k.until(lambda: len(owner.fates) == 2500)
+        assert {fate for token, fate in owner.outcomes().items() if token >= 2000} == {Outcome.STORED}
+    # What was given up may be stored or not (its fate was unknown), but nothing overtook anything.
+    load.check(await read_topic(own_broker.bootstrap_servers, topic))
+
+
+async def test_without_kafka_everything_waits_and_then_says_busy(own_broker, own_topic, kit):
+    topic = await own_topic(1)
+    await own_broker.stop()
+    async with kit(own_broker.bootstrap_servers, request_timeout_s=1.0, delivery_timeout_s=1.0) as k:
+        assert not k.publisher.reachable
+        owner = k.recorder()
+        k.submit(Record(topic, b"k", b"v"), owner, "held")
+        assert k.publisher.budget.records == 1
+        await k.until(lambda: "held" in owner.fates)
+        assert owner.outcomes() == {"held": Outcome.BUSY}
+        with pytest.raises(Refused) as refused:
+            await k.publisher.topic(topic)
+        assert refused.value.outcome is Outcome.BUSY
+        await own_broker.start()
+        await k.until(lambda: k.publisher.reachable)
+        k.submit(Record(topic, b"k", b"v"), owner, "back")
+        await k.until(lambda: "back" in owner.fates)
+        assert owner.outcomes()["back"] is Outcome.STORED
+
+
+async def test_drain_gives_up_in_time_and_says_busy(own_broker, own_topic, frozen, kit):
+    topic = await own_topic(3)
+    async with kit(own_broker.bootstrap_servers) as k:
+        owner = k.recorder()
+        k.submit(Record(topic, b"k", b"v"), owner, "stored")
+        await k.until(lambda: owner.fates)
+        with frozen():
+            for number in range(5000):
+                k.submit(Record(topic, KEYS[number % len(KEYS)], b"x" * 100), owner, number)
+            k.submit(Record("unknown-topic", b"k", b"v"), owner, "held")
+            began = time.monotonic()
+            assert not await k.publisher.drain(0.5)
+            assert time.monotonic() - began < 2
+            assert len(owner.fates) == 5002
+            assert {fate for token, fate in owner.outcomes().items() if token != "stored"} == {Outcome.BUSY}
+            began = time.monotonic()
+            await k.publisher.stop()
+            assert time.monotonic() - began < 2
+
+
+async def test_memory_is_bounded_while_kafka_is_frozen(own_broker, own_topic, frozen, kit):
+    """Senders that heed the gate hold the process to its budget, whatever Kafka does."""
+    topic = await own_topic(3)
+    limits = BudgetConfig(process_bytes=4 << 20)
+    async with kit(own_broker.bootstrap_servers, limits=limits) as k:
+        await k.publisher.topic(topic)
+        owner = k.recorder()
+        number = 0
+        with frozen():
+            while k.publisher.gate.is_open:
+                k.submit(Record(topic, KEYS[number % len(KEYS)], b"x" * 1000), owner, number)
+                number += 1
+                if number % 10 == 0:
+                    await asyncio.sleep(0)
+            assert k.publisher.budget.bytes < limits.process_bytes * 1.05
+        await k.until(lambda: len(owner.fates) == number)
+        assert set(owner.outcomes().values()) == {Outcome.STORED}
