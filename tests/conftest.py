@@ -19,6 +19,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from gateway.kafka.embedded import EmbeddedBroker
 from gateway.kafka.jars import ensure_jars
 from gateway.kafka.java import find_java
+from tests.support.gateway import GatewayProcess
 
 NewTopicFactory = Callable[..., Awaitable[str]]
 NewBroker = Callable[..., EmbeddedBroker]
@@ -99,3 +100,28 @@ async def new_broker(tmp_path: Path) -> AsyncIterator[NewBroker]:
     yield make
     for broker in made:
         await broker.kill()
+
+
+@pytest.fixture(scope="session")
+async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
+    """One gateway for all tests that only talk to it; it creates unknown topics, as with the embedded broker."""
+    process = GatewayProcess(tmp_path_factory.mktemp("gateway"), bootstrap, config="[kafka]\ncreate_topics = true\n")
+    await process.start()
+    yield process
+    assert await process.stop() == 0
+
+
+@pytest.fixture
+async def new_gateway(tmp_path: Path) -> AsyncIterator[Callable[..., GatewayProcess]]:
+    """Make gateways of the test's own (`new_gateway(bootstrap, *options, config=TOML)`); not started yet."""
+    made: list[GatewayProcess] = []
+
+    def make(bootstrap: str | None, *options: str, config: str = "", name: str = "gateway") -> GatewayProcess:
+        directory = tmp_path / name
+        directory.mkdir(exist_ok=True)
+        made.append(GatewayProcess(directory, bootstrap, *options, config=config))
+        return made[-1]
+
+    yield make
+    for process in made:
+        await process.kill()

@@ -1,0 +1,87 @@
+"""A real gateway process for tests: `trivium up` as a user starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+
+class GatewayProcess:
+    """One `trivium up`; addresses come from its ready file."""
+
+    def __init__(self, directory: Path, bootstrap: str | None, *options: str, config: str = "") -> None:
+        self.directory = directory
+        self.ready_file = directory / "ready.json"
+        self.log = directory / "gateway.log"
+        self.addresses: dict[str, Any] = {}
+        self.process: asyncio.subprocess.Process | None = None
+        self._argv = [sys.executable, "-m", "gateway", "up", "--ready-file", str(self.ready_file)]
+        for listener in ("mqtt", "amqp", "http", "management"):
+            if f"--{listener}" not in options:
+                self._argv += [f"--{listener}", "127.0.0.1:0"]
+        if bootstrap is not None:
+            self._argv += ["--bootstrap-servers", bootstrap]
+        if config:
+            path = directory / "trivium.toml"
+            path.write_text(config)
+            self._argv += ["--config", str(path)]
+        self._argv += options
+
+    async def start(self, timeout: float = 60) -> GatewayProcess:
+        """Start it and wait until it is ready."""
+        self.ready_file.unlink(missing_ok=True)
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *self._argv, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        await wait_until(lambda: self.ready_file.exists() or self.process.returncode is not None, timeout)
+        if not self.ready_file.exists():
+            raise RuntimeError(f"the gateway did not start: {self.log.read_text()[-2000:]}")
+        self.addresses = json.loads(self.ready_file.read_text())
+        return self
+
+    def address(self, protocol: str) -> tuple[str, int]:
+        """Host and port of a listener."""
+        host, _, port = self.addresses[protocol].rpartition(":")
+        return host, int(port)
+
+    @property
+    def pid(self) -> int:
+        """The gateway's process id."""
+        assert self.process is not None
+        return self.process.pid
+
+    async def stop(self, timeout: float = 15) -> int:
+        """SIGTERM; the exit code."""
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return await asyncio.wait_for(self.process.wait(), timeout)
+        except TimeoutError:
+            await self.kill()
+            raise
+
+    async def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+
+async def wait_until(condition: Any, timeout: float = 10) -> None:
+    """Wait for a condition that nobody announces; TimeoutError when it does not come true."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    pause = asyncio.Event()
+    while not condition():
+        if loop.time() > deadline:
+            raise TimeoutError("the condition did not come true")
+        try:
+            await asyncio.wait_for(pause.wait(), 0.02)
+        except TimeoutError:
+            continue
