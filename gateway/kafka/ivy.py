@@ -33,6 +33,13 @@ _FOUND = re.compile(r"^\s*found \S+#(\S+);(\S+) in ")
 _TELLING = re.compile(r"FAILED|ERROR|not found|Exception|UNRESOLVED|unresolved|download failed", re.IGNORECASE)
 _HEADINGS = {"ERRORS", "WARNINGS", "UNRESOLVED DEPENDENCIES"}
 
+# Ivy's own default repository, but without a look at the modules' own descriptions and their parents': that would be
+# four requests a jar instead of two, and the lock knows better anyway.
+_SETTINGS = (
+    '<ivysettings><settings defaultResolver="default"/><resolvers>'
+    '<ibiblio name="default" m2compatible="true" usepoms="false"/></resolvers></ivysettings>\n'
+)
+
 Module = tuple[str, str, str]  # group, artifact, version
 
 
@@ -56,10 +63,13 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def ivy_file(modules: Sequence[Module]) -> str:
-    """Return the Ivy file that asks for exactly these modules."""
+    """Return the Ivy file that asks for exactly these modules.
+
+    `master` is what a Maven module's description calls its own jar, `default` what a module without one has.
+    """
     lines = [
         f"<dependency org={quoteattr(group)} name={quoteattr(artifact)} rev={quoteattr(version)}"
-        ' transitive="false" conf="default->master"/>'
+        ' transitive="false" conf="default->master(default)"/>'
         for group, artifact, version in modules
     ]
     return (
@@ -94,7 +104,7 @@ def retrieve(
     Args:
         java: the `java` command.
         ivy: Ivy's jar.
-        settings: an Ivy settings file that says where to look; None for Ivy's own (Maven Central).
+        settings: an Ivy settings file that says where to look; None for Ivy's own default (Maven Central).
         modules: what to fetch.
         staging: a directory for Ivy's cache and for the files.
         environment: the child's.
@@ -108,8 +118,10 @@ def retrieve(
     wanted = staging / "ivy.xml"
     wanted.write_text(ivy_file(modules))
     command = command_line(str(java), "-jar", str(ivy), "-ivy", str(wanted), "-cache", str(staging / "ivy"))
-    if settings is not None:
-        command += ["-settings", str(settings)]
+    if settings is None:
+        settings = staging / "settings.xml"
+        settings.write_text(_SETTINGS)
+    command += ["-settings", str(settings)]
     command += ["-retrieve", f"{staging}/retrieved/[artifact]-[revision].jar", "-types", "jar", "bundle"]
     tail: list[str] = []
     child = subprocess.Popen(  # noqa: S603 - our own command
