@@ -105,6 +105,7 @@ class Engine:
         self._sent: dict[Any, Any] = {}  # delivery -> the token of its sender
         self._stalled: list[Link] = []
         self._finished: list[Link] = []
+        self._ended: list[Session] = []
         self._tag = 0
         self._handlers: dict[int, Callable[[Any, list[Any]], None]] = {
             int(lib.PN_CONNECTION_REMOTE_OPEN): self._on_open,
@@ -117,6 +118,16 @@ class Engine:
             int(lib.PN_LINK_FLOW): self._on_flow,
             int(lib.PN_TRANSPORT_ERROR): self._on_error,
         }
+
+    @property
+    def is_empty_of_links(self) -> bool:
+        """Whether no link is left, not even one of which deliveries are held."""
+        return not self._links and not self._sent
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether neither sessions nor links are left."""
+        return not self._sessions and self.is_empty_of_links
 
     # bytes in, events out, bytes out
 
@@ -157,14 +168,19 @@ class Engine:
             _peek_output(io, _scratch, size)
             parts.append(_view(_scratch, size)[:])
             _pop_output(io, size)
-        if self._finished:
+        if self._finished or self._ended:
             self._reap()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def schedule(self, now: float) -> float | None:
         """Tell the time (seconds) and learn when to tell it again; heartbeats go to the output."""
-        deadline = lib.pn_transport_tick(self._io, int(now * 1000))
-        return deadline / 1000 if deadline > 0 and not self.over else None
+        deadline = lib.pn_transport_tick(self._io, int(now * 1000)) / 1000
+        if deadline <= 0 or self.over:
+            return None
+        # proton sends a heartbeat when a tick finds that nothing was sent since the tick before: between two of them
+        # the peer's half may pass twice. Looking four times as often keeps the silence below three quarters.
+        peers = lib.pn_transport_get_remote_idle_timeout(self._io) / 1000
+        return min(deadline, now + peers / 4) if peers else deadline
 
     def tick(self, now: float) -> tuple[list[Any], float | None]:
         """As `schedule`, and the events of a peer that fell silent."""
@@ -183,6 +199,8 @@ class Engine:
         native.put(lib.pn_connection_properties(self._conn), primitives.map_of(items))
         lib.pn_connection_open(self._conn)
         self.opened = True
+        for session in self._sessions.values():  # begun ahead of our open, which must come first (part 2.4.1)
+            lib.pn_session_open(session.handle)
 
     def close(self, error: Error | None = None) -> None:
         """Say goodbye; nothing the peer still sends is looked at."""
@@ -459,7 +477,8 @@ class Engine:
             return
         session = self._sessions[handle] = Session(handle)
         lib.pn_session_set_incoming_capacity(handle, self._limits.session_window_bytes)
-        lib.pn_session_open(handle)
+        if self.opened:
+            lib.pn_session_open(handle)
         events.append(SessionOpened(session))
 
     def _on_end(self, event: Any, events: list[Any]) -> None:
@@ -475,6 +494,7 @@ class Engine:
         for link in session.links.values():
             self._finish(link)
         lib.pn_session_close(session.handle)
+        self._ended.append(session)
         error = native.condition(lib.pn_session_remote_condition(session.handle))
         events.append(SessionEnded(session, links, error))
 
@@ -581,6 +601,7 @@ class Engine:
             session = link.session
             del session.links[link.handle]
             lib.pn_link_free(link.handle)
-        for session in {link.session for link in finished}:
-            if not session.open and not session.links and self._sessions.pop(session.handle, None) is not None:
-                lib.pn_session_free(session.handle)
+        for session in [session for session in self._ended if not session.links]:
+            self._ended.remove(session)
+            del self._sessions[session.handle]
+            lib.pn_session_free(session.handle)

@@ -1,0 +1,124 @@
+"""Types of AMQP 1.0 part 1: against proton's own encoder, and against any bytes."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from proton import Data, symbol, timestamp, ulong
+
+from protocols.amqp import primitives
+from protocols.amqp.primitives import DecodeError, Described, Pairs, decode, skip
+
+simple = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 2**64 - 1).map(ulong),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=("Cs",)), max_size=300),
+    st.binary(max_size=300),
+    st.uuids(),
+    st.integers(0, 2**40).map(timestamp),
+    st.text("abc:-", min_size=1, max_size=20).map(symbol),
+)
+values = st.recursive(
+    simple, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("ab", max_size=3), inner, max_size=4)
+)
+
+
+def plain(value: Any) -> Any:
+    """Our view of proton's Python value."""
+    if isinstance(value, dict):
+        return Pairs((key, plain(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value
+
+
+@given(values)
+def test_reads_what_proton_writes(value: Any) -> None:
+    data = Data()
+    data.put_object(value)
+    encoded = bytes(data.encode())
+    assert decode(encoded, 0, len(encoded)) == (plain(value), len(encoded))
+    assert skip(encoded, 0, len(encoded)) == len(encoded)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_value_or_a_decode_error(data: bytes) -> None:
+    try:
+        _, end = decode(data, 0, len(data))
+    except DecodeError:
+        pass
+    else:
+        assert 0 < end <= len(data)
+        assert skip(data, 0, len(data)) == end
+
+
+@given(values, st.data())
+def test_a_damaged_encoding_raises_nothing_else(value: Any, data: Any) -> None:
+    source = Data()
+    source.put_object(value)
+    encoded = bytearray(source.encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(encoded[: data.draw(st.integers(0, len(encoded)))])
+    for candidate in (bytes(encoded), cut):
+        try:
+            decode(candidate, 0, len(candidate))
+        except DecodeError:
+            pass
+
+
+@pytest.mark.parametrize("opening", [b"\x00", b"\xc0\xff\x01", b"\xd0\x7f\xff\xff\xff\x00\x00\x00\x01", b"\xe0\xff\xff\x00"])
+def test_deep_nesting_is_refused(opening: bytes) -> None:
+    data = opening * 5000
+    with pytest.raises(DecodeError):
+        decode(data, 0, len(data))
+
+
+def test_an_array_of_nothing_is_bounded() -> None:
+    data = b"\xf0\x00\x00\x00\x05\xff\xff\xff\xff\x40"  # four thousand million nulls in ten bytes
+    with pytest.raises(DecodeError, match="count"):
+        decode(data, 0, len(data))
+
+
+@pytest.mark.parametrize(
+    ("encoded", "value"),
+    [
+        (primitives.uint(0), 0),
+        (primitives.uint(255), 255),
+        (primitives.uint(2**32 - 1), 2**32 - 1),
+        (primitives.ulong(2**64 - 1), 2**64 - 1),
+        (primitives.integer(-128), -128),
+        (primitives.integer(-129), -129),
+        (primitives.long(-(2**63)), -(2**63)),
+        (primitives.ubyte(7), 7),
+        (primitives.ushort(65535), 65535),
+        (primitives.byte(-1), -1),
+        (primitives.short(-300), -300),
+        (primitives.boolean(True), True),
+        (primitives.double(0.5), 0.5),
+        (primitives.float_value(0.5), 0.5),
+        (primitives.string("ö" * 200), "ö" * 200),
+        (primitives.binary(b""), b""),
+        (primitives.symbol("amqp:x"), "amqp:x"),
+        (primitives.uuid_value(uuid.UUID(int=5)), uuid.UUID(int=5)),
+        (primitives.timestamp(-1), -1),
+        (primitives.char("ö"), Described("char", "ö")),
+        (primitives.list_of([]), []),
+        (primitives.list_of([primitives.NULL] * 300), [None] * 300),
+        (primitives.map_of([primitives.string("k"), primitives.TRUE]), Pairs((("k", True),))),
+        (primitives.symbols(["a", "bc"]), ("a", "bc")),
+        (primitives.symbols([]), ()),
+        (primitives.described(0x24, b"\x45"), Described(0x24, [])),
+    ],
+)
+def test_what_we_write_is_what_we_read_and_proton_reads_it_too(encoded: bytes, value: Any) -> None:
+    assert decode(encoded, 0, len(encoded)) == (value, len(encoded))
+    data = Data()
+    assert data.decode(encoded) == len(encoded)
