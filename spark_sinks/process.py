@@ -83,16 +83,40 @@ def on_stop(action: Callable[[], None]) -> None:
 
 
 def end_jvm(limit_s: float = 4.0) -> None:
-    """End the JVM this process started, by closing the pipe it reads, and wait for it; kill it after `limit_s`."""
-    gateway = SparkContext._gateway
-    process = getattr(gateway, "proc", None)
-    if process is None:
-        return
-    process.stdin.close()
+    """End the JVM this process started and wait for it; kill it after `limit_s`.
+
+    A JVM that serves ends when the pipe it reads is closed. One that was interrupted while it started does not
+    (it fails to say where it listens, and stays), so every child is asked by SIGTERM then.
+    """
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        process.stdin.close()
+        children = [process.pid]
+    else:
+        children = _children()
+        for child in children:
+            os.kill(child, signal.SIGTERM)
     deadline = time.monotonic() + limit_s
-    while process.poll() is None:
-        if time.monotonic() > deadline:
-            process.kill()
-            process.wait()
-            return
+    killed = False
+    while children := [child for child in children if _runs(child)]:
+        if time.monotonic() > deadline and not killed:
+            killed = True
+            for child in children:
+                os.kill(child, signal.SIGKILL)
         time.sleep(0.02)
+
+
+def _children() -> list[int]:
+    """The ids of this process's children, not yet waited for (Linux)."""
+    return [
+        int(child)
+        for thread in Path("/proc/self/task").iterdir()
+        for child in (thread / "children").read_text().split()
+    ]
+
+
+def _runs(child: int) -> bool:
+    try:
+        return os.waitpid(child, os.WNOHANG)[0] == 0
+    except ChildProcessError:  # already waited for
+        return False

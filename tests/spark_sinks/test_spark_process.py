@@ -44,10 +44,10 @@ class JobProcess:
         ]  # fmt: skip
         self.process: asyncio.subprocess.Process
 
-    async def start(self) -> None:
+    async def start(self, *through: str) -> None:
         self.ready_file.unlink(missing_ok=True)
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "spark_sinks", "max-temperature", *self._arguments,
+            *through, sys.executable, "-m", "spark_sinks", "max-temperature", *self._arguments,
             cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
 
@@ -57,11 +57,26 @@ class JobProcess:
                 assert self.process.returncode is None, await self.process.stderr.read()  # type: ignore[union-attr]
                 await asyncio.sleep(0.1)
 
+    async def reports_until(self, condition: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        """The lines of the standard output up to the one that meets the condition."""
+        lines: list[dict[str, Any]] = []
+        async with asyncio.timeout(60):
+            while not lines or not condition(lines[-1]):
+                lines.append(json.loads(await self.process.stdout.readline()))  # type: ignore[union-attr]
+        return lines
+
     async def wait_gone(self, limit_s: float = 10) -> None:
         """Until neither the process nor a JVM of its is left."""
         async with asyncio.timeout(limit_s):
-            while processes_with(self.mark):
+            while processes_with(self.mark):  # noqa: ASYNC110 - nobody tells when it is gone
                 await asyncio.sleep(0.05)
+
+
+def processed(line: dict[str, Any], topic: str) -> int:
+    """Records of the topic before the windows' end offsets."""
+    if line.get("query") != "max-temperature":
+        return 0
+    return sum(line["end"][topic].values())
 
 
 Start = Callable[..., JobProcess]
@@ -87,7 +102,7 @@ async def job_process(spark_jars: list[Path], bootstrap: str, tmp_path: Path) ->
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 async def test_killed_in_mid_load_and_started_again(
-    job_process: Start, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Any, new_topic: Any
+    *, job_process: Start, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Any, new_topic: Any
 ) -> None:
     source, target, dead = await new_topic(), await new_topic(), await new_topic()
     arguments = [f"--source={source}", f"--target={target}", f"--dead-letter={dead}", "--watermark=1h"]
@@ -122,6 +137,7 @@ async def test_killed_in_mid_load_and_started_again(
         return {k: (v["end"], v["maximum"], v["count"]) for k, v in newest(records).items()} == expected
 
     assert complete(await read_until(target, complete))
+    lines = await again.reports_until(lambda line: processed(line, source) == 200)
 
     began = time.monotonic()
     again.process.terminate()
@@ -130,9 +146,8 @@ async def test_killed_in_mid_load_and_started_again(
     assert time.monotonic() - began < 8
     assert not processes_with(again.mark)
     assert err == b""
-    lines = [json.loads(line) for line in out.splitlines()]
+    lines += [json.loads(line) for line in out.splitlines()]
     assert lines[-1]["kind"] == "summary"
-    assert sum(lines[-1]["queries"]["max-temperature"]["end"][source].values()) == 200
     assert {line["kind"] for line in lines} == {"ready", "progress", "summary"}
 
 
@@ -152,14 +167,25 @@ async def test_waits_for_missing_topics_and_stops_while_it_waits(job_process: St
     assert not processes_with(job.mark)
 
 
+STARTS = """
+import subprocess, sys
+subprocess.Popen(sys.argv[1:]).wait()
+"""
+
+
 @pytest.mark.spark
-async def test_stopped_while_the_jvm_starts(job_process: Start) -> None:
+@pytest.mark.parametrize("end_of", ["job", "parent"])
+async def test_stopped_while_the_jvm_starts(job_process: Start, end_of: str) -> None:
     job = job_process()
-    await job.start()
+    await job.start(*([sys.executable, "-c", STARTS] if end_of == "parent" else []))
+    expected = 3 if end_of == "parent" else 2  # the job, its JVM, and the parent, which has the job's arguments
     async with asyncio.timeout(30):
-        while len(processes_with(job.mark)) < 2:  # the job itself, and its JVM
+        while len(processes_with(job.mark)) < expected:  # noqa: ASYNC110 - it is no child of ours
             await asyncio.sleep(0.02)
-    job.process.terminate()
+    if end_of == "parent":
+        job.process.kill()
+    else:
+        job.process.terminate()
     await job.process.communicate()
-    assert job.process.returncode == 0
+    assert job.process.returncode == (-signal.SIGKILL if end_of == "parent" else 0)
     await job.wait_gone()
