@@ -101,7 +101,7 @@ class Management:
 
     async def _render(self, request: web.Request) -> web.Response:
         if self._guarded and not await self._admitted(request):
-            return web.Response(status=401, headers={"WWW-Authenticate": CHALLENGE})
+            return web.Response(status=401, text="a password is needed\n", headers={"WWW-Authenticate": CHALLENGE})
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _admitted(self, request: web.Request) -> bool:

@@ -1,0 +1,140 @@
+"""Logs: format, level, libraries, secrets."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from gateway.config import LogConfig
+from gateway.observe.logs import BLANK, RepeatFilter, configure_logs
+
+Start = Callable[..., io.StringIO]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Configures logs to a text buffer, and puts everything back afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    before = structlog.get_config()
+    names = ("aiokafka", "kafka", "aiohttp", "amqtt", "asyncio", "transitions", "sqlalchemy")
+    levels = {name: logging.getLogger(name).level for name in names}
+
+    def configure(stream: io.StringIO | None = None, **config: Any) -> io.StringIO:
+        stream = stream or io.StringIO()
+        configure_logs(LogConfig(**config), stream, cache=False)
+        return stream
+
+    yield configure
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name, old in levels.items():
+        logging.getLogger(name).setLevel(old)
+    structlog.configure(**before)
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_json_lines_without_a_terminal(start: Start) -> None:
+    out = start()
+    structlog.get_logger("gateway.mqtt").info("connected", client="c1", peer=("::1", 5), odd=object)
+    (line,) = lines(out)
+    assert line["event"] == "connected"
+    assert line["level"] == "info"
+    assert line["logger"] == "gateway.mqtt"
+    assert line["client"] == "c1"
+    assert line["timestamp"].endswith("Z")
+
+
+def test_console_on_a_terminal(start: Start) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = start(Terminal())
+    structlog.get_logger("x").warning("look here", topic="sensors")
+    assert "look here" in out.getvalue()
+    assert "\x1b[" in out.getvalue()
+    plain = start(io.StringIO(), format="console")
+    structlog.get_logger("x").warning("look here", topic="sensors")
+    assert "topic=sensors" in plain.getvalue()
+    assert "\x1b[" not in plain.getvalue()
+
+
+def test_level(start: Start) -> None:
+    out = start(level="warning")
+    structlog.get_logger("x").info("quiet")
+    structlog.get_logger("x").warning("loud")
+    assert [line["event"] for line in lines(out)] == ["loud"]
+
+
+def test_libraries_speak_from_warning_on_and_once(start: Start) -> None:
+    out = start(level="debug")
+    kafka = logging.getLogger("aiokafka.client")
+    kafka.info("hello")
+    for node in range(5):
+        kafka.error("Unable connect to node with id %s: %s", node, "refused")
+    for _ in range(3):
+        structlog.get_logger("gateway.x").info("ours, each time")
+    found = lines(out)
+    assert [line["event"] for line in found] == [
+        "Unable connect to node with id 0: refused",
+        *["ours, each time"] * 3,
+    ]
+    assert found[0]["level"] == "error"
+    assert found[0]["logger"] == "aiokafka.client"
+
+
+def test_repeats_are_counted() -> None:
+    now = 0.0
+    repeats = RepeatFilter(30.0, clock=lambda: now)
+
+    def passed(number: int) -> str | None:
+        record = logging.LogRecord("aiokafka", logging.ERROR, "f", 1, "node %s", (number,), None)
+        return record.getMessage() if repeats.filter(record) else None
+
+    assert [passed(number) for number in range(4)] == ["node 0", None, None, None]
+    now = 31.0
+    assert passed(9) == "node 9 (3 more like this)"
+
+
+@pytest.mark.parametrize("format_", ["json", "console"])
+def test_secrets_are_blanked_at_any_depth(start: Start, format_: str) -> None:
+    out = start(format=format_)
+    structlog.get_logger("x").error(
+        "config",
+        password="hunter2",
+        sasl_password="hunter2",
+        headers={"Authorization": "Basic hunter2", "Accept": "x"},
+        plugins=[{"a": {"bind-password": "hunter2"}}],
+        client_secret=b"hunter2",
+    )
+    assert "hunter2" not in out.getvalue()
+    assert out.getvalue().count(BLANK) == 5
+    assert "Accept" in out.getvalue()
+
+
+@pytest.mark.parametrize("format_", ["json", "console"])
+def test_tracebacks_show_no_local_variables(start: Start, format_: str) -> None:
+    out = start(format=format_)
+
+    def fail(password: str) -> None:
+        raise ValueError("wrong")
+
+    try:
+        fail("".join(("hunter", "2")))
+    except ValueError:
+        structlog.get_logger("x").exception("failed")
+        logging.getLogger("aiohttp.server").exception("failed too")
+    text = out.getvalue()
+    assert "ValueError: wrong" in text
+    assert text.count("Traceback") == 2
+    assert "hunter2" not in text

@@ -1,0 +1,129 @@
+"""The management listener over real HTTP."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+import trustme
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.config import Address
+from gateway.observe.management import Management
+from gateway.observe.metrics import Metrics
+
+LOOPBACK = Address("127.0.0.1:0")
+EVERYWHERE = Address("0.0.0.0:0")
+
+
+class Gateway:
+    """What is asked for readiness."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.asked: list[tuple[str, str]] = []
+
+    def state(self) -> tuple[bool, dict[str, Any]]:
+        return self.ready, {"missing": [] if self.ready else ["kafka"]}
+
+    async def admit(self, user: str, password: str, peer: str) -> bool:
+        assert peer.startswith("127.0.0.1:")
+        self.asked.append((user, password))
+        return (user, password) == ("ann", "se:cret")
+
+
+Start = Callable[..., Awaitable[Management]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Opens a management listener; closes it whatever happens."""
+    opened: list[Management] = []
+
+    async def open_one(address: Address = LOOPBACK, metrics: Metrics | None = None, **options: Any) -> Management:
+        ready = options.pop("ready", Gateway().state)
+        management = Management(metrics or Metrics(), ready, **options)
+        opened.append(management)
+        await management.start(address)
+        return management
+
+    yield open_one
+    for management in opened:
+        await management.stop()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def get(http: aiohttp.ClientSession, url: str, **options: Any) -> tuple[int, str, str]:
+    async with http.get(url, **options) as response:
+        return response.status, response.headers["Content-Type"], await response.text()
+
+
+async def test_three_paths_and_nothing_else(http: aiohttp.ClientSession, start: Start) -> None:
+    gateway = Gateway()
+    metrics = Metrics()
+    metrics.add_source("fine", lambda: {"value": 1})
+    management = await start(metrics=metrics, ready=gateway.state, admit=gateway.admit)
+    base = f"http://127.0.0.1:{management.port}"
+    assert (await get(http, f"{base}/healthy"))[0] == 200
+    status, content_type, body = await get(http, f"{base}/ready")
+    assert (status, content_type) == (503, "application/json")
+    assert body == '{"ready":false,"missing":["kafka"]}'
+    gateway.ready = True
+    assert (await get(http, f"{base}/ready"))[0] == 200
+    status, content_type, body = await get(http, f"{base}/metrics")
+    assert status == 200
+    assert content_type.startswith("text/plain; version=0.0.4")
+    assert "trivium_fine_value" in {family.name for family in text_string_to_metric_families(body)}
+    assert gateway.asked == []  # on loopback nobody is asked
+    for path in ("/", "/other", "/metrics/x"):
+        assert (await get(http, f"{base}{path}"))[0] == 404
+    async with http.post(f"{base}/metrics") as response:
+        assert response.status == 405
+    await management.stop()
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await get(http, f"{base}/healthy")
+    with pytest.raises(RuntimeError):
+        assert management.port
+
+
+async def test_seen_from_elsewhere_the_figures_need_a_password(http: aiohttp.ClientSession, start: Start) -> None:
+    gateway = Gateway()
+    management = await start(EVERYWHERE, ready=gateway.state, admit=gateway.admit)
+    base = f"http://127.0.0.1:{management.port}"
+    assert (await get(http, f"{base}/healthy"))[0] == 200
+    status, _, body = await get(http, f"{base}/ready")
+    assert (status, body) == (503, '{"ready":false}')
+    async with http.get(f"{base}/metrics") as response:
+        assert response.status == 401
+        assert response.headers["WWW-Authenticate"].startswith("Basic ")
+    for header in ("Basic", "Basic !!!", "Bearer x", "Basic YW5u", "Basic /w=="):
+        assert (await get(http, f"{base}/metrics", headers={"Authorization": header}))[0] == 401
+    assert gateway.asked == []
+    wrong = aiohttp.encode_basic_auth("ann", "wrong")
+    assert (await get(http, f"{base}/metrics", headers={"Authorization": wrong}))[0] == 401
+    right = aiohttp.encode_basic_auth("ann", "se:cret")
+    assert (await get(http, f"{base}/metrics", headers={"Authorization": right}))[0] == 200
+
+
+async def test_tls(http: aiohttp.ClientSession, start: Start) -> None:
+    authority = trustme.CA()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    client = ssl.create_default_context()
+    authority.configure_trust(client)
+    management = await start(ssl_context=server)
+    assert (await get(http, f"https://127.0.0.1:{management.port}/healthy", ssl=client))[0] == 200
+
+
+async def test_a_taken_port_is_an_error(start: Start) -> None:
+    first = await start()
+    with pytest.raises(OSError, match="address already in use"):
+        await start(Address(f"127.0.0.1:{first.port}"))

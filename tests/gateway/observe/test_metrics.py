@@ -1,0 +1,143 @@
+"""From statistics to Prometheus families, read back by prometheus_client's own parser."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.observe.lag import LoopLag
+from gateway.observe.metrics import LABEL_VALUES, Histogram, Metrics
+
+
+class Inner(msgspec.Struct, frozen=True):
+    outlets: int
+    offered_total: int
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    records: int
+    open: bool
+    waited_ms_total: float
+    age_s: float
+    lag: dict[str, int]
+    positions: dict[str, dict[int, int]]
+    replay: Inner
+    name: str = "text is left out"
+    nothing: int | None = None
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    found = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def types(metrics: Metrics) -> dict[str, str]:
+    return {family.name: family.type for family in text_string_to_metric_families(metrics.render().decode())}
+
+
+def test_a_struct_becomes_families() -> None:
+    metrics = Metrics()
+    value = Statistics(7, True, 1500.0, 2.5, {"sensors": 3}, {"sensors": {0: 5, 1: 6}}, Inner(2, 9))
+    metrics.add_source("tail", lambda: value, counters=("records",))
+    found = samples(metrics)
+    assert found["trivium_tail_records_total", ()] == 7
+    assert found["trivium_tail_open", ()] == 1
+    assert found["trivium_tail_waited_seconds_total", ()] == 1.5
+    assert found["trivium_tail_age_seconds", ()] == 2.5
+    assert found["trivium_tail_lag", (("topic", "sensors"),)] == 3
+    assert found["trivium_tail_positions", (("partition", "1"), ("topic", "sensors"))] == 6
+    assert found["trivium_tail_replay_outlets", ()] == 2
+    assert found["trivium_tail_replay_offered_total", ()] == 9
+    assert not [name for name, _ in found if "nothing" in name or name == "trivium_tail_name"]
+    kinds = types(metrics)
+    assert kinds["trivium_tail_records"] == "counter"
+    assert kinds["trivium_tail_lag"] == "gauge"
+
+
+def test_sources_of_one_name_are_one_family() -> None:
+    metrics = Metrics()
+    for protocol, count in (("mqtt", 1), ("amqp", 2)):
+        metrics.add_source("connections", lambda count=count: {"open": count}, labels={"protocol": protocol})
+    metrics.add_source("connections", lambda: {"open": 3})
+    found = samples(metrics)
+    assert found["trivium_connections_open", (("protocol", "mqtt"),)] == 1
+    assert found["trivium_connections_open", (("protocol", "amqp"),)] == 2
+    assert found["trivium_connections_open", (("protocol", ""),)] == 3
+    assert metrics.render().count(b"# TYPE trivium_connections_open ") == 1
+
+
+def test_labels_of_a_mapping_are_named_and_bounded() -> None:
+    metrics = Metrics()
+    records = {f"topic-{number:04}": 1 for number in range(1000)}
+    metrics.add_source("publisher", lambda: {"records_total": records, "outcomes_total": {"STORED": 4}},
+                       mappings={"outcomes_total": ("outcome",)})  # fmt: skip
+    found = samples(metrics)
+    assert found["trivium_publisher_outcomes_total", (("outcome", "STORED"),)] == 4
+    series = {labels: value for (name, labels), value in found.items() if name == "trivium_publisher_records_total"}
+    assert len(series) == LABEL_VALUES
+    assert sum(series.values()) == 1000
+    assert series[("topic", "other"),] == 1000 - LABEL_VALUES + 1
+
+
+def test_a_histogram() -> None:
+    metrics = Metrics()
+    histogram = Histogram((0.1, 1.0))
+    for value in (0.05, 0.1, 0.5, 7.0):
+        histogram.observe(value)
+    histogram.observe(0.2, times=10)
+    metrics.add_source("publisher", lambda: {"batch_s": histogram})
+    found = samples(metrics)
+    buckets = {labels[0][1]: value for (name, labels), value in found.items() if name.endswith("_bucket")}
+    assert buckets == {"0.1": 2, "1.0": 13, "+Inf": 14}
+    assert found["trivium_publisher_batch_seconds_count", ()] == 14
+    assert found["trivium_publisher_batch_seconds_sum", ()] == pytest.approx(9.65)
+    with pytest.raises(ValueError, match="ascend"):
+        Histogram((1.0, 0.5))
+
+
+def test_one_broken_source_harms_no_other() -> None:
+    metrics = Metrics()
+
+    def broken() -> Any:
+        raise KeyError("x")
+
+    metrics.add_source("broken", broken)
+    metrics.add_source("absent", lambda: None)
+    metrics.add_source("fine", lambda: {"value": 1})
+    samples(metrics)
+    found = samples(metrics)
+    assert found["trivium_fine_value", ()] == 1
+    assert found["trivium_scrape_failures_total", (("source", "broken"),)] == 2
+
+
+def test_the_process_is_there_and_registries_are_apart() -> None:
+    found = samples(Metrics())
+    for name in ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"):
+        assert found[name, ()] > 0
+    samples(Metrics())
+
+
+async def test_event_loop_lag() -> None:
+    loop = asyncio.get_running_loop()
+    lag = LoopLag(loop, interval_s=0.01)
+    lag.start()
+    metrics = Metrics()
+    metrics.add_source("event_loop", lag.statistics)
+    blocked_until = loop.time() + 0.1
+    while loop.time() < blocked_until:
+        pass
+    async with asyncio.timeout(10):
+        while lag.statistics().worst_lag_s < 0.05:  # noqa: ASYNC110 - the timer says when
+            await asyncio.sleep(0.005)
+    assert samples(metrics)["trivium_event_loop_worst_lag_seconds", ()] >= 0.05
+    lag.stop()
+    lag.stop()
