@@ -72,7 +72,7 @@ async def send(load: Load, numbering: Numbering, ledger: Ledger, pid: int | None
     senders: list[Sender] = []
     for number in range(load.connections):
         payloads = [numbering.payload(number, sequence, load.size) for sequence in range(per_connection)]
-        make = _factory(load, number, payloads, Pace(load.window, rate), ledger)
+        make = make_sender(load, number, payloads, Pace(load.window, rate), ledger)
         _, one = await loop.create_connection(make, host, int(port))
         senders.append(one)
     await asyncio.gather(*(sender.connected for sender in senders))
@@ -117,9 +117,10 @@ async def _until_finished(senders: list[Sender], *, paced: bool) -> list[BaseExc
     return await finished
 
 
-def _factory(
+def make_sender(
     load: Load, sender: int, payloads: list[bytes], pace: Pace, ledger: Ledger
 ) -> Callable[[], Sender]:
+    """A factory of the load's kind of sender, for `create_connection`."""
     def acknowledge(index: int) -> None:
         ledger.acknowledge(sender, index)
 
