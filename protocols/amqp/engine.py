@@ -227,7 +227,8 @@ class Engine:
             capabilities: of our terminus, those that are true.
             settled: outgoing: every delivery is sent settled.
         """
-        assert link.attached
+        if not link.attached or self.over:  # the peer has left meanwhile
+            return
         assert not link.accepted
         link.accepted = True
         link.limit = max_message_bytes
@@ -248,6 +249,8 @@ class Engine:
 
     def refuse_link(self, link: Link, error: Error) -> None:
         """Answer an attach with a null terminus, then detach with the reason (part 2.6.3)."""
+        if not link.attached or self.over:
+            return
         handle = link.handle
         if link.incoming:
             lib.pn_terminus_copy(lib.pn_link_source(handle), lib.pn_link_remote_source(handle))

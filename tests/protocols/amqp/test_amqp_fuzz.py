@@ -1,0 +1,121 @@
+"""Any bytes give events: an exception out of the connection is our bug, and so is memory that grows."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from protocols.amqp.engine import Limits
+from protocols.amqp.events import TransferReceived
+from protocols.amqp.outcomes import STATE_RELEASED
+from protocols.connection import ConnectionClosed, ConnectionFailed
+
+# The fixtures are plain classes: nothing of them is kept between examples.
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+HEADERS = (b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x00\x00", b"")
+
+
+@relaxed
+@given(st.sampled_from(HEADERS), st.binary(max_size=400), st.integers(1, 50))
+def test_random_bytes(make_server: Any, header: bytes, data: bytes, step: int) -> None:
+    server = make_server()
+    stream = header + data
+    for at in range(0, len(stream), step):
+        server.feed(stream[at : at + step])
+        server.connection.data_to_send()
+    server.take(server.connection.receive_eof())
+    last = [event for event in server.events if isinstance(event, ConnectionFailed | ConnectionClosed)]
+    assert len(last) == 1
+    assert server.events[-1] is last[0]
+
+
+def seed(make_server: Any, make_peer: Any) -> bytes:
+    server = make_server()
+    peer = make_peer(server, sasl=None)
+    peer.answer = 0x24
+    session = peer.open()
+    sender = session.sender("s")
+    sender.target.address = "t"
+    sender.open()
+    receiver = session.receiver("r")
+    receiver.source.address = "t/group.id/g"
+    receiver.open()
+    receiver.flow(10)
+    peer.run()
+    server.engine.send(server.links["r"], b"\x00\x53\x75\xa0\x01x", "token")
+    for number in range(3):
+        sender.delivery(f"d{number}")
+        sender.send(b"\x00\x53\x75\xa0\x03abc")
+        sender.advance()
+    peer.run()
+    sender.close()
+    receiver.detach()
+    peer.run()
+    session.close()
+    peer.connection.close()
+    peer.run()
+    return bytes(peer.to_server)
+
+
+def mutate(data: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(chance.randint(1, 6)):
+        at = chance.randrange(8, len(changed))
+        match chance.randrange(5):
+            case 0:
+                changed[at] = chance.randrange(256)
+            case 1:
+                changed[at] ^= 1 << chance.randrange(8)
+            case 2:
+                del changed[at : at + chance.randint(1, 4)]
+            case 3:
+                changed[at:at] = chance.randbytes(chance.randint(1, 4))
+            case 4:
+                end = min(len(changed), at + chance.randint(1, 60))
+                changed[at:at] = changed[at:end]
+    return bytes(changed)
+
+
+def play(make_server: Any, data: bytes, chance: random.Random) -> Any:
+    server = make_server(limits=Limits(links_per_session=8, channel_max=7))
+
+    def react(event: Any) -> None:
+        if isinstance(event, TransferReceived) and event.delivery is not None:
+            server.engine.settle_delivery(event.link, event.delivery, STATE_RELEASED)
+
+    server.on_event = react
+    at = 0
+    while at < len(data):
+        step = chance.randint(1, 200)
+        server.feed(data[at : at + step])
+        for link in server.links.values():
+            if not link.incoming and link.accepted and server.engine.credit_of(link):
+                server.engine.send(link, b"\x00\x53\x75\xa0\x01y", "token")
+        server.connection.data_to_send()
+        at += step
+    server.take(server.connection.receive_eof())
+    return server
+
+
+def test_mutated_conversations(make_server: Any, make_peer: Any) -> None:
+    original = seed(make_server, make_peer)
+    for number in range(1500):
+        chance = random.Random(number)
+        server = play(make_server, mutate(original, chance), chance)
+        last = server.events[-1]
+        assert isinstance(last, ConnectionFailed | ConnectionClosed), (number, last)
+
+
+@relaxed
+@given(st.lists(st.tuples(st.integers(0x10, 0x18), st.binary(max_size=60), st.integers(0, 2)), max_size=10))
+def test_frames_with_random_bodies(make_server: Any, frames: Any, bodies: list[tuple[int, bytes, int]]) -> None:
+    server = make_server()
+    server.feed(frames.begin() + frames.attach())
+    for code, body, channel in bodies:
+        server.feed(frames.frame(b"\x00\x53" + bytes([code]) + b"\xc0" + bytes([len(body) + 1, 3]) + body, channel))
+        server.connection.data_to_send()
+    server.take(server.connection.receive_eof())
+    assert isinstance(server.events[-1], ConnectionFailed | ConnectionClosed)
