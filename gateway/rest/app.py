@@ -44,6 +44,10 @@ class RestApp:
         try:
             if self.draining:
                 raise busy("The gateway is shutting down", close=True)
+            if request.version < (1, 0):
+                raise RestError(505, "HTTP/1.1 is served", close=True)
+            if request.method == "CONNECT":
+                raise RestError(405, "No tunnels here", headers=(("Allow", "DELETE, GET, POST"),), close=True)
             raw_path = request.raw_path.partition("?")[0]
             if not raw_path.startswith("/"):  # a proxy's absolute form
                 raw_path = request.rel_url.raw_path

@@ -16,7 +16,7 @@ from gateway.config import HttpConfig
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import Topics
 from gateway.net.listener import BACKLOG, HANDSHAKE_S, ListenError, listen_error
-from gateway.net.pump import Spawn
+from gateway.net.pump import LINGER_S, Spawn
 from gateway.rest.access import Access
 from gateway.rest.admission import Admission
 from gateway.rest.answers import error_answer
@@ -32,7 +32,6 @@ from protocols.rest.errors import RestError
 
 log = structlog.get_logger(__name__)
 
-LINGER_S: Final = 5.0  # how long the rest of a refused body is read and dropped, so that the answer is not lost
 HEADER_BYTES: Final = 16 * 1024  # of one field; proxies send long tokens, nobody sends more
 HEADER_FIELDS: Final = 100
 
@@ -157,7 +156,7 @@ class RestListener:
             handler_cancellation=True,  # a poll whose client left must not take records
             access_log=None,
             keepalive_timeout=self._config.header_timeout_s,  # also the time for a request's head
-            lingering_time=LINGER_S,
+            lingering_time=LINGER_S,  # the rest of a refused body is read and dropped, so that the answer is not lost
             max_line_size=HEADER_BYTES,
             max_field_size=HEADER_BYTES,
             max_headers=HEADER_FIELDS,

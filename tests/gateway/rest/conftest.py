@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka.structs import ConsumerRecord
 
 from gateway.config import Address, BudgetConfig, HttpConfig, KafkaConfig, SecurityConfig
 from gateway.kafka.client import client_settings
@@ -40,12 +44,13 @@ class Gateway:
 async def running_gateway(
     bootstrap: str,
     *,
-    http: HttpConfig | None = None,
+    http: dict[str, Any] | None = None,
     kafka: dict[str, Any] | None = None,
     budget: BudgetConfig | None = None,
     security: SecurityConfig | None = None,
     create: bool = True,
     wait: bool = True,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Gateway]:
     loop = asyncio.get_running_loop()
     kafka_config = KafkaConfig(bootstrap_servers=bootstrap, **(kafka or {}))
@@ -69,7 +74,7 @@ async def running_gateway(
         authenticator = Authenticator(security)
         await authenticator.start()
         listener = RestListener(
-            http or HttpConfig(address=LOCAL),
+            HttpConfig(address=LOCAL, **(http or {})),
             publisher=publisher,
             topics=topics,
             authenticator=authenticator,
@@ -77,6 +82,7 @@ async def running_gateway(
             kafka=client_settings(kafka_config, "http"),
             spawn=spawn,
             clock=loop.time,
+            tls=tls,
         )
         started = await publisher.start()
         assert started or not wait
@@ -118,4 +124,51 @@ async def http(gateway: Gateway) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-Posting = Callable[..., Awaitable[tuple[int, Any]]]
+async def read_topic(bootstrap: str, topic: str, count: int) -> list[ConsumerRecord]:
+    """The first `count` records of a topic, sorted by partition and offset; read by a plain Kafka client."""
+    consumer = AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        async with asyncio.timeout(20):
+            records = [await consumer.getone() for _ in range(count)]
+    finally:
+        await consumer.stop()
+    return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+async def until(condition: Callable[[], Any], limit_s: float = 20.0) -> None:
+    """Wait for a condition, with a deadline."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 - counters have no events
+            await asyncio.sleep(0.005)
+
+
+JSON_RECORDS = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+BINARY_RECORDS = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
+TEXT_RECORDS = {"Content-Type": "application/vnd.kafka.text.v2+json"}
+CONTROL = {"Content-Type": "application/vnd.kafka.v2+json"}
+
+
+async def ask(session: aiohttp.ClientSession, method: str, path: str, body: Any = None, **options: Any) -> Any:
+    """Status and JSON body (None when there is none) of one request; every error has the dialect's body."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    async with session.request(method, path, data=data, **options) as response:
+        raw = await response.read()
+        content = json.loads(raw) if raw else None
+        if response.status >= 400:
+            assert response.content_type == "application/vnd.kafka.v2+json"
+            assert content["error_code"] == response.status
+            assert content["message"]
+        return response.status, content
+
+
+async def raw_exchange(address: str, data: bytes) -> bytes:
+    """Send bytes, and read all that comes until the gateway closes."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(data)
+        async with asyncio.timeout(20):
+            return await reader.read()
+    finally:
+        writer.close()
