@@ -46,6 +46,7 @@ JVM_OPTIONS = (
 )
 
 _TELLING = re.compile(r"\b(?:FATAL|ERROR)\b|Exception\b|^Error:|^Invalid |No space left")
+_EXCEPTION = re.compile(r"(?:Caused by: )?[\w.$]+(?:Exception|Error): ")  # the first line of a stack trace
 _STAMP = re.compile(r"^\S+ (?:FATAL|ERROR|WARN|INFO) ")
 
 
@@ -247,14 +248,21 @@ class EmbeddedBroker:
         if not self._is_ending:
             raise self._failure(f"the embedded broker ended unexpectedly (code {code})", "broker.out")
 
-    async def stop(self, limit_s: float = STOP_LIMIT_S) -> None:
-        """Stop the broker: SIGTERM, and SIGKILL after `limit_s`. Does nothing when none runs."""
+    async def stop(self, limit_s: float = STOP_LIMIT_S) -> bool:
+        """Stop the broker: SIGTERM, and SIGKILL after `limit_s`. Does nothing when none runs.
+
+        Returns:
+            Whether SIGTERM was enough; what it had acknowledged is safe in both cases.
+        """
         if self._end_by(signal.SIGTERM):
             assert self._process is not None
             try:
                 await asyncio.wait_for(self._process.wait(), limit_s)
+            except TimeoutError:
+                return False
             finally:
                 await self.kill()
+        return True
 
     async def kill(self) -> None:
         """End the broker at once, as a crash would. Does nothing when none runs."""
@@ -282,7 +290,8 @@ class EmbeddedBroker:
                 f"{what}: its port {self._port} or its controller port is taken"
                 " (embedded.port, embedded.controller_port)"
             )
-        telling = [line for line in lines if _TELLING.search(line)] or lines[-1:]
+        telling = [line for line in lines if _EXCEPTION.match(line)]
+        telling += [line for line in lines if _TELLING.search(line)] + lines[-1:]
         why = _STAMP.sub("", telling[0]) if telling else "it printed nothing"
         return BrokerError(f"{what}: {why} (see {self.log_file})")
 

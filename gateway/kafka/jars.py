@@ -147,10 +147,10 @@ def ensure_jars(
     directory = (cache or cache_directory(environment)) / "jars"
     jars = locked_jars(set_name)
     paths = [directory / jar.file_name for jar in jars]
-    stamps = _read_stamps(directory)
-    if all(_is_verified(directory, jar, stamps) for jar in jars):
-        return paths
     try:
+        stamps = _read_stamps(directory)
+        if all(_is_verified(directory, jar, stamps) for jar in jars):
+            return paths
         directory.mkdir(parents=True, exist_ok=True)
         with _held(directory / ".lock", lambda: report(Progress("another process is fetching: waiting", 0, len(jars)))):
             _complete(set_name, directory, jars, report, environment)

@@ -1,0 +1,81 @@
+"""Rules about the repository as a whole."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LONGEST_MODULE = 600
+# Put together here, so that this file does not hold them itself.
+REGISTRIES = re.compile(
+    "|".join(
+        re.escape(".".join(parts))
+        for parts in (
+            ("pypi", "org"),
+            ("pythonhosted", "org"),
+            ("maven", "org"),
+            ("maven", "apache", "org"),
+            ("registry", "npmjs", "org"),
+            ("crates", "io"),
+            ("proxy", "golang", "org"),
+        )
+    )
+)
+
+
+def tracked() -> list[Path]:
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [ROOT / name for name in names.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_file_holds_a_registrys_address():
+    assert [
+        str(path.relative_to(ROOT)) for path in tracked() if REGISTRIES.search(path.read_text(errors="replace"))
+    ] == []
+
+
+def test_no_module_is_too_long():
+    lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in tracked() if path.suffix == ".py"}
+    assert {path: length for path, length in lengths.items() if length > LONGEST_MODULE} == {}
+
+
+def test_no_bare_tasks():
+    bare = re.compile(r"\basyncio\.(?:create_task|ensure_future)\(|\bloop\.create_task\(")
+    product = [path for path in tracked() if path.relative_to(ROOT).parts[0] in {"gateway", "protocols", "mapping"}]
+    assert [
+        str(path.relative_to(ROOT)) for path in product if path.suffix == ".py" and bare.search(path.read_text())
+    ] == []
+
+
+def test_import_contracts_hold():
+    found = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command as main; main()", "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("lock", ["bootstrap.txt", "dev.txt", "gateway.txt"])
+def test_every_locked_requirement_has_a_hash(lock):
+    text = (ROOT / "requirements" / lock).read_text()
+    entries = re.split(r"\n(?=\S)", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE))
+    assert [entry.split()[0] for entry in entries if entry.strip() and "--hash=sha256:" not in entry] == []
+
+
+def test_locks_agree():
+    def pins(lock: str) -> set[str]:
+        return set(re.findall(r"^[\w.-]+==\S+", (ROOT / "requirements" / lock).read_text(), flags=re.MULTILINE))
+
+    assert pins("gateway.txt") <= pins("dev.txt")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {re.match(r"[\w.-]+", wish)[0].lower() for wish in project["dependencies"]}
+    assert named <= {pin.partition("==")[0] for pin in pins("gateway.txt")}

@@ -1,0 +1,55 @@
+"""The wheel: our five packages with their data, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"flowcontrol", "gateway", "mapping", "protocols", "spark_sinks"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    target = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", target]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (built,) = target.glob("*.whl")
+    with zipfile.ZipFile(built) as opened:
+        yield opened
+
+
+def test_wheel_holds_exactly_our_packages(wheel):
+    names = set(wheel.namelist())
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == PACKAGES
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    for package in PACKAGES:
+        tracked = {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py")}
+        assert tracked == {name for name in names if name.startswith(f"{package}/") and name.endswith(".py")}
+
+
+def test_wheel_holds_the_data_files(wheel):
+    assert "gateway/kafka/jars.lock" in wheel.namelist()
+    assert wheel.read("gateway/kafka/jars.lock") == (ROOT / "gateway/kafka/jars.lock").read_bytes()
+
+
+def test_wheel_has_command_and_licence(wheel):
+    entry_points, metadata = (
+        wheel.read(next(name for name in wheel.namelist() if name.endswith(f".dist-info/{file}"))).decode()
+        for file in ("entry_points.txt", "METADATA")
+    )
+    assert "trivium = gateway.cli:main" in entry_points
+    assert "License-Expression: Apache-2.0" in metadata
+    assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
+
+
+def test_nobody_else_owns_our_names():
+    owners = importlib.metadata.packages_distributions()
+    for package in PACKAGES:
+        # An editable install lists no packages; whoever else did would be listed.
+        assert set(owners.get(package, ["trivium"])) == {"trivium"}
