@@ -179,7 +179,8 @@ def run(
     Returns:
         The totals of each query.
     """
-    listener = ProgressListener(stop_asked.put)
+    ended: SimpleQueue[str] = SimpleQueue()
+    listener = ProgressListener(stop_asked.put, ended.put)
     spark.streams.addListener(listener)
     totals: dict[str, Totals] = {}
     job: Job | None = None
@@ -213,11 +214,23 @@ def run(
     finally:
         for query in () if job is None else job.queries:
             query.stop()
+        _wait_ended(() if job is None else job.queries, ended)
         spark.streams.removeListener(listener)
     while not stop_asked.empty():
         if (item := stop_asked.get()) is not None:
             account(item)
     return totals
+
+
+def _wait_ended(queries: Sequence[StreamingQuery], ended: SimpleQueue[str], limit_s: float = 2.0) -> None:
+    """Wait until the listener was told of every query's end, hence of all its progress before; at most `limit_s`."""
+    missing = {query.runId for query in queries}
+    deadline = time.monotonic() + limit_s
+    while missing and (left := deadline - time.monotonic()) > 0:
+        try:
+            missing.discard(ended.get(timeout=left))
+        except Empty:
+            return
 
 
 def _reads(spark: SparkSession, query: StreamingQuery, options: Options) -> bool:

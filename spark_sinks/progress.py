@@ -100,13 +100,15 @@ def _sum(offsets: Offsets) -> int:
 
 
 class ProgressListener(StreamingQueryListener):
-    """Hands every batch's progress to a function, in a thread of Spark's.
+    """Hands every batch's progress to a function, and a query's end (its run id) to another, in a thread of Spark's.
 
-    The sink must be quick and must not call Spark: it runs on the bus that carries all events.
+    The end comes after the last progress. Both functions must be quick and must not call Spark: they run on
+    the bus that carries all events.
     """
 
-    def __init__(self, sink: Callable[[Progress], None]) -> None:
+    def __init__(self, sink: Callable[[Progress], None], ended: Callable[[str], None]) -> None:
         self._sink = sink
+        self._ended = ended
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """Nothing to report: `onQueryProgress` names the query."""
@@ -119,4 +121,5 @@ class ProgressListener(StreamingQueryListener):
         """Nothing to report: no batch ran."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """The one who runs the query asks it for its exception."""
+        """No more progress of this run; the one who runs the query asks it for its exception."""
+        self._ended(str(event.runId))
