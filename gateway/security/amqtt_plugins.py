@@ -36,6 +36,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 WORKERS: Final = 2  # threads: a plugin that blocks (LDAP) leaves one for the others; Argon2 takes 20 ms of a core
+CHECKS_AT_ONCE: Final = 8  # per thread; more wait their turn, and the time-out below does not count for them yet
 CHECK_TIMEOUT_S: Final = 10.0  # a client's own connect time-out is seldom longer
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 2.0
@@ -242,6 +243,7 @@ class PluginBackend:
         self.errors = 0  # checks that a plugin could not answer
         self._specs = specs
         self._workers: list[_Worker] = []
+        self._turns = asyncio.Semaphore(WORKERS * CHECKS_AT_ONCE)
         self._failing: dict[str, str] = {}  # key -> the kind of error that was logged
 
     async def start(self) -> None:
@@ -263,16 +265,22 @@ class PluginBackend:
         """Ask the plugins; False on any doubt: a refusal, an error, a time-out, nobody who answers."""
         if not self._workers:
             raise RuntimeError("the authenticator was not started")
+        async with self._turns:
+            if not self._workers:
+                return False  # stopped meanwhile
+            answers = await self._ask(credentials)
+        return self._judge(answers)
+
+    async def _ask(self, credentials: Credentials) -> Sequence[tuple[str, bool | str | None]]:
         worker = min(self._workers, key=lambda one: one.pending)
         worker.pending += 1
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S * max(1, len(self._specs)) + 1.0):
-                answers = await asyncio.wrap_future(worker.submit(worker.check(credentials)))
+                return await asyncio.wrap_future(worker.submit(worker.check(credentials)))
         except TimeoutError:
-            answers = [(spec.key, "no answer in time") for spec in self._specs]
+            return [(spec.key, "no answer in time") for spec in self._specs]
         finally:
             worker.pending -= 1
-        return self._judge(answers)
 
     def _judge(self, answers: Sequence[tuple[str, bool | str | None]]) -> bool:
         agreed = False

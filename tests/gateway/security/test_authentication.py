@@ -17,7 +17,7 @@ from amqtt.session import Session
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.config import ConfigError, SecurityConfig
-from gateway.security import authentication
+from gateway.security import amqtt_plugins, authentication
 from gateway.security.amqtt_plugins import Credentials
 from gateway.security.authentication import Authenticator, address_of
 from gateway.security.identity import ANONYMOUS, Identity
@@ -367,3 +367,19 @@ async def test_asking_before_the_start_is_our_mistake() -> None:
 def test_names_in_certificates(peercert: dict[str, Any] | None, name: str | None) -> None:
     identity = Authenticator(SecurityConfig()).identify_certificate(peercert)
     assert identity == (Identity(name, "certificate") if name else None)
+
+
+async def test_a_crowd_waits_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart everybody comes at once: a queue longer than a check's time-out refuses nobody."""
+    monkeypatch.setattr(amqtt_plugins, "CHECK_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(amqtt_plugins, "CHECKS_AT_ONCE", 1)
+    authenticator = Authenticator(with_plugin(behaviour="block"))
+    await authenticator.start()
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(authenticator.authenticate_password(f"user {number}", SECRET, peer=PEER))
+            for number in range(16)
+        ]
+    assert all(task.result() for task in tasks)
+    assert authenticator.statistics().errors_total == 0
+    await authenticator.stop()
