@@ -168,7 +168,8 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._free: dict[Member, None] = {}  # members not full, in the order of their turn
         self._later: list[tuple[float, int, Delivery]] = []
         self._order = itertools.count()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_due = 0.0  # uvloop's handles do not tell
         self._push_due = False
         self._revoking = False
         self._paused = False
@@ -348,11 +349,13 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         return sum(member.outlet.demand for member in self._free)
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        due = self._later[0][0]
         if self._timer is not None:
-            if self._timer.when() <= self._later[0][0]:
+            if self._timer_due <= due:
                 return
             self._timer.cancel()
-        self._timer = loop.call_at(self._later[0][0], self._attempt_again)
+        self._timer_due = due
+        self._timer = loop.call_at(due, self._attempt_again)
 
     def _attempt_again(self) -> None:
         self._timer = None

@@ -15,12 +15,12 @@ def test_doubles_up_to_the_cap() -> None:
 
 
 @given(
-    base=st.floats(0.001, 10), times=st.floats(1, 1000), factor=st.floats(1.01, 10), jitter=st.floats(0, 1),
-    chance=st.floats(0, 1, exclude_max=True), attempt=st.integers(0, 10**9),
-)  # fmt: skip
-def test_stays_within_its_promise(
-    base: float, times: float, factor: float, jitter: float, chance: float, attempt: int
-) -> None:
+    curve=st.tuples(st.floats(0.001, 10), st.floats(1, 1000), st.floats(1.01, 10), st.floats(0, 1)),
+    chance=st.floats(0, 1, exclude_max=True),
+    attempt=st.integers(0, 10**9),
+)
+def test_stays_within_its_promise(curve: tuple[float, float, float, float], chance: float, attempt: int) -> None:
+    base, times, factor, jitter = curve
     cap = base * times
     whole = Backoff(base, cap, factor=factor, jitter=jitter, random=lambda: 0.0)
     delay = Backoff(base, cap, factor=factor, jitter=jitter, random=lambda: chance).delay(attempt)

@@ -104,9 +104,12 @@ async def wait_until(condition: Callable[[], Any], within: float = 20.0) -> floa
 
 
 class Shell:
-    """The readers of one gateway process, wired as the application does it."""
+    """The readers of one gateway process, wired as the application does it, and the names above for the tests."""
+
+    Sink, Holder, Fan, wait_until = Sink, Holder, Fan, staticmethod(wait_until)
 
     def __init__(self, bootstrap: str, **options: Any) -> None:
+        self.bootstrap = bootstrap
         self.kafka = {"bootstrap_servers": bootstrap, "metadata_max_age_ms": 1000, "request_timeout_ms": 10_000}
         self.tasks: set[asyncio.Task[None]] = set()
         self.lookup = Lookup(self.kafka, timeout_s=options.pop("lookup_timeout_s", 10.0))
@@ -119,10 +122,9 @@ class Shell:
         self.tasks.add(task)
         return task
 
-    def check_alive(self) -> None:
-        for task in self.tasks:
-            if task.done() and not task.cancelled():
-                task.result()
+    def another(self, **options: Any) -> Shell:
+        """A second process on the same broker; the test stops it."""
+        return Shell(self.bootstrap, **options)
 
     async def stop(self) -> None:
         await self.groups.stop()
@@ -147,9 +149,3 @@ async def readers(bootstrap: str) -> AsyncIterator[Shell]:
 async def producer(bootstrap: str) -> AsyncIterator[AIOKafkaProducer]:
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", linger_ms=1) as client:
         yield client
-
-
-@pytest.fixture(scope="session")
-def readers_kit() -> Any:
-    """The names above, for test modules (they are not importable from a conftest)."""
-    return type("Kit", (), {"Sink": Sink, "Holder": Holder, "Fan": Fan, "Shell": Shell, "wait_until": wait_until})

@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewPartitions, NewTopic, RecordsToDelete
 
 from gateway.kafka.contracts import Refused
@@ -20,13 +20,13 @@ async def fill(producer: AIOKafkaProducer, topic: str, count: int, partitions: i
     await producer.flush()
 
 
-async def test_offers_what_is_stored_after_watch_returned_in_order(readers, producer, new_topic, readers_kit) -> None:
+async def test_offers_what_is_stored_after_watch_returned_in_order(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=3)
     await fill(producer, topic, 30)
-    sink = readers_kit.Sink()
-    await readers.tail.watch(topic, readers_kit.Fan(sink))
+    sink = readers.Sink()
+    await readers.tail.watch(topic, readers.Fan(sink))
     await fill(producer, topic, 3000)
-    await readers_kit.wait_until(lambda: len(sink.got) >= 3000)
+    await readers.wait_until(lambda: len(sink.got) >= 3000)
     sink.check_complete(3000)
     assert sink.by_partition() == {(topic, n): list(range(10, 1010)) for n in range(3)}
     statistics = readers.tail.statistics()
@@ -35,44 +35,42 @@ async def test_offers_what_is_stored_after_watch_returned_in_order(readers, prod
     assert (statistics.records, statistics.offers, statistics.behind) == (3000, 3000, 0)
 
 
-async def test_a_record_keeps_everything(readers, producer, new_topic, readers_kit) -> None:
+async def test_a_record_keeps_everything(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=1)
-    sink = readers_kit.Sink()
-    await readers.tail.watch(topic, readers_kit.Fan(sink))
+    sink = readers.Sink()
+    await readers.tail.watch(topic, readers.Fan(sink))
     headers = [("a", b"1"), ("b", None), ("a", b"")]
     await producer.send_and_wait(topic, b"", key=b"k", headers=headers, timestamp_ms=1234567890123)
     await producer.send_and_wait(topic, None, key=b"k")
-    await readers_kit.wait_until(lambda: len(sink.got) == 2)
+    await readers.wait_until(lambda: len(sink.got) == 2)
     first, second = sink.got
     assert (first.topic, first.key, first.value, first.headers) == (topic, b"k", b"", tuple(headers))
     assert (first.timestamp, first.partition, first.offset) == (1234567890123, 0, 0)
     assert (second.value, second.headers) == (None, ())
 
 
-async def test_a_later_watcher_of_a_watched_topic_gets_only_what_is_later(
-    readers, producer, new_topic, readers_kit
-) -> None:
+async def test_a_later_watcher_of_a_watched_topic_gets_only_what_is_later(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=1)
-    early = readers_kit.Sink()
-    await readers.tail.watch(topic, readers_kit.Fan(early))
+    early = readers.Sink()
+    await readers.tail.watch(topic, readers.Fan(early))
     watching = []
     for number in range(40):
         await producer.send_and_wait(topic, b"%d" % number)
-        late = readers_kit.Sink()
-        await readers.tail.watch(topic, readers_kit.Fan(late))  # the tail may still be on its way to the end
+        late = readers.Sink()
+        await readers.tail.watch(topic, readers.Fan(late))  # the tail may still be on its way to the end
         watching.append((number + 1, late))
     await producer.send_and_wait(topic, b"last")
-    await readers_kit.wait_until(lambda: all(late.got and late.got[-1].offset == 40 for _, late in watching))
+    await readers.wait_until(lambda: all(late.got and late.got[-1].offset == 40 for _, late in watching))
     for first, late in watching:
         assert [record.offset for record in late.got] == list(range(first, 41))
     early.check_complete(41)
 
 
-async def test_topics_come_and_go_while_records_flow(readers, producer, admin, readers_kit) -> None:
+async def test_topics_come_and_go_while_records_flow(readers, producer, admin) -> None:
     names = [f"t-{uuid.uuid4().hex[:12]}" for _ in range(21)]
     await admin.create_topics([NewTopic(name, 3, 1) for name in names])
-    main = readers_kit.Sink()
-    await readers.tail.watch(names[0], readers_kit.Fan(main))
+    main = readers.Sink()
+    await readers.tail.watch(names[0], readers.Fan(main))
     stored = 0
     done = False
 
@@ -87,13 +85,13 @@ async def test_topics_come_and_go_while_records_flow(readers, producer, admin, r
     flowing = asyncio.get_running_loop().create_task(flow())
     others = []
     for name in names[1:]:
-        sink, fan = readers_kit.Sink(), None
-        fan = readers_kit.Fan(sink)
+        sink, fan = readers.Sink(), None
+        fan = readers.Fan(sink)
         await readers.tail.watch(name, fan)
         for number in range(3):
             await producer.send_and_wait(name, b"x", partition=number)
         others.append((name, sink, fan))
-    await readers_kit.wait_until(lambda: all(len(sink.got) == 3 for _, sink, _ in others))
+    await readers.wait_until(lambda: all(len(sink.got) == 3 for _, sink, _ in others))
     for name, _, fan in others[::2]:
         readers.tail.unwatch(name, fan)
         await asyncio.sleep(0.01)
@@ -102,8 +100,8 @@ async def test_topics_come_and_go_while_records_flow(readers, producer, admin, r
     await producer.flush()
     for name, *_ in others:
         await producer.send_and_wait(name, b"y", partition=0)
-    await readers_kit.wait_until(lambda: len(main.got) >= stored)
-    await readers_kit.wait_until(lambda: all(len(sink.got) == 4 for _, sink, _ in others[1::2]))
+    await readers.wait_until(lambda: len(main.got) >= stored)
+    await readers.wait_until(lambda: all(len(sink.got) == 4 for _, sink, _ in others[1::2]))
     main.check_complete(stored)
     for number, (_, sink, _) in enumerate(others):
         sink.check_complete(3 if number % 2 == 0 else 4)
@@ -111,14 +109,12 @@ async def test_topics_come_and_go_while_records_flow(readers, producer, admin, r
     assert readers.tail.statistics().assignments < 45  # neighbours share one
 
 
-async def test_a_slow_outlet_falls_behind_and_rejoins_and_delays_nobody(
-    readers, producer, new_topic, readers_kit
-) -> None:
+async def test_a_slow_outlet_falls_behind_and_rejoins_and_delays_nobody(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=3)
-    fast, slow, lossy = readers_kit.Sink(), readers_kit.Sink(100), readers_kit.Sink(100, lossy=True)
-    await readers.tail.watch(topic, readers_kit.Fan(fast, slow, lossy))
+    fast, slow, lossy = readers.Sink(), readers.Sink(100), readers.Sink(100, lossy=True)
+    await readers.tail.watch(topic, readers.Fan(fast, slow, lossy))
     await fill(producer, topic, 6000)
-    await readers_kit.wait_until(lambda: len(fast.got) == 6000)
+    await readers.wait_until(lambda: len(fast.got) == 6000)
     fast.check_complete(6000)
     assert len(slow.got) == 100
     assert len(lossy.got) == 100
@@ -128,31 +124,29 @@ async def test_a_slow_outlet_falls_behind_and_rejoins_and_delays_nobody(
     while len(slow.got) < 5000:
         slow.room += 100
         readers.tail.room(slow)
-        await readers_kit.wait_until(lambda: slow.room == 0)
+        await readers.wait_until(lambda: slow.room == 0)
     assert readers.tail.statistics().behind > 0
     slow.room = None
     readers.tail.room(slow)
-    await readers_kit.wait_until(lambda: readers.tail.statistics().behind == 0)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
     slow.check_complete(6000)
 
     offered = readers.replay.statistics().offered
     await fill(producer, topic, 300)
-    await readers_kit.wait_until(lambda: len(slow.got) == 6300 and len(fast.got) == 6300)
+    await readers.wait_until(lambda: len(slow.got) == 6300 and len(fast.got) == 6300)
     slow.check_complete(6300)
     assert readers.replay.statistics().offered == offered  # it is with the tail again
     assert readers.replay.statistics().outlets == 0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_nothing_is_lost_doubled_or_reordered_however_room_comes_and_goes(
-    readers, producer, admin, readers_kit, seed
-) -> None:
+async def test_nothing_is_lost_doubled_or_reordered_however_room_comes_and_goes(readers, producer, admin, seed) -> None:
     chance = random.Random(seed)
     names = [f"t-{uuid.uuid4().hex[:12]}" for _ in range(3)]
     await admin.create_topics([NewTopic(name, 2, 1) for name in names])
-    sinks = [readers_kit.Sink(chance.randrange(200)) for _ in range(6)]
+    sinks = [readers.Sink(chance.randrange(200)) for _ in range(6)]
     for name in names:
-        await readers.tail.watch(name, readers_kit.Fan(*sinks))
+        await readers.tail.watch(name, readers.Fan(*sinks))
     stored = 0
     for _ in range(60):
         for _ in range(chance.randrange(300)):
@@ -166,19 +160,19 @@ async def test_nothing_is_lost_doubled_or_reordered_however_room_comes_and_goes(
     for sink in sinks:
         sink.room = None
         readers.tail.room(sink)
-    await readers_kit.wait_until(lambda: min(len(sink.got) for sink in sinks) >= stored)
+    await readers.wait_until(lambda: min(len(sink.got) for sink in sinks) >= stored)
     for sink in sinks:
         sink.check_complete(stored)
     assert readers.tail.statistics().fell_behind > 6
-    await readers_kit.wait_until(lambda: readers.tail.statistics().behind == 0)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
 
 
-async def test_a_thousand_outlets_behind_share_a_few_consumers(readers, producer, new_topic, readers_kit) -> None:
+async def test_a_thousand_outlets_behind_share_a_few_consumers(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=1)
-    sinks = [readers_kit.Sink(0) for _ in range(1000)]
-    await readers.tail.watch(topic, readers_kit.Fan(*sinks))
+    sinks = [readers.Sink(0) for _ in range(1000)]
+    await readers.tail.watch(topic, readers.Fan(*sinks))
     await fill(producer, topic, 20, partitions=1)
-    await readers_kit.wait_until(lambda: readers.tail.statistics().records == 20)
+    await readers.wait_until(lambda: readers.tail.statistics().records == 20)
     assert readers.tail.statistics().behind == 1000
     most = 0
     for sink in sinks:
@@ -190,20 +184,20 @@ async def test_a_thousand_outlets_behind_share_a_few_consumers(readers, producer
     for sink in sinks:
         sink.room = None
         readers.tail.room(sink)
-    await readers_kit.wait_until(lambda: readers.tail.statistics().behind == 0, within=60)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 0, within=60)
     for sink in sinks:
         sink.check_complete(20)
     assert 1 <= most <= 2
 
 
-async def test_outlets_that_leave_while_behind_leave_nothing(readers, producer, new_topic, readers_kit) -> None:
+async def test_outlets_that_leave_while_behind_leave_nothing(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=2)
-    gone, stays, ended = readers_kit.Sink(1), readers_kit.Sink(1), readers_kit.Sink(1)
-    fan, other = readers_kit.Fan(gone, stays), readers_kit.Fan(ended)
+    gone, stays, ended = readers.Sink(1), readers.Sink(1), readers.Sink(1)
+    fan, other = readers.Fan(gone, stays), readers.Fan(ended)
     await readers.tail.watch(topic, fan)
     await readers.tail.watch(topic, other)
     await fill(producer, topic, 100, partitions=2)
-    await readers_kit.wait_until(lambda: readers.tail.statistics().records == 100)
+    await readers.wait_until(lambda: readers.tail.statistics().records == 100)
     assert readers.tail.statistics().behind >= 3
     fan.outlets = (stays,)
     readers.tail.forget(gone)
@@ -211,54 +205,52 @@ async def test_outlets_that_leave_while_behind_leave_nothing(readers, producer, 
     for sink in (gone, stays, ended):
         sink.room = None
         readers.tail.room(sink)
-    await readers_kit.wait_until(lambda: readers.tail.statistics().behind == 0)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
     stays.check_complete(100)
     assert len(gone.got) == len(ended.got) == 1
     assert readers.replay.statistics().outlets == 0
 
 
-async def test_a_session_resumes_from_stored_positions(readers, producer, new_topic, readers_kit) -> None:
+async def test_a_session_resumes_from_stored_positions(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=2)
     await fill(producer, topic, 2000, partitions=2)
-    sink = readers_kit.Sink(10)
-    fan = readers_kit.Fan(sink)
+    sink = readers.Sink(10)
+    fan = readers.Fan(sink)
     await readers.tail.watch(topic, fan)
     assert readers.tail.catch_up(topic, fan, sink, 0, 400)
     assert readers.tail.catch_up(topic, fan, sink, 1, 1000)  # at the end already
     assert not readers.tail.catch_up(topic, fan, sink, 7, 0)
     await fill(producer, topic, 200, partitions=2)
-    await readers_kit.wait_until(lambda: sink.room == 0)
+    await readers.wait_until(lambda: sink.room == 0)
     sink.room = None
     readers.tail.room(sink)
-    await readers_kit.wait_until(lambda: readers.tail.statistics().behind == 0)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
     assert sink.by_partition() == {(topic, 0): list(range(400, 1100)), (topic, 1): list(range(1000, 1100))}
 
 
 async def test_retention_that_passes_a_slow_outlet_is_a_counted_gap(
-    readers, producer, new_topic, admin, readers_kit, caplog
+    readers, producer, new_topic, admin, caplog
 ) -> None:
     topic = await new_topic(partitions=1)
-    sink = readers_kit.Sink(10)
-    await readers.tail.watch(topic, readers_kit.Fan(sink))
+    sink = readers.Sink(10)
+    await readers.tail.watch(topic, readers.Fan(sink))
     await fill(producer, topic, 100, partitions=1)
-    await readers_kit.wait_until(lambda: readers.tail.statistics().behind == 1)
-    await readers_kit.wait_until(lambda: readers.tail.statistics().records == 100)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 1)
+    await readers.wait_until(lambda: readers.tail.statistics().records == 100)
     await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=60)})
     sink.room = None
     readers.tail.room(sink)
-    await readers_kit.wait_until(lambda: readers.tail.statistics().behind == 0)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
     assert [record.offset for record in sink.got] == [*range(10), *range(60, 100)]
     assert readers.replay.statistics().gaps == 50
     assert sum("50 records are lost" in message for message in caplog.messages) == 1
 
 
-async def test_records_of_an_aborted_transaction_are_not_messages(
-    readers, producer, new_topic, bootstrap, readers_kit
-) -> None:
+async def test_records_of_an_aborted_transaction_are_not_messages(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=1)
-    sink, slow = readers_kit.Sink(), readers_kit.Sink(1)
-    await readers.tail.watch(topic, readers_kit.Fan(sink, slow))
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"x-{topic}") as transactional:
+    sink, slow = readers.Sink(), readers.Sink(1)
+    await readers.tail.watch(topic, readers.Fan(sink, slow))
+    async with AIOKafkaProducer(bootstrap_servers=readers.bootstrap, transactional_id=f"x-{topic}") as transactional:
         await transactional.begin_transaction()
         await transactional.send_and_wait(topic, b"aborted")
         await transactional.abort_transaction()
@@ -268,47 +260,45 @@ async def test_records_of_an_aborted_transaction_are_not_messages(
         await transactional.begin_transaction()
         await transactional.send_and_wait(topic, b"aborted")
         await transactional.abort_transaction()
-    await readers_kit.wait_until(lambda: len(sink.got) == 2)
-    await readers_kit.wait_until(lambda: readers.tail.statistics().behind == 1)
+    await readers.wait_until(lambda: len(sink.got) == 2)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 1)
     slow.room = None
     readers.tail.room(slow)
-    await readers_kit.wait_until(lambda: readers.tail.statistics().behind == 0)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
     await producer.send_and_wait(topic, b"plain")
-    await readers_kit.wait_until(lambda: len(sink.got) == 3 and len(slow.got) == 3)
+    await readers.wait_until(lambda: len(sink.got) == 3 and len(slow.got) == 3)
     assert sink.values == slow.values == [b"committed", b"too", b"plain"]
 
 
-async def test_new_partitions_are_read_from_their_first_record(
-    readers, producer, new_topic, admin, readers_kit
-) -> None:
+async def test_new_partitions_are_read_from_their_first_record(readers, producer, new_topic, admin) -> None:
     topic = await new_topic(partitions=1)
-    sink = readers_kit.Sink()
-    await readers.tail.watch(topic, readers_kit.Fan(sink))
+    sink = readers.Sink()
+    await readers.tail.watch(topic, readers.Fan(sink))
     await admin.create_partitions({topic: NewPartitions(total_count=2)})
-    async with AIOKafkaProducer(bootstrap_servers=readers.kafka["bootstrap_servers"]) as fresh:
-        await readers_kit.wait_until(lambda: fresh.client.cluster.partitions_for_topic(topic) or fresh.client.add_topic(topic))
-        await readers_kit.wait_until(lambda: len(fresh.client.cluster.partitions_for_topic(topic) or ()) == 2)
+    async with AIOKafkaProducer(bootstrap_servers=readers.bootstrap) as fresh:
+        await readers.wait_until(
+            lambda: fresh.client.cluster.partitions_for_topic(topic) or fresh.client.add_topic(topic)
+        )
+        await readers.wait_until(lambda: len(fresh.client.cluster.partitions_for_topic(topic) or ()) == 2)
         await fresh.send_and_wait(topic, b"new", partition=1)
-    await readers_kit.wait_until(lambda: sink.values == [b"new"])
+    await readers.wait_until(lambda: sink.values == [b"new"])
 
 
-async def test_a_deleted_topic_disturbs_nobody_and_may_come_back(
-    readers, producer, new_topic, admin, readers_kit
-) -> None:
+async def test_a_deleted_topic_disturbs_nobody_and_may_come_back(readers, producer, new_topic, admin) -> None:
     doomed, other = await new_topic(partitions=1), await new_topic(partitions=1)
-    sink = readers_kit.Sink()
+    sink = readers.Sink()
     for topic in (doomed, other):
-        await readers.tail.watch(topic, readers_kit.Fan(sink))
+        await readers.tail.watch(topic, readers.Fan(sink))
     await fill(producer, doomed, 5, partitions=1)
-    await readers_kit.wait_until(lambda: len(sink.got) == 5)
+    await readers.wait_until(lambda: len(sink.got) == 5)
     await admin.delete_topics([doomed])
-    await readers_kit.wait_until(lambda: "is gone" in "".join(gone(readers, doomed)))
+    await readers.wait_until(lambda: "is gone" in "".join(gone(readers, doomed)))
     await fill(producer, other, 5, partitions=1)
-    await readers_kit.wait_until(lambda: len(sink.got) == 10)
+    await readers.wait_until(lambda: len(sink.got) == 10)
     await admin.create_topics([NewTopic(doomed, 1, 1)])
-    async with AIOKafkaProducer(bootstrap_servers=readers.kafka["bootstrap_servers"]) as fresh:
+    async with AIOKafkaProducer(bootstrap_servers=readers.bootstrap) as fresh:
         await fresh.send_and_wait(doomed, b"back")
-    await readers_kit.wait_until(lambda: len(sink.got) == 11)
+    await readers.wait_until(lambda: len(sink.got) == 11)
     assert sink.values[-1] == b"back"
 
 
@@ -325,15 +315,15 @@ def gone(readers: Any, topic: str) -> list[str]:
         ("", Outcome.UNKNOWN_TOPIC),
     ],
 )
-async def test_topics_that_cannot_be_watched_are_refused(readers, readers_kit, topic, outcome) -> None:
+async def test_topics_that_cannot_be_watched_are_refused(readers, topic, outcome) -> None:
     with pytest.raises(Refused) as refused:
-        await readers.tail.watch(topic, readers_kit.Fan())
+        await readers.tail.watch(topic, readers.Fan())
     assert refused.value.outcome is outcome
     assert refused.value.reason
 
 
-async def test_a_creator_is_asked_first(bootstrap, admin, readers_kit) -> None:
-    shell = readers_kit.Shell(bootstrap)
+async def test_a_creator_is_asked_first(readers, admin) -> None:
+    shell = readers.another()
     name = f"t-{uuid.uuid4().hex[:12]}"
 
     async def create(topic: str) -> None:
@@ -361,10 +351,10 @@ async def test_many_questions_share_a_request(readers, new_topic) -> None:
     assert asked <= 3
 
 
-async def test_acknowledgements_are_not_starved_by_a_flood(readers, producer, new_topic, readers_kit) -> None:
+async def test_acknowledgements_are_not_starved_by_a_flood(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=3)
-    sinks = [readers_kit.Sink() for _ in range(20)]
-    await readers.tail.watch(topic, readers_kit.Fan(*sinks))
+    sinks = [readers.Sink() for _ in range(20)]
+    await readers.tail.watch(topic, readers.Fan(*sinks))
     await fill(producer, topic, 10_000)
     worst, last = 0.0, time.monotonic()
     while len(sinks[0].got) < 10_000:
