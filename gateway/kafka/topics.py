@@ -120,7 +120,7 @@ class Topics:
         self._create = create
         self._spawn = spawn
         self._clock = clock
-        self._client: AIOKafkaClient | None = None
+        self._client: Any = None  # AIOKafkaClient; aiokafka carries no types
         self._connecting = asyncio.Lock()
         self._known: dict[str, TopicInfo] = {}
         self._unknown: dict[str, tuple[float, Refused]] = {}
@@ -380,13 +380,17 @@ class Topics:
             client = await self._connected()
             response = await client.send(client.get_random_node(), request)
         except (errors.KafkaError, OSError) as error:
-            if client is not None and self._client is client:
-                # Begin again with the bootstrap servers: the brokers that we know may all have moved.
-                self._client = None
-                await client.close()
+            await self._drop(client)
             raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
         self._answered = self._clock()
         return response
+
+    async def _drop(self, client: Any) -> None:
+        """Begin again with the bootstrap servers at the next request: the brokers that we know may all have moved."""
+        if client is None or client is not self._client:
+            return
+        self._client = None
+        await client.close()
 
     async def _connected(self) -> AIOKafkaClient:
         async with self._connecting:

@@ -123,6 +123,28 @@ def kit() -> Callable[..., contextlib.AbstractAsyncContextManager[Kit]]:
     return open_kit
 
 
+async def until_led(admin: AIOKafkaAdminClient, name: str) -> None:
+    """A new topic needs a moment until the broker that is asked knows it and its leaders."""
+    async with asyncio.timeout(20):
+        while True:
+            (topic,) = await admin.describe_topics([name])
+            if topic["error_code"] == 0 and all(partition["leader"] >= 0 for partition in topic["partitions"]):
+                return
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def new_topic(new_topic: Callable[..., Awaitable[str]], admin: AIOKafkaAdminClient) -> Callable[..., Awaitable[str]]:
+    """The shared factory, but the topic can be used when it returns."""
+
+    async def create(partitions: int = 3, **configs: str) -> str:
+        name = await new_topic(partitions, **configs)
+        await until_led(admin, name)
+        return name
+
+    return create
+
+
 @pytest.fixture(scope="module")
 async def own_broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedBroker]:
     """A running broker that the tests of a module freeze, kill and stop; each test leaves it running."""
@@ -157,6 +179,7 @@ async def own_topic(own_broker: EmbeddedBroker) -> Callable[..., Awaitable[str]]
         await admin.start()
         name = f"t-{uuid.uuid4().hex[:12]}"
         await admin.create_topics([NewTopic(name, partitions, 1)])
+        await until_led(admin, name)
         await admin.close()
         return name
 
