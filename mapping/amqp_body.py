@@ -200,8 +200,14 @@ def _json(values: list[Any], sequence: bool) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        if isinstance(value, float) and not math.isfinite(value):
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
             raise _NotJsonError
         return value
     if isinstance(value, bytes):

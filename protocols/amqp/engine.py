@@ -61,6 +61,10 @@ REFUSABLE_FACTOR: Final = (
 )
 
 
+def _ignore(_transport: Any, _message: str) -> None:
+    """Proton's own log lines about its peer; what matters of them comes as a condition."""
+
+
 class Limits(msgspec.Struct, frozen=True):
     """What a peer may use. Bytes and seconds."""
 
@@ -96,6 +100,7 @@ class Engine:
         self._transport.channel_max = limits.channel_max
         if limits.idle_timeout_s:
             self._transport.idle_timeout = limits.idle_timeout_s
+        self._transport.tracer = _ignore  # else a peer could fill our standard error
         self._transport.bind(self._connection)
         self._conn = self._connection._impl
         self._events = self._collector._impl
@@ -344,7 +349,9 @@ class Engine:
         handlers = self._handlers
         while event := _peek(collector):
             kind = _event_type(event)
-            if kind == _DELIVERY:
+            if self.over:
+                pass  # the last event was given
+            elif kind == _DELIVERY:
                 self._on_delivery(_event_delivery(event), events)
             else:
                 handler = handlers.get(kind)
@@ -355,7 +362,7 @@ class Engine:
     def _on_delivery(self, delivery: Any, events: list[Any]) -> None:
         handle = _delivery_link(delivery)
         link = self._links.get(handle)
-        if link is None or not link.attached or self.over:
+        if link is None or not link.attached:
             return
         if not link.incoming:
             self._on_disposition(link, delivery, events)
@@ -467,8 +474,6 @@ class Engine:
         events.append(ConnectionOpened(container, hostname, self._with_sasl, properties, desired))
 
     def _on_close(self, _event: Any, events: list[Any]) -> None:
-        if self.over:
-            return
         self.over = self.closing = True
         lib.pn_connection_close(self._conn)
         error = native.condition(lib.pn_connection_remote_condition(self._conn))
@@ -476,7 +481,7 @@ class Engine:
 
     def _on_begin(self, event: Any, events: list[Any]) -> None:
         handle = _event_session(event)
-        if handle in self._sessions or self.over:
+        if handle in self._sessions:
             return
         session = self._sessions[handle] = Session(handle)
         lib.pn_session_set_incoming_capacity(handle, self._limits.session_window_bytes)
@@ -504,7 +509,7 @@ class Engine:
     def _on_attach(self, event: Any, events: list[Any]) -> None:
         handle = _event_link(event)
         session = self._sessions.get(lib.pn_link_session(handle))
-        if session is None or handle in self._links or self.over:
+        if session is None or handle in self._links:
             return
         incoming = bool(lib.pn_link_is_receiver(handle))
         fault: Error | None = None
@@ -555,7 +560,7 @@ class Engine:
 
     def _on_flow(self, event: Any, events: list[Any]) -> None:
         link = self._links.get(_event_link(event))
-        if link is not None and link.attached and not link.incoming and not self.over:
+        if link is not None and link.attached and not link.incoming:
             events.append(CreditChanged(link, self.credit_of(link), bool(lib.pn_link_get_drain(link.handle))))
 
     def _on_error(self, _event: Any, events: list[Any]) -> None:

@@ -43,7 +43,7 @@ def init(frames: Any, mechanism: str, response: bytes) -> bytes:
 def test_a_wrong_header_is_answered_with_the_right_one(make_server: Any, first: bytes) -> None:
     for by_byte in (False, True):
         server = make_server()
-        for part in ([first[i : i + 1] for i in range(len(first))] if by_byte else [first]):
+        for part in [first[i : i + 1] for i in range(len(first))] if by_byte else [first]:
             server.feed(part)
         assert server.connection.data_to_send() == AMQP
         assert server.connection.closing

@@ -1,0 +1,503 @@
+"""AMQP message to record and back: byte for byte, and readable in between."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from proton import Described, Message, int32, symbol, timestamp, ubyte, uint, ulong
+
+from mapping.amqp import CREATION_WINDOW_MS, Destination, Unmappable, gateway_headers, to_record
+from mapping.amqp_out import COORDINATE_NAMES, from_record
+from mapping.outcomes import Outcome
+from mapping.record import AMQP_SECTIONS, Headers, Received, Record
+from protocols.amqp import primitives
+from protocols.amqp.primitives import decode
+from protocols.amqp.sections import MESSAGE_ANNOTATIONS, scan
+
+NOW = 1_800_000_000_000
+HERE = Destination("t", "t", None, None, "ann", gateway_headers("client-1"))
+
+
+def stored(record: Record, *, offset: int = 42, partition: int = 1) -> Received:
+    timestamp_ms = record.timestamp if record.timestamp is not None else NOW
+    return Received(record.topic, record.key, record.value, record.headers, timestamp_ms, partition, offset)
+
+
+def through(data: bytes, now_ms: int = NOW) -> bytes:
+    back = from_record(stored(to_record(data, HERE, now_ms)), now_ms)
+    assert back is not None
+    return back
+
+
+def encoded(message: Message) -> bytes:
+    return bytes(message.encode())
+
+
+def header(record: Record, name: str) -> bytes | None:
+    return dict(record.headers).get(name)
+
+
+def annotations(data: bytes) -> dict[str, Any]:
+    for code, _, at, end in scan(data):
+        if code == MESSAGE_ANNOTATIONS:
+            return dict(decode(data, at, end)[0])
+    return {}
+
+
+def without_annotations(data: bytes) -> bytes:
+    return b"".join(data[start:end] for code, start, _, end in scan(data) if code != MESSAGE_ANNOTATIONS)
+
+
+# Messages of every shape: sections by hand, so that unusual encodings are among them.
+
+texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+simple = st.one_of(
+    st.just(primitives.NULL),
+    st.booleans().map(primitives.boolean),
+    st.booleans().map(lambda value: b"\x56" + bytes([value])),
+    st.integers(0, 255).map(primitives.ubyte),
+    st.integers(0, 65535).map(primitives.ushort),
+    st.integers(0, 2**32 - 1).map(primitives.uint),
+    st.integers(0, 100).map(lambda value: b"\x70" + value.to_bytes(4, "big")),
+    st.integers(0, 2**64 - 1).map(primitives.ulong),
+    st.integers(-128, 127).map(primitives.byte),
+    st.integers(-(2**15), 2**15 - 1).map(primitives.short),
+    st.integers(-(2**31), 2**31 - 1).map(primitives.integer),
+    st.integers(-(2**63), 2**63 - 1).map(primitives.long),
+    st.floats(width=32).map(primitives.float_value),
+    st.floats().map(primitives.double),
+    st.binary(min_size=16, max_size=16).map(lambda value: b"\x94" + value),  # decimal128
+    st.characters(exclude_categories=("Cs",)).map(primitives.char),
+    st.integers(-(2**40), 2**40).map(primitives.timestamp),
+    st.uuids().map(primitives.uuid_value),
+    st.binary(max_size=20).map(primitives.binary),
+    texts.map(primitives.string),
+    texts.map(lambda value: b"\xb1" + len(value.encode()).to_bytes(4, "big") + value.encode()),
+    st.text("abc", max_size=5).map(primitives.symbol),
+)
+compound = st.recursive(
+    simple,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(primitives.list_of),
+        st.lists(st.tuples(texts.map(primitives.string), inner), max_size=3).map(
+            lambda pairs: primitives.map_of([item for pair in pairs for item in pair])
+        ),
+        st.tuples(st.integers(0, 1000), inner).map(lambda pair: primitives.described(*pair)),
+    ),
+    max_leaves=6,
+)
+ids = st.one_of(
+    st.integers(0, 2**64 - 1).map(primitives.ulong),
+    st.uuids().map(primitives.uuid_value),
+    st.binary(max_size=20).map(primitives.binary),
+    texts.map(primitives.string),
+    st.sampled_from(["AMQP_BINARY:zz", "AMQP_UUID:1", "AMQP_STRING:x", "AMQP_ULONG:-1"]).map(primitives.string),
+)
+null = st.just(primitives.NULL)
+
+
+def section(code: int, value: bytes) -> bytes:
+    return b"\x00\x53" + bytes([code]) + value
+
+
+def wide_section(code: int, value: bytes) -> bytes:
+    return b"\x00\x80" + code.to_bytes(8, "big") + value
+
+
+string_field = null | texts.map(primitives.string)
+symbol_field = null | st.sampled_from(["text/plain", "application/json"]).map(primitives.symbol)
+properties = st.tuples(
+    null | ids, null, string_field, string_field, string_field, null | ids, symbol_field, symbol_field,
+    null, null | st.integers(NOW - 10**6, NOW).map(primitives.timestamp), string_field,
+    null | st.integers(0, 2**32 - 1).map(primitives.uint), string_field,
+).map(lambda items: section(0x73, primitives.list_of(items)))  # fmt: skip
+pairs = st.lists(st.tuples(texts.map(primitives.string), compound), max_size=4).map(
+    lambda found: primitives.map_of([item for pair in found for item in pair])
+)
+symbol_pairs = st.lists(
+    st.tuples(st.text("xyz-", min_size=1, max_size=8).map(primitives.symbol), compound), max_size=3
+).map(lambda found: primitives.map_of([item for pair in found for item in pair]))
+data_sections = st.lists(
+    st.one_of(
+        st.binary(max_size=300).map(lambda value: section(0x75, primitives.binary(value))),
+        st.binary(max_size=20).map(lambda value: section(0x75, b"\xb0" + len(value).to_bytes(4, "big") + value)),
+        st.binary(max_size=20).map(lambda value: wide_section(0x75, primitives.binary(value))),
+    ),
+    max_size=3,
+).map(b"".join)
+bodies = st.one_of(
+    data_sections,
+    st.lists(
+        st.lists(compound, max_size=3).map(lambda items: section(0x76, primitives.list_of(items))),
+        min_size=1,
+        max_size=3,
+    ).map(b"".join),
+    compound.map(lambda value: section(0x77, value)),
+    compound.map(lambda value: wide_section(0x77, value)),
+)
+header_lists = st.sampled_from([b"\x45", b"\xc0\x02\x01\x41", b"\xc0\x04\x02\x41\x50\x07"])
+messages = st.tuples(
+    st.just(b"") | header_lists.map(lambda value: section(0x70, value)),
+    st.just(b"") | symbol_pairs.map(lambda value: section(0x72, value)),
+    st.just(b"") | properties,
+    st.just(b"") | pairs.map(lambda value: section(0x74, value)),
+    bodies,
+    st.just(b"") | symbol_pairs.map(lambda value: section(0x78, value)),
+)
+
+
+@given(messages)
+def test_round_trip_is_exact(parts: tuple[bytes, ...]) -> None:
+    data = b"".join(parts)
+    record = to_record(data, HERE, NOW)
+    assert record == to_record(data, HERE, NOW)
+    back = from_record(stored(record), NOW)
+    assert back is not None
+    assert without_annotations(back) == without_annotations(data) or not parts[0]
+    head, _, props, application, body, footer = parts
+    if head:
+        assert back.startswith(head)
+    assert back.endswith(props + application + body + footer)
+    found = annotations(back)
+    assert found.keys() >= COORDINATE_NAMES - {"x-opt-bridge.tombstone"}
+    if parts[1]:
+        at = parts[1]
+        for name, value in decode(at, 3, len(at))[0]:
+            if name not in COORDINATE_NAMES:
+                kept = [item for key, item in decode_pairs(back) if key == name]
+                assert repr(value) in [repr(item) for item in kept]  # repr: NaN is not equal to itself
+    for _, value in record.headers[2:]:
+        assert value is None or isinstance(value, bytes)
+
+
+def decode_pairs(data: bytes) -> Any:
+    for code, _, at, end in scan(data):
+        if code == MESSAGE_ANNOTATIONS:
+            return decode(data, at, end)[0]
+    return ()
+
+
+@given(messages)
+def test_without_the_side_car_it_still_is_a_message(parts: tuple[bytes, ...]) -> None:
+    """Somebody copied the readable headers only: proton can read what comes out."""
+    record = to_record(b"".join(parts), HERE, NOW)
+    headers = tuple(pair for pair in record.headers if pair[0] != AMQP_SECTIONS)
+    back = from_record(stored(msgspec.structs.replace(record, headers=headers)), NOW)
+    assert back is not None
+    scan(back)
+    Message().decode(back)
+
+
+@given(st.binary(max_size=120), st.booleans())
+def test_any_bytes_are_a_record_or_unfit(data: bytes, as_section: bool) -> None:
+    message = section(0x73, data) if as_section else data
+    try:
+        record = to_record(message, HERE, NOW)
+    except Unmappable as unmappable:
+        refused = unmappable.outcome
+    else:
+        refused = None
+        assert from_record(stored(record), NOW) is not None
+    assert refused in (None, Outcome.UNFIT, Outcome.DENIED, Outcome.EXPIRED)
+
+
+@given(messages, st.data())
+def test_damaged_messages(parts: tuple[bytes, ...], data: Any) -> None:
+    message = bytearray(b"".join(parts) or b"\x00")
+    for _ in range(data.draw(st.integers(1, 3))):
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        record = to_record(bytes(message), HERE, NOW)
+    except Unmappable:
+        return
+    from_record(stored(record), NOW)
+
+
+NAMES = ["content-type", "correlation-id", "reply-to", "message-id", "subject", "to", "user-id", "group-id", "group-sequence", "expiry", "creation-time", "amqp.sections", "amqp.types", "amqp.body", "amqp.priority", "amqp.durable", "mqtt.topic", "user.x", "ce_id"]
+TEMPTING = [b"data:1,2", b"v:str", b"json:00000000", b"raw", b"ss", b"AMQP_UUID:x"]
+headers_of_anybody = st.lists(
+    st.tuples(
+        st.text(st.characters(exclude_categories=("Cs",)), max_size=10) | st.sampled_from(NAMES),
+        st.none() | st.binary(max_size=20) | st.sampled_from(TEMPTING),
+    ),
+    max_size=6,
+).map(tuple)
+
+
+@given(headers_of_anybody, st.none() | st.binary(max_size=30), st.none() | st.binary(max_size=10))
+def test_any_record_is_a_message(headers: Headers, value: bytes | None, key: bytes | None) -> None:
+    back = from_record(Received("t", key, value, headers, NOW, 0, 7), NOW)
+    if back is None:
+        return  # expired
+    Message().decode(back)
+    assert annotations(back)["x-opt-bridge.offset"] == 7
+
+
+def test_readable_headers() -> None:
+    message = Message(
+        id=ulong(7),
+        correlation_id="corr-1",
+        reply_to="replies/ann",
+        subject="sub",
+        content_type="application/json",
+        content_encoding="gzip",
+        group_id="group",
+        group_sequence=3,
+        user_id=b"ann",
+        address="elsewhere",
+        durable=True,
+        priority=7,
+        creation_time=NOW / 1000,
+        properties={
+            "text": "x", "int": int32(5), "long": 6, "flag": True, "real": 1.5, "nothing": None, "raw": b"\xff",
+            "uuid": uuid.UUID(int=1), "time": timestamp(99), "symbol": symbol("sy"), "ubyte": ubyte(1), "uint": uint(2),
+            "content-type": "mine", "traceparent": "00-1-2-3", "cloudEvents:id": "ce",
+        },
+        body=b"value",
+        inferred=True,
+    )  # fmt: skip
+    record = to_record(encoded(message), HERE, NOW)
+    assert record.value == b"value"
+    assert record.key == b"group"
+    assert record.timestamp == NOW
+    expected: list[tuple[str, bytes | None]] = [
+        ("gw.protocol", b"amqp10"),
+        ("gw.client", b"client-1"),
+        ("amqp.durable", b"1"),
+        ("amqp.priority", b"7"),
+        ("message-id", b"AMQP_ULONG:7"),
+        ("user-id", b"ann"),
+        ("to", b"elsewhere"),
+        ("subject", b"sub"),
+        ("reply-to", b"replies/ann"),
+        ("correlation-id", b"corr-1"),
+        ("content-type", b"application/json"),
+        ("content-encoding", b"gzip"),
+        ("group-id", b"group"),
+        ("group-sequence", b"3"),
+        ("text", b"x"),
+        ("int", b"5"),
+        ("long", b"6"),
+        ("flag", b"true"),
+        ("real", b"1.5"),
+        ("nothing", None),
+        ("raw", b"\xff"),
+        ("uuid", b"00000000-0000-0000-0000-000000000001"),
+        ("time", b"99"),
+        ("symbol", b"sy"),
+        ("ubyte", b"1"),
+        ("uint", b"2"),
+        ("user.content-type", b"mine"),
+        ("traceparent", b"00-1-2-3"),
+        ("ce_id", b"ce"),
+        ("amqp.types", b"silbdnxutyBIsss"),
+    ]
+    assert list(record.headers[:-1]) == expected
+    # The types come back without the side-car too.
+    plain = Message()
+    plain.decode(from_record(stored(msgspec.structs.replace(record, headers=record.headers[:-1])), NOW))
+    assert plain.properties == message.properties
+    types = {name: type(value) for name, value in plain.properties.items()}
+    assert types.pop("raw") is memoryview
+    assert types == {name: type(value) for name, value in message.properties.items() if name != "raw"}
+    assert plain.id == ulong(7)
+    assert plain.user_id == b"ann"
+    assert plain.group_sequence == 3
+    assert plain.content_type == "application/json"
+
+
+@pytest.mark.parametrize(
+    "correlation", ["corr-1", "ünïcode", ulong(5), uuid.UUID(int=9), b"\xff\x00", b"corr-1", "AMQP_UUID:no"]
+)
+def test_ids_keep_their_type(correlation: Any) -> None:
+    message = Message(id=correlation, correlation_id=correlation, body=b"x", inferred=True)
+    record = to_record(encoded(message), HERE, NOW)
+    headers = tuple(pair for pair in record.headers if pair[0] != AMQP_SECTIONS)
+    back = Message()
+    back.decode(from_record(stored(msgspec.structs.replace(record, headers=headers)), NOW))
+    for found in (back.id, back.correlation_id):
+        assert (bytes(found) if isinstance(found, memoryview) else found) == correlation
+
+
+def test_a_correlation_id_of_mqtt() -> None:
+    """Its bytes are the header: a string where they are text, a binary where not."""
+    for raw, expected in ((b"corr-1", "corr-1"), (b"\xff\x01", b"\xff\x01")):
+        record = Received("t", b"k", b"v", (("correlation-id", raw), ("gw.protocol", b"mqtt5")), NOW, 0, 1)
+        message = Message()
+        message.decode(from_record(record, NOW))
+        found = message.correlation_id
+        assert (bytes(found) if isinstance(found, memoryview) else found) == expected
+    # And back again it is the same header.
+    back = to_record(encoded(Message(correlation_id="corr-1", body=b"v", inferred=True)), HERE, NOW)
+    assert header(back, "correlation-id") == b"corr-1"
+
+
+def test_a_record_of_anybody() -> None:
+    record = Received(
+        "sensors",
+        b"kitchen/temp",
+        b"21.5",
+        (("unit", b"C"), ("unit", b"K"), ("bin", b"\xff"), ("nil", None)),
+        NOW,
+        2,
+        9,
+    )
+    message = Message()
+    message.decode(from_record(record, NOW))
+    assert bytes(message.body) == b"21.5"
+    assert message.durable
+    assert message.properties == {"unit": "C", "unit.1": "K", "bin": b"\xff", "nil": None}
+    assert message.annotations == {
+        "x-opt-bridge.topic": "sensors",
+        "x-opt-bridge.partition": 2,
+        "x-opt-bridge.offset": 9,
+        "x-opt-bridge.key": "kitchen/temp",
+        "x-opt-sequence-number": 9,
+        "x-opt-offset": "9",
+        "x-opt-enqueued-time": NOW,
+    }
+
+
+def test_our_own_headers_stay_inside() -> None:
+    headers = (
+        ("gw.protocol", b"mqtt5"),
+        ("gw.client", b"c"),
+        ("mqtt.topic", b"a/b"),
+        ("mqtt.qos", b"1"),
+        ("user.mqtt.x", b"mine"),
+    )
+    message = Message()
+    message.decode(from_record(Received("t", None, b"v", headers, NOW, 0, 0), NOW))
+    assert message.properties == {"mqtt.x": "mine"}
+    assert message.annotations["x-opt-bridge.key"] is None
+
+
+def test_tombstones() -> None:
+    message = Message()
+    data = from_record(Received("t", b"k", None, (), NOW, 0, 0), NOW)
+    assert data is not None
+    assert data.endswith(b"\x00\x53\x75\xa0\x00")
+    message.decode(data)
+    assert message.annotations["x-opt-bridge.tombstone"] is True
+    null_value = section(0x77, b"\x40")
+    record = to_record(null_value, HERE, NOW)
+    assert record.value is None
+    assert through(null_value).endswith(null_value)
+    assert "x-opt-bridge.tombstone" not in annotations(through(null_value))
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        ("text", b"text"),
+        (b"bytes", b"bytes"),
+        (7, b"7"),
+        (True, b"true"),
+        (1.5, b"1.5"),
+        ({"a": [1, "x", None]}, b'{"a":[1,"x",null]}'),
+        ([1, 2], b"[1,2]"),
+        (uuid.UUID(int=2), b'"00000000-0000-0000-0000-000000000002"'),
+        ({"b": b"\xff"}, b'{"b":"/w=="}'),
+        (Described("x", "inner"), b'"inner"'),
+    ],
+)
+def test_values_are_readable(body: Any, value: bytes) -> None:
+    message = Message(body=body)
+    record = to_record(encoded(message), HERE, NOW)
+    assert record.value == value
+    back = Message()
+    back.decode(through(encoded(message)))
+    assert back.body == body
+    if value[:1] in b"{[" or not isinstance(body, str | bytes):
+        assert header(record, "content-type") == b"application/json"
+        json.loads(value)
+
+
+def test_a_changed_value_beats_the_side_car() -> None:
+    """A job copied the headers and wrote another value: the value counts."""
+    for body in ({"a": 1}, "text", [1]):
+        record = to_record(encoded(Message(id="m", body=body)), HERE, NOW)
+        changed = stored(msgspec.structs.replace(record, value=b"\xffnew"))
+        message = Message()
+        message.decode(from_record(changed, NOW))
+        assert bytes(message.body) == b"\xffnew"
+        assert message.id == "m"
+
+
+def test_keys_and_partitions() -> None:
+    def record(notes: dict[Any, Any], **fields: Any) -> Record:
+        message = Message(body=b"v", inferred=True, **fields)
+        message.annotations = {symbol(name): value for name, value in notes.items()}
+        return to_record(encoded(message), msgspec.structs.replace(HERE, key=b"address", partitions=4), NOW)
+
+    assert record({}).key == b"address"
+    assert record({}, group_id="g").key == b"g"
+    assert record({"x-opt-partition-key": "p"}, group_id="g").key == b"p"
+    assert record({"x-opt-bridge.key": b"\xff", "x-opt-partition-key": "p"}).key == b"\xff"
+    assert record({"x-opt-partition-key": "p", "x-opt-bridge.key": "b"}).key == b"b"
+    assert record({"x-opt-bridge.key": None}).key == b"address"
+    assert record({"x-opt-bridge.partition": int32(3)}).partition == 3
+    for bad in (
+        {"x-opt-bridge.partition": int32(4)},
+        {"x-opt-bridge.partition": -1},
+        {"x-opt-bridge.partition": "1"},
+        {"x-opt-bridge.key": 5},
+    ):
+        with pytest.raises(Unmappable) as caught:
+            record(bad)
+        assert caught.value.outcome is Outcome.UNFIT
+    with pytest.raises(Unmappable, match="delayed"):
+        record({"x-opt-delivery-delay": 1000})
+
+
+def test_expiry() -> None:
+    message = Message(body=b"v", inferred=True, ttl=5)
+    record = to_record(encoded(message), HERE, NOW)
+    assert header(record, "expiry") == str(NOW + 5000).encode()
+    later = Message()
+    later.decode(from_record(stored(record), NOW + 2000))
+    assert later.ttl == 3
+    assert from_record(stored(record), NOW + 5000) is None
+    both = Message(body=b"v", inferred=True, ttl=5, expiry_time=(NOW + 3000) / 1000)
+    assert header(to_record(encoded(both), HERE, NOW), "expiry") == str(NOW + 3000).encode()
+    with pytest.raises(Unmappable) as caught:
+        to_record(encoded(Message(body=b"v", inferred=True, expiry_time=(NOW - 1) / 1000)), HERE, NOW)
+    assert caught.value.outcome is Outcome.EXPIRED
+
+
+def test_delivery_count() -> None:
+    for headers in ((), to_record(encoded(Message(id="m", body=b"v", priority=7)), HERE, NOW).headers):
+        message = Message()
+        message.decode(from_record(Received("t", None, b"v", headers, NOW, 0, 0), NOW, 3))
+        assert message.delivery_count == 3
+        assert not message.first_acquirer
+
+
+def test_creation_time_outside_the_window_is_kept_as_a_header() -> None:
+    for created in (NOW - CREATION_WINDOW_MS - 1, NOW + 3601_000):
+        destination = msgspec.structs.replace(HERE, after_ms=3600_000)
+        message = Message(body=b"v", inferred=True, creation_time=created / 1000)
+        record = to_record(encoded(message), destination, NOW)
+        assert record.timestamp is None
+        assert header(record, "creation-time") == str(created).encode()
+
+
+def test_a_user_id_must_be_the_authenticated_one() -> None:
+    assert header(to_record(encoded(Message(user_id=b"ann", body=b"v")), HERE, NOW), "user-id") == b"ann"
+    with pytest.raises(Unmappable) as caught:
+        to_record(encoded(Message(user_id=b"bob", body=b"v")), HERE, NOW)
+    assert caught.value.outcome is Outcome.DENIED
+
+
+def test_the_plain_message_has_no_side_car() -> None:
+    record = to_record(b"\x00\x53\x75\xa0\x02hi", HERE, NOW)
+    assert record == Record("t", None, b"hi", HERE.headers, None, None)
+    long = b"\x00\x53\x75\xb0\x00\x00\x01\x2c" + bytes(300)
+    assert to_record(long, HERE, NOW) == Record("t", None, bytes(300), HERE.headers, None, None)
+    assert through(long).endswith(long)
