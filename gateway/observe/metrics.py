@@ -14,6 +14,7 @@ struct; `Metrics` reads it at scrape time. A field's name is its metric's name, 
 from __future__ import annotations
 
 import bisect
+import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -165,7 +166,8 @@ class _Reading:
         field = path[-1]
         if isinstance(value, Mapping):
             for key, inner in _bounded(value).items():
-                self._take_field(path, {**labels, names[0]: str(key)}, inner, names[1:])
+                text = key.value if isinstance(key, enum.Enum) else key
+                self._take_field(path, {**labels, names[0]: str(text)}, inner, names[1:])
         elif isinstance(value, msgspec.Struct):
             self.take(path, labels, value)
         elif isinstance(value, Histogram):
@@ -174,7 +176,8 @@ class _Reading:
         elif isinstance(value, (int, float)):
             name, divisor = _named("_".join(path))
             if field.endswith("_total") or field in self._source.counters:
-                self._add(name.removesuffix("_total"), CounterMetricFamily, labels, value / divisor)
+                # A gauge `connections` and a counter `connections_total` may stand side by side.
+                self._add(f"{name.removesuffix('_total')}_total", CounterMetricFamily, labels, value / divisor)
             else:
                 self._add(name, GaugeMetricFamily, labels, value / divisor)
 
