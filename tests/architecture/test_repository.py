@@ -41,7 +41,8 @@ def test_no_file_holds_a_registrys_address():
 
 
 def test_no_module_is_too_long():
-    lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in tracked() if path.suffix == ".py"}
+    modules = [path for path in tracked() if path.suffix == ".py" and path.relative_to(ROOT).parts[0] != "tests"]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules}
     assert {path: length for path, length in lengths.items() if length > LONGEST_MODULE} == {}
 
 
