@@ -226,13 +226,12 @@ class Consumers:
         member.confirm()
         self._commit_when_due(instance)
         stuck: dict[TopicPartition, UndecodableError] = {}
-        while True:
-            self._check_open(instance)
-            wait_s = 0.0 if stuck else max(0.0, deadline - self._clock())
-            await member.wait(wait_s, stuck)
+        self._check_open(instance)
+        await member.wait(max(0.0, deadline - self._clock()))
+        page, chunks = _fill(member, instance.embedded, max_bytes, stuck)
+        if stuck and not chunks:  # look once at the other partitions
+            await member.wait(0.0, stuck)
             page, chunks = _fill(member, instance.embedded, max_bytes, stuck)
-            if chunks or not stuck or all(partition in stuck for partition, _ in member.held()):
-                break
         self._check_open(instance)
         if not chunks and stuck:
             # The position stays before the record: reading it in another format, or a seek, goes past it.

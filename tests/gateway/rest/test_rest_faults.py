@@ -3,22 +3,38 @@
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
+
+from gateway.kafka.embedded import EmbeddedBroker
+from tests.conftest import make_broker
 
 from .conftest import JSON_RECORDS, ask, raw_exchange, read_topic, running_gateway, until
 
 BODY = {"records": [{"value": 1}]}
 
 
-async def test_no_200_leaves_while_the_broker_is_stopped(new_broker: Any) -> None:
-    broker = new_broker()
-    await broker.start()
+@pytest.fixture(scope="module")
+async def broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedBroker]:
+    """A broker that may be stopped, as long as it goes on at the end of the test."""
+    own = make_broker(tmp_path_factory.mktemp("stoppable"))
+    await own.start()
+    yield own
+    await own.kill()
+
+
+def freeze(broker: EmbeddedBroker, number: signal.Signals) -> None:
+    assert broker.pid is not None
+    os.kill(broker.pid, number)
+
+
+async def test_no_200_leaves_while_the_broker_is_stopped(broker: EmbeddedBroker) -> None:
     async with running_gateway(broker.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
         assert (await ask(http, "POST", "/topics/stalled", BODY, headers=JSON_RECORDS))[0] == 200
-        os.kill(broker.pid, signal.SIGSTOP)
+        freeze(broker, signal.SIGSTOP)
         try:
             async with asyncio.TaskGroup() as group:
                 waiting = [
@@ -28,45 +44,41 @@ async def test_no_200_leaves_while_the_broker_is_stopped(new_broker: Any) -> Non
                 await until(lambda: gateway.listener.statistics().produce.active == 20)
                 done, _ = await asyncio.wait(waiting, timeout=1.0)
                 assert not done
-                os.kill(broker.pid, signal.SIGCONT)
+                freeze(broker, signal.SIGCONT)
                 async with asyncio.timeout(30):
                     answers = [await one for one in waiting]
         finally:
-            os.kill(broker.pid, signal.SIGCONT)
+            freeze(broker, signal.SIGCONT)
         assert [status for status, _ in answers] == [200] * 20
         places = {(body["offsets"][0]["partition"], body["offsets"][0]["offset"]) for _, body in answers}
         assert len(places) == 20
         assert len(await read_topic(broker.bootstrap_servers, "stalled", 21)) == 21
 
 
-async def test_after_the_delivery_timeout_the_request_is_a_503_with_retry_after(new_broker: Any) -> None:
-    broker = new_broker()
-    await broker.start()
+async def test_after_the_delivery_timeout_the_request_is_a_503_with_retry_after(broker: EmbeddedBroker) -> None:
     kafka = {"delivery_timeout_s": 2.0, "request_timeout_s": 1.0}
     async with (
         running_gateway(broker.bootstrap_servers, kafka=kafka) as gateway,
         aiohttp.ClientSession(gateway.url) as http,
     ):
         assert (await ask(http, "POST", "/topics/late", BODY, headers=JSON_RECORDS))[0] == 200
-        os.kill(broker.pid, signal.SIGSTOP)
+        freeze(broker, signal.SIGSTOP)
         try:
             async with http.post("/topics/late", json=BODY, headers=JSON_RECORDS) as response:
                 assert response.status == 503
                 assert response.headers["Retry-After"] == "1"
                 assert (await response.json(content_type=None))["error_code"] == 503
         finally:
-            os.kill(broker.pid, signal.SIGCONT)
+            freeze(broker, signal.SIGCONT)
         async with asyncio.timeout(30):
             while (await ask(http, "POST", "/topics/late", BODY, headers=JSON_RECORDS))[0] != 200:
                 pass  # each round takes until Kafka answers, or the delivery timeout
 
 
-async def test_clients_that_leave_while_they_wait_harm_nobody(new_broker: Any) -> None:
-    broker = new_broker()
-    await broker.start()
+async def test_clients_that_leave_while_they_wait_harm_nobody(broker: EmbeddedBroker) -> None:
     async with running_gateway(broker.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
         assert (await ask(http, "POST", "/topics/leavers", BODY, headers=JSON_RECORDS))[0] == 200
-        os.kill(broker.pid, signal.SIGSTOP)
+        freeze(broker, signal.SIGSTOP)
         try:
             host, _, port = gateway.listener.bound.rpartition(":")
             for _ in range(10):
@@ -79,7 +91,7 @@ async def test_clients_that_leave_while_they_wait_harm_nobody(new_broker: Any) -
             await until(lambda: gateway.publisher.statistics().records_in_flight == 10)
             await until(lambda: gateway.listener.statistics().produce.active == 0)
         finally:
-            os.kill(broker.pid, signal.SIGCONT)
+            freeze(broker, signal.SIGCONT)
         await until(lambda: gateway.publisher.statistics().records_in_flight == 0)
         assert (await ask(http, "POST", "/topics/leavers", BODY, headers=JSON_RECORDS))[0] == 200
         await until(lambda: gateway.listener.statistics().connections == 1)
