@@ -402,12 +402,13 @@ class Connection(Sender):
                 found.append(_event(packet))  # the session answers with PUBREL 0x92
             return
         kind = type(packet)
-        if kind is packets.Pubrec and awaited in (Awaits.PUBREL, Awaits.PUBCOMP):
+        refused = kind is packets.Pubrec and packet.reason_code >= 0x80
+        if kind is packets.Pubrec and not refused and awaited in (Awaits.PUBREL, Awaits.PUBCOMP):
             found.append(_event(packet))  # again: the session sends PUBREL again
             return
         if (kind, awaited) not in _ANSWERS:
             raise protocol_error(f"{kind.__name__} where {awaited.value} is awaited")
-        if kind is packets.Pubrec and packet.reason_code < 0x80:
+        if kind is packets.Pubrec and not refused:
             self._awaited[packet.packet_id] = Awaits.PUBREL
         else:
             del self._awaited[packet.packet_id]
@@ -435,6 +436,8 @@ _ANSWERS: Final = frozenset(
     {
         (packets.Puback, Awaits.PUBACK),
         (packets.Pubrec, Awaits.PUBREC),
+        (packets.Pubrec, Awaits.PUBREL),
+        (packets.Pubrec, Awaits.PUBCOMP),
         (packets.Pubcomp, Awaits.PUBCOMP),
         (packets.Pubcomp, Awaits.PUBREL),
     }

@@ -131,10 +131,16 @@ for _row in TABLE:
     _mask = sum(1 << packet for packet in _row.packets)
     BY_IDENTIFIER[_row.identifier] = (_row.name, int(_row.kind), _mask, _row.lowest, _row.highest, _row)
 
-_FIELDS: Final = tuple(next(row for row in TABLE if row.name == field) for field in Properties.__struct_fields__)
-_FOUR_BYTES, _VARINT, _TEXT, _NAME, _BINARY, _PAIR = (int(kind) for kind in list(Kind)[2:])
+_FIELDS: Final = tuple(
+    (row.identifier, row.name, int(row.kind), sum(1 << packet for packet in row.packets), row.lowest, row.highest)
+    for field in Properties.__struct_fields__
+    for row in TABLE
+    if row.name == field
+)
+"""The same in the order of the fields of `Properties`, for the encoder."""
+
+_VARINT, _TEXT, _NAME, _BINARY, _PAIR = (int(kind) for kind in list(Kind)[3:])
 _EMPTY: Final = ()
-_REPEATS: Final = frozenset({0x0B, 0x26})
 
 MISPLACED: Final[dict[int, ReasonCode]] = {
     PacketType.SUBSCRIBE: ReasonCode.MALFORMED_PACKET,
@@ -232,34 +238,38 @@ def encode_properties(properties: Properties | None, packet: int) -> bytes:
     if properties is None or properties is NONE:
         return b"\0"
     out = bytearray()
-    for row, value in zip(_FIELDS, msgspec.structs.astuple(properties), strict=True):
-        if value is None or value is _EMPTY or value == _EMPTY:
+    bit = 1 << packet
+    for (identifier, name, kind, mask, lowest, highest), value in zip(
+        _FIELDS, msgspec.structs.astuple(properties), strict=True
+    ):
+        if value is None or value is _EMPTY:
             continue
-        if packet not in row.packets:
-            raise UsageError(f"{row.name} is not allowed on {_name(packet)}")
-        if row.identifier in _REPEATS:
+        if not mask & bit:
+            raise UsageError(f"{name} is not allowed on {_name(packet)}")
+        if kind == _PAIR:
+            for key, text in value:
+                out.append(identifier)
+                out += encode_text(key)
+                out += encode_text(text)
+        elif kind == _VARINT:
             for one in value:
-                out.append(row.identifier)
-                out += _encode_value(row, one)
+                out.append(identifier)
+                out += encode_varint(_in_range(name, one, lowest, highest))
         else:
-            out.append(row.identifier)
-            out += _encode_value(row, value)
+            out.append(identifier)
+            if kind == _BINARY:
+                out += encode_binary(value)
+            elif kind >= _TEXT:
+                out += encode_text(value)
+            else:
+                out += _in_range(name, value, lowest, min(highest, (1 << 8 * kind) - 1)).to_bytes(kind)
     return encode_varint(len(out)) + out
 
 
-def _encode_value(row: Property, value: Any) -> bytes:
-    kind = int(row.kind)
-    if kind == _PAIR:
-        return encode_text(value[0]) + encode_text(value[1])
-    if kind == _BINARY:
-        return encode_binary(value)
-    if kind >= _TEXT:
-        return encode_text(value)
-    if not row.lowest <= value <= row.highest or (kind <= _FOUR_BYTES and value >> (8 * kind)):
-        raise UsageError(f"{row.name} may not be {value}")
-    if kind == _VARINT:
-        return encode_varint(value)
-    return int(value).to_bytes(kind)
+def _in_range(name: str, value: int, lowest: int, highest: int) -> int:
+    if not lowest <= value <= highest:
+        raise UsageError(f"{name} may not be {value}")
+    return value
 
 
 def _second(data: bytes, position: int, stop: int) -> tuple[bytes, int]:

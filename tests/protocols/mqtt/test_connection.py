@@ -546,6 +546,9 @@ def test_a_refused_qos_2_message_is_over() -> None:
     connection.send_publish("t", b"x", 2)
     assert say(connection, "50 03 0001 87") == [PubrecReceived(1, 0x87)]
     assert connection.outbound.used == 0
+    connection.send_publish("t", b"x", 2)
+    assert say(connection, "50 02 0002", "50 03 0002 80") == [PubrecReceived(2), PubrecReceived(2, 0x80)]
+    assert connection.outbound.used == 0
 
 
 @pytest.mark.parametrize(
