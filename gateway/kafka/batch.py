@@ -153,15 +153,19 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
 
     def again(self) -> Batch:
         """The same records and tickets in a fresh batch, for another producer. This one is void then."""
-        return self._rebuilt(0, self.count, self.limit)
+        batch = self._rebuilt(0, self.count)
+        self._bequeath(batch)
+        return batch
 
     def halves(self) -> tuple[Batch, Batch]:
         """Two fresh batches, in order, to find the record that the broker refuses. This one is void then."""
         middle = self.count // 2
-        return self._rebuilt(0, middle, self.limit), self._rebuilt(middle, self.count, self.limit)
+        left, right = self._rebuilt(0, middle), self._rebuilt(middle, self.count)
+        self._bequeath(left, right)
+        return left, right
 
-    def _rebuilt(self, first: int, behind: int, limit: int) -> Batch:
-        batch = Batch(limit, self.budget)
+    def _rebuilt(self, first: int, behind: int) -> Batch:
+        batch = Batch(self.limit, self.budget)
         batch.born = self.born
         tickets = list(self._tickets())
         for position, record in enumerate(DefaultRecordBatch(bytes(self._build()))):
@@ -174,7 +178,6 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
             batch.add_token(token)
             batch.count += 1
             batch.bytes += metadata.size
-        # What the old batch took is the new one's to give back.
         batch._inherit()
         batch.seal()
         return batch
@@ -184,6 +187,19 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
         self.turn_to(owner)
         assert self._share is not None
         self._share.budget = budget
+
+    def _bequeath(self, *heirs: Batch) -> None:
+        """What this batch took is theirs to give back, to the byte: the same record is smaller further in front."""
+        rest = self._taken_bytes
+        for heir in heirs[:-1]:
+            rest -= heir._taken_bytes
+        heirs[-1]._taken_bytes = rest
+        for owner, share in self.shares.items():
+            parts = [heir.shares[owner] for heir in heirs if owner in heir.shares]
+            rest = share.taken_bytes
+            for part in parts[:-1]:
+                rest -= part.taken_bytes
+            parts[-1].taken_bytes = rest
 
     def _inherit(self) -> None:
         """Count as taken what the budgets know already."""

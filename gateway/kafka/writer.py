@@ -35,6 +35,10 @@ RESEND_S: Final = 0.1
 """Pause before a batch goes through another producer; doubled up to `RESEND_MOST_S`."""
 RESEND_MOST_S: Final = 2.0
 
+FRUITLESS_MOST: Final = 24
+"""How many parts of a split batch may fail in a row, for reasons that say nothing about single records, before the
+rest is given up: twice what finding one record among thousands takes. Each failure costs a new producer."""
+
 _NOT_THE_PRODUCER: Final = (
     errors.UnknownTopicOrPartitionError,
     errors.TopicAuthorizationFailedError,
@@ -83,7 +87,7 @@ class Lane:
         touched: it is in the publisher's list for the end of this loop turn.
     """
 
-    __slots__ = ("_full_waiter", "_task", "desk", "flying", "full", "number", "open", "topic", "touched")
+    __slots__ = ("_fruitless", "_full_waiter", "_task", "desk", "flying", "full", "number", "open", "topic", "touched")
 
     def __init__(self, topic: TopicWriter, number: int) -> None:
         self.topic = topic
@@ -93,6 +97,7 @@ class Lane:
         self.full: deque[Batch] = deque()
         self.flying: deque[Batch] = deque()
         self.touched = False
+        self._fruitless = 0
         self._task: asyncio.Task[None] | None = None
         self._full_waiter: asyncio.Event | None = None
 
@@ -149,6 +154,7 @@ class Lane:
     async def _deliver(self) -> None:
         """Bring what is flying to an end, in order."""
         pause = RESEND_S
+        self._fruitless = 0
         while self.flying:
             batch = self.flying[0]
             if self.topic.gone is not None:
@@ -184,6 +190,7 @@ class Lane:
             return self._failed(batch, handed_over, error)
         finally:
             producers.release(producing)
+        self._fruitless = 0
         self._settle(batch, Outcome.STORED, stored.offset, "")
         return None
 
@@ -196,6 +203,12 @@ class Lane:
         )  # fmt: skip
         if found.remedy is Remedy.GIVE_UP:
             self.desk.topics.refuse(self.topic.name, found.outcome, name_of(error))
+        if found.remedy is Remedy.SPLIT and found.outcome is Outcome.BROKEN:
+            self._fruitless += 1
+            if self._fruitless > FRUITLESS_MOST:
+                while self.flying:
+                    self._settle(self.flying[0], found.outcome, -1, name_of(error))
+                return None
         if found.remedy is Remedy.GIVE_UP or (found.remedy is Remedy.SPLIT and batch.count == 1):
             self._settle(batch, found.outcome, -1, name_of(error))
             return None

@@ -191,6 +191,14 @@ async def test_a_topic_that_becomes_compacted_refuses_records_without_a_key_alon
         await k.until(lambda: len(owner.fates) == 9)
         assert {token for token, fate in owner.outcomes().items() if fate is not Outcome.STORED} == {4}
         assert owner.outcomes()[4] is Outcome.BROKEN
+        # When every part fails, the search ends long before each record had a producer of its own.
+        producers = k.publisher.statistics().producers
+        for number in range(1000, 1400):
+            k.submit(Record(topic, None, b"v"), owner, number)
+        await k.until(lambda: 1399 in owner.fates)
+        assert {owner.outcomes()[number] for number in range(1000, 1400)} == {Outcome.BROKEN}
+        assert len(owner.calls) < 100
+        assert k.publisher.statistics().producers - producers < 40
 
 
 async def test_unknown_topics_are_refused_or_created(bootstrap, kit, read_topic):
