@@ -36,7 +36,7 @@ def received(record: ConsumerRecord) -> Received:
     )
 
 
-async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 5.0) -> None:
+async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 2.0) -> None:
     """Stop a consumer within `timeout` seconds, leaving its group if Kafka answers.
 
     With Kafka unreachable aiokafka's own `stop` waits for requests that nobody will answer; then its tasks

@@ -198,9 +198,9 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._consumer is not None:
-            await self._commit()
+            answered = await self._commit()
             self._drop_parts()
-            await close_consumer(self._consumer)
+            await close_consumer(self._consumer, 2.0 if answered else 0.2)
             self._consumer = None
 
     async def _connect(self) -> AIOKafkaConsumer:
@@ -439,13 +439,13 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             await self._commit()
             await asyncio.sleep(self._commit_interval_s)
 
-    async def _commit(self) -> None:
-        """Commit the settled prefixes that grew. A failure is no loss: it is tried again, or redelivered."""
+    async def _commit(self) -> bool:
+        """Commit the settled prefixes that grew. A failure (False) is no loss: tried again, or redelivered."""
         async with self._committing:
             self._dirty.clear()
             consumer = self._consumer
             if consumer is None:
-                return
+                return False
             assigned = consumer.assignment()
             offsets = {
                 partition: committable
@@ -455,19 +455,20 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                 and partition in assigned
             }
             if not offsets:
-                return
+                return True
             try:
                 async with asyncio.timeout(COMMIT_TIMEOUT_S):
                     await consumer.commit(offsets)
             except (KafkaError, IllegalStateError, TimeoutError) as error:
                 log.info("group %s: commit failed: %r", self.group, error)
                 self._dirty.set()
-                return
+                return False
             self._commits += 1
             for partition, committed in offsets.items():
                 part = self._parts.get(partition)
                 if part is not None:
                     part.committed = committed
+            return True
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Kafka takes all partitions away: wait shortly for what outlets hold, commit, forget."""
