@@ -48,7 +48,7 @@ def told(batches):
     return answers
 
 
-@given(st.lists(records, min_size=1, max_size=40), st.sampled_from((1, 5)), st.booleans())
+@given(st.lists(records, min_size=1, max_size=20), st.sampled_from((1, 40)), st.booleans())
 def test_tickets_budgets_and_records_survive_everything(given_records, times, accounts_early):
     given_records = given_records * times  # above 63 records a position takes another byte
     topic = Budget(10**9, 10**9)
