@@ -108,12 +108,16 @@ def spark_run(
     bootstrap_servers: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Kafka.")] = "127.0.0.1:9092",
 ) -> None:
     """Run a Spark job with the pinned jars; further options go to the job (see `-- --help`)."""
-    from gateway.kafka.jars import JarError, ensure_jars  # noqa: PLC0415
+    from gateway.kafka.jars import console_report, ensure_jars  # noqa: PLC0415
+    from gateway.kafka.java import SetupError, find_java  # noqa: PLC0415
 
     try:
-        jars = ensure_jars("spark")
-    except JarError as error:
+        java = find_java()
+        with console_report() as report:
+            jars = ensure_jars("spark", report=report)
+    except SetupError as error:
         raise fail(str(error)) from error
+    os.environ["JAVA_HOME"] = str(java.path.resolve().parent.parent)
     argv = [sys.executable, "-m", "spark_sinks", job, "--bootstrap-servers", bootstrap_servers]
     argv += ["--jars", ",".join(str(jar) for jar in jars), *context.args]
     os.execv(sys.executable, argv)  # noqa: S606 - the job gets our process id, our signals and our terminal
