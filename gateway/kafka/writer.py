@@ -118,11 +118,6 @@ class Lane:
         if self._task is None and (self.full or self.open.count):
             self._task = self.desk.spawn(self._run())
 
-    @property
-    def idle(self) -> bool:
-        """Nothing open, waiting or on the way."""
-        return self._task is None and not self.full and not self.open.count
-
     async def _run(self) -> None:
         linger = self.desk.config.linger_ms / 1000
         try:
@@ -231,6 +226,7 @@ class Lane:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+            self._task = None  # also when it was cancelled before its first step
         if self.open.count:
             self.roll()
         self.flying.extend(self.full)
@@ -276,11 +272,6 @@ class TopicWriter:
         """A batch left `partition`: records without a key go on elsewhere."""
         if partition == self.partitioner.sticky:
             self.partitioner.move_on(self.info.available)
-
-    @property
-    def idle(self) -> bool:
-        """Nothing open, waiting or on the way in any lane."""
-        return all(lane.idle for lane in self.lanes)
 
     async def abandon(self) -> None:
         """Settle everything BUSY, now."""
