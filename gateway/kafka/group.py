@@ -18,7 +18,8 @@ import aiokafka.errors as kafka_errors
 from flowcontrol.backoff import Backoff
 from gateway.kafka.consumers import ConsumerOptions, Lookup
 from gateway.kafka.contracts import Outlet, Refused
-from gateway.kafka.group_reader import GroupReader, GroupStatistics, Member
+from gateway.kafka.group_parts import GroupStatistics, Member
+from gateway.kafka.group_reader import GroupReader
 from gateway.kafka.replay import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import Received

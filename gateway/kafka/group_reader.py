@@ -16,14 +16,12 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
-import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import IllegalStateError, KafkaError
 
 from flowcontrol.backoff import Backoff
-from flowcontrol.checkpoint import Checkpoint
 from gateway.kafka.consumers import (
     CHUNK,
     FETCH_WAIT_MS,
@@ -34,6 +32,7 @@ from gateway.kafka.consumers import (
     received,
 )
 from gateway.kafka.contracts import Outlet
+from gateway.kafka.group_parts import Delivery, GroupStatistics, Member, Part
 from gateway.kafka.replay import Spawn
 from mapping.record import Received
 
@@ -52,75 +51,6 @@ throws it away; either way at most one fetch per partition is held."""
 
 COMMIT_TIMEOUT_S: Final = 3.0
 RETRY_S: Final = 0.5
-
-
-class Delivery:
-    """A record that is not settled: with an outlet, ready for one, or waiting for its next attempt."""
-
-    __slots__ = ("attempts", "owner", "part", "record")
-
-    def __init__(self, record: Received, part: Part) -> None:
-        self.record = record
-        self.part = part
-        self.owner: Member | None = None
-        self.attempts = 0
-
-
-class Part:
-    """A partition while it is ours; a new object with every assignment, so that old deliveries are told apart."""
-
-    __slots__ = ("checkpoint", "committed", "deliveries", "fetched", "home", "ours", "partition")
-
-    def __init__(self, partition: TopicPartition) -> None:
-        self.partition = partition
-        self.checkpoint = Checkpoint()
-        self.deliveries: dict[int, Delivery] = {}
-        self.home: Member | None = None
-        self.committed: int | None = None
-        self.fetched: int | None = None
-        self.ours = True
-
-
-class Member:
-    """An outlet in the reader; `full` from "no room" until it is woken."""
-
-    __slots__ = ("full", "outlet")
-
-    def __init__(self, outlet: Outlet) -> None:
-        self.outlet = outlet
-        self.full = False
-
-
-class GroupStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of one reader.
-
-    Attributes:
-        group: the consumer group.
-        topics: what is subscribed to.
-        outlets: outlets that share the reader.
-        positions: per topic and partition that is ours, the offset after the last record read.
-        committed: likewise, the offset last committed by us.
-        lag: per topic, records stored and not read yet, as of the last fetch.
-        unsettled: records read and not settled.
-        waiting: of these, how many wait for their next attempt.
-        commits: commit requests answered, ever.
-        redelivered: records offered again, ever.
-        late: settlements of records that were no longer the outlet's, ever.
-        rebalances: assignments received, ever.
-    """
-
-    group: str
-    topics: tuple[str, ...]
-    outlets: int
-    positions: dict[str, dict[int, int]]
-    committed: dict[str, dict[int, int]]
-    lag: dict[str, int]
-    unsettled: int
-    waiting: int
-    commits: int
-    redelivered: int
-    late: int
-    rebalances: int
 
 
 class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
