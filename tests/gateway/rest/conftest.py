@@ -74,7 +74,7 @@ async def running_gateway(
         authenticator = Authenticator(security)
         await authenticator.start()
         listener = RestListener(
-            HttpConfig(address=LOCAL, **(http or {})),
+            HttpConfig(**{"address": LOCAL, **(http or {})}),
             publisher=publisher,
             topics=topics,
             authenticator=authenticator,
