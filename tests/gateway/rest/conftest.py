@@ -84,11 +84,11 @@ async def running_gateway(
             clock=loop.time,
             tls=tls,
         )
-        started = await publisher.start()
-        assert started or not wait
-        background.append(spawn(topics.run()))
-        await listener.start()
         try:
+            started = await publisher.start()
+            assert started or not wait
+            background.append(spawn(topics.run()))
+            await listener.start()
             yield Gateway(listener, publisher, topics)
         finally:
             await listener.stop(4.0)
