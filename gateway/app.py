@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -22,10 +23,10 @@ from gateway.amqp.services import Services as AmqpServices
 from gateway.config import Config, ConfigError, KafkaConfig
 from gateway.kafka.client import client_settings
 from gateway.kafka.consumers import Lookup
-from gateway.kafka.embedded import EmbeddedBroker
+from gateway.kafka.embedded import EmbeddedBroker, embedded_broker
 from gateway.kafka.group import Groups
-from gateway.kafka.jars import console_report, ensure_jars
-from gateway.kafka.java import SetupError, find_java
+from gateway.kafka.jars import console_report
+from gateway.kafka.java import SetupError
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.replay import Replay
 from gateway.kafka.storage import BrokerError
@@ -36,9 +37,11 @@ from gateway.mqtt.registry import Registry
 from gateway.mqtt.router import Router
 from gateway.mqtt.session import Counters, Services
 from gateway.net.listener import ListenError, listen_error
+from gateway.observe.lag import LoopLag
 from gateway.observe.logs import configure_logs
 from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
+from gateway.observe.sources import add_source
 from gateway.rest.listener import RestListener
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
@@ -115,18 +118,26 @@ def run(config: Config, ready_file: Path | None) -> None:
     """Run the gateway until SIGTERM or SIGINT; StartError when it cannot start."""
     configure_logs(config.log)
     check(config)
-    uvloop.run(App(config, ready_file).run())
+    broker = None
+    if config.kafka.bootstrap_servers is None:
+        try:
+            with console_report() as report:  # fetching the jars may take its time: not in the event loop
+                broker = embedded_broker(config.embedded, config.data_dir, report)
+        except SetupError as error:
+            raise StartError(str(error)) from error
+    uvloop.run(App(config, ready_file, broker).run())
 
 
 class App:
     """One gateway process."""
 
-    def __init__(self, config: Config, ready_file: Path | None = None) -> None:
-        """Nothing is opened before `run`."""
+    def __init__(self, config: Config, ready_file: Path | None = None, broker: EmbeddedBroker | None = None) -> None:
+        """Nothing is opened before `run`; `broker` is started and stopped with the gateway."""
         self._config = config
         self._ready_file = ready_file
         self._stop = asyncio.Event()
-        self._broker: EmbeddedBroker | None = None
+        self._starting: asyncio.Task[Any] | None = None
+        self._broker = broker
         self._fronts: list[Front] = []
         self._management: Management | None = None
         self._publisher: Publisher | None = None
@@ -137,21 +148,39 @@ class App:
         """Start, serve until a signal, stop; every task lives in one group."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._on_stop)
         try:
             async with asyncio.TaskGroup() as group:
                 async with contextlib.AsyncExitStack() as stack:
-                    await self._start(group, stack)
-                    log.info("ready", **{front.name: front.bound for front in self._fronts})
+                    await self._start_or_stop(group, stack)
                     await self._stop.wait()
                     log.info("stopping")
                 for task in tuple(self._tasks):  # what a lost client still waited for
                     task.cancel()
-        except* (ConfigError, ListenError, BrokerError, SetupError) as errors:
+        except* (ConfigError, ListenError, BrokerError) as errors:
             raise StartError(str(errors.exceptions[0])) from errors
         finally:
             if self._ready_file is not None:
                 self._ready_file.unlink(missing_ok=True)
+
+    def _on_stop(self) -> None:
+        self._stop.set()
+        if self._starting is not None:
+            self._starting.cancel()
+
+    async def _start_or_stop(self, group: asyncio.TaskGroup, stack: contextlib.AsyncExitStack) -> None:
+        """Start; a signal meanwhile ends the start, and what was started already is stopped as ever."""
+        task = self._starting = asyncio.current_task()
+        assert task is not None
+        try:
+            await self._start(group, stack)
+            log.info("ready", **{front.name: front.bound for front in self._fronts})
+        except asyncio.CancelledError:
+            if not self._stop.is_set():
+                raise
+            task.uncancel()
+        finally:
+            self._starting = None
 
     async def _start(self, group: asyncio.TaskGroup, stack: contextlib.AsyncExitStack) -> None:
         """Start each part and put its end on the stack, so that the ends come in the opposite order."""
@@ -234,12 +263,18 @@ class App:
         for front in self._fronts:
             await front.start()
 
+        lag = LoopLag(loop)
+        lag.start()
+        stack.callback(lag.stop)
         metrics = Metrics()
         for front in self._fronts:
-            metrics.add_source("front", front.statistics, labels={"protocol": front.name})
-        metrics.add_source("publisher", publisher.statistics)
-        metrics.add_source("tail", tail.statistics)
-        await self._open_management(metrics, authenticator, stack)
+            add_source(metrics, front.name, front.statistics)
+        add_source(metrics, "publisher", publisher.statistics)
+        add_source(metrics, "tail", tail.statistics)
+        add_source(metrics, "kafka", groups.statistics)
+        add_source(metrics, "authentication", authenticator.statistics)
+        add_source(metrics, "event_loop", lag.statistics)
+        await self._open_management(metrics, authenticator, access, context, stack)
 
         async def reload() -> None:
             await authenticator.reload()
@@ -257,17 +292,8 @@ class App:
         config = self._config
         if config.kafka.bootstrap_servers is not None:
             return config.kafka
-        java = find_java()
-        with console_report() as report:
-            jars = ensure_jars("kafka", report=report)
-        broker = self._broker = EmbeddedBroker(
-            config.data_dir / "kafka",
-            java=java.path,
-            jars=jars,
-            port=config.embedded.port,
-            controller_port=config.embedded.controller_port,
-            heap=config.embedded.heap,
-        )
+        broker = self._broker
+        assert broker is not None
         await broker.start()
         stack.push_async_callback(broker.stop)
         watching = spawn(self._keep_broker(broker))
@@ -286,19 +312,29 @@ class App:
             await asyncio.sleep(RESTART_S)
             try:
                 await broker.start()
+                if self._ready_file is not None and self._ready_file.exists():
+                    self._write_ready_file()
             except BrokerError as error:
                 log.error("the embedded broker cannot be started again", reason=str(error))
                 self._stop.set()
                 return
 
     async def _open_management(
-        self, metrics: Metrics, authenticator: Authenticator, stack: contextlib.AsyncExitStack
+        self,
+        metrics: Metrics,
+        authenticator: Authenticator,
+        access: AccessList,
+        tls: ssl.SSLContext | None,
+        stack: contextlib.AsyncExitStack,
     ) -> None:
         async def admit(user: str, password: str, peer: str) -> bool:
-            return await authenticator.authenticate_password(user, password, peer=peer) is not None
+            identity = await authenticator.authenticate_password(user, password, peer=peer)
+            return identity is not None and access.for_identity(identity).admin.filter("#")
 
         address = self._config.management.address
-        management = self._management = Management(metrics, self._readiness, admit=admit)
+        # On loopback nothing can listen in, and probes need no certificate.
+        context = None if address.is_loopback else tls
+        management = self._management = Management(metrics, self._readiness, admit=admit, ssl_context=context)
         try:
             await management.start(address)
         except OSError as error:
@@ -317,7 +353,12 @@ class App:
         while not publisher.reachable and not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), READY_POLL_S)
-        if self._ready_file is None or self._stop.is_set():
+        if not self._stop.is_set():
+            self._write_ready_file()
+
+    def _write_ready_file(self) -> None:
+        """Say where everything is; moved into place, so that nobody reads half of it."""
+        if self._ready_file is None:
             return
         assert self._management is not None
         facts: dict[str, Any] = {front.name: front.bound for front in self._fronts}
