@@ -15,7 +15,16 @@ from typing import Final
 import msgspec
 
 from mapping import amqp_body
-from mapping.amqp_values import STRING_TYPE, UNREADABLE_TYPE, checked_text, header_name, id_text, property_text
+from mapping.amqp_values import (
+    ID_PREFIX,
+    STRING_ID,
+    STRING_TYPE,
+    UNREADABLE_TYPE,
+    checked_text,
+    header_name,
+    id_text,
+    property_text,
+)
 from mapping.outcomes import Outcome
 from mapping.record import (
     AMQP_BODY,
@@ -80,7 +89,7 @@ class Destination(msgspec.Struct, frozen=True):
 
     Attributes:
         topic: the Kafka topic.
-        address: the link's address as the client wrote it.
+        address_bytes: the link's address as the client wrote it, in UTF-8.
         partition: from the address, or None.
         key: for messages without a key of their own.
         user: the authenticated name: a message's user-id must be the same.
@@ -90,7 +99,7 @@ class Destination(msgspec.Struct, frozen=True):
     """
 
     topic: str
-    address: str
+    address_bytes: bytes
     partition: int | None
     key: bytes | None
     user: str
@@ -205,11 +214,16 @@ def _header(value: bytes) -> tuple[bool, int, int | None]:
     return bool(durable), priority, ttl
 
 
-_TEXT_FIELDS: Final = {
-    2: TO, 3: SUBJECT, 4: REPLY_TO, 6: CONTENT_TYPE, 7: CONTENT_ENCODING, 10: GROUP_ID, 12: REPLY_TO_GROUP_ID,
-}  # fmt: skip
-_ID_FIELDS: Final = {0: MESSAGE_ID, 5: CORRELATION_ID}
-_FIELDS: Final = 13  # part 3.2.4
+# The properties in order (part 3.2.4), by the header that carries them.
+_FIELD_NAMES: Final = (
+    MESSAGE_ID, USER_ID, TO, SUBJECT, REPLY_TO, CORRELATION_ID, CONTENT_TYPE, CONTENT_ENCODING, EXPIRY, CREATION_TIME,
+    GROUP_ID, GROUP_SEQUENCE, REPLY_TO_GROUP_ID,
+)  # fmt: skip
+_FIELDS: Final = len(_FIELD_NAMES)
+_USER_ID, _TO, _ABSOLUTE_EXPIRY, _GROUP, _SEQUENCE = 1, 2, 8, 10, 11
+_IDS: Final = frozenset({0, 5})
+_TEXTS: Final = frozenset({2, 3, 4, 6, 7, 10, 12})
+_TEXT_OR_ID: Final = _IDS | _TEXTS
 
 
 def _properties(
@@ -229,39 +243,48 @@ def _properties(
         if code == 0x40:
             place += 1
             continue
-        name = _TEXT_FIELDS.get(index)
-        if name is not None:
-            if code in (0xA1, 0xA3):
-                start, place = place + 2, place + 2 + (data[place + 1] if place + 1 < end else end)
-            elif code in (0xB1, 0xB3):
-                start, place = place + 5, place + 5 + int.from_bytes(data[place + 1 : place + 5], "big")
-            else:
-                raise DecodeError(f"property {name} of type 0x{code:02x}")
+        name = _FIELD_NAMES[index]
+        if (code == 0xA1 or code == 0xA3) and index in _TEXT_OR_ID and place + 1 < end:
+            start, place = place + 2, place + 2 + data[place + 1]
+            text = data[start:place]
             if place > end:
                 raise DecodeError("properties end too early")
-            text = checked_text(data[start:place])
-            if index == 10:
+            if not text.isascii():
+                checked_text(text)
+            if index in _IDS:
+                if text.startswith(ID_PREFIX):
+                    text = STRING_ID + text
+            elif index == _GROUP:
                 group = text
-            if index != 2 or text != destination.address.encode():
+            if index != _TO or text != destination.address_bytes:
                 headers.append((name, text))
-        elif index in _ID_FIELDS:
+        elif index in _TEXTS:
+            if code not in (0xB1, 0xB3):
+                raise DecodeError(f"property {name} of type 0x{code:02x}")
+            value, place = decode(data, place, end)
+            text = value.encode()
+            if index == _GROUP:
+                group = text
+            if index != _TO or text != destination.address_bytes:
+                headers.append((name, text))
+        elif index in _IDS:
             found, place = id_text(data, place, end)
-            headers.append((_ID_FIELDS[index], found))
+            headers.append((name, found))
         else:
             value, place = decode(data, place, end)
-            if index == 1:
+            if index == _USER_ID:
                 if type(value) is not bytes:
                     raise DecodeError("a user-id that is not binary")
                 if value != destination.user.encode():
                     raise Unmappable(Outcome.DENIED, "the message's user-id is not the authenticated one")
                 headers.append((USER_ID, value))
-            elif index == 11:
+            elif index == _SEQUENCE:
                 if type(value) is not int:
                     raise DecodeError("a group-sequence that is no integer")
-                headers.append((GROUP_SEQUENCE, str(value).encode()))
+                headers.append((GROUP_SEQUENCE, b"%d" % value))
             elif type(value) is not Timestamp:
                 raise DecodeError("a time that is no timestamp")
-            elif index == 8:
+            elif index == _ABSOLUTE_EXPIRY:
                 absolute = int(value)
             else:
                 created = int(value)
@@ -277,22 +300,26 @@ def _application_properties(data: bytes, at: int, end: int, headers: list[Header
     letters: list[str] = []
     plain = True
     for _ in range(count // 2):
-        start, place = _string(data, place, end)
+        if place + 1 < end and data[place] == 0xA1:
+            start, place = place + 2, place + 2 + data[place + 1]
+        else:
+            start, place = _string(data, place, end)
         name = header_name(data[start:place])
         if place + 1 < end and data[place] == 0xA1:
             start, place = place + 2, place + 2 + data[place + 1]
             if place > end:
                 raise DecodeError("application properties end too early")
-            headers.append((name, checked_text(data[start:place])))
+            text = data[start:place]
+            headers.append((name, text if text.isascii() else checked_text(text)))
             letters.append(STRING_TYPE)
             continue
         if place >= end:
             raise DecodeError("application properties end too early")
-        letter, text, place = property_text(data, place, end)
+        letter, value, place = property_text(data, place, end)
         if letter != STRING_TYPE:
             plain = False
         if letter != UNREADABLE_TYPE:
-            headers.append((name, text))
+            headers.append((name, value))
             letters.append(letter)
     if place != end:
         raise DecodeError("bytes behind the last application property")

@@ -64,6 +64,8 @@ def to_value(data: bytes, body: list[Section]) -> Body:
     code, start, at, end = body[0]
     if code == DATA:
         if len(body) == 1:
+            if data[at] == 0xA0 and at - start == 3:  # the form that everybody writes
+                return Body(data[at + 2 : end])
             value = binary_at(data, at, end)
             prefix = _prefix(data[start:end], value, 0x75, 0xA0)
             return Body(value, None if prefix is None else f"data:{prefix}/{len(value)}".encode())

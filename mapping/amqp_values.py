@@ -11,6 +11,7 @@ import functools
 import math
 import uuid
 from collections.abc import Callable
+from struct import Struct
 from typing import Any, Final
 
 from mapping.record import own_name, stored_name
@@ -21,7 +22,7 @@ BINARY_ID: Final = b"AMQP_BINARY:"
 UUID_ID: Final = b"AMQP_UUID:"
 ULONG_ID: Final = b"AMQP_ULONG:"
 STRING_ID: Final = b"AMQP_STRING:"  # escapes a string that begins like one of these
-_ID_PREFIX: Final = b"AMQP_"
+ID_PREFIX: Final = b"AMQP_"
 _ULONG_CODES: Final = frozenset({0x80, 0x53, 0x44})
 
 CLOUD_EVENTS: Final = ("cloudEvents:", "cloudEvents_")  # the AMQP binding's two prefixes ...
@@ -50,7 +51,7 @@ def id_text(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
         return None, after
     if type(value) is str:
         raw = value.encode()
-        return (STRING_ID + raw if raw.startswith(_ID_PREFIX) else raw), after
+        return (STRING_ID + raw if raw.startswith(ID_PREFIX) else raw), after
     if type(value) is bytes:
         return BINARY_ID + value.hex().encode(), after
     if type(value) is uuid.UUID:
@@ -62,7 +63,7 @@ def id_text(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
 
 def id_value(text: bytes) -> bytes:
     """The encoded id of a header: the prefix's type, else a string if it is UTF-8, else a binary."""
-    if text.startswith(_ID_PREFIX):
+    if text.startswith(ID_PREFIX):
         try:
             if text.startswith(BINARY_ID):
                 return primitives.binary(bytes.fromhex(text[len(BINARY_ID) :].decode()))
@@ -107,30 +108,38 @@ def property_name(stored: str) -> str | None:
     return own_name(stored)
 
 
-def _decimal(value: Any) -> bytes:
-    return str(int(value)).encode()
-
-
-def _float_text(value: float) -> bytes:
-    return repr(value).encode()
-
+_FLOAT: Final = Struct(">f")
+_DOUBLE: Final = Struct(">d")
 
 _TEXTS: Final[dict[int, tuple[str, Callable[[Any], bytes | None]]]] = {
     0x40: (NULL_TYPE, lambda value: None),
-    0x41: ("b", lambda value: b"true"),
-    0x42: ("b", lambda value: b"false"),
     0x56: ("b", lambda value: b"true" if value else b"false"),
-    0x50: ("B", _decimal), 0x60: ("H", _decimal),
-    0x70: ("I", _decimal), 0x52: ("I", _decimal), 0x43: ("I", _decimal),
-    0x80: ("L", _decimal), 0x53: ("L", _decimal), 0x44: ("L", _decimal),
-    0x51: ("g", _decimal), 0x61: ("h", _decimal),
-    0x71: ("i", _decimal), 0x54: ("i", _decimal), 0x81: ("l", _decimal), 0x55: ("l", _decimal),
-    0x72: ("f", _float_text), 0x82: ("d", _float_text),
-    0x83: ("t", _decimal), 0x98: ("u", lambda value: str(value).encode()),
+    0x98: ("u", lambda value: str(value).encode()),
     0xA0: ("x", lambda value: value), 0xB0: ("x", lambda value: value),
     0xA1: (STRING_TYPE, lambda value: value.encode()), 0xB1: (STRING_TYPE, lambda value: value.encode()),
     0xA3: ("y", lambda value: value.encode()), 0xB3: ("y", lambda value: value.encode()),
 }  # fmt: skip
+
+
+def _integers(letter: str, size: int, *, signed: bool) -> tuple[str, int, Callable[[bytes], bytes]]:
+    return letter, size, lambda raw: b"%d" % int.from_bytes(raw, "big", signed=signed)
+
+
+_FIXED: Final[dict[int, tuple[str, int, Callable[[bytes], bytes]]]] = {
+    0x41: ("b", 0, lambda raw: b"true"),
+    0x42: ("b", 0, lambda raw: b"false"),
+    0x50: _integers("B", 1, signed=False), 0x60: _integers("H", 2, signed=False),
+    0x70: _integers("I", 4, signed=False), 0x52: _integers("I", 1, signed=False),
+    0x43: _integers("I", 0, signed=False), 0x44: _integers("L", 0, signed=False),
+    0x80: _integers("L", 8, signed=False), 0x53: _integers("L", 1, signed=False),
+    0x51: _integers("g", 1, signed=True), 0x61: _integers("h", 2, signed=True),
+    0x71: _integers("i", 4, signed=True), 0x54: _integers("i", 1, signed=True),
+    0x81: _integers("l", 8, signed=True), 0x55: _integers("l", 1, signed=True),
+    0x83: _integers("t", 8, signed=True),
+    0x72: ("f", 4, lambda raw: repr(_FLOAT.unpack(raw)[0]).encode()),
+    0x82: ("d", 8, lambda raw: repr(_DOUBLE.unpack(raw)[0]).encode()),
+}  # fmt: skip
+"""The types of a fixed width: (letter, bytes, text)."""
 
 
 def property_text(data: bytes, at: int, end: int) -> tuple[str, bytes | None, int]:
@@ -139,6 +148,13 @@ def property_text(data: bytes, at: int, end: int) -> tuple[str, bytes | None, in
     A value without a readable text (part 3.2.5 allows simple types only, but peers send others) has the letter
     `UNREADABLE_TYPE`; it travels in the side-car alone. Raises DecodeError.
     """
+    quick = _FIXED.get(data[at])
+    if quick is not None:
+        letter, size, convert = quick
+        after = at + 1 + size
+        if after > end:
+            raise DecodeError("a property ends too early")
+        return letter, convert(data[at + 1 : after]), after
     known = _TEXTS.get(data[at])
     if known is None:
         if data[at] == 0x73:

@@ -117,8 +117,10 @@ class OutgoingLink:
 
     def disposition(self, record: Received, state: State | None) -> None:
         """The outcome of a record that was sent unsettled."""
+        services = self._session.services
+        counts = services.counts
+        was_full = self.unsettled >= services.config.max_unsettled  # then nobody asks any more
         self.unsettled -= 1
-        counts = self._session.services.counts
         membership = self._membership
         code = outcomes.RELEASED if state is None else state.code
         if code == outcomes.REJECTED:
@@ -130,7 +132,7 @@ class OutgoingLink:
                 counts.returned_by_peer += 1
                 failed = state is not None and code == outcomes.MODIFIED and state.delivery_failed
                 membership.again(record, failed=failed)
-        if self._waits:
+        if self._waits or was_full:
             self.wake()
 
     def wake(self) -> None:

@@ -316,7 +316,7 @@ class AmqpSession:
         assert identity is not None
         destination = Destination(
             topic=address.topic,
-            address=link.target.address or "",
+            address_bytes=(link.target.address or "").encode(),
             partition=address.partition,
             key=address.key,
             user=identity.name,

@@ -21,7 +21,7 @@ from protocols.amqp.primitives import decode
 from protocols.amqp.sections import MESSAGE_ANNOTATIONS, scan
 
 NOW = 1_800_000_000_000
-HERE = Destination("t", "t", None, None, "ann", gateway_headers("client-1"))
+HERE = Destination("t", b"t", None, None, "ann", gateway_headers("client-1"))
 
 
 def stored(record: Record, *, offset: int = 42, partition: int = 1) -> Received:
@@ -219,7 +219,11 @@ def test_damaged_messages(parts: tuple[bytes, ...], data: Any) -> None:
     from_record(stored(record), NOW)
 
 
-NAMES = ["content-type", "correlation-id", "reply-to", "message-id", "subject", "to", "user-id", "group-id", "group-sequence", "expiry", "creation-time", "amqp.sections", "amqp.types", "amqp.body", "amqp.priority", "amqp.durable", "mqtt.topic", "user.x", "ce_id"]
+NAMES = (
+    "content-type", "correlation-id", "reply-to", "message-id", "subject", "to", "user-id", "group-id", "expiry",
+    "group-sequence", "creation-time", "amqp.sections", "amqp.types", "amqp.body", "amqp.priority", "amqp.durable",
+    "mqtt.topic", "user.x", "ce_id",
+)  # fmt: skip
 TEMPTING = [b"data:1,2", b"v:str", b"json:00000000", b"raw", b"ss", b"AMQP_UUID:x"]
 headers_of_anybody = st.lists(
     st.tuples(

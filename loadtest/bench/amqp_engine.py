@@ -1,0 +1,340 @@
+"""What one AMQP transfer costs in the gateway before Kafka, and one delivery on the way out, beside a floor.
+
+    python -m loadtest.bench.amqp_engine
+
+Each row is the median of several runs, in microseconds of CPU per message: unsettled transfers with a 100-byte body in
+reads of 64 KiB, a window of 1,000, accepted in batches. "minimal" is one Data section; "typical" adds a header, six
+properties and three application properties. The floor is proton's C engine through cffi with an immediate `accepted`
+and nothing checked. Nothing here opens a socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import cproton
+import proton
+
+from flowcontrol.budget import Budget
+from flowcontrol.gate import Gate
+from gateway.amqp.incoming import IncomingLink
+from gateway.amqp.services import Services
+from gateway.amqp.session import AmqpSession
+from gateway.config import AmqpConfig
+from gateway.kafka.contracts import Result
+from gateway.security.authorization import AccessList
+from gateway.security.identity import ANONYMOUS
+from mapping.amqp import Destination, gateway_headers, to_record
+from mapping.amqp_out import from_record
+from mapping.outcomes import Outcome
+from mapping.record import Received, Record
+from protocols.amqp.connection import Connection
+from protocols.amqp.engine import Limits
+from protocols.amqp.events import LinkRequested, TransferReceived
+
+BODY: Final = b"\x00\x53\x75\xa0\x64" + b"x" * 100
+WINDOW: Final = 1000
+READ: Final = 65536
+COUNT: Final = 20_000  # per run
+RUNS: Final = 7
+NOW: Final = 1_800_000_000_000
+
+
+def _text(code: int, value: str) -> bytes:
+    return bytes((code, len(value))) + value.encode()
+
+
+def _list(*items: bytes) -> bytes:
+    body = b"".join(items)
+    return b"\xd0" + struct.pack(">II", len(body) + 4, len(items)) + body
+
+
+def _frame(code: int, *items: bytes, payload: bytes = b"") -> bytes:
+    body = b"\x00\x53" + bytes((code,)) + _list(*items) + payload
+    return struct.pack(">IBBH", len(body) + 8, 2, 0, 0) + body
+
+
+NULL, ZERO, TRUE, FALSE = b"\x40", b"\x43", b"\x41", b"\x42"
+BIG: Final = b"\x70\x7f\xff\xff\xff"
+
+
+def typical() -> bytes:
+    """A message as services send them."""
+    properties = b"\x00\x53\x73" + _list(
+        _text(0xA1, "msg-0123456789"), NULL, _text(0xA1, "telemetry/dev1"), _text(0xA1, "subj"), NULL,
+        _text(0xA1, "corr-1"), _text(0xA3, "application/json"), NULL, NULL, b"\x83" + struct.pack(">q", NOW),
+    )  # fmt: skip
+    entries = b"".join(
+        [_text(0xA1, "device"), _text(0xA1, "dev-1"), _text(0xA1, "seq"), b"\x54\x07", _text(0xA1, "temp"),
+         b"\x82" + struct.pack(">d", 21.5)]
+    )  # fmt: skip
+    application = b"\x00\x53\x74\xd1" + struct.pack(">II", len(entries) + 4, 6) + entries
+    return b"\x00\x53\x70\xc0\x02\x01\x41" + properties + application + BODY
+
+
+def preamble(*, sending: bool) -> bytes:
+    """Header, open, begin and attach of a client."""
+    terminus = _list(_text(0xA1, "bench"))
+    return (
+        b"AMQP\x00\x01\x00\x00"
+        + _frame(0x10, _text(0xA1, "bench"), _text(0xA1, "localhost"), b"\x70\x00\x01\x00\x00")
+        + _frame(0x11, NULL, ZERO, BIG, BIG)
+        + _frame(
+            0x12, _text(0xA1, "link"), ZERO, FALSE if sending else TRUE, NULL, NULL, b"\x00\x53\x28" + terminus,
+            b"\x00\x53\x29" + terminus, NULL, NULL, ZERO if sending else NULL,
+        )
+    )  # fmt: skip
+
+
+def transfers(message: bytes) -> list[bytes]:
+    """`COUNT` transfers in reads."""
+    data = b"".join(
+        _frame(
+            0x14, ZERO, b"\x70" + struct.pack(">I", number), b"\xa0\x08" + struct.pack(">Q", number), ZERO, FALSE, FALSE,
+            payload=message,
+        )
+        for number in range(COUNT)
+    )  # fmt: skip
+    return [data[at : at + READ] for at in range(0, len(data), READ)]
+
+
+def floor(reads: list[bytes]) -> Callable[[], None]:
+    """Proton through cffi: receive, accept, settle."""
+    lib, ffi = cproton.lib, cproton.ffi
+    connection, collector = proton.Connection(), proton.Collector()
+    connection.collect(collector)
+    transport = proton.Transport(proton.Transport.SERVER)
+    transport.max_frame_size = 65536
+    transport.bind(connection)
+    events, io = collector._impl, transport._impl
+    scratch = ffi.new("char[]", 1 << 20)
+
+    taken = 0
+    kept: list[Any] = []  # proton's wrappers
+
+    def drain() -> None:
+        nonlocal taken
+        while (event := lib.pn_collector_peek(events)) != ffi.NULL:
+            if lib.pn_event_type(event) == lib.PN_DELIVERY:
+                delivery = lib.pn_event_delivery(event)
+                link = lib.pn_delivery_link(delivery)
+                size = lib.pn_link_recv(link, scratch, 1 << 20)
+                bytes(ffi.buffer(scratch, size))
+                lib.pn_link_advance(link)
+                lib.pn_delivery_update(delivery, lib.PN_ACCEPTED)
+                lib.pn_delivery_settle(delivery)
+                taken += 1
+            else:
+                found = proton.Event.wrap(event)
+                if found is not None and found.type is proton.Event.CONNECTION_REMOTE_OPEN:
+                    found.connection.open()
+                elif found is not None and found.type is proton.Event.SESSION_REMOTE_OPEN:
+                    found.session.open()
+                elif found is not None and found.type is proton.Event.LINK_REMOTE_OPEN:
+                    kept.append(found.link)
+                    found.link.open()
+                    found.link.flow(COUNT)
+            lib.pn_collector_pop(events)
+
+    def feed(data: bytes) -> None:
+        base = ffi.from_buffer(data)
+        at = 0
+        while at < len(data):
+            size = min(lib.pn_transport_capacity(io), len(data) - at)
+            lib.pn_transport_push(io, base + at, size)
+            at += size
+            drain()
+        while (size := lib.pn_transport_pending(io)) > 0:
+            lib.pn_transport_peek(io, scratch, size)
+            lib.pn_transport_pop(io, size)
+
+    feed(preamble(sending=True))
+
+    def run() -> None:
+        for data in reads:
+            feed(data)
+        # The wrappers are kept alive as long as this function.
+        assert taken == COUNT, (taken, connection.state, transport.condition, collector)
+
+    return run
+
+
+def accepted(connection: Connection, *, sending: bool) -> Any:
+    """Open a connection with one link."""
+    connection.tick(1.0)
+    events = connection.receive_data(preamble(sending=sending))
+    connection.open((), ())
+    link = next(event.link for event in events if isinstance(event, LinkRequested))
+    connection.engine.accept_link(link, max_message_bytes=1 << 20)
+    connection.data_to_send()
+    return link
+
+
+def engine(reads: list[bytes], destination: Destination | None) -> Callable[[], None]:
+    """Our connection: events, accepted in batches; with the mapping when there is a destination."""
+    connection = Connection("bench", Limits(session_window_bytes=1 << 30))
+    link = accepted(connection, sending=True)
+
+    def run() -> None:
+        for data in reads:
+            connection.engine.grant(link, max(0, WINDOW - link.credit))
+            for event in connection.receive_data(data):
+                if type(event) is TransferReceived:
+                    if destination is not None:
+                        to_record(event.data, destination, NOW)
+                    connection.engine.accept_delivery(event.link, event.delivery)
+            connection.data_to_send()
+
+    return run
+
+
+class AnsweringPublisher:
+    """Kafka's place: keeps the tokens, and answers when told."""
+
+    def __init__(self) -> None:
+        self.budget = Budget(1 << 30, 1 << 30)
+        self.gate = self.budget.gate
+        self.held: list[Any] = []
+        self._gate = Gate(2, 1)
+
+    def submit(self, record: Record, owner: Any, token: Any) -> None:
+        """Keep the token."""
+        self.held.append(token)
+
+    def connection_budget(self) -> Budget:
+        """A budget of its own."""
+        return Budget(1 << 30, 1 << 30)
+
+    def topic_gate(self, name: str) -> Gate:
+        """Always open."""
+        return self._gate
+
+
+class Socket:
+    """The pump's place."""
+
+    writable = True
+    transport = None
+    peer = "bench"
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def flush(self) -> None:
+        """Take what there is to write."""
+        self._connection.data_to_send()
+
+    def flush_soon(self) -> None:
+        """The same: there is no loop."""
+        self._connection.data_to_send()
+
+
+class Anybody:
+    """The authenticator's place."""
+
+    def offers(self, *, certificate: bool = False) -> tuple[str, ...]:
+        """No mechanism is needed."""
+        return ("ANONYMOUS",)
+
+    def anonymous(self) -> Any:
+        """Everybody is."""
+        return ANONYMOUS
+
+    def identify_certificate(self, peercert: Any) -> Any:
+        """Nobody has one."""
+        return None
+
+
+def session(reads: list[bytes], destination: Destination) -> Callable[[], None]:
+    """The whole way in without Kafka: events, mapping, window, submit, settle, credit, output."""
+    publisher = AnsweringPublisher()
+    services = Services(
+        AmqpConfig(),
+        container_id="bench",
+        publisher=cast("Any", publisher),
+        tail=cast("Any", None),
+        groups=cast("Any", None),
+        authenticator=cast("Any", Anybody()),
+        access=AccessList(),
+        wall_clock=lambda: NOW,
+    )
+    connection = Connection("bench", Limits(session_window_bytes=1 << 30))
+    owner = AmqpSession(services, connection)
+    owner.connected(cast("Any", Socket(connection)))
+    link = accepted(connection, sending=True)
+    link.context = IncomingLink(owner, link, destination, WINDOW, None)
+    services.senders = 1
+    link.context.top_up()
+
+    def run() -> None:
+        held = publisher.held
+        for data in reads:
+            owner.handle(connection.receive_data(data))
+            owner.settle(held, range(len(held)), Result(Outcome.STORED, 0))
+            held.clear()
+        assert connection.engine.opened
+        assert link.attached
+
+    return run
+
+
+def outgoing(record: Received) -> Callable[[], None]:
+    """The way out without Kafka: record to message to transfer frames, settled."""
+    connection = Connection("bench", Limits(session_window_bytes=1 << 30))
+    link = accepted(connection, sending=False)
+    flow = _frame(0x13, ZERO, BIG, ZERO, BIG, ZERO, ZERO, b"\x70" + struct.pack(">I", COUNT))
+    connection.receive_data(flow)
+
+    def run() -> None:
+        for number in range(COUNT):
+            if connection.engine.credit_of(link) > 0:
+                data = from_record(record, NOW)
+                assert data is not None
+                connection.engine.send(link, data, None)
+            if number % 500 == 499:
+                connection.data_to_send()
+
+    return run
+
+
+def measure(make: Callable[[], Callable[[], None]]) -> float:
+    """Microseconds of CPU per message, the median; each run has a connection of its own."""
+    found = []
+    for _ in range(RUNS):
+        run = make()
+        began = time.process_time()
+        run()
+        found.append((time.process_time() - began) / COUNT * 1e6)
+    return statistics.median(found)
+
+
+def main() -> None:
+    """Print the table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    destination = Destination("bench", b"bench", None, None, "anonymous", gateway_headers("bench"))
+    print(f"{'us CPU per message':34}{'minimal':>10}{'typical':>10}")
+    reads = {"minimal": transfers(BODY), "typical": transfers(typical())}
+    rows: list[tuple[str, Callable[[list[bytes]], Callable[[], None]]]] = [
+        ("in: floor (proton through cffi)", floor),
+        ("in: connection", lambda data: engine(data, None)),
+        ("in: connection and mapping", lambda data: engine(data, destination)),
+        ("in: session, without Kafka", lambda data: session(data, destination)),
+    ]
+    for name, make in rows:
+        print(f"{name:34}" + "".join(f"{measure(functools.partial(make, data)):10.2f}" for data in reads.values()))
+    out = []
+    for message in (BODY, typical()):
+        record = to_record(message, destination, NOW)
+        received = Received("bench", None, record.value, record.headers, NOW, 0, 123_456)
+        out.append(measure(functools.partial(outgoing, received)))
+    print(f"{'out: mapping and connection':34}" + "".join(f"{value:10.2f}" for value in out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""What a sending peer is told, by proton's blocking client against a real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from proton import ConnectionException, Delivery, Message, symbol
+from proton.reactor import AtMostOnce
+from proton.utils import BlockingConnection, LinkDetached, SendException
+
+from gateway.amqp.front import AmqpFront
+from gateway.config import AccessRule, SecurityConfig
+from mapping.outcomes import Outcome
+from protocols.amqp import outcomes
+
+TIMEOUT = 20
+T = TypeVar("T")
+
+
+async def as_client(front: AmqpFront, work: Callable[[BlockingConnection], T], **options: Any) -> T:
+    """Run `work` with a blocking connection in a thread."""
+
+    def run() -> T:
+        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT, **options)
+        try:
+            return work(connection)
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(run)
+
+
+async def read_all(bootstrap: str, topic: str) -> list[Any]:
+    """Every record of a topic, partition by partition."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap)
+    await consumer.start()
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            while not (numbers := consumer.partitions_for_topic(topic)):
+                await consumer._client.force_metadata_update()
+            partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
+            consumer.assign(partitions)
+            ends = await consumer.end_offsets(partitions)
+            await consumer.seek_to_beginning()
+            found = []
+            while any([await consumer.position(part) < end for part, end in ends.items()]):
+                for records in (await consumer.getmany(timeout_ms=500)).values():
+                    found += records
+            return found
+    finally:
+        await consumer.stop()
+
+
+def data(body: bytes, **fields: Any) -> Message:
+    return Message(body=body, inferred=True, **fields)
+
+
+async def test_keys_headers_and_partitions(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+    topic = await new_topic(partitions=4)
+
+    def send(connection: BlockingConnection) -> None:
+        plain = connection.create_sender(topic)
+        plain.send(data(b"by key", annotations={symbol("x-opt-bridge.key"): "k"}, properties={"unit": "C"}))
+        plain.send(data(b"by annotation", annotations={symbol("x-opt-bridge.partition"): 3}))
+        connection.create_sender(f"/topics/{topic}/partitions/2").send(data(b"by address"))
+        connection.create_sender(f"topic://{topic}/kitchen/temp").send(data(b"by rest"))
+
+    await as_client(front, send)
+    found = {record.value: record for record in await read_all(bootstrap, topic)}
+    assert found[b"by key"].key == b"k"
+    headers = dict(found[b"by key"].headers)
+    assert headers["gw.protocol"] == b"amqp10"
+    assert headers["unit"] == b"C"
+    assert found[b"by annotation"].partition == 3
+    assert found[b"by address"].partition == 2
+    assert found[b"by rest"].key == b"kitchen/temp"
+
+
+async def test_order_and_number(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+    """More messages than the window, sent without waiting: all stored, in order, all accepted."""
+    topic = await new_topic(partitions=1)
+    count = 3000
+
+    def send(connection: BlockingConnection) -> list[int]:
+        sender = connection.create_sender(topic)
+        link = sender.link
+        deliveries = []
+        for number in range(count):
+            connection.wait(lambda: link.credit > 0, timeout=TIMEOUT)
+            deliveries.append(link.send(data(b"%d" % number)))
+        connection.wait(lambda: all(delivery.settled for delivery in deliveries), timeout=TIMEOUT)
+        return [int(delivery.remote_state) for delivery in deliveries]
+
+    assert await as_client(front, send) == [outcomes.ACCEPTED] * count
+    assert [record.value for record in await read_all(bootstrap, topic)] == [b"%d" % number for number in range(count)]
+    assert front.statistics().incoming[Outcome.STORED] >= count
+
+
+async def test_settled_transfers_are_stored_too(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+    topic = await new_topic(partitions=1)
+
+    def send(connection: BlockingConnection) -> None:
+        sender = connection.create_sender(topic, options=AtMostOnce())
+        for number in range(50):
+            connection.wait(lambda: sender.link.credit > 0, timeout=TIMEOUT)
+            sender.link.send(data(b"%d" % number)).settle()
+        last = connection.create_sender(topic, name="last")
+        last.send(data(b"last"))  # the same connection: what was sent before is stored before
+
+    await as_client(front, send)
+    values = [record.value for record in await read_all(bootstrap, topic)]
+    assert values == [b"%d" % number for number in range(50)] + [b"last"]
+
+
+@pytest.mark.parametrize(
+    ("address", "condition"),
+    [
+        ("no-such-topic", outcomes.NOT_FOUND),
+        ("__consumer_offsets", outcomes.UNAUTHORIZED_ACCESS),
+        ("bad name", outcomes.NOT_FOUND),
+        (None, outcomes.NOT_IMPLEMENTED),
+        ("{topic}/partitions/99", outcomes.NOT_FOUND),
+        ("{topic}/group.id/g", outcomes.INVALID_FIELD),
+    ],
+)
+@pytest.mark.clause("AMQP-2.6.3")
+async def test_targets_that_are_refused(front: AmqpFront, new_topic: Any, address: str | None, condition: str) -> None:
+    topic = await new_topic()
+
+    def attach(connection: BlockingConnection) -> None:
+        with pytest.raises(LinkDetached, match=condition):
+            connection.create_sender(address.format(topic=topic) if address else None)
+        connection.create_sender(topic, name="other").send(data(b"x"))  # the connection lives on
+
+    await as_client(front, attach)
+
+
+async def test_a_record_too_large_is_refused_alone(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+    topic = await new_topic(partitions=1, max_message_bytes="2000")
+
+    def send(connection: BlockingConnection) -> tuple[int, int, str]:
+        sender = connection.create_sender(topic)
+        link = sender.link
+        deliveries = []
+        for body in (b"before", bytes(1990), bytes(5000), b"after"):
+            connection.wait(lambda: link.credit > 0, timeout=TIMEOUT)
+            deliveries.append(link.send(data(body)))
+        connection.wait(lambda: all(delivery.settled for delivery in deliveries), timeout=TIMEOUT)
+        states = [int(delivery.remote_state) for delivery in deliveries]
+        assert states == [outcomes.ACCEPTED, outcomes.REJECTED, outcomes.REJECTED, outcomes.ACCEPTED]
+        conditions = {delivery.remote.condition.name for delivery in deliveries[1:3]}
+        return link.remote_max_message_size, len(deliveries), conditions.pop() if len(conditions) == 1 else ""
+
+    limit, _, condition = await as_client(front, send)
+    assert condition == outcomes.MESSAGE_SIZE_EXCEEDED
+    assert limit == 2000
+    assert [record.value for record in await read_all(bootstrap, topic)] == [b"before", b"after"]
+
+
+async def test_a_message_that_is_none_is_rejected(front: AmqpFront, new_topic: Any) -> None:
+    topic = await new_topic()
+
+    def send(connection: BlockingConnection) -> Any:
+        sender = connection.create_sender(topic)
+        link = sender.link
+        connection.wait(lambda: link.credit > 0, timeout=TIMEOUT)
+        delivery = link.delivery("bad")
+        link.stream(b"\x00\x53\x73\xff")
+        link.advance()
+        connection.wait(lambda: delivery.settled, timeout=TIMEOUT)
+        bad = (delivery.remote_state, delivery.remote.condition.name)
+        sender.send(data(b"good"))
+        with pytest.raises(SendException):
+            sender.send(data(b"bad", annotations={symbol("x-opt-bridge.partition"): 99}))
+        return bad
+
+    assert await as_client(front, send) == (Delivery.REJECTED, outcomes.DECODE_ERROR)
+
+
+async def test_rights(start_front: Any, new_topic: Any) -> None:
+    allowed, denied, partly = await new_topic(), await new_topic(), await new_topic()
+    rules = (
+        AccessRule(action="publish", topic=allowed),
+        AccessRule(action="publish", topic=f"{partly}/mine/#"),
+    )
+    front = await start_front(security=SecurityConfig(access=rules))
+
+    def attach(connection: BlockingConnection) -> None:
+        connection.create_sender(allowed).send(data(b"x"))
+        with pytest.raises(LinkDetached, match=outcomes.UNAUTHORIZED_ACCESS):
+            connection.create_sender(denied)
+        for address in (allowed, f"{allowed}/group.id/g"):
+            with pytest.raises(LinkDetached, match=outcomes.UNAUTHORIZED_ACCESS):
+                connection.create_receiver(address)
+        sender = connection.create_sender(partly)
+        sender.send(data(b"x", annotations={symbol("x-opt-bridge.key"): "mine/a"}))
+        with pytest.raises(SendException):
+            sender.send(data(b"x", annotations={symbol("x-opt-bridge.key"): "theirs"}))
+
+    await as_client(front, attach)
+
+
+async def test_credit_stops_with_the_budget(start_front: Any, backend: Any, new_topic: Any) -> None:
+    """With the process budget shut no credit is granted; when it opens, it is."""
+    topic = await new_topic()
+    front = await start_front(amqp={"link_credit": 4})
+    budget = backend.publisher.budget
+    shut = asyncio.Event()
+
+    def work(connection: BlockingConnection, loop: asyncio.AbstractEventLoop) -> tuple[int, int]:
+        sender = connection.create_sender(topic)
+        link = sender.link
+        connection.wait(lambda: link.credit == 4, timeout=TIMEOUT)
+        loop.call_soon_threadsafe(shut_budget)
+        asyncio.run_coroutine_threadsafe(shut.wait(), loop).result(TIMEOUT)
+        for number in range(4):  # what was granted is honoured and answered
+            sender.send(data(b"%d" % number))
+        starved = link.credit
+        loop.call_soon_threadsafe(budget.give, budget.bytes_limit)
+        connection.wait(lambda: link.credit > 0, timeout=TIMEOUT)
+        sender.send(data(b"more"))
+        return starved, link.credit
+
+    def shut_budget() -> None:
+        budget.take(budget.bytes_limit)
+        shut.set()
+
+    loop = asyncio.get_running_loop()
+    starved, credit = await as_client(front, lambda connection: work(connection, loop))
+    assert starved == 0
+    assert credit > 0
+
+
+async def test_a_lost_connection_loses_nothing_and_breaks_nothing(
+    front: AmqpFront, backend: Any, bootstrap: str, new_topic: Any
+) -> None:
+    topic = await new_topic(partitions=1)
+
+    accepted = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def send() -> None:
+        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        sender = connection.create_sender(topic)
+        sender.send(data(b"accepted"))
+        for _ in range(10):
+            sender.link.send(data(b"unanswered"))
+        loop.call_soon_threadsafe(accepted.set)
+        with pytest.raises(ConnectionException):
+            connection.wait(lambda: False, timeout=TIMEOUT)
+
+    running = asyncio.create_task(asyncio.to_thread(send))
+    await accepted.wait()
+    for pump in list(front.listener.pumps):
+        pump.abort()
+    await running
+    await front.listener.wait_closed(TIMEOUT)
+    await backend.publisher.drain(TIMEOUT)
+    statistics = front.statistics()
+    assert (statistics.open_connections, statistics.senders) == (0, 0)
+    assert backend.publisher.budget.records == 0
+    assert "accepted" in {record.value.decode() for record in await read_all(bootstrap, topic)}
+
+
+async def test_stopping_says_goodbye(start_front: Any, new_topic: Any) -> None:
+    topic = await new_topic()
+    front = await start_front()
+    ready = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def client() -> str:
+        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        connection.create_sender(topic).send(data(b"x"))
+        loop.call_soon_threadsafe(ready.set)
+        with pytest.raises(Exception, match="stopping"):
+            connection.wait(lambda: False, timeout=TIMEOUT)
+        condition = connection.conn.remote_condition
+        return condition.name if condition is not None else ""
+
+    running = asyncio.create_task(asyncio.to_thread(client))
+    await ready.wait()
+    front.stop_taking()
+    await front.stop(2.0)
+    assert await running == outcomes.CONNECTION_FORCED
