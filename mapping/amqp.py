@@ -224,6 +224,7 @@ _USER_ID, _TO, _ABSOLUTE_EXPIRY, _GROUP, _SEQUENCE = 1, 2, 8, 10, 11
 _IDS: Final = frozenset({0, 5})
 _TEXTS: Final = frozenset({2, 3, 4, 6, 7, 10, 12})
 _TEXT_OR_ID: Final = _IDS | _TEXTS
+_SHORT_TEXTS: Final = (0xA1, 0xA3)  # constructors of a string and a symbol below 256 bytes
 
 
 def _properties(
@@ -244,7 +245,7 @@ def _properties(
             place += 1
             continue
         name = _FIELD_NAMES[index]
-        if (code == 0xA1 or code == 0xA3) and index in _TEXT_OR_ID and place + 1 < end:
+        if code in _SHORT_TEXTS and index in _TEXT_OR_ID and place + 1 < end:
             start, place = place + 2, place + 2 + data[place + 1]
             text = data[start:place]
             if place > end:

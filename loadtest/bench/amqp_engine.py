@@ -60,6 +60,10 @@ def _frame(code: int, *items: bytes, payload: bytes = b"") -> bytes:
     return struct.pack(">IBBH", len(body) + 8, 2, 0, 0) + body
 
 
+def _uint(value: int) -> bytes:
+    return b"\x70" + struct.pack(">I", value)
+
+
 NULL, ZERO, TRUE, FALSE = b"\x40", b"\x43", b"\x41", b"\x42"
 BIG: Final = b"\x70\x7f\xff\xff\xff"
 
@@ -95,12 +99,9 @@ def preamble(*, sending: bool) -> bytes:
 def transfers(message: bytes) -> list[bytes]:
     """`COUNT` transfers in reads."""
     data = b"".join(
-        _frame(
-            0x14, ZERO, b"\x70" + struct.pack(">I", number), b"\xa0\x08" + struct.pack(">Q", number), ZERO, FALSE, FALSE,
-            payload=message,
-        )
+        _frame(0x14, ZERO, _uint(number), b"\xa0\x08" + struct.pack(">Q", number), ZERO, FALSE, FALSE, payload=message)
         for number in range(COUNT)
-    )  # fmt: skip
+    )
     return [data[at : at + READ] for at in range(0, len(data), READ)]
 
 
@@ -131,7 +132,7 @@ def floor(reads: list[bytes]) -> Callable[[], None]:
                 lib.pn_delivery_settle(delivery)
                 taken += 1
             else:
-                found = proton.Event.wrap(event)
+                found = proton.Event.wrap(event)  # type: ignore[no-untyped-call]
                 if found is not None and found.type is proton.Event.CONNECTION_REMOTE_OPEN:
                     found.connection.open()
                 elif found is not None and found.type is proton.Event.SESSION_REMOTE_OPEN:
@@ -288,7 +289,7 @@ def outgoing(record: Received) -> Callable[[], None]:
     """The way out without Kafka: record to message to transfer frames, settled."""
     connection = Connection("bench", Limits(session_window_bytes=1 << 30))
     link = accepted(connection, sending=False)
-    flow = _frame(0x13, ZERO, BIG, ZERO, BIG, ZERO, ZERO, b"\x70" + struct.pack(">I", COUNT))
+    flow = _frame(0x13, ZERO, BIG, ZERO, BIG, ZERO, ZERO, _uint(COUNT))
     connection.receive_data(flow)
 
     def run() -> None:

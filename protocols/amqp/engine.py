@@ -179,12 +179,12 @@ class Engine:
 
     def schedule(self, now: float) -> float | None:
         """Tell the time (seconds) and learn when to tell it again; heartbeats go to the output."""
-        deadline = lib.pn_transport_tick(self._io, int(now * 1000)) / 1000
+        deadline = float(lib.pn_transport_tick(self._io, int(now * 1000)) / 1000)
         if deadline <= 0 or self.over:
             return None
         # proton sends a heartbeat when a tick finds that nothing was sent since the tick before: between two of them
         # the peer's half may pass twice. Looking four times as often keeps the silence below three quarters.
-        peers = lib.pn_transport_get_remote_idle_timeout(self._io) / 1000
+        peers = float(lib.pn_transport_get_remote_idle_timeout(self._io) / 1000)
         return min(deadline, now + peers / 4) if peers else deadline
 
     def tick(self, now: float) -> tuple[list[Any], float | None]:
