@@ -7,8 +7,8 @@ HTTP. What is read as JSON again is an object, an array or a quoted string; any 
 from __future__ import annotations
 
 import binascii
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -26,7 +26,7 @@ from mapping.record import (
 )
 from protocols.rest.errors import invalid, unprocessable
 from protocols.rest.media import Format
-from protocols.rest.requests import HeaderField, JsonRecord, TextRecord, decode_json, decode_text
+from protocols.rest.requests import HeaderField, Placing, decode_json, decode_text
 from protocols.rest.responses import RecordHeader, RecordItem
 
 PROTOCOL: Final = b"http"
@@ -43,7 +43,6 @@ LARGEST_TIMESTAMP: Final = 2**63 - 1
 _RAW: Final = msgspec.json.Decoder(msgspec.Raw)
 _STRING: Final = msgspec.json.Decoder(str)
 _WHITESPACE: Final = (b" ", b"\n", b"\r", b"\t")
-AnyRecord = TypeVar("AnyRecord", JsonRecord, TextRecord)
 
 
 class UndecodableError(Exception):
@@ -99,43 +98,40 @@ def to_records(
     Raises:
         RestError: the request as a whole is refused; nothing of it was stored.
     """
+    entries: Sequence[Placing]
+    values: list[bytes | None]
     if embedded is Format.JSON:
-        pretty = any(space in body for space in _WHITESPACE)  # somewhere, perhaps inside a string only
-        build = _Build(topic, partition, headers, trace, _json_key, _json_value(_compact if pretty else bytes))
-        return build.records(decode_json(body, limit))
-    convert = _from_base64 if embedded is Format.BINARY else _from_text
-    build = _Build(topic, partition, headers, trace, convert, convert)
-    return build.records(decode_text(body, limit, embedded))
+        entries = given = decode_json(body, limit)
+        keys = [_json_key(bytes(entry.key)) for entry in given]
+        if any(space in body for space in _WHITESPACE):  # somewhere, perhaps inside a string only
+            values = [_compact(entry.value) for entry in given]
+        else:
+            values = [bytes(entry.value) for entry in given]
+        if b"null" in values:
+            values = [None if value == b"null" else value for value in values]  # null is a tombstone
+    else:
+        entries = texts = decode_text(body, limit, embedded)
+        convert = _from_base64 if embedded is Format.BINARY else _from_text
+        keys = [convert(entry.key) for entry in texts]
+        values = [convert(entry.value) for entry in texts]
+    plain = headers + trace
+    records = []
+    for entry, key, value in zip(entries, keys, values, strict=True):
+        place = partition if entry.partition is None else _checked_partition(entry.partition, partition, len(records))
+        timestamp = entry.timestamp
+        if timestamp is not None and not 0 <= timestamp <= LARGEST_TIMESTAMP:
+            raise unprocessable(f"The timestamp {timestamp} is out of range")
+        fields = _merged(entry.headers, headers, trace) if entry.headers else plain
+        records.append(Record(topic, key, value, fields, timestamp, place))
+    return records
 
 
-class _Build(NamedTuple):
-    """What all records of a request have in common."""
-
-    topic: str
-    path_partition: int | None
-    standard: Headers
-    trace: Headers
-    key_bytes: Callable[[Any], bytes | None]
-    value_bytes: Callable[[Any], bytes | None]
-
-    def records(self, entries: Sequence[AnyRecord]) -> list[Record]:
-        topic, path_partition, standard, trace, key_bytes, value_bytes = self
-        plain = standard + trace
-        records = []
-        for index, entry in enumerate(entries):
-            partition = entry.partition
-            if partition is None:
-                partition = path_partition
-            elif path_partition is not None:
-                raise invalid(f"Object contains unknown field `partition` - at `$.records[{index}]`")
-            elif not 0 <= partition <= LARGEST_PARTITION:
-                raise unprocessable(f"The partition {partition} is out of range")
-            timestamp = entry.timestamp
-            if timestamp is not None and not 0 <= timestamp <= LARGEST_TIMESTAMP:
-                raise unprocessable(f"The timestamp {timestamp} is out of range")
-            headers = _merged(entry.headers, standard, trace) if entry.headers else plain
-            records.append(Record(topic, key_bytes(entry.key), value_bytes(entry.value), headers, timestamp, partition))
-        return records
+def _checked_partition(partition: int, path_partition: int | None, index: int) -> int:
+    if path_partition is not None:
+        raise invalid(f"Object contains unknown field `partition` - at `$.records[{index}]`")
+    if not 0 <= partition <= LARGEST_PARTITION:
+        raise unprocessable(f"The partition {partition} is out of range")
+    return partition
 
 
 def _merged(fields: Sequence[HeaderField], standard: Headers, trace: Headers) -> Headers:
@@ -151,21 +147,10 @@ def _merged(fields: Sequence[HeaderField], standard: Headers, trace: Headers) ->
     return tuple(own)
 
 
-def _json_value(as_bytes: Callable[[Any], bytes]) -> Callable[[msgspec.Raw], bytes | None]:
-    def convert(raw: msgspec.Raw) -> bytes | None:
-        text = as_bytes(raw)
-        return None if text == b"null" else text  # null is a tombstone
-
-    return convert
-
-
-def _json_key(raw: msgspec.Raw) -> bytes | None:
-    text = bytes(raw)
+def _json_key(text: bytes) -> bytes | None:
     if text.startswith(b'"'):
         return text[1:-1] if b"\\" not in text else _STRING.decode(text).encode()
-    if text == b"null":
-        return None
-    return _compact(text)
+    return None if text == b"null" else _compact(text)
 
 
 def _compact(raw: msgspec.Raw | bytes) -> bytes:
@@ -236,3 +221,7 @@ def _shown_key(record: Received, content: bytes) -> msgspec.Raw | str:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _shown_text(record, content, "key")
     return _shown_text(record, content, "key")
+
+
+def _shown_headers(headers: Headers) -> tuple[RecordHeader, ...]:
+    return tuple([RecordHeader(name, content) for name, content in headers])

@@ -25,24 +25,26 @@ class HeaderField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     value: str | None
 
 
-class JsonRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A record whose key and value are JSON texts. `timestamp` is in milliseconds since the epoch."""
+class Placing(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields=True):
+    """What a record has in every format. `timestamp` is in milliseconds since the epoch."""
 
-    value: msgspec.Raw
-    key: msgspec.Raw = NULL
     partition: int | None = None
     timestamp: int | None = None
     headers: tuple[HeaderField, ...] = ()
 
 
-class TextRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+class JsonRecord(Placing, gc=False, kw_only=True, forbid_unknown_fields=True):
+    """A record whose key and value are JSON texts."""
+
+    value: msgspec.Raw
+    key: msgspec.Raw = NULL
+
+
+class TextRecord(Placing, gc=False, kw_only=True, forbid_unknown_fields=True):
     """A record whose key and value are text, or base64 text."""
 
     value: str | None
     key: str | None = None
-    partition: int | None = None
-    timestamp: int | None = None
-    headers: tuple[HeaderField, ...] = ()
 
 
 class _JsonBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
