@@ -115,7 +115,7 @@ def to_records(
         keys = [convert(entry.key) for entry in texts]
         values = [convert(entry.value) for entry in texts]
     plain = headers + trace
-    records = []
+    records: list[Record] = []
     for entry, key, value in zip(entries, keys, values, strict=True):
         place = partition if entry.partition is None else _checked_partition(entry.partition, partition, len(records))
         timestamp = entry.timestamp

@@ -45,7 +45,8 @@ log = structlog.get_logger(__name__)
 NAME_PREFIX: Final = "kafka-bridge-consumer-"  # Strimzi's
 NO_CONSUMER: Final = "The specified consumer instance was not found."
 COMMIT_INTERVAL_S: Final = 5.0  # of automatic commits, as Kafka's `auto.commit.interval.ms`
-STOP_S: Final = 10.0
+LAST_COMMIT_S: Final = 3.0  # for what is committed at the end; with `STOP_S` how long a deletion takes at most
+STOP_S: Final = 5.0
 REAP_FRACTION: Final = 10  # an abandoned consumer lives at most a tenth longer than `consumer_idle_s`
 
 
@@ -179,11 +180,12 @@ class Consumers:
         member.interrupt()
         if member.auto_commit and member.is_assigned:
             try:
-                if delivered:
-                    await member.commit_delivered()
-                else:
-                    await member.commit_confirmed()
-            except (Refused, NotAssignedError) as error:
+                async with asyncio.timeout(LAST_COMMIT_S):
+                    if delivered:
+                        await member.commit_delivered()
+                    else:
+                        await member.commit_confirmed()
+            except (Refused, NotAssignedError, TimeoutError) as error:
                 log.info("positions not committed at the end", group=instance.group, reason=str(error))
         await member.stop(STOP_S)
         log.info("consumer closed", group=instance.group, name=instance.name)

@@ -146,3 +146,30 @@ async def test_hostile_bytes_get_the_dialects_error_and_nothing_else(gateway: An
     assert b"<html" not in answer.lower()
     assert b"Traceback" not in answer
     await until(lambda: gateway.listener.statistics().connections <= before)
+
+
+async def test_a_consumer_outlives_a_stopped_broker_and_can_be_deleted_under_one(broker: EmbeddedBroker) -> None:
+    control = {"Content-Type": "application/vnd.kafka.v2+json"}
+    async with running_gateway(broker.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        paths = []
+        for group in ("kept", "deleted"):
+            settings = {"name": "c", "format": "json", "auto.offset.reset": "earliest"}
+            assert (await ask(http, "POST", f"/consumers/{group}", settings, headers=control))[0] == 200
+            paths.append(f"/consumers/{group}/instances/c")
+            subscription = {"topics": ["outage"]}
+            assert (await ask(http, "POST", f"{paths[-1]}/subscription", subscription, headers=control))[0] == 204
+        kept, deleted = paths
+        freeze(broker, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(15):
+                assert await ask(http, "GET", f"{kept}/records?timeout=500") == (200, [])
+                assert (await ask(http, "DELETE", deleted))[0] == 204
+                assert (await ask(http, "GET", f"{deleted}/records"))[0] == 404
+        finally:
+            freeze(broker, signal.SIGCONT)
+        assert (await ask(http, "POST", "/topics/outage", BODY, headers=JSON_RECORDS))[0] == 200
+        async with asyncio.timeout(30):
+            while (answer := await ask(http, "GET", f"{kept}/records?timeout=5000")) == (200, []):
+                pass
+        assert answer[0] == 200
+        assert [record["value"] for record in answer[1]] == [1]
