@@ -1,0 +1,108 @@
+"""The documents speak about what there is: configuration keys and their defaults, links, commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from pydantic import BaseModel
+
+from gateway.cli import app
+from gateway.config import Config
+
+ROOT = Path(__file__).parents[2]
+ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| (?:`([^`]*)`|-) \| (.*)\|$", re.MULTILINE)
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def documents() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    return sorted(ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file())
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def defaults(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """Every key with its default, dotted; sections are followed."""
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel):
+            found |= defaults(type(default), f"{prefix}{name}.")
+        else:
+            found[prefix + name] = default
+    return found
+
+
+def written(default: Any) -> str | None:
+    """A default as the page writes it; None for "-"."""
+    if default is None:
+        return None
+    if isinstance(default, str | Path):
+        return str(default)
+    return json.dumps(default)
+
+
+def anchors(path: Path) -> set[str]:
+    """The fragments of a page's headings, as code hosts make them."""
+    headings = HEADING.findall(FENCE.sub("", path.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_page_has_every_key_with_its_default():
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = {key: default or None for key, default, _ in ROW.findall(page)}
+    assert rows == {key: written(default) for key, default in defaults(Config).items()}
+
+
+@pytest.mark.parametrize("document", documents(), ids=relative)
+def test_relative_links_lead_somewhere(document: Path):
+    broken = []
+    for target in LINK.findall(FENCE.sub("", document.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, fragment = target.partition("#")
+        path = (document.parent / name).resolve() if name else document
+        if not path.exists() or (fragment and path.suffix == ".md" and fragment not in anchors(path)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_the_readme_names_real_make_targets():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {"run", "test"} <= named
+    assert named <= targets
+
+
+def test_the_readme_names_real_commands_and_all_options_of_up():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    root = typer.main.get_command(app)
+    named = re.findall(r"(?:^|`)trivium ((?:[a-z]+ ?)+)", readme, re.MULTILINE)
+    assert named
+    for words in named:
+        command: Any = root
+        for word in words.split():
+            if not hasattr(command, "commands"):
+                break  # an argument
+            assert word in command.commands, f"trivium {words}"
+            command = command.commands[word]
+    up: Any = root
+    options = {option for parameter in up.commands["up"].params for option in parameter.opts}
+    section = readme.split("## The gateway")[1].split("\n## ")[0]
+    assert set(re.findall(r"`(--[a-z][a-z-]*)", section)) == options
