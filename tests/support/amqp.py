@@ -1,0 +1,68 @@
+"""proton's blocking client in a thread of its own, for tests that live in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from typing import Any
+
+from proton import ConnectionException, Message
+from proton.utils import BlockingConnection, SendException
+
+WAIT_S = 40
+
+
+class ThreadedSender:
+    """A sender link to one topic; all of proton is used in one thread, as it must be."""
+
+    def __init__(self, address: str, topic: str) -> None:
+        self._address = address
+        self._topic = topic
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+        self._connection: BlockingConnection
+        self._sender: Any
+
+    async def _call(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def connect(self) -> ThreadedSender:
+        """Connect and attach."""
+
+        def work() -> None:
+            self._connection = BlockingConnection(f"amqp://{self._address}", timeout=WAIT_S)
+            self._sender = self._connection.create_sender(self._topic)
+
+        await self._call(work)
+        return self
+
+    async def send(self, body: bytes) -> str:
+        """Send and wait for the outcome; its name."""
+
+        def work() -> str:
+            try:
+                return str(self._sender.send(Message(body=body), timeout=WAIT_S).remote_state.name)
+            except SendException as error:
+                return str(error.state.name)
+
+        return str(await self._call(work))
+
+    async def end(self) -> str | None:
+        """Wait until the gateway closes the connection; the condition it gave."""
+
+        def work() -> str | None:
+            try:
+                self._connection.wait(lambda: False, timeout=WAIT_S)
+            except ConnectionException:
+                condition = self._connection.conn.remote_condition
+                return None if condition is None else str(condition.name)
+            return None
+
+        ended = await self._call(work)
+        self._thread.shutdown()
+        return ended
+
+    async def close(self) -> None:
+        """Close in peace."""
+        await self._call(self._connection.close)
+        self._thread.shutdown()
