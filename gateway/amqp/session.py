@@ -231,7 +231,8 @@ class AmqpSession:
             case ConnectionOpened():
                 self._opened(event)
             case LinkRequested(link=link):
-                self._start(self._attach(link))
+                if not self._is_lost(link):
+                    self._start(self._attach(link))
             case LinkDetached(link=link):
                 if event.by_us:
                     self._log.info("link detached", link=link.name, error=event.error)
@@ -299,6 +300,10 @@ class AmqpSession:
             self._refuse(link, error.error)
         except Refused as refused:
             self._refuse(link, refusal(refused))
+        except Exception:
+            # Our bug, on one connection: it ends, as in the pump, and the other connections live on.
+            self._log.exception("attach failed", link=link.name)
+            self.pump.abort()
         if not self.gone:
             self.pump.flush()
 

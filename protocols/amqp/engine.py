@@ -112,17 +112,6 @@ class Engine:
         self._finished: list[Link] = []
         self._ended: list[Session] = []
         self._tag = 0
-        self._handlers: dict[int, Callable[[Any, list[Any]], None]] = {
-            int(lib.PN_CONNECTION_REMOTE_OPEN): self._on_open,
-            int(lib.PN_CONNECTION_REMOTE_CLOSE): self._on_close,
-            int(lib.PN_SESSION_REMOTE_OPEN): self._on_begin,
-            int(lib.PN_SESSION_REMOTE_CLOSE): self._on_end,
-            int(lib.PN_LINK_REMOTE_OPEN): self._on_attach,
-            int(lib.PN_LINK_REMOTE_CLOSE): self._on_detach,
-            int(lib.PN_LINK_REMOTE_DETACH): self._on_detach,
-            int(lib.PN_LINK_FLOW): self._on_flow,
-            int(lib.PN_TRANSPORT_ERROR): self._on_error,
-        }
 
     @property
     def is_empty_of_links(self) -> bool:
@@ -346,7 +335,7 @@ class Engine:
 
     def _process(self, events: list[Any]) -> None:
         collector = self._events
-        handlers = self._handlers
+        handlers = _HANDLERS
         while event := _peek(collector):
             kind = _event_type(event)
             if self.over:
@@ -356,7 +345,7 @@ class Engine:
             else:
                 handler = handlers.get(kind)
                 if handler is not None:
-                    handler(event, events)
+                    handler(self, event, events)
             _pop(collector)
 
     def _on_delivery(self, delivery: Any, events: list[Any]) -> None:
@@ -613,3 +602,17 @@ class Engine:
             self._ended.remove(session)
             del self._sessions[session.handle]
             lib.pn_session_free(session.handle)
+
+
+_HANDLERS: Final[dict[int, Callable[[Engine, Any, list[Any]], None]]] = {
+    int(lib.PN_CONNECTION_REMOTE_OPEN): Engine._on_open,
+    int(lib.PN_CONNECTION_REMOTE_CLOSE): Engine._on_close,
+    int(lib.PN_SESSION_REMOTE_OPEN): Engine._on_begin,
+    int(lib.PN_SESSION_REMOTE_CLOSE): Engine._on_end,
+    int(lib.PN_LINK_REMOTE_OPEN): Engine._on_attach,
+    int(lib.PN_LINK_REMOTE_CLOSE): Engine._on_detach,
+    int(lib.PN_LINK_REMOTE_DETACH): Engine._on_detach,
+    int(lib.PN_LINK_FLOW): Engine._on_flow,
+    int(lib.PN_TRANSPORT_ERROR): Engine._on_error,
+}
+"""proton's events that mean something here; deliveries apart, they are hot."""

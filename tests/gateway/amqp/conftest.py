@@ -134,3 +134,15 @@ async def start_front(backend: Backend) -> AsyncIterator[StartFront]:
 @pytest.fixture
 async def front(start_front: StartFront) -> AmqpFront:
     return await start_front()
+
+
+@pytest.fixture
+def own_front() -> Callable[[str], contextlib.AbstractAsyncContextManager[AmqpFront]]:
+    """A front over a broker of the test's own."""
+
+    @contextlib.asynccontextmanager
+    async def make(bootstrap: str) -> AsyncIterator[AmqpFront]:
+        async with kafka_side(bootstrap, create=True) as backend, amqp_front(backend) as front:
+            yield front
+
+    return make
