@@ -11,7 +11,7 @@ from gateway.amqp.session import AmqpSession
 from gateway.net.listener import Listener
 from gateway.net.pump import Pump, Spawn
 from protocols.amqp.connection import Connection
-from protocols.amqp.engine import Limits
+from protocols.amqp.endpoints import Limits
 
 STOPPING = "stopping"
 

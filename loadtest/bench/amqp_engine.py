@@ -35,7 +35,7 @@ from mapping.amqp_out import from_record
 from mapping.outcomes import Outcome
 from mapping.record import Received, Record
 from protocols.amqp.connection import Connection
-from protocols.amqp.engine import Limits
+from protocols.amqp.endpoints import Limits
 from protocols.amqp.events import LinkRequested, TransferReceived
 
 BODY: Final = b"\x00\x53\x75\xa0\x64" + b"x" * 100

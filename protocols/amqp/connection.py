@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from protocols.amqp.engine import Engine, Limits
+from protocols.amqp.endpoints import Limits
+from protocols.amqp.engine import Engine
 from protocols.amqp.outcomes import FRAMING_ERROR, RESOURCE_LIMIT_EXCEEDED, Error
 from protocols.amqp.sasl import HEADER as SASL_HEADER
 from protocols.amqp.sasl import SaslCode, SaslLayer

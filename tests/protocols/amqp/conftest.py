@@ -11,7 +11,7 @@ from proton import Collector, Event, Transport
 from proton import Connection as ProtonConnection
 
 from protocols.amqp.connection import Connection
-from protocols.amqp.engine import Limits
+from protocols.amqp.endpoints import Limits
 from protocols.amqp.events import ConnectionOpened, LinkRequested, SaslInitReceived
 from protocols.amqp.links import Link
 from protocols.amqp.sasl import SaslCode

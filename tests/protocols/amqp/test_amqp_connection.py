@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from proton import symbol
 
-from protocols.amqp.engine import Limits
+from protocols.amqp.endpoints import Limits
 from protocols.amqp.events import ConnectionOpened, SaslInitReceived, SaslResponseReceived, SessionEnded, SessionOpened
 from protocols.amqp.outcomes import CONNECTION_FORCED, Error
 from protocols.amqp.sasl import SaslCode

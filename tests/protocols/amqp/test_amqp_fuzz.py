@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocols.amqp.engine import Limits
+from protocols.amqp.endpoints import Limits
 from protocols.amqp.events import TransferReceived
 from protocols.amqp.outcomes import STATE_RELEASED
 from protocols.connection import ConnectionClosed, ConnectionFailed

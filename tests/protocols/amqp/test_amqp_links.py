@@ -8,7 +8,7 @@ import pytest
 from proton import Delivery, symbol
 
 from protocols.amqp import outcomes
-from protocols.amqp.engine import Limits
+from protocols.amqp.endpoints import Limits
 from protocols.amqp.events import (
     CreditChanged,
     DispositionReceived,

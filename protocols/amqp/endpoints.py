@@ -1,0 +1,318 @@
+"""The life of an AMQP connection, its sessions and its links, on proton's engine: the rare tier of `engine`.
+
+What a peer may put into open, begin and attach is read with care (`native`), because it may be no UTF-8 and no map.
+Limits on links are kept here, and memory of links and sessions is given back once nobody holds a delivery of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import proton
+
+from protocols.amqp import native, outcomes, primitives
+from protocols.amqp.events import (
+    ConnectionOpened,
+    LinkDetached,
+    LinkRequested,
+    SessionEnded,
+    SessionOpened,
+)
+from protocols.amqp.links import SETTLED, UNSETTLED, Link, Session, Terminus, TerminusKind
+from protocols.amqp.native import lib
+from protocols.amqp.outcomes import Error
+from protocols.amqp.primitives import DecodeError, Pairs
+from protocols.connection import ConnectionClosed, ConnectionFailed
+
+_event_link, _event_session, _event_type = lib.pn_event_link, lib.pn_event_session, lib.pn_event_type
+_delivery_link = lib.pn_delivery_link
+
+
+def _ignore(_transport: Any, _message: str) -> None:
+    """Proton's own log lines about its peer; what matters of them comes as a condition."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a peer may use. Bytes and seconds."""
+
+    max_frame_bytes: int = 65536
+    channel_max: int = 63
+    links_per_session: int = 256
+    idle_timeout_s: float = 60.0  # proton announces the half of it; 0: none
+    session_window_bytes: int = 16 * 1024 * 1024
+
+
+class Endpoints:
+    """The connection, its sessions and its links.
+
+    Attributes:
+        opened: both sides have sent their open.
+        over: the last event was given; nothing more is read.
+        closing: nothing more is to be read, and the goodbye is in the output.
+    """
+
+    def __init__(self, container_id: str, limits: Limits, *, with_sasl: bool) -> None:
+        self.opened = False
+        self.over = False
+        self.closing = False
+        self._limits = limits
+        self._with_sasl = with_sasl
+        self._remote_opened = False
+        self._connection = proton.Connection()
+        self._collector = proton.Collector()
+        self._connection.collect(self._collector)
+        self._connection.container = container_id
+        self._transport = proton.Transport(proton.Transport.SERVER)
+        self._transport.max_frame_size = limits.max_frame_bytes
+        self._transport.channel_max = limits.channel_max
+        if limits.idle_timeout_s:
+            self._transport.idle_timeout = limits.idle_timeout_s
+        self._transport.tracer = _ignore  # else a peer could fill our standard error
+        self._transport.bind(self._connection)
+        self._conn = self._connection._impl
+        self._events = self._collector._impl
+        self._io = self._transport._impl
+        self._links: dict[Any, Link] = {}
+        self._sessions: dict[Any, Session] = {}
+        self._sent: dict[Any, Any] = {}  # delivery -> the token of its sender
+        self._stalled: list[Link] = []
+        self._finished: list[Link] = []
+        self._ended: list[Session] = []
+        self._tag = 0
+
+    @property
+    def is_empty_of_links(self) -> bool:
+        """Whether no link is left, not even one of which deliveries are held."""
+        return not self._links and not self._sent
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether neither sessions nor links are left."""
+        return not self._sessions and self.is_empty_of_links
+
+    # verbs: the connection
+
+    def open(self, offered: Iterable[str], properties: Iterable[tuple[str, str]]) -> None:
+        """Answer the peer's open."""
+        native.put(lib.pn_connection_offered_capabilities(self._conn), primitives.symbols(offered))
+        items = [encoded for name, text in properties for encoded in (primitives.symbol(name), primitives.string(text))]
+        native.put(lib.pn_connection_properties(self._conn), primitives.map_of(items))
+        lib.pn_connection_open(self._conn)
+        self.opened = True
+        for session in self._sessions.values():  # begun ahead of our open, which must come first (part 2.4.1)
+            lib.pn_session_open(session.handle)
+
+    def close(self, error: Error | None = None) -> None:
+        """Say goodbye; nothing the peer still sends is looked at."""
+        if self.over:
+            return
+        self.over = self.closing = True
+        if not self.opened:  # part 2.4.1: an open must precede a close
+            lib.pn_connection_open(self._conn)
+        native.set_condition(lib.pn_connection_condition(self._conn), error)
+        lib.pn_connection_close(self._conn)
+
+    # verbs: links
+
+    def accept_link(
+        self, link: Link, *, max_message_bytes: int = 0, capabilities: Iterable[str] = (), settled: bool = False
+    ) -> None:
+        """Answer an attach with the termini the peer asked for.
+
+        Filters are not echoed: a filter in our answer would say that it is applied (part 3.5.3).
+
+        Args:
+            link: as requested.
+            max_message_bytes: incoming: announced and enforced.
+            capabilities: of our terminus, those that are true.
+            settled: outgoing: every delivery is sent settled.
+        """
+        if not link.attached or self.over:  # the peer has left meanwhile
+            return
+        assert not link.accepted
+        link.accepted = True
+        link.limit = max_message_bytes
+        handle = link.handle
+        source, target = lib.pn_link_source(handle), lib.pn_link_target(handle)
+        lib.pn_terminus_copy(source, lib.pn_link_remote_source(handle))
+        lib.pn_terminus_copy(target, lib.pn_link_remote_target(handle))
+        lib.pn_data_clear(lib.pn_terminus_filter(source))
+        terminus = target if link.incoming else source
+        native.put(lib.pn_terminus_capabilities(terminus), primitives.symbols(capabilities))
+        if link.incoming:
+            lib.pn_link_set_snd_settle_mode(handle, link.settle_mode)
+            lib.pn_link_set_max_message_size(handle, max_message_bytes)
+        else:
+            lib.pn_link_set_snd_settle_mode(handle, SETTLED if settled else UNSETTLED)
+            lib.pn_link_set_rcv_settle_mode(handle, 1 if link.second else 0)
+        lib.pn_link_open(handle)
+
+    def refuse_link(self, link: Link, error: Error) -> None:
+        """Answer an attach with a null terminus, then detach with the reason (part 2.6.3)."""
+        if not link.attached or self.over:
+            return
+        handle = link.handle
+        if link.incoming:
+            lib.pn_terminus_copy(lib.pn_link_source(handle), lib.pn_link_remote_source(handle))
+            lib.pn_terminus_set_type(lib.pn_link_target(handle), lib.PN_UNSPECIFIED)
+        else:
+            lib.pn_terminus_copy(lib.pn_link_target(handle), lib.pn_link_remote_target(handle))
+            lib.pn_terminus_set_type(lib.pn_link_source(handle), lib.PN_UNSPECIFIED)
+        lib.pn_link_open(handle)
+        self.close_link(link, error)
+
+    def close_link(self, link: Link, error: Error | None = None) -> None:
+        """Detach for good; deliveries on it are forgotten."""
+        if not link.attached:
+            return
+        link.attached = False
+        link.partial = None
+        self._forget_sent(link)
+        native.set_condition(lib.pn_link_condition(link.handle), error)
+        lib.pn_link_close(link.handle)
+
+    # events of proton
+
+    def _on_open(self, _event: Any, events: list[Any]) -> None:
+        if self._remote_opened:
+            return
+        self._remote_opened = True
+        try:
+            container = native.text(lib.pn_connection_remote_container(self._conn)) or ""
+            hostname = native.text(lib.pn_connection_remote_hostname(self._conn))
+            properties = native.mapping(lib.pn_connection_remote_properties(self._conn))
+            desired = native.symbols(lib.pn_connection_remote_desired_capabilities(self._conn))
+        except DecodeError as error:
+            self._fail(events, f"open: {error}", outcomes.DECODE_ERROR)
+            return
+        events.append(ConnectionOpened(container, hostname, self._with_sasl, properties, desired))
+
+    def _on_close(self, _event: Any, events: list[Any]) -> None:
+        self.over = self.closing = True
+        lib.pn_connection_close(self._conn)
+        error = native.condition(lib.pn_connection_remote_condition(self._conn))
+        events.append(ConnectionClosed(error.condition if error else ""))
+
+    def _on_begin(self, event: Any, events: list[Any]) -> None:
+        handle = _event_session(event)
+        if handle in self._sessions:
+            return
+        session = self._sessions[handle] = Session(handle)
+        lib.pn_session_set_incoming_capacity(handle, self._limits.session_window_bytes)
+        if self.opened:
+            lib.pn_session_open(handle)
+        events.append(SessionOpened(session))
+
+    def _on_end(self, event: Any, events: list[Any]) -> None:
+        session = self._sessions.get(_event_session(event))
+        if session is None or not session.open:
+            return
+        session.open = False
+        links = tuple(link for link in session.links.values() if link.attached)
+        for link in links:
+            link.attached = False
+            link.partial = None
+            self._forget_sent(link)
+        for link in session.links.values():
+            self._finish(link)
+        lib.pn_session_close(session.handle)
+        self._ended.append(session)
+        error = native.condition(lib.pn_session_remote_condition(session.handle))
+        events.append(SessionEnded(session, links, error))
+
+    def _on_attach(self, event: Any, events: list[Any]) -> None:
+        handle = _event_link(event)
+        session = self._sessions.get(lib.pn_link_session(handle))
+        if session is None or handle in self._links:
+            return
+        incoming = bool(lib.pn_link_is_receiver(handle))
+        fault: Error | None = None
+        name, properties = "", Pairs()
+        source = target = Terminus(TerminusKind.NONE)
+        try:
+            name = native.text(lib.pn_link_name(handle)) or ""
+            source = native.terminus(lib.pn_link_remote_source(handle))
+            target = native.terminus(lib.pn_link_remote_target(handle))
+            properties = native.mapping(lib.pn_link_remote_properties(handle))
+        except DecodeError as error:
+            fault = Error(outcomes.INVALID_FIELD, str(error))
+        if len(session.links) >= self._limits.links_per_session:
+            fault = Error(outcomes.RESOURCE_LIMIT_EXCEEDED, f"more than {self._limits.links_per_session} links")
+        link = Link(
+            handle,
+            session,
+            name=name,
+            incoming=incoming,
+            source=source,
+            target=target,
+            settle_mode=int(lib.pn_link_remote_snd_settle_mode(handle)),
+            second=int(lib.pn_link_remote_rcv_settle_mode(handle)) == 1,
+            peer_max_message_bytes=int(lib.pn_link_remote_max_message_size(handle)),
+            properties=properties,
+        )
+        self._links[handle] = session.links[handle] = link
+        if fault is not None:
+            self.refuse_link(link, fault)
+        else:
+            events.append(LinkRequested(link))
+
+    def _on_detach(self, event: Any, events: list[Any]) -> None:
+        link = self._links.get(_event_link(event))
+        if link is None:
+            return
+        closed = _event_type(event) == lib.PN_LINK_REMOTE_CLOSE
+        if link.attached:
+            link.attached = False
+            link.partial = None
+            self._forget_sent(link)
+            if not link.accepted:  # it gave up before we had an answer: the answer comes first (part 2.6.3)
+                lib.pn_link_open(link.handle)
+            (lib.pn_link_close if closed else lib.pn_link_detach)(link.handle)
+            error = native.condition(lib.pn_link_remote_condition(link.handle))
+            events.append(LinkDetached(link, closed, error))
+        self._finish(link)
+
+    def _on_error(self, _event: Any, events: list[Any]) -> None:
+        error = native.condition(lib.pn_transport_condition(self._io)) or Error(outcomes.FRAMING_ERROR)
+        self._fail(events, error.description or error.condition, error.condition)
+
+    # inside, and for `engine`
+
+    def _fail(self, events: list[Any], reason: str, code: str) -> None:
+        if self.over:
+            return
+        self.close(Error(code, reason))
+        events.append(ConnectionFailed(reason, code))
+
+    def _violated(self, link: Link, condition: str, description: str, events: list[Any]) -> None:
+        error = Error(condition, description)
+        self.close_link(link, error)
+        events.append(LinkDetached(link, True, error, by_us=True))
+
+    def _forget_sent(self, link: Link) -> None:
+        """The outcomes of what was sent on `link` will not come any more."""
+        if not link.incoming and link.held:
+            link.held = 0
+            handle = link.handle
+            self._sent = {key: token for key, token in self._sent.items() if _delivery_link(key) != handle}
+
+    def _finish(self, link: Link) -> None:
+        """Both sides have detached: the memory goes as soon as no delivery of it is held."""
+        link.finished = True
+        if not link.held:
+            self._finished.append(link)
+
+    def _reap(self) -> None:
+        finished, self._finished = self._finished, []
+        for link in finished:
+            if self._links.pop(link.handle, None) is None:
+                continue
+            session = link.session
+            del session.links[link.handle]
+            lib.pn_link_free(link.handle)
+        for session in [session for session in self._ended if not session.links]:
+            self._ended.remove(session)
+            del self._sessions[session.handle]
+            lib.pn_session_free(session.handle)
