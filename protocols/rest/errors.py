@@ -31,10 +31,15 @@ class RestError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.validation_errors = tuple(validation_errors)
+        self.message = _shown(message)
+        self.validation_errors = tuple(_shown(line) for line in validation_errors)
         self.headers = tuple(headers)
         self.close = close
+
+
+def _shown(text: str) -> str:
+    """`text` as it can be sent: a header field's bytes that are no UTF-8 arrive here as lone surrogates."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def not_found(message: str = "Not Found") -> RestError:
