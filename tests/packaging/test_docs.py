@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -16,6 +17,7 @@ from gateway.cli import app
 from gateway.config import Config
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("gateway", "protocols", "mapping", "flowcontrol", "spark_sinks", "loadtest")
 ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| (?:`([^`]*)`|-) \| (.*)\|$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -62,6 +64,37 @@ def anchors(path: Path) -> set[str]:
     """The fragments of a page's headings, as code hosts make them."""
     headings = HEADING.findall(FENCE.sub("", path.read_text(encoding="utf-8")))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def members() -> set[str]:
+    """`Class.member` of every class of ours, inherited ones included."""
+    bodies: dict[str, tuple[set[str], list[str]]] = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    functions = [part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+                    names = {function.name for function in functions}
+                    known, bases = bodies.setdefault(node.name, (set(), []))
+                    known |= names
+                    bases += [base.id for base in node.bases if isinstance(base, ast.Name)]
+
+    def every(name: str) -> set[str]:
+        names, bases = bodies.get(name, (set(), []))
+        return names.union(*(every(base) for base in bases if base != name))
+
+    return {f"{name}.{member}" for name in bodies for member in every(name)}
+
+
+def test_the_architecture_names_real_members_and_files():
+    text = FENCE.sub("", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    spans = re.findall(r"`([^`]+)`", text)
+    named = {found for span in spans for found in re.findall(r"\b([A-Z]\w+\.[a-z_]\w+)\b", span)}
+    assert len(named) > 40
+    assert sorted(named - members()) == []
+    paths = {found for span in spans for found in re.findall(rf"^((?:{'|'.join(PACKAGES)})/[\w/.]*\w)", span)}
+    assert len(paths) > 20
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
 def test_the_page_has_every_key_with_its_default():
