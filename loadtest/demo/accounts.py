@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import json
+from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 from loadtest.report import Latencies
 
+PROTOCOLS: Final = ("mqtt", "amqp", "http")
 WINDOW_MS: Final = 5000
 SLIDE_MS: Final = 1000
+KEPT_WINDOWS: Final = 100_000  # five hours of the demo, 30 MB
 
 
 class Reading(NamedTuple):
@@ -25,73 +27,115 @@ class Reading(NamedTuple):
         return json.dumps({"temperature": self.temperature, "time": self.time, "sent": self.time}).encode()
 
 
-class Expected(NamedTuple):
-    """What one window of one sensor must come to."""
+class Window(NamedTuple):
+    """What one window of one sensor comes to."""
 
     maximum: float
     readings: int
 
 
 class Traffic:
-    """What one protocol's clients did."""
+    """What one protocol's clients did. Unanswered: sent, less acknowledged, less failed."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.acknowledged = 0
         self.failed = 0
-        self.received = 0
+        self.received = 0  # results that contain a reading of this run
         self.latencies = Latencies()  # from a reading's sending to the first result that contains it
-        self._newest: dict[str, int] = {}
-
-    def result(self, result: dict[str, Any], now_ms: float) -> None:
-        """A result came to this protocol's receiver."""
-        self.received += 1
-        sensor, latest = result["sensor"], result.get("latest")
-        if latest is not None and latest > self._newest.get(sensor, 0):
-            self._newest[sensor] = latest
-            self.latencies.record(max(0.0, now_ms - latest) / 1000)
+        self.newest: dict[str, int] = {}  # sensor -> the time of the newest reading that came back
 
 
 class Accounts:
-    """What was acknowledged, held against what Spark said of it."""
+    """What was sent and acknowledged, held against what Spark said of it.
 
-    def __init__(self) -> None:
-        self.traffic: dict[str, Traffic] = collections.defaultdict(Traffic)
-        self.changed = asyncio.Event()  # a result came since it was cleared
-        self._expected: dict[tuple[str, int], Expected] = {}
-        self._results: dict[tuple[str, int], Expected] = {}
+    Args:
+        sensors: ours; results of others are a guest's.
+    """
+
+    def __init__(self, sensors: Collection[str]) -> None:
+        self.traffic = {protocol: Traffic() for protocol in PROTOCOLS}
+        self.came_back = asyncio.Event()  # the first result of this run reached a protocol's receiver
+        self.guest: dict[str, Any] | None = None  # the newest result of a sensor that is none of ours
+        self._sensors = frozenset(sensors)
+        self._began: int | None = None  # the time of the first reading
+        self._dropped = 0
+        self._expected: dict[tuple[str, int], Window] = {}
+        self._results: dict[tuple[str, int], Window] = {}
+        self._not_right: set[tuple[str, int]] = set()
 
     def sent(self, protocol: str, reading: Reading) -> None:
         """A reading goes out: every window it falls into must count it."""
         self.traffic[protocol].sent += 1
+        if self._began is None:
+            self._began = reading.time
+        if len(self._expected) > KEPT_WINDOWS:
+            self._drop_oldest()
         first = reading.time // SLIDE_MS * SLIDE_MS + SLIDE_MS
         for end in range(first, first + WINDOW_MS, SLIDE_MS):
             window = (reading.sensor, end)
-            known = self._expected.get(window)
-            if known is None:
-                self._expected[window] = Expected(reading.temperature, 1)
-            else:
-                self._expected[window] = Expected(max(known.maximum, reading.temperature), known.readings + 1)
+            known = self._expected.get(window, Window(reading.temperature, 0))
+            self._expected[window] = Window(max(known.maximum, reading.temperature), known.readings + 1)
+            self._compare(window)
+
+    def answered(self, protocol: str, *, well: bool) -> None:
+        """The gateway said yes or no to a reading."""
+        if well:
+            self.traffic[protocol].acknowledged += 1
+        else:
+            self.traffic[protocol].failed += 1
+
+    def received(self, protocol: str, result: dict[str, Any], now_ms: float) -> None:
+        """A protocol's receiver got a result; those of earlier runs and of guests are not counted."""
+        sensor, latest = result["sensor"], result.get("latest")
+        if sensor not in self._sensors or self._began is None or latest is None or latest < self._began:
+            return
+        traffic = self.traffic[protocol]
+        traffic.received += 1
+        if latest > traffic.newest.get(sensor, 0):
+            traffic.newest[sensor] = latest
+            traffic.latencies.record(max(0.0, now_ms - latest) / 1000)
+        self.came_back.set()
 
     def result(self, result: dict[str, Any]) -> None:
-        """Spark said something of a window; of several results the one that counts most is the newest."""
-        self.changed.set()
-        window = (str(result["sensor"]), int(result["end"]))
+        """Spark said something of a window; of several results the one that counts most is the newest.
+
+        Results of windows without a reading of this run are of an earlier run on the same topics.
+        """
+        sensor, end = str(result["sensor"]), int(result["end"])
+        if sensor not in self._sensors:
+            self.guest = result
+            return
+        window = (sensor, end)
         if window not in self._expected:
-            return  # of an earlier run on the same topics
+            return
         known = self._results.get(window)
         if known is None or result["count"] >= known.readings:
-            self._results[window] = Expected(float(result["maximum"]), int(result["count"]))
+            self._results[window] = Window(float(result["maximum"]), int(result["count"]))
+            self._compare(window)
 
-    @property
-    def open_windows(self) -> int:
-        """Windows that Spark has not yet, or not rightly, accounted for."""
-        return sum(self._results.get(window) != expected for window, expected in self._expected.items())
+    def _drop_oldest(self) -> None:
+        """Forget half of the windows, right ones only: a demo may run for days."""
+        for window in list(self._expected)[: KEPT_WINDOWS // 2]:
+            if window not in self._not_right:
+                del self._expected[window], self._results[window]
+                self._dropped += 1
+
+    def _compare(self, window: tuple[str, int]) -> None:
+        if self._results.get(window) == self._expected[window]:
+            self._not_right.discard(window)
+        else:
+            self._not_right.add(window)
 
     @property
     def windows(self) -> int:
         """Windows that hold a reading."""
-        return len(self._expected)
+        return self._dropped + len(self._expected)
+
+    @property
+    def open_windows(self) -> int:
+        """Windows that Spark has not yet, or not rightly, accounted for."""
+        return len(self._not_right)
 
     @property
     def unacknowledged(self) -> int:
@@ -100,5 +144,30 @@ class Accounts:
 
     @property
     def complete(self) -> bool:
-        """Every reading was acknowledged and every window is right."""
-        return self.windows > 0 and self.unacknowledged == 0 and self.open_windows == 0
+        """Every protocol sent something and got a result, every reading was acknowledged, every window is right."""
+        return (
+            all(traffic.sent and traffic.received for traffic in self.traffic.values())
+            and self.unacknowledged == 0
+            and self.open_windows == 0
+        )
+
+    def faults(self) -> list[str]:
+        """What is missing, in words; empty when `complete`."""
+        found = []
+        for protocol, traffic in self.traffic.items():
+            if not traffic.sent:
+                found.append(f"{protocol.upper()}: no reading was sent")
+            elif not traffic.received:
+                found.append(f"{protocol.upper()}: no result came back")
+            if missing := traffic.sent - traffic.acknowledged:
+                found.append(f"{protocol.upper()}: {missing} of {traffic.sent} readings were not acknowledged")
+        for sensor, end in sorted(self._not_right)[:3]:
+            expected, result = self._expected[sensor, end], self._results.get((sensor, end))
+            said = "nothing" if result is None else f"maximum {result.maximum} of {result.readings}"
+            found.append(
+                f"{sensor}, window that ends at {end}: Spark said {said}, "
+                f"it is {expected.maximum} of {expected.readings}"
+            )
+        if self.open_windows > 3:
+            found.append(f"and {self.open_windows - 3} windows more")
+        return found

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 import aiohttp
 import paho.mqtt.client as paho
 from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import KafkaError
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
-from proton import Message, Timeout
-from proton.utils import BlockingConnection
+from proton import Message, ProtonException, Timeout
+from proton.utils import BlockingConnection, SendException
 
 from loadtest.demo.accounts import Accounts, Reading
 
@@ -33,137 +36,193 @@ SENSORS: Final = {
 }
 PERIOD_S: Final = 0.2  # one reading per sensor
 ANSWER_S: Final = 30.0
+POLL_S: Final = 0.5  # how soon a waiting client notices that it is to stop
+CONTROL: Final = "application/vnd.kafka.v2+json"
 JSON_RECORDS: Final = "application/vnd.kafka.json.v2+json"
+BINARY_RECORDS: Final = "application/vnd.kafka.binary.v2+json"
+_FAILURES: Final = (OSError, TimeoutError, RuntimeError, aiohttp.ClientError, ProtonException, KafkaError)
+
+Ready = Callable[[], None]
+"""Called by a receiver once it cannot miss a result any more; any number of times."""
+
+
+class FleetError(Exception):
+    """A client could not start; the text says which and why."""
 
 
 class Fleet:
-    """All clients; `stop_sending` ends the readings, `close` the receivers."""
+    """All clients: `listen`, `send`, `stop_sending`, `close`, in this order.
 
-    def __init__(self, addresses: dict[str, Any], accounts: Accounts) -> None:
+    A client that fails while it sends or receives is noted in `errors`; the others go on.
+    """
+
+    def __init__(self, addresses: dict[str, Any], accounts: Accounts, group: asyncio.TaskGroup) -> None:
         self._addresses = addresses
         self._accounts = accounts
-        self._stop_sending = threading.Event()
-        self._stop = threading.Event()
+        self._group = group
         self._loop = asyncio.get_running_loop()
+        self._no_readings = threading.Event()
+        self._closed = threading.Event()
+        self._receivers: list[asyncio.Task[None]] = []
+        self._senders: list[asyncio.Task[None]] = []
         self.errors: list[str] = []
 
-    async def run(self, receiving: asyncio.Event) -> None:
-        """Start the receivers, then the senders; returns when all are stopped."""
-        ready = [asyncio.Event() for _ in range(4)]
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._guard("amqp receiver", asyncio.to_thread(self._amqp_receiver, ready[0])))
-            group.create_task(self._guard("http receiver", self._http_receiver(ready[1])))
-            group.create_task(self._guard("kafka reader", self._kafka_reader(ready[2])))
-            group.create_task(self._guard("mqtt receiver", asyncio.to_thread(self._mqtt_receiver, ready[3])))
-            for event in ready:
-                await event.wait()
-            receiving.set()
-            for sensor in SENSORS["mqtt"]:
-                group.create_task(self._guard("mqtt sensor", asyncio.to_thread(self._mqtt_sensor, sensor)))
-            for sensor in SENSORS["amqp"]:
-                group.create_task(self._guard("amqp service", asyncio.to_thread(self._amqp_service, sensor)))
-            for sensor in SENSORS["http"]:
-                group.create_task(self._guard("http client", self._http_client(sensor)))
+    async def listen(self) -> None:
+        """Start the receivers; returns when none can miss a result any more. FleetError when one cannot start."""
+        waiting = []
+        receivers: dict[str, Callable[[Ready], Coroutine[Any, Any, None]]] = {
+            "MQTT receiver": lambda ready: in_thread(self._mqtt_receiver, ready),
+            "AMQP receiver": lambda ready: in_thread(self._amqp_receiver, ready),
+            "HTTP receiver": self._http_receiver,
+            "reader of Kafka": self._kafka_reader,
+        }
+        for who, receive in receivers.items():
+            ready: asyncio.Future[None] = self._loop.create_future()
+            work = receive(_once(ready))
+            self._receivers.append(self._group.create_task(self._guard(who, work, ready)))
+            waiting.append(ready)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await asyncio.gather(*waiting)
+        except TimeoutError as error:
+            raise FleetError(f"the receivers were not ready within {ANSWER_S:g} s") from error
 
-    def stop_sending(self) -> None:
-        """No further readings; what is under way is still answered."""
-        self._stop_sending.set()
+    def send(self) -> None:
+        """Start the senders."""
+        senders: dict[str, Callable[[str], Coroutine[Any, Any, None]]] = {
+            "mqtt": lambda sensor: in_thread(self._mqtt_sensor, sensor),
+            "amqp": lambda sensor: in_thread(self._amqp_service, sensor),
+            "http": self._http_client,
+        }
+        for protocol, work in senders.items():
+            for sensor in SENSORS[protocol]:
+                sending = self._guard(f"{protocol.upper()} sender {sensor}", work(sensor))
+                self._senders.append(self._group.create_task(sending))
 
-    def close(self) -> None:
-        """Everybody goes home."""
-        self._stop_sending.set()
-        self._stop.set()
+    async def stop_sending(self) -> None:
+        """No further readings; returns when every reading has its answer or its sender has failed."""
+        self._no_readings.set()
+        await _settled(self._senders)
 
-    async def _guard(self, who: str, work: Any) -> None:
+    async def close(self, timeout: float) -> None:
+        """Everybody goes home; who does not within `timeout` seconds is left behind in its thread."""
+        self._no_readings.set()
+        self._closed.set()
+        everybody = self._senders + self._receivers
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_settled(everybody), timeout)
+        for one in everybody:
+            one.cancel()
+
+    async def _guard(self, who: str, work: Awaitable[None], ready: asyncio.Future[None] | None = None) -> None:
         try:
             await work
-        except (OSError, TimeoutError, aiohttp.ClientError, Timeout, RuntimeError) as error:
-            self.errors.append(f"{who}: {type(error).__name__}: {error}")
+        except _FAILURES as error:
+            text = f"{who}: {str(error) or type(error).__name__}"
+            if ready is not None and not ready.done():
+                ready.set_exception(FleetError(text))
+            elif not self._closed.is_set():  # the gateway may be on its way out then
+                self.errors.append(text)
 
-    def _tell(self, what: Callable[..., None], *arguments: Any) -> None:
-        self._loop.call_soon_threadsafe(what, *arguments)
-
-    def _reading(self, sensor: str) -> Reading:
-        return Reading(sensor, round(20 + random.gauss(0, 3), 2), time.time_ns() // 1_000_000)
-
-    def _sent(self, protocol: str, reading: Reading) -> None:
-        self._accounts.sent(protocol, reading)
-
-    def _answered(self, protocol: str, well: bool) -> None:
-        traffic = self._accounts.traffic[protocol]
-        if well:
-            traffic.acknowledged += 1
-        else:
-            traffic.failed += 1
+    def _tell(self, what: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        """Call it in the event loop, from a client's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody keeps books any more
+            self._loop.call_soon_threadsafe(lambda: what(*arguments, **options))
 
     def _result(self, protocol: str, body: bytes, now_ms: float) -> None:
-        self._accounts.traffic[protocol].result(json.loads(body), now_ms)
+        self._accounts.received(protocol, json.loads(body), now_ms)
 
     # MQTT: paho
 
     def _paho(self, name: str) -> paho.Client:
         host, _, port = self._addresses["mqtt"].rpartition(":")
         client = paho.Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=paho.MQTTv5)
-        client.connect(host, int(port))
+        client.connect(host, int(port), clean_start=True)
         return client
 
     def _mqtt_sensor(self, sensor: str) -> None:
         client = self._paho(f"sensor-{sensor.replace('/', '-')}")
+        answers: SimpleQueue[bool] = SimpleQueue()
+
+        def on_publish(_c: paho.Client, _d: Any, _m: int, code: ReasonCode, _p: Properties | None) -> None:
+            answers.put(not code.is_failure)
+
+        client.on_publish = on_publish
         client.loop_start()
         try:
-            while not self._stop_sending.wait(PERIOD_S):
-                reading = self._reading(sensor)
-                self._tell(self._sent, "mqtt", reading)
-                answer = client.publish(f"sensors/{sensor}", reading.to_json(), qos=1)
-                answer.wait_for_publish(ANSWER_S)
-                self._tell(self._answered, "mqtt", answer.is_published())
+            while not self._no_readings.wait(PERIOD_S):
+                reading = make_reading(sensor)
+                self._tell(self._accounts.sent, "mqtt", reading)
+                client.publish(f"sensors/{sensor}", reading.to_json(), qos=1)
+                self._tell(self._accounts.answered, "mqtt", well=self._next(answers))
         finally:
             client.disconnect()
             client.loop_stop()
 
-    def _mqtt_receiver(self, ready: asyncio.Event) -> None:
-        client = self._paho("dashboard")
+    def _next(self, answers: SimpleQueue[bool]) -> bool:
+        deadline = time.monotonic() + ANSWER_S
+        while not self._closed.is_set() and time.monotonic() < deadline:
+            with contextlib.suppress(Empty):
+                return answers.get(timeout=POLL_S)
+        raise TimeoutError("no PUBACK")
 
-        def on_message(_client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
+    def _mqtt_receiver(self, ready: Ready) -> None:
+        client = self._paho("dashboard")
+        refused = SimpleQueue[str]()
+
+        def on_connect(client: paho.Client, _d: Any, _f: Any, _code: ReasonCode, _p: Properties | None) -> None:
+            client.subscribe("maximum/#", qos=1)
+
+        def on_subscribe(_c: paho.Client, _d: Any, _m: int, codes: list[ReasonCode], _p: Properties | None) -> None:
+            if codes[0].is_failure:
+                refused.put(f"SUBACK {codes[0]}")
+            else:
+                self._tell(ready)
+
+        def on_message(_c: paho.Client, _d: Any, message: paho.MQTTMessage) -> None:
             self._tell(self._result, "mqtt", message.payload, time.time() * 1000)
 
-        def on_subscribe(_c: paho.Client, _d: Any, _m: int, _codes: list[ReasonCode], _p: Properties | None) -> None:
-            self._tell(ready.set)
-
-        client.on_message = on_message
-        client.on_subscribe = on_subscribe
-        client.subscribe("maximum/#", qos=1)
+        client.on_connect, client.on_subscribe, client.on_message = on_connect, on_subscribe, on_message
         client.loop_start()
         try:
-            self._stop.wait()
+            while not self._closed.wait(POLL_S):
+                if not refused.empty():
+                    raise RuntimeError(refused.get())
         finally:
             client.disconnect()
             client.loop_stop()
 
     # AMQP: proton's blocking client
 
+    def _proton(self) -> BlockingConnection:
+        return BlockingConnection(f"amqp://{self._addresses['amqp']}", timeout=ANSWER_S)
+
     def _amqp_service(self, sensor: str) -> None:
-        connection = BlockingConnection(f"amqp://{self._addresses['amqp']}", timeout=ANSWER_S)
+        connection = self._proton()
         try:
             sender = connection.create_sender("sensors")
-            while not self._stop_sending.wait(PERIOD_S):
-                reading = self._reading(sensor)
-                self._tell(self._sent, "amqp", reading)
+            while not self._no_readings.wait(PERIOD_S):
+                reading = make_reading(sensor)
+                self._tell(self._accounts.sent, "amqp", reading)
                 message = Message(body=reading.to_json(), inferred=True, content_type="application/json")
                 message.annotations = {"x-opt-bridge.key": sensor}
-                sender.send(message)
-                self._tell(self._answered, "amqp", True)
+                try:
+                    sender.send(message)
+                except SendException:  # not accepted
+                    self._tell(self._accounts.answered, "amqp", well=False)
+                else:
+                    self._tell(self._accounts.answered, "amqp", well=True)
         finally:
             connection.close()
 
-    def _amqp_receiver(self, ready: asyncio.Event) -> None:
-        connection = BlockingConnection(f"amqp://{self._addresses['amqp']}", timeout=ANSWER_S)
+    def _amqp_receiver(self, ready: Ready) -> None:
+        connection = self._proton()
         try:
             receiver = connection.create_receiver("maximum", credit=100)
-            self._tell(ready.set)
-            while not self._stop.is_set():
+            self._tell(ready)
+            while not self._closed.is_set():
                 try:
-                    message = receiver.receive(timeout=0.5)
+                    message = receiver.receive(timeout=POLL_S)
                 except Timeout:
                     continue
                 receiver.accept()
@@ -178,49 +237,93 @@ class Fleet:
     async def _http_client(self, sensor: str) -> None:
         url = f"http://{self._addresses['http']}/topics/sensors"
         async with aiohttp.ClientSession(headers={"Content-Type": JSON_RECORDS}) as session:
-            while not self._stop_sending.is_set():
+            while not self._no_readings.is_set():
                 await asyncio.sleep(PERIOD_S)
-                reading = self._reading(sensor)
-                self._sent("http", reading)
+                reading = make_reading(sensor)
+                self._accounts.sent("http", reading)
                 record = {"key": sensor, "value": json.loads(reading.to_json())}
                 async with session.post(url, data=json.dumps({"records": [record]})) as response:
                     answer = await response.json()
                     well = response.status == 200 and "offset" in answer["offsets"][0]
-                    self._answered("http", well)
+                    self._accounts.answered("http", well=well)
 
-    async def _http_receiver(self, ready: asyncio.Event) -> None:
+    async def _http_receiver(self, ready: Ready) -> None:
         base = f"http://{self._addresses['http']}/consumers/demo-{time.time_ns()}"
-        control = {"Content-Type": "application/vnd.kafka.v2+json"}
-        binary = {"Accept": "application/vnd.kafka.binary.v2+json"}
-        async with aiohttp.ClientSession() as session:
-            create = {"name": "dashboard", "format": "binary", "auto.offset.reset": "latest"}
-            async with session.post(base, json=create, headers=control) as response:
-                response.raise_for_status()
+        control = {"Content-Type": CONTROL}
+        create = {"name": "dashboard", "format": "binary", "auto.offset.reset": "latest"}
+        async with aiohttp.ClientSession(raise_for_status=True) as session:
+            await session.post(base, json=create, headers=control)
             url = f"{base}/instances/dashboard"
-            async with session.post(f"{url}/subscription", json={"topics": ["maximum"]}, headers=control) as response:
-                response.raise_for_status()
+            await session.post(f"{url}/subscription", json={"topics": ["maximum"]}, headers=control)
+            poll = f"{url}/records?timeout={round(POLL_S * 1000)}"
             try:
-                while not self._stop.is_set():
-                    async with session.get(f"{url}/records", params={"timeout": 500}, headers=binary) as response:
-                        response.raise_for_status()
+                while not self._closed.is_set():
+                    async with session.get(poll, headers={"Accept": BINARY_RECORDS}) as response:
                         for record in json.loads(await response.read()):
                             self._result("http", base64.b64decode(record["value"]), time.time() * 1000)
-                    ready.set()
+                    ready()
             finally:
-                async with session.delete(url) as response:
-                    await response.read()
+                await session.delete(url)
 
     # Kafka itself: the judge of completeness reads Spark's topic without the gateway
 
-    async def _kafka_reader(self, ready: asyncio.Event) -> None:
+    async def _kafka_reader(self, ready: Ready) -> None:
         consumer = AIOKafkaConsumer("maximum", bootstrap_servers=self._addresses["kafka"], auto_offset_reset="latest")
         await consumer.start()
         try:
-            await consumer.getmany(timeout_ms=0)
-            ready.set()
-            while not self._stop.is_set():
+            for partition in consumer.assignment():
+                await consumer.position(partition)  # fixed from here on
+            ready()
+            while not self._closed.is_set():
                 for records in (await consumer.getmany(timeout_ms=300)).values():
                     for record in records:
                         self._accounts.result(json.loads(record.value))
         finally:
             await consumer.stop()
+
+
+def make_reading(sensor: str) -> Reading:
+    """A reading of now."""
+    return Reading(sensor, round(20 + random.gauss(0, 3), 2), time.time_ns() // 1_000_000)
+
+
+def _once(future: asyncio.Future[None]) -> Ready:
+    def ready() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    return ready
+
+
+async def _settled(tasks: list[asyncio.Task[None]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+def in_thread(work: Callable[..., None], *arguments: Any) -> Coroutine[Any, Any, None]:
+    """Run it in a thread that does not keep the process alive, unlike those of `asyncio.to_thread`."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def finish(error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            work(*arguments)
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(finish, error)
+
+    async def wait() -> None:
+        threading.Thread(target=run, daemon=True).start()
+        await done
+
+    return wait()

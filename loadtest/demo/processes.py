@@ -4,50 +4,59 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
-import signal
+import os
+import re
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Final
 
-_PR_SET_PDEATHSIG: Final = 1
-_LIBC: Final = ctypes.CDLL(None)
+from loadtest.demo.child import command_line
+from loadtest.demo.directory import Directory
+
 READY_POLL_S: Final = 0.05
+LINE_LIMIT: Final = 1 << 20  # of what Spark prints: its progress holds the offsets of every partition
+QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"  # halves Kafka's start beside Spark's; its peak speed is not needed here
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ProcessError(Exception):
-    """A process of the demo ended or did not get ready; the text says which and where its log is."""
-
-
-def _die_with_parent() -> None:
-    # In the child between fork and exec: nothing but the system call.
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    """A process of the demo ended or did not get ready; the text says which, why, and where its log is."""
 
 
 class Process:
-    """A child in a session of its own, so that Ctrl-C reaches the demo alone and the order of stopping is ours."""
+    """A child in a session of its own, so that Ctrl-C reaches the demo alone and the order of stopping is ours.
 
-    def __init__(self, name: str, argv: list[str], log: Path, ready_file: Path) -> None:
+    Args:
+        name: for messages.
+        argv: the command.
+        directory: the demo's; the child's standard error goes to `errors` in it.
+        log: where it tells its story, for messages.
+    """
+
+    def __init__(self, name: str, argv: list[str], directory: Directory, *, ready: str, errors: str, log: str) -> None:
         self.name = name
-        self.ready_file = ready_file
-        self.log = log
+        self.ready_file = directory.path / ready
+        self.log = directory.path / log
+        self._errors = directory.path / errors
         self._argv = argv
+        self._lock = directory.lock
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start it; its standard error goes to the log."""
+        """Start it."""
         self.ready_file.unlink(missing_ok=True)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("wb") as output:
+        java = f"{QUICK_JAVA} {os.environ.get('JAVA_TOOL_OPTIONS', '')}".strip()
+        with self._errors.open("wb") as errors:
             self._process = await asyncio.create_subprocess_exec(
-                *self._argv,
+                *command_line(*self._argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=output,
+                stderr=errors,
+                env={**os.environ, "JAVA_TOOL_OPTIONS": java},
+                pass_fds=(self._lock,),
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                limit=LINE_LIMIT,
             )
 
     async def lines(self) -> AsyncIterator[bytes]:
@@ -57,62 +66,65 @@ class Process:
         async for line in self._process.stdout:
             yield line
 
-    async def ready(self, timeout: float) -> dict[str, Any]:
-        """Wait for the ready file and read it; ProcessError when the process ends before."""
+    async def watch(self) -> None:
+        """Wait until it ends by itself, which it should not: always raises ProcessError."""
         assert self._process is not None
-        ended = asyncio.ensure_future(self._process.wait())
+        code = await self._process.wait()
+        raise ProcessError(f"{self.name} ended ({_ending(code)}): {self._last_words()} (log: {self.log})")
+
+    async def ready(self, timeout: float) -> dict[str, Any]:
+        """Wait for the ready file and read it; ProcessError when it does not come in time."""
         deadline = asyncio.get_running_loop().time() + timeout
-        try:
-            while not self.ready_file.exists():
-                if asyncio.get_running_loop().time() > deadline:
-                    raise ProcessError(f"{self.name} was not ready within {timeout:g} s; see {self.log}")
-                await asyncio.wait((ended,), timeout=READY_POLL_S)
-                if ended.done():
-                    raise ProcessError(f"{self.name} ended with {ended.result()}: {self._last_words()}")
-        finally:
-            ended.cancel()
-        found: dict[str, Any] = json.loads(self.ready_file.read_text() or "{}")
+        while not self.ready_file.exists():
+            if asyncio.get_running_loop().time() > deadline:
+                raise ProcessError(f"{self.name} was not ready within {timeout:g} s (log: {self.log})")
+            await asyncio.sleep(READY_POLL_S)
+        found: dict[str, Any] = json.loads(self.ready_file.read_text())
         return found
 
-    @property
-    def running(self) -> bool:
-        """Whether it lives."""
-        return self._process is not None and self._process.returncode is None
-
-    async def stop(self, timeout: float) -> int | None:
-        """SIGTERM, wait, SIGKILL at the end of `timeout` seconds; the exit code."""
+    async def stop(self, timeout: float) -> None:
+        """SIGTERM, and SIGKILL after `timeout` seconds; returns when it has ended."""
         process = self._process
-        if process is None:
-            return None
-        if process.returncode is None:
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), timeout)
+        except TimeoutError:
+            self.kill()
+            await process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL, when it lives."""
+        if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), timeout)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-        return process.returncode
+                self._process.kill()
 
     def _last_words(self) -> str:
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1] if lines else f"no output; see {self.log}"
+        lines = _COLOURS.sub("", self._errors.read_text(errors="replace")).splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
 
-def gateway(directory: Path, addresses: dict[str, str]) -> Process:
-    """`trivium up` with the embedded broker."""
-    ready = directory / "demo" / "gateway.json"
-    argv = [sys.executable, "-m", "gateway", "up", "--ready-file", str(ready), "--data-dir", str(directory)]
-    for flag, address in addresses.items():
-        argv += [f"--{flag}", address]
-    return Process("gateway", argv, directory / "demo" / "gateway.log", ready)
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
-def spark(directory: Path, bootstrap: str, trigger: str) -> Process:
-    """`trivium spark run max-temperature`."""
-    ready = directory / "demo" / "spark.json"
-    log = directory / "demo" / "spark.log"
+def gateway(directory: Directory, ports: dict[str, int]) -> Process:
+    """`trivium up` with the embedded broker, on the given ports."""
+    argv = [sys.executable, "-m", "gateway", "up", "--data-dir", str(directory.data)]
+    argv += ["--ready-file", str(directory.path / "gateway.json"), "--kafka-port", str(ports["kafka"])]
+    for listener in ("mqtt", "amqp", "http", "management"):
+        argv += [f"--{listener}", f"127.0.0.1:{ports[listener]}"]
+    return Process("gateway", argv, directory, ready="gateway.json", errors="gateway.log", log="gateway.log")
+
+
+def spark(directory: Directory, bootstrap: str, trigger: str, interval: str | None) -> Process:
+    """`trivium spark run max-temperature`; it waits for Kafka and for its topics by itself."""
     argv = [sys.executable, "-m", "gateway", "spark", "run", "max-temperature", "--bootstrap-servers", bootstrap]
-    argv += ["--trigger", trigger, "--ready-file", str(ready), "--checkpoint", str(directory / "demo" / "checkpoint")]
-    argv += ["--log-file", str(log), "--die-with-parent"]
-    return Process("Spark", argv, log, ready)
+    argv += ["--trigger", trigger, "--checkpoint", str(directory.path / "checkpoint" / trigger)]
+    argv += ["--ready-file", str(directory.path / "spark.json"), "--log-file", str(directory.path / "spark.log")]
+    argv += ["--quick-start", "--die-with-parent"]
+    if interval is not None:
+        argv += ["--interval", interval]
+    return Process("Spark", argv, directory, ready="spark.json", errors="spark.err", log="spark.log")

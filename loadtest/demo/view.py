@@ -1,46 +1,93 @@
-"""What the demo shows: a live table on a terminal, plain lines elsewhere."""
+"""What the demo shows: a live view on a terminal, plain lines elsewhere, and the summary."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from rich.console import Console, Group
-from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from loadtest.demo.accounts import Accounts
-from loadtest.demo.fleet import JSON_RECORDS, SENSORS
+from loadtest.demo.fleet import JSON_RECORDS
+
+
+@dataclasses.dataclass
+class Status:
+    """What the Spark job last reported, and what went wrong among the clients."""
+
+    lag: int | None = None
+    batch: int | None = None
+    rows: int = 0
+    rows_per_second: float = 0.0
+    duration_ms: int = 0
+    windows_kept: int = 0
+    late: int = 0
+    errors: list[str] = dataclasses.field(default_factory=list)
+
+    def report(self, progress: dict[str, Any], lag_from: str) -> None:
+        """Take in a progress report of one of the job's queries; the lag is taken from the query `lag_from`."""
+        if progress["query"] == lag_from:
+            self.lag = progress["lag"]
+        if progress["query"] == "max-temperature":
+            self.batch = progress["batch"]
+            self.rows = progress["rows"]
+            self.rows_per_second = progress["rows_per_second"]
+            self.duration_ms = progress["duration_ms"]
+            self.windows_kept = progress["state_rows"]
+            self.late += progress["late_readings"]
+
+    @property
+    def spark(self) -> str:
+        """The job's last batch in words."""
+        if self.batch is None:
+            return "runs; no batch has ended yet"
+        return (
+            f"batch {self.batch:,}: {self.rows:,} rows in {self.duration_ms / 1000:.1f} s "
+            f"({self.rows_per_second:,.0f}/s), late {self.late}"
+        )
+
+
+def addresses_line(addresses: dict[str, Any]) -> str:
+    """Where everything listens."""
+    return "   ".join(
+        f"{name} {addresses[key]}"
+        for name, key in (("MQTT", "mqtt"), ("AMQP", "amqp"), ("HTTP", "http"))
+    )
+
+
+def other_addresses_line(addresses: dict[str, Any]) -> str:
+    """What else listens."""
+    return f"Kafka {addresses['kafka']}   metrics http://{addresses['management']}/metrics"
 
 
 def paste_lines(addresses: dict[str, Any]) -> list[str]:
     """Three commands to paste, one a protocol."""
     host, _, port = addresses["mqtt"].rpartition(":")
-    body = '{"records":[{"key":"my/temp","value":{"temperature":21.5}}]}'
+    body = '{"records":[{"key":"my/temp","value":{"temperature":22.5}}]}'
     python = (
         "from proton import Message; from proton.utils import BlockingConnection as C; "
-        f"C('amqp://{addresses['amqp']}').create_sender('sensors')"
-        ".send(Message(body=b'21.5', inferred=True, annotations={'x-opt-bridge.key': 'my/temp'}))"
+        f'C("{addresses["amqp"]}").create_sender("sensors").send(Message(b"23.5", inferred=True, group_id="my/temp"))'
     )
     return [
-        f"mosquitto_pub -h {host} -p {port} -V 5 -q 1 -t sensors/my/temp -m 21.5",
+        f"mosquitto_pub -h {host} -p {port} -q 1 -t sensors/my/temp -m 21.5",
         f"curl -H 'Content-Type: {JSON_RECORDS}' -d '{body}' http://{addresses['http']}/topics/sensors",
-        f'.venv/bin/python -c "{python}"',
+        f".venv/bin/python -c '{python}'",
     ]
 
 
 def traffic_table(accounts: Accounts, title: str | None = None) -> Table:
-    """Per protocol: readings sent, acknowledged, results received, latency."""
-    table = Table(title=title, expand=False)
-    table.add_column("protocol")
-    for column in ("sent", "acknowledged", "failed", "results", "latency p50 ms", "latency p99 ms"):
-        table.add_column(column, justify="right")
-    for protocol in SENSORS:
-        traffic = accounts.traffic[protocol]
+    """Per protocol: readings in, acknowledged, results out, latency from a sensor to Spark and back."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("", no_wrap=True)
+    for column in ("readings in", "acknowledged", "results out", "p50 ms", "p99 ms"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for protocol, traffic in accounts.traffic.items():
         table.add_row(
             protocol.upper(),
             f"{traffic.sent:,}",
             f"{traffic.acknowledged:,}",
-            f"{traffic.failed:,}",
             f"{traffic.received:,}",
             f"{traffic.latencies.milliseconds(50):,.0f}",
             f"{traffic.latencies.milliseconds(99):,.0f}",
@@ -48,36 +95,62 @@ def traffic_table(accounts: Accounts, title: str | None = None) -> Table:
     return table
 
 
-def live(accounts: Accounts, addresses: dict[str, Any], status: dict[str, Any]) -> Group:
-    """The whole screen."""
-    kafka = f"Kafka {addresses['kafka']}   lag {status.get('lag', '-')} readings"
-    progress = f"Spark  {status.get('spark', 'starting')}"
-    windows = f"windows right {accounts.windows - accounts.open_windows:,} of {accounts.windows:,}"
-    lines = "\n".join(paste_lines(addresses))
+def books(accounts: Accounts) -> str:
+    """How many windows are right."""
+    return f"{accounts.windows - accounts.open_windows:,} of {accounts.windows:,}"
+
+
+def live(accounts: Accounts, addresses: dict[str, Any], status: Status, seconds: float) -> Group:
+    """The live view: 14 lines, 72 columns."""
+    lines = [
+        ("Kafka", "lag unknown yet" if status.lag is None else f"lag {status.lag:,} readings"),
+        ("Spark", status.spark),
+        ("Windows right", f"{books(accounts)} (the newest are still open)"),
+        ("Your readings", _guest(accounts)),
+        *(("Error", error) for error in status.errors),
+    ]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, text in lines:
+        table.add_row(name, Text(text, style="red" if name == "Error" else ""))
     return Group(
-        Panel(
-            f"MQTT {addresses['mqtt']}   AMQP {addresses['amqp']}   HTTP {addresses['http']}   "
-            f"management {addresses['management']}",
-            title="Trivium",
-        ),
+        Text(addresses_line(addresses)),
+        Text(other_addresses_line(addresses)),
         traffic_table(accounts),
-        f"{kafka}\n{progress}\n{windows}",
-        Panel(lines, title="try it"),
+        Text("p50, p99: from a reading's sending to the arrival of a result that contains it", style="dim"),
+        table,
+        Text(f"{seconds:,.0f} s. Ctrl-C stops everything.", style="dim"),
     )
 
 
-def plain(console: Console, accounts: Accounts, status: dict[str, Any], seconds: float) -> None:
+def plain(console: Console, accounts: Accounts, status: Status, seconds: float) -> None:
     """One line, for logs and pipes."""
-    parts = []
-    for protocol in SENSORS:
-        traffic = accounts.traffic[protocol]
-        parts.append(
-            f"{protocol} sent {traffic.sent} acknowledged {traffic.acknowledged} results {traffic.received} "
-            f"p50 {traffic.latencies.milliseconds(50):.0f} ms"
-        )
-    console.print(
-        f"{seconds:6.1f} s  {' | '.join(parts)} | lag {status.get('lag', '-')} | spark {status.get('spark', '-')} | "
-        f"windows {accounts.windows - accounts.open_windows}/{accounts.windows}",
-        soft_wrap=True,
-        highlight=False,
-    )
+    parts = [
+        f"{protocol} in {traffic.sent} acknowledged {traffic.acknowledged} out {traffic.received} "
+        f"p50 {traffic.latencies.milliseconds(50):.0f} ms"
+        for protocol, traffic in accounts.traffic.items()
+    ]
+    lag = "unknown" if status.lag is None else status.lag
+    parts += [f"Kafka lag {lag}", f"Spark {status.spark}", f"windows right {books(accounts)}", *status.errors]
+    if accounts.guest is not None:
+        parts.append(f"your readings {_guest(accounts)}")
+    line(console, f"{seconds:.1f} s: {' | '.join(parts)}")
+
+
+def summary(console: Console, accounts: Accounts, status: Status) -> None:
+    """The table at the end."""
+    console.print(traffic_table(accounts, "Summary"))
+    line(console, f"Windows right: {books(accounts)}. Unacknowledged: {accounts.unacknowledged}. Late: {status.late}.")
+
+
+def line(console: Console, text: str, style: str = "") -> None:
+    """One line as it is: the terminal wraps it, so that it can be copied."""
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+def _guest(accounts: Accounts) -> str:
+    guest = accounts.guest
+    if guest is None:
+        return "none yet: paste one of the lines above"
+    return f"{guest['sensor']}: maximum {guest['maximum']} of {guest['count']} within 5 s"

@@ -1,0 +1,72 @@
+"""The demo's place on the disk, for one run at a time, and its ports."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Final
+
+USUAL_PORTS: Final = {"mqtt": 1883, "amqp": 5672, "http": 8080, "management": 8081, "kafka": 9092}
+ENDING_S: Final = 10.0  # the processes of a run that was killed need at most this long to stop
+_POLL_S: Final = 0.1
+
+
+class InUseError(Exception):
+    """Another run has the directory; the text names it."""
+
+
+class Directory:
+    """`demo/` in the data directory: logs, ready files, Spark's checkpoint and the lock.
+
+    The lock is a file descriptor that the demo's processes inherit, so it lasts until the last of them has ended.
+    """
+
+    def __init__(self, data: Path) -> None:
+        """Make it and take it.
+
+        Raises:
+            InUseError: another demo runs on it, or one that was killed does not end.
+            OSError: it cannot be written.
+        """
+        self.data = data.resolve()
+        self.path = self.data / "demo"
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        deadline = time.monotonic() + ENDING_S
+        while True:
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                holder = os.pread(self.lock, 32, 0).decode(errors="replace").strip()
+                if _lives(holder) or time.monotonic() > deadline:
+                    os.close(self.lock)
+                    raise InUseError(
+                        f"{self.data} is in use by another `make run` (process {holder or 'unknown'}): "
+                        "stop it first, or give this one a directory of its own with --data-dir"
+                    ) from None
+                time.sleep(_POLL_S)  # that run was killed, and what it had started is just ending
+        os.ftruncate(self.lock, 0)
+        os.pwrite(self.lock, f"{os.getpid()}\n".encode(), 0)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self.lock)
+
+
+def _lives(holder: str) -> bool:
+    return holder.isdigit() and Path(f"/proc/{holder}").exists()
+
+
+def free_port(usual: int) -> int:
+    """The usual port on loopback, or another when somebody else has it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", usual))
+        except OSError:
+            probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
