@@ -248,7 +248,10 @@ def _reads(spark: SparkSession, query: StreamingQuery, options: Options) -> bool
 def wait_for_topics(
     spark: SparkSession, options: Options, say: Callable[[str], None], stop_asked: SimpleQueue[Progress | None]
 ) -> bool:
-    """Wait until the three topics exist, saying every 5 s which do not. False: the wish to stop came first.
+    """Wait until Kafka answers and has the three topics, saying every 5 s what is missing.
+
+    Returns:
+        False: the wish to stop came first.
 
     Raises:
         ValueError: real-time mode, and the local master has too few slots for the source's partitions.
@@ -257,12 +260,15 @@ def wait_for_topics(
     said = 0.0
     while True:
         known = topics_of(spark, names, options.connection)
-        missing = [name for name in names if name not in known]
-        if not missing:
+        missing = [name for name in names if known is None or name not in known]
+        if known is not None and not missing:
             break
         if time.monotonic() - said > 5:
             said = time.monotonic()
-            say(f"waiting for topic {', '.join(missing)} on {options.bootstrap_servers}: create it")
+            if known is None:
+                say(f"waiting for Kafka: {options.bootstrap_servers} does not answer")
+            else:
+                say(f"waiting for topic {', '.join(missing)} on {options.bootstrap_servers}: create it")
         try:
             if stop_asked.get(timeout=0.5) is None:
                 return False

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
+
+ANSWER_LIMIT_MS = 3_000
+_NO_ANSWER = "org.apache.kafka.common.errors.TimeoutException"
 
 
 def kafka_stream(
@@ -58,13 +62,15 @@ def kafka_range(spark: SparkSession, topic: str, start: str, end: str, *, connec
     )
 
 
-def topics_of(spark: SparkSession, names: Collection[str], connection: Mapping[str, str]) -> dict[str, int]:
-    """The number of partitions of each of `names` that exists.
+def topics_of(spark: SparkSession, names: Collection[str], connection: Mapping[str, str]) -> dict[str, int] | None:
+    """The number of partitions of each of `names` that exists; None when Kafka does not answer within 3 s.
 
     Asked through the Java client that the connector brings along, so a job needs no second Kafka client.
     """
     jvm: Any = spark._jvm
     properties = jvm.java.util.Properties()
+    for name in ("default.api.timeout.ms", "request.timeout.ms"):
+        properties.put(name, str(ANSWER_LIMIT_MS))  # a stop is noticed between two questions
     for name, value in connection.items():
         properties.put(name, value)
     admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
@@ -76,5 +82,10 @@ def topics_of(spark: SparkSession, names: Collection[str], connection: Mapping[s
                 wanted.add(name)
         described = admin.describeTopics(wanted).allTopicNames().get()
         return {name: described[name].partitions().size() for name in wanted}
+    except Py4JJavaError as error:
+        cause = error.java_exception.getCause()
+        if cause is not None and cause.getClass().getName() == _NO_ANSWER:
+            return None
+        raise
     finally:
         admin.close()
