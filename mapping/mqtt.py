@@ -48,6 +48,7 @@ BASE64: Final = "base64:"
 
 _ROUTES_LIMIT: Final = 4096  # per connection; a publisher with more topics pays for the look-up again
 _LONGEST_EXPIRY: Final = 0xFFFFFFFF  # seconds: Message Expiry Interval is a four byte integer
+_TEXT_LIMIT: Final = 16_000  # bytes of name and value: under 65,535 in any encoding [MQTT-1.5.4] and in base64
 _EXPIRY_DIGITS: Final = 15  # epoch milliseconds for the next 30,000 years
 _DEFAULT_QOS: Final = 1  # of records that no MQTT client wrote: acknowledged by their writer, so by the reader
 
@@ -136,7 +137,10 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 def from_record(record: Received, rules: Rules) -> Delivery | None:
-    """What to publish for a record; None when it has no MQTT topic name."""
+    """What to publish for a record; None when it has no MQTT topic name.
+
+    A header of more than `_TEXT_LIMIT` bytes does not fit into a property and is left out.
+    """
     topic = rules.mqtt_topic(record.topic, record.key, record.headers)
     if topic is None:
         return None
@@ -146,6 +150,8 @@ def from_record(record: Received, rules: Rules) -> Delivery | None:
     known: dict[str, bytes] = {}
     user: list[tuple[str, str]] = []
     for name, value in record.headers:
+        if len(name) + len(value or b"") > _TEXT_LIMIT:
+            continue
         plain = own_name(name)
         if plain is not None:
             user.append((_text(plain), _value_text(value)))

@@ -18,6 +18,7 @@ from mapping.record import MQTT_TOPIC, Headers, is_topic_name
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _CACHE_LIMIT: Final = 65536  # entries; one entry is some 200 bytes, so the cache stays under 16 MiB
+_MQTT_TOPIC_LIMIT: Final = 65_000  # bytes; a topic name has at most 65,535 with the Kafka topic in front
 MULTI: Final = "#"
 SINGLE: Final = "+"
 
@@ -101,7 +102,7 @@ class _Rule:
     def backward(self, topic: str, key: bytes | None) -> str | None:
         """The MQTT topic of a record without our header, or None when the rule does not say."""
         found = self._topic_back.fullmatch(topic)
-        if found is None or key is None:
+        if found is None or key is None or len(key) > _MQTT_TOPIC_LIMIT:
             return None
         try:
             text = key.decode()
@@ -272,4 +273,4 @@ def _topic_name(raw: bytes) -> str | None:
         text = raw.decode()
     except UnicodeDecodeError:
         return None
-    return text if _is_plain(text) else None
+    return text if _is_plain(text) and len(raw) <= _MQTT_TOPIC_LIMIT else None

@@ -1,0 +1,201 @@
+"""The pump: any sans-io connection over a real socket; order, brakes, goodbyes and time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+
+import pytest
+
+from gateway.config import Address
+from gateway.net.listener import Listener, ListenError
+from gateway.net.pump import Pump
+from protocols.connection import ConnectionFailed
+from tests.support.gateway import wait_until
+
+
+class Lines:
+    """A protocol of lines; `bye` is its goodbye, silence of `patience` seconds its fault."""
+
+    def __init__(self, patience: float | None = None) -> None:
+        self.out = bytearray()
+        self.closing = False
+        self.now = 0.0
+        self.heard = 0.0
+        self.patience = patience
+        self._buffer = b""
+
+    def receive_data(self, data: bytes) -> list[Any]:
+        self.heard = self.now
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return list(lines)
+
+    def receive_eof(self) -> list[Any]:
+        self.closing = True
+        return [ConnectionFailed("eof", "")]
+
+    def data_to_send(self) -> bytes:
+        data, self.out = bytes(self.out), bytearray()
+        return data
+
+    def next_deadline(self) -> float | None:
+        return None if self.patience is None else self.heard + self.patience
+
+    def tick(self, now: float) -> list[Any]:
+        if not self.now:
+            self.heard = now
+        self.now = now
+        deadline = self.next_deadline()
+        if deadline is not None and now >= deadline and not self.closing:
+            self.out += b"too quiet\n"
+            self.closing = True
+            return [ConnectionFailed("silent", "")]
+        return []
+
+
+class Echo:
+    """Answers each line; `wait` holds the rest until `go` is set; `bye` closes; `boom` fails in a task."""
+
+    def __init__(self, lines: Lines) -> None:
+        self.lines = lines
+        self.go = asyncio.Event()
+        self.seen: list[Any] = []
+        self.gone: list[str] = []
+        self.pump: Pump | None = None
+
+    def connected(self, pump: Pump) -> None:
+        self.pump = pump
+
+    def handle(self, events: list[Any]) -> Awaitable[None] | None:
+        for number, event in enumerate(events):
+            self.seen.append(event)
+            if event == b"wait":
+                return self.hold(events[number + 1 :])
+            if event == b"boom":
+                return self.fail()
+            if isinstance(event, bytes):
+                self.lines.out += event + b"!\n"
+            if event == b"bye":
+                self.lines.closing = True
+                break
+        return None
+
+    async def hold(self, rest: list[Any]) -> None:
+        await self.go.wait()
+        self.handle(rest)
+
+    async def fail(self) -> None:
+        raise ArithmeticError("a bug of the session")
+
+    def writable(self) -> None:
+        self.seen.append("writable")
+
+    def disconnected(self, reason: str) -> None:
+        self.gone.append(reason)
+
+
+class Server:
+    def __init__(self, group: asyncio.TaskGroup, patience: float | None) -> None:
+        self.sessions: list[Echo] = []
+
+        def make(lost: Any) -> Pump:
+            lines = Lines(patience)
+            self.sessions.append(Echo(lines))
+            return Pump(lines, self.sessions[-1], group.create_task, asyncio.get_running_loop().time, lost)
+
+        self.listener = Listener("mqtt", Address("127.0.0.1:0"), make, None)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, _, port = self.listener.bound.rpartition(":")
+        return await asyncio.open_connection(host, int(port))
+
+
+@contextlib.asynccontextmanager
+async def serving(patience: float | None = None) -> AsyncIterator[Server]:
+    async with asyncio.TaskGroup() as group:
+        server = Server(group, patience)
+        await server.listener.start()
+        try:
+            yield server
+        finally:
+            server.listener.stop_accepting()
+            await server.listener.wait_closed(2)
+
+
+async def test_what_waits_holds_what_comes_behind_it() -> None:
+    async with serving() as server:
+        reader, writer = await server.connect()
+        writer.write(b"a\nwait\nb\n")
+        assert await reader.readline() == b"a!\n"
+        writer.write(b"c\n")
+        await wait_until(lambda: server.sessions[0].pump is not None and not server.sessions[0].pump.reading)
+        assert server.sessions[0].seen == [b"a", b"wait"]
+        server.sessions[0].go.set()
+        assert [await reader.readline(), await reader.readline()] == [b"b!\n", b"c!\n"]
+        writer.close()
+
+
+async def test_the_goodbye_is_readable_although_the_peer_goes_on_sending() -> None:
+    async with serving() as server:
+        reader, writer = await server.connect()
+        writer.write(b"bye\n" + b"more\n" * 20_000)
+        assert await reader.read() == b"bye!\n"
+        writer.close()
+        await wait_until(lambda: server.sessions[0].gone)
+        assert b"more" not in server.sessions[0].seen
+
+
+async def test_a_brake_stops_reading_until_every_reason_is_gone() -> None:
+    async with serving() as server:
+        reader, writer = await server.connect()
+        writer.write(b"a\n")
+        assert await reader.readline() == b"a!\n"
+        pump = server.sessions[0].pump
+        assert pump is not None
+        pump.pause_reading("one")
+        pump.pause_reading("two")
+        writer.write(b"b\n")
+        pump.resume_reading("one")
+        assert not pump.reading
+        assert server.sessions[0].seen == [b"a"]
+        pump.resume_reading("two")
+        assert await reader.readline() == b"b!\n"
+        writer.close()
+
+
+async def test_time_is_told_without_any_traffic_and_traffic_moves_the_deadline() -> None:
+    async with serving(patience=0.3) as server:
+        loop = asyncio.get_running_loop()
+        reader, writer = await server.connect()
+        started = loop.time()
+        await wait_until(lambda: loop.time() - started > 0.2)
+        writer.write(b"a\n")
+        assert await reader.readline() == b"a!\n"
+        assert await reader.readline() == b"too quiet\n"
+        assert loop.time() - started >= 0.5
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_failing_session_costs_its_own_connection_only() -> None:
+    async with serving() as server:
+        reader, writer = await server.connect()
+        other_reader, other = await server.connect()
+        writer.write(b"boom\n")
+        with contextlib.suppress(ConnectionResetError):  # an abort may be seen as a reset
+            assert await reader.read() == b""
+        other.write(b"fine\n")
+        assert await other_reader.readline() == b"fine!\n"
+        assert len(server.listener.pumps) == 1
+        writer.close()
+        other.close()
+
+
+async def test_an_address_in_use_is_named_with_its_key() -> None:
+    async with serving() as server:
+        twice = Listener("amqp", Address(server.listener.bound), lambda lost: None, None)  # type: ignore[arg-type,return-value]
+        with pytest.raises(ListenError) as caught:
+            await twice.start()
+        assert str(caught.value) == f"amqp.address: {server.listener.bound} is in use by another program"

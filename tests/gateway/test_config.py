@@ -1,0 +1,90 @@
+"""The configuration: one precedence, and a bad value stops the start with the key's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.config import Address, ConfigError, load
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "some.toml"
+    path.write_text('[mqtt]\nreceive_maximum = 10\nmax_packet_bytes = 5000\n[http]\naddress = "127.0.0.1:1"\n')
+    return path
+
+
+def test_file_then_environment_then_flags(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIVIUM_MQTT__MAX_PACKET_BYTES", "6000")
+    monkeypatch.setenv("TRIVIUM_HTTP__ADDRESS", "127.0.0.1:2")
+    config = load(file, {"http": {"address": "127.0.0.1:3"}, "amqp": {"address": None}})
+    assert config.mqtt.receive_maximum == 10
+    assert config.mqtt.max_packet_bytes == 6000
+    assert config.http.address == "127.0.0.1:3"
+    assert config.amqp.address == "127.0.0.1:5672"
+
+
+def test_trivium_toml_of_the_working_directory_is_read_unless_a_file_is_named(file: Path) -> None:
+    Path("trivium.toml").write_text("[mqtt]\nreceive_maximum = 99\n")
+    assert load().mqtt.receive_maximum == 99
+    assert load(file).mqtt.receive_maximum == 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"mqtt": {"receive_maximum": 0}}, ["mqtt.receive_maximum", "greater than or equal to 1", "got 0"]),
+        ({"mqtt": {"adress": "x"}}, ["mqtt.adress", "not permitted"]),
+        ({"amqp": {"address": "nowhere"}}, ["amqp.address", "HOST:PORT"]),
+        ({"http": {"address": "h:99999"}}, ["http.address", "HOST:PORT"]),
+        ({"security": {"tls_cert": "a"}}, ["security", "tls_cert and tls_key go together"]),
+        ({"kafka": {"linger_ms": -1}, "mqtt": {"receive_maximum": 0}}, ["kafka.linger_ms", "mqtt.receive_maximum"]),
+    ],
+)
+def test_a_bad_value_names_its_key(file: Path, flags: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(file, flags)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_bad_password_is_not_repeated(file: Path) -> None:
+    file.write_text("[kafka]\nsasl_password = 12345\n")
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert "sasl_password" in str(caught.value)
+    assert "12345" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_or_parsed_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.toml"):
+        load(tmp_path / "missing.toml")
+    (tmp_path / "bad.toml").write_text("a = [")
+    with pytest.raises(ConfigError, match=r"bad\.toml: not valid TOML"):
+        load(tmp_path / "bad.toml")
+
+
+def test_the_configuration_is_frozen(file: Path) -> None:
+    config = load(file)
+    with pytest.raises(ValidationError):
+        config.mqtt.receive_maximum = 5
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "loopback"),
+    [("127.0.0.1:0", "127.0.0.1", 0, True), ("[::1]:5", "::1", 5, True), ("0.0.0.0:1", "0.0.0.0", 1, False),
+     ("localhost:7", "localhost", 7, True), ("gateway.example:7", "gateway.example", 7, False)],
+)  # fmt: skip
+def test_addresses(text: str, host: str, port: int, loopback: bool) -> None:
+    address = Address.parse(text)
+    assert (address.host, address.port, address.is_loopback) == (host, port, loopback)
+
+
+def test_topics_are_created_on_the_embedded_broker_only_unless_told(file: Path) -> None:
+    assert load(file).creates_topics
+    assert not load(file, {"kafka": {"bootstrap_servers": "h:1"}}).creates_topics
+    assert load(file, {"kafka": {"bootstrap_servers": "h:1", "create_topics": True}}).creates_topics
