@@ -45,7 +45,7 @@ class Owner(Protocol):
         ...
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818 - an answer, not an error of anybody
     """A topic or group cannot be used now; carries what to tell the client."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
