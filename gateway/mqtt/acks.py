@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import collections
 
+import msgspec
+
 from gateway.kafka.contracts import Result
 
 
-class Slot:
+class Slot(msgspec.Struct, gc=False):
     """The place of one publish in the line: its packet id and, once known, what became of it."""
 
-    __slots__ = ("packet_id", "result")
-
-    def __init__(self, packet_id: int) -> None:
-        self.packet_id = packet_id
-        self.result: Result | None = None
+    packet_id: int
+    result: Result | None = None
 
 
 class AckQueue:

@@ -124,10 +124,11 @@ class Session:
 
     def handle(self, received: list[Any]) -> Awaitable[None] | None:
         """Act on events in order; what has to wait holds the rest back."""
+        now_ms = self._services.wall_clock()
         for number, event in enumerate(received):
             kind = type(event)
             if kind is events.PublishReceived:
-                self._publish(event)
+                self._publish(event, now_ms)
             elif kind is events.PubackReceived:
                 self._services.counters.delivered_acknowledged += 1
                 self._starved = True
@@ -246,22 +247,18 @@ class Session:
 
     # publish: client to Kafka
 
-    def _publish(self, event: events.PublishReceived) -> None:
+    def _publish(self, event: events.PublishReceived, now_ms: int) -> None:
         """Hand a PUBLISH to Kafka; PUBACK follows when every in-sync replica has it."""
         inbound, grant = self._inbound, self._grant
         assert inbound is not None
         assert grant is not None
         services = self._services
         services.counters.published += 1
+        qos = event.qos
         record = inbound.to_record(
-            event.topic,
-            event.payload,
-            event.qos,
-            retain=event.retain,
-            properties=event.properties,
-            now_ms=services.wall_clock(),
+            event.topic, event.payload, qos, retain=event.retain, properties=event.properties, now_ms=now_ms
         )
-        if not event.qos:
+        if not qos:
             if grant.publish(record.topic, record.key):
                 services.publisher.submit(record, None)
             else:
@@ -290,8 +287,9 @@ class Session:
         for slot in self._acks.ready():
             result = slot.result
             assert result is not None
-            code = ANSWERS[result.outcome].mqtt
-            if code == ReasonCode.SUCCESS:
+            outcome = result.outcome
+            code = 0 if outcome is Outcome.STORED else ANSWERS[outcome].mqtt
+            if not code:
                 good.append(slot.packet_id)
                 continue
             counters.refused += 1
