@@ -52,8 +52,7 @@ class Status:
 def addresses_line(addresses: dict[str, Any]) -> str:
     """Where everything listens."""
     return "   ".join(
-        f"{name} {addresses[key]}"
-        for name, key in (("MQTT", "mqtt"), ("AMQP", "amqp"), ("HTTP", "http"))
+        f"{name} {addresses[key]}" for name, key in (("MQTT", "mqtt"), ("AMQP", "amqp"), ("HTTP", "http"))
     )
 
 
