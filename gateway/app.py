@@ -55,6 +55,7 @@ log = structlog.get_logger(__name__)
 GOODBYE_S: Final = 1.0  # for the last bytes of every connection
 GC_THRESHOLD: Final = 20_000  # allocations between two looks at the youngest objects; Python's default is 700
 READY_POLL_S: Final = 0.1
+CONNECT_WAIT_S: Final = 1.0  # for Kafka's first answer; then we listen without it and are not ready yet
 RESTART_S: Final = 1.0  # between a broker's end and its next start
 
 
@@ -214,8 +215,10 @@ class App:
         publisher = self._publisher = Publisher(
             kafka, config.budget, topics, spawn=spawn, clock=loop.time, wall_clock=wall_clock, chance=SystemRandom()
         )
-        await publisher.start()
         stack.push_async_callback(publisher.stop)
+        connecting = spawn(publisher.start())
+        stack.push_async_callback(_end, connecting)
+        await asyncio.wait([connecting], timeout=CONNECT_WAIT_S)
         lookup = Lookup(client_settings(kafka, "lookup"), ensure=topics.get)
         stack.push_async_callback(lookup.stop)
         replay = Replay(client_settings(kafka, "replay"), spawn, lookup)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.kafka.group_reader import GroupStatistics
+from gateway.kafka.group_parts import GroupStatistics
 from gateway.kafka.publisher import LATENCY_MS
 from gateway.kafka.publisher import Statistics as PublisherStatistics
 from gateway.observe.metrics import Histogram, Metrics

@@ -153,7 +153,7 @@ def damaged(said: bytes, chance: random.Random) -> bytes:
 
 async def attack(address: tuple[str, int], data: bytes, chance: random.Random) -> None:
     """One hostile connection, in one of the ways in which connections end."""
-    with contextlib.suppress(ConnectionError, TimeoutError):
+    with contextlib.suppress(OSError, TimeoutError):
         reader, writer = await asyncio.open_connection(*address)
         try:
             cuts = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randrange(4)))

@@ -360,18 +360,22 @@ async def test_with_kafka_frozen_it_stops_in_time_and_is_not_ready(
     assert "Traceback" not in stopped.log.read_text() + waiting.log.read_text()
 
 
-async def test_without_kafka_it_listens_and_is_not_ready_until_kafka_comes(
-    new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess], free_address: str
+async def test_without_kafka_it_listens_and_is_not_ready_until_kafka_answers(
+    freezable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess], free_address: str
 ) -> None:
-    broker = new_broker(port=int(free_address.rpartition(":")[2]))
-    management = "127.0.0.1:0"
-    gateway = new_gateway(free_address, "--management", management)
-    starting = asyncio.create_task(gateway.start())
-    await wait_until(lambda: gateway.log.exists() and '"protocol": "http"' in gateway.log.read_text(), 20)
-    assert not gateway.ready_file.exists()
-    await broker.start()
+    gateway = new_gateway(freezable.bootstrap_servers, "--management", free_address)
+    gateway.addresses["management"] = free_address
+    os.kill(freezable.pid, signal.SIGSTOP)
+    try:
+        starting = asyncio.create_task(gateway.start())
+        await until(lambda: accepts(free_address))
+        assert await is_not_ready(gateway)
+        assert not gateway.ready_file.exists()
+        assert [f'"protocol": "{name}", "address"' in gateway.log.read_text() for name in LISTENERS[:3]] == [True] * 3
+    finally:
+        os.kill(freezable.pid, signal.SIGCONT)
     await asyncio.wait_for(starting, 30)
-    assert (await get(gateway, "/ready"))[0] == 200
+    assert await is_ready(gateway)
     assert await gateway.stop() == 0
 
 
