@@ -441,13 +441,14 @@ def _unserved(event: events.ConnectReceived, asked: Properties) -> tuple[ReasonC
     """What a CONNECT asks for that this step does not serve, as its refusal."""
     if asked.authentication_method is not None:
         return ReasonCode.BAD_AUTHENTICATION_METHOD, "enhanced authentication is not served"
+    if event.version is not Version.V5:
+        # 3.1.1 has one code for what a server cannot do now, and no way to say that a session will not be kept.
+        unserved = event.will is not None or not event.clean_start
+        return (ReasonCode.SERVER_UNAVAILABLE, "wills and kept sessions are not served") if unserved else None
     if event.will is not None:
         if event.will.qos > ACKNOWLEDGED:
             return ReasonCode.QOS_NOT_SUPPORTED, "wills are not served"
         if event.will.retain:
             return ReasonCode.RETAIN_NOT_SUPPORTED, "wills are not served"
         return ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "wills are not served"
-    if event.version is not Version.V5 and not event.clean_start:
-        # 3.1.1 has no way to say that the session will not be kept.
-        return ReasonCode.SERVER_UNAVAILABLE, "sessions that outlive a connection are not served"
     return None
