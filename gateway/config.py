@@ -134,7 +134,9 @@ class AmqpConfig(Section):
     open_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     link_credit: Annotated[int, Field(ge=1, le=100_000)] = 1000  # 1,000 credits at 5 ms = 180,000 messages/s
     link_bytes: Annotated[int, Field(ge=65536)] = 4 * MEBIBYTE
-    session_window_bytes: Annotated[int, Field(ge=65536)] = 16 * MEBIBYTE
+    # The engine announces it in whole frames, however small the transfers are: 128 MiB / 64 KiB = 2,048 of them, twice
+    # one link's credit. It holds none of those bytes: each transfer is taken out of it as it is read.
+    session_window_bytes: Annotated[int, Field(ge=65536)] = 128 * MEBIBYTE
     max_message_bytes: Annotated[int, Field(ge=1024)] = MEBIBYTE
     max_unsettled: Annotated[int, Field(ge=1)] = 10_000  # per receiver link: credit does not bound it
 

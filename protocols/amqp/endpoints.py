@@ -41,7 +41,7 @@ class Limits(msgspec.Struct, frozen=True):
     channel_max: int = 63
     links_per_session: int = 256
     idle_timeout_s: float = 60.0  # proton announces the half of it; 0: none
-    session_window_bytes: int = 16 * 1024 * 1024
+    session_window_bytes: int = 128 * 1024 * 1024
 
 
 class Endpoints:
