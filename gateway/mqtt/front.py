@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
-from collections.abc import Callable
 
 import msgspec
 
 from gateway.mqtt.session import Counters, Services, Session
-from gateway.net.listener import Listener
-from gateway.net.pump import Pump, Spawn
-from protocols.mqtt.connection import Connection, Limits
+from gateway.net.front import SocketFront
+from gateway.net.pump import Spawn
+from protocols.mqtt.connection import Connection
+from protocols.mqtt.states import Limits
 
 
 class Statistics(msgspec.Struct, frozen=True):
@@ -25,16 +24,14 @@ class Statistics(msgspec.Struct, frozen=True):
     messages: Counters
 
 
-class MqttFront:
+class MqttFront(SocketFront):
     """Everything MQTT of one process."""
-
-    name = "mqtt"
 
     def __init__(self, services: Services, spawn: Spawn, tls: ssl.SSLContext | None) -> None:
         """Nothing is opened before `start`."""
-        self._services = services
-        self._spawn = spawn
         config = services.config
+        super().__init__("mqtt", config.address, spawn, tls)
+        self._services = services
         self._limits = Limits(
             max_connect_bytes=config.max_connect_bytes,
             max_packet_bytes=config.max_packet_bytes,
@@ -42,34 +39,17 @@ class MqttFront:
             outgoing_inflight=config.outgoing_inflight,
             enforce_receive_maximum=config.enforce_receive_maximum,
         )
-        self.listener = Listener(self.name, config.address, self._make, tls)
 
-    async def start(self) -> None:
-        """Listen; ListenError when the address cannot be had."""
-        await self.listener.start()
+    def open(self) -> tuple[Connection, Session]:
+        """A connection and its session."""
+        connection = Connection(self._limits)
+        return connection, Session(connection, self._services)
 
-    @property
-    def bound(self) -> str:
-        """The address really bound."""
-        return self.listener.bound
-
-    @property
-    def accepting(self) -> bool:
-        """Whether new connections are accepted."""
-        return self.listener.accepting
-
-    def stop_taking(self) -> None:
-        """No new connection and no further packet from the open ones; acknowledgements still go out."""
-        self.listener.stop_accepting()
-        for pump in self.listener.pumps:
-            pump.pause_reading("stopping")
-
-    async def stop(self, timeout: float) -> None:
-        """Say goodbye (0x8B) on every connection and close it."""
-        for pump in list(self.listener.pumps):
+    def goodbye(self) -> None:
+        """DISCONNECT 0x8B on every connection; 3.1.1 has no words for it."""
+        for pump in tuple(self.listener.pumps):
             if isinstance(pump.handler, Session):
                 pump.handler.shut_down()
-        await self.listener.wait_closed(timeout)
 
     def statistics(self) -> Statistics:
         """Counts for the metrics."""
@@ -82,8 +62,3 @@ class MqttFront:
             takeovers_total=services.registry.takeovers,
             messages=services.counters,
         )
-
-    def _make(self, lost: Callable[[Pump], None]) -> Pump:
-        connection = Connection(self._limits)
-        session = Session(connection, self._services)
-        return Pump(connection, session, self._spawn, asyncio.get_running_loop().time, lost)

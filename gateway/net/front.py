@@ -1,0 +1,69 @@
+"""What the fronts of protocols on bare sockets have in common: listen, make pumps, stop taking, say goodbye, close."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gateway.config import Address
+from gateway.net.listener import Listener
+from gateway.net.pump import Handler, Pump, Spawn
+from protocols.connection import Connection
+
+STOPPING: Final = "stopping"
+
+
+class SocketFront(abc.ABC):
+    """One protocol's side of the gateway; a subclass says what a connection is and how goodbye is said."""
+
+    def __init__(self, name: str, address: Address, spawn: Spawn, tls: ssl.SSLContext | None) -> None:
+        """Nothing is opened before `start`; `name` is the configuration's section."""
+        self.name = name
+        self._spawn = spawn
+        self.listener = Listener(name, address, self._make_pump, tls)
+
+    @abc.abstractmethod
+    def open(self) -> tuple[Connection, Handler]:
+        """The sans-io connection of a new socket, and the session that gives it meaning."""
+
+    @abc.abstractmethod
+    def goodbye(self) -> None:
+        """Tell every client, in the protocol's own way, that the gateway stops."""
+
+    @abc.abstractmethod
+    def statistics(self) -> msgspec.Struct:
+        """Counts for the metrics."""
+
+    async def start(self) -> None:
+        """Listen; ListenError when the address cannot be had."""
+        await self.listener.start()
+
+    @property
+    def bound(self) -> str:
+        """The address really bound."""
+        return self.listener.bound
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new connections are accepted."""
+        return self.listener.accepting
+
+    def stop_taking(self) -> None:
+        """No new connection, and nothing more is read from the open ones; answers still go out."""
+        self.listener.stop_accepting()
+        for pump in self.listener.pumps:
+            pump.pause_reading(STOPPING)
+
+    async def stop(self, timeout: float) -> None:
+        """Say goodbye and close every connection within `timeout` seconds."""
+        self.goodbye()
+        await self.listener.wait_closed(timeout)
+
+    def _make_pump(self, lost: Callable[[Pump], None]) -> Pump:
+        connection, session = self.open()
+        return Pump(connection, session, self._spawn, asyncio.get_running_loop().time, lost)
