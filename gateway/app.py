@@ -24,7 +24,7 @@ from gateway.amqp.services import Services as AmqpServices
 from gateway.config import Config, ConfigError, KafkaConfig
 from gateway.kafka.client import client_settings
 from gateway.kafka.consumers import Lookup
-from gateway.kafka.embedded import EmbeddedBroker, embedded_broker
+from gateway.kafka.embedded import STOP_LIMIT_S, EmbeddedBroker, embedded_broker
 from gateway.kafka.group import Groups
 from gateway.kafka.jars import console_report
 from gateway.kafka.java import SetupError
@@ -56,6 +56,7 @@ GOODBYE_S: Final = 1.0  # for the last bytes of every connection
 GC_THRESHOLD: Final = 20_000  # allocations between two looks at the youngest objects; Python's default is 700
 READY_POLL_S: Final = 0.1
 CONNECT_WAIT_S: Final = 1.0  # for Kafka's first answer; then we listen without it and are not ready yet
+BROKER_STOP_S: Final = 1.0  # what the embedded broker has at least
 RESTART_S: Final = 1.0  # between a broker's end and its next start
 
 
@@ -141,6 +142,7 @@ class App:
         self._ready_file = ready_file
         self._stop = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
+        self._stopping_since = float("inf")  # of the loop's clock
         self._broker = broker
         self._fronts: list[Front] = []
         self._management: Management | None = None
@@ -168,7 +170,9 @@ class App:
                 self._ready_file.unlink(missing_ok=True)
 
     def _on_stop(self) -> None:
-        self._stop.set()
+        if not self._stop.is_set():
+            self._stopping_since = asyncio.get_running_loop().time()
+            self._stop.set()
         if self._starting is not None:
             self._starting.cancel()
 
@@ -301,7 +305,7 @@ class App:
         broker = self._broker
         assert broker is not None
         await broker.start()
-        stack.push_async_callback(broker.stop)
+        stack.push_async_callback(self._stop_broker, broker)
         watching = spawn(self._keep_broker(broker))
         stack.push_async_callback(_end, watching)
         log.info("embedded broker ready", address=broker.bootstrap_servers, pid=broker.pid, log=str(broker.log_file))
@@ -377,6 +381,15 @@ class App:
         temporary = self._ready_file.with_name(f".{self._ready_file.name}.{os.getpid()}")
         temporary.write_text(json.dumps(facts) + "\n")
         temporary.replace(self._ready_file)
+
+    async def _stop_broker(self, broker: EmbeddedBroker) -> None:
+        """Stop the broker in what is left of the time; one that does not follow (it is frozen) is killed.
+
+        Nothing that was acknowledged is lost by that.
+        """
+        spent = max(0.0, asyncio.get_running_loop().time() - self._stopping_since)
+        left = self._config.drain_timeout_s - GOODBYE_S - spent
+        await broker.stop(min(STOP_LIMIT_S, max(BROKER_STOP_S, left)))
 
     async def _stop_fronts(self) -> None:
         """Stop accepting, let Kafka answer what was taken, say goodbye; all within `drain_timeout_s`."""
