@@ -88,6 +88,10 @@ class Producing:
             for queued in accumulator._batches.values():
                 accumulator._pending_batches.update(queued)
             accumulator.fail_all(errors.ProducerClosed())
+            for failed in accumulator._pending_batches:
+                for waiter in (failed._drain_waiter, failed.future):
+                    if waiter.done() and not waiter.cancelled():
+                        waiter.exception()  # looked at, or asyncio would complain of an error nobody saw
         _, unfinished = await asyncio.wait({stopping}, timeout=CUT_OFF_S)
         for task in unfinished:
             task.cancel()
