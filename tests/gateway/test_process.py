@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import uuid
@@ -339,9 +340,8 @@ async def test_with_kafka_frozen_it_stops_in_time_and_is_not_ready(
         assert await stopped.stop() == 0
         assert loop.time() - began < STOP_LIMIT_S
         mqtt, amqp, http = await one.answers()
-        assert mqtt != 0
-        assert amqp != "ACCEPTED"
-        assert http != 200
+        assert (mqtt, http) == (0x97, 503)
+        assert amqp in ("MODIFIED", "RELEASED")
         assert await one.amqp.end() == FORCED
         assert one.mqtt.disconnected.value == 0x8B
 
@@ -357,7 +357,7 @@ async def test_with_kafka_frozen_it_stops_in_time_and_is_not_ready(
     await other.close()
     await one.mqtt.close()
     assert await waiting.stop() == 0
-    assert "Traceback" not in stopped.log.read_text() + waiting.log.read_text()
+    assert not re.search(r'Traceback|"exception"', stopped.log.read_text() + waiting.log.read_text())
 
 
 async def test_without_kafka_it_listens_and_is_not_ready_until_kafka_answers(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from proton import ConnectionException, Message
-from proton.utils import BlockingConnection, SendException
+from proton.utils import BlockingConnection
 
 WAIT_S = 40
 
@@ -40,10 +41,11 @@ class ThreadedSender:
         """Send and wait for the outcome; its name."""
 
         def work() -> str:
-            try:
-                return str(self._sender.send(Message(body=body), timeout=WAIT_S).remote_state.name)
-            except SendException as error:
-                return str(error.state.name)
+            delivery = self._sender.link.send(Message(body=body))
+            # The outcome and the connection's end may come in one segment; then proton tells of the end first.
+            with contextlib.suppress(ConnectionException):
+                self._connection.wait(lambda: delivery.settled, timeout=WAIT_S)
+            return str(getattr(delivery.remote_state, "name", delivery.remote_state))
 
         return str(await self._call(work))
 
@@ -51,12 +53,11 @@ class ThreadedSender:
         """Wait until the gateway closes the connection; the condition it gave."""
 
         def work() -> str | None:
-            try:
-                self._connection.wait(lambda: False, timeout=WAIT_S)
-            except ConnectionException:
-                condition = self._connection.conn.remote_condition
-                return None if condition is None else str(condition.name)
-            return None
+            with contextlib.suppress(ConnectionException):
+                while self._connection.conn.remote_condition is None and not self._connection.disconnected:
+                    self._connection.wait(lambda: False, timeout=WAIT_S)
+            condition = self._connection.conn.remote_condition
+            return None if condition is None else str(condition.name)
 
         ended = await self._call(work)
         self._thread.shutdown()
