@@ -40,6 +40,18 @@ class MqttFront(SocketFront):
             enforce_receive_maximum=config.enforce_receive_maximum,
         )
 
+    async def start(self) -> None:
+        """Listen; from now on every session brakes when Kafka's budget shuts."""
+        await super().start()
+        self._services.publisher.gate.subscribe(self._kafka_gate)
+
+    def _kafka_gate(self, is_open: bool) -> None:
+        for session in self._sessions():
+            session.kafka_gate(is_open)
+
+    def _sessions(self) -> list[Session]:
+        return [pump.handler for pump in self.listener.pumps if isinstance(pump.handler, Session)]
+
     def open(self) -> tuple[Connection, Session]:
         """A connection and its session."""
         connection = Connection(self._limits)
@@ -47,9 +59,8 @@ class MqttFront(SocketFront):
 
     def goodbye(self) -> None:
         """DISCONNECT 0x8B on every connection; 3.1.1 has no words for it."""
-        for pump in tuple(self.listener.pumps):
-            if isinstance(pump.handler, Session):
-                pump.handler.shut_down()
+        for session in self._sessions():
+            session.shut_down()
 
     def statistics(self) -> Statistics:
         """Counts for the metrics."""

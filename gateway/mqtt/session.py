@@ -78,6 +78,18 @@ class Services(msgspec.Struct, frozen=True):
     counters: Counters
 
 
+class Unanswered:
+    """The owner of a connection's QoS 0 records: nobody waits for them, but they count against its budget."""
+
+    __slots__ = ("budget",)
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+
+    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        """A QoS 0 message is owed no answer; the publisher counts the lost ones."""
+
+
 class Session:
     """One connection's session; the pump's handler, the publisher's owner and the tail's outlets in one place."""
 
@@ -93,6 +105,7 @@ class Session:
         "_pump",
         "_services",
         "_starved",
+        "_unanswered",
         "budget",
         "client_id",
     )  # fmt: skip
@@ -100,6 +113,7 @@ class Session:
     def __init__(self, connection: Connection, services: Services) -> None:
         self.client_id = ""
         self.budget: Budget = services.publisher.connection_budget()
+        self._unanswered = Unanswered(self.budget)
         self._connection = connection
         self._services = services
         self._pump: Pump | None = None
@@ -117,7 +131,6 @@ class Session:
     def connected(self, pump: Pump) -> None:
         """The socket is open: brakes on Kafka's state from the first byte."""
         self._pump = pump
-        self._services.publisher.gate.subscribe(self._kafka_gate)
         self.budget.gate.subscribe(self._own_gate)
         if not self._services.publisher.gate.is_open:
             self._brake(KAFKA_SHUT)
@@ -133,6 +146,7 @@ class Session:
                 self._services.counters.delivered_acknowledged += 1
                 self._starved = True
             elif kind in _WAITING:
+                self._feed()
                 return self._wait(event, received[number + 1 :])
             elif kind is events.UnsubscribeReceived:
                 self._unsubscribe(event)
@@ -142,10 +156,14 @@ class Session:
             elif kind is events.AuthReceived:
                 # Re-authentication needs a method in CONNECT, and no method is accepted yet.
                 self._connection.send_disconnect(ReasonCode.PROTOCOL_ERROR, "no authentication is under way")
+        self._feed()
+        return None
+
+    def _feed(self) -> None:
+        """The client's window has room again: once for all the PUBACKs of one read."""
         if self._starved:
             self._starved = False
             self._services.tail.room(self._lossless)
-        return None
 
     def writable(self) -> None:
         """The socket has room again."""
@@ -156,7 +174,6 @@ class Session:
         """The socket is gone: nothing of the session stays behind; records on their way to Kafka stay on it."""
         self._gone = True
         services = self._services
-        services.publisher.gate.unsubscribe(self._kafka_gate)
         self.budget.gate.unsubscribe(self._own_gate)
         self._acks.clear()
         self._leave()
@@ -260,7 +277,7 @@ class Session:
         )
         if not qos:
             if grant.publish(record.topic, record.key):
-                services.publisher.submit(record, None)
+                services.publisher.submit(record, self._unanswered)
             else:
                 services.counters.refused += 1
             return
@@ -306,7 +323,8 @@ class Session:
 
     # brakes: TCP is the last one, and silence is not judged while it is on
 
-    def _kafka_gate(self, is_open: bool) -> None:
+    def kafka_gate(self, is_open: bool) -> None:
+        """The process's budget has shut or opened."""
         if is_open:
             self._release(KAFKA_SHUT)
         else:
