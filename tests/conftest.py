@@ -20,6 +20,7 @@ from gateway.kafka.embedded import EmbeddedBroker
 from gateway.kafka.jars import ensure_jars
 from gateway.kafka.java import find_java
 from tests.support.gateway import GatewayProcess
+from tests.support.topics import until_led
 
 NewTopicFactory = Callable[..., Awaitable[str]]
 NewBroker = Callable[..., EmbeddedBroker]
@@ -80,6 +81,7 @@ def new_topic(admin: AIOKafkaAdminClient) -> NewTopicFactory:
         name = f"t-{uuid.uuid4().hex[:12]}"
         topic_configs = {key.replace("_", "."): value for key, value in configs.items()}
         await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=topic_configs)])
+        await until_led(admin, name)
         return name
 
     return create

@@ -129,11 +129,9 @@ class Session:
     # the pump's handler
 
     def connected(self, pump: Pump) -> None:
-        """The socket is open: brakes on Kafka's state from the first byte."""
+        """The socket is open."""
         self._pump = pump
         self.budget.gate.subscribe(self._own_gate)
-        if not self._services.publisher.gate.is_open:
-            self._brake(KAFKA_SHUT)
 
     def handle(self, received: list[Any]) -> Awaitable[None] | None:
         """Act on events in order; what has to wait holds the rest back."""
@@ -220,7 +218,10 @@ class Session:
         self._inbound = Inbound(self._services.rules, event.version, self.client_id)
         self._services.registry.claim(self.client_id, self)
         log.info("client connected", client=self.client_id, principal=identity.name, peer=self._pump.peer)
-        return self._connection.accept(False, self._announcement(event, properties))
+        ahead = self._connection.accept(False, self._announcement(event, properties))
+        if not self._services.publisher.gate.is_open:
+            self._brake(KAFKA_SHUT)
+        return ahead
 
     async def _identify(self, event: events.ConnectReceived) -> Identity | None:
         authenticator = self._services.authenticator
@@ -324,10 +325,10 @@ class Session:
     # brakes: TCP is the last one, and silence is not judged while it is on
 
     def kafka_gate(self, is_open: bool) -> None:
-        """The process's budget has shut or opened."""
+        """The process's budget has shut or opened; who is not logged in yet sends nothing that counts."""
         if is_open:
             self._release(KAFKA_SHUT)
-        else:
+        elif self._connection.is_open:
             self._brake(KAFKA_SHUT)
 
     def _own_gate(self, is_open: bool) -> None:

@@ -6,8 +6,10 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaConsumer
 
 from gateway.kafka.embedded import EmbeddedBroker
 from loadtest.clients import amqp, mqtt, rest
@@ -147,3 +149,65 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_no_acknowledged_mess
     await storm.verify()
     assert await gateway.stop() == 0
     await broker.stop()
+
+
+@pytest.mark.timeout(120)
+async def test_a_flood_into_a_frozen_kafka_is_braked_by_tcp_within_the_budget_and_silence_is_forgiven(
+    new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
+) -> None:
+    broker = new_broker()
+    await broker.start()
+    config = "[budget]\nprocess_bytes = 8_388_608\nconnection_bytes = 2_097_152\n"
+    gateway = await new_gateway(broker.bootstrap_servers, config=config).start()
+    topic = "flood"
+    await create_topic(broker.bootstrap_servers, topic)
+    payload = b"x" * 20_000
+    body = b"\x00\x05flood\x00" + payload
+    packet = b"\x30" + bytes((len(body) & 0x7F | 0x80, len(body) >> 7 & 0x7F | 0x80, len(body) >> 14)) + body
+    resident = rss(gateway.pid)
+    floods: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    os.kill(broker.pid, signal.SIGSTOP)
+    sent = 0
+    try:
+        for number in range(4):
+            reader, writer = await asyncio.open_connection(*gateway.address("mqtt"))
+            floods.append((reader, writer))
+            writer.write(b"\x10\x0f\x00\x04MQTT\x05\x02\x00\x02\x00\x00\x02f%d" % number)  # keep alive 2 s
+            assert (await asyncio.wait_for(reader.read(100), 10))[0] == 0x20
+            for _ in range(2000):  # 40 MB a connection, if nobody brakes
+                writer.write(packet)
+                sent += 1
+                try:
+                    await asyncio.wait_for(writer.drain(), 1)
+                except TimeoutError:
+                    break
+            else:
+                raise AssertionError("nothing braked the flood")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 4
+        await wait_until(lambda: loop.time() > until, 10)  # longer than 1.5 times the keep alive
+        assert not any(reader.at_eof() for reader, _ in floods)
+        assert rss(gateway.pid) - resident < 1.5 * 8_388_608 + 16_000_000
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+    for _, writer in floods:
+        await asyncio.wait_for(writer.drain(), 30)
+        writer.write(b"\xe0\x00")
+    for reader, writer in floods:
+        assert await asyncio.wait_for(reader.read(), 30) == b""  # no DISCONNECT: the gateway has heard ours
+        writer.close()
+    assert await gateway.stop() == 0
+    assert await stored_records(broker.bootstrap_servers, topic) == sent
+    await broker.stop()
+
+
+def rss(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def stored_records(bootstrap: str, topic: str) -> int:
+    consumer = AIOKafkaConsumer(topic, bootstrap_servers=bootstrap)
+    await consumer.start()
+    ends = await consumer.end_offsets(consumer.assignment())
+    await consumer.stop()
+    return sum(ends.values())

@@ -23,6 +23,7 @@ from gateway.kafka.java import find_java
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import Topics
 from mapping.outcomes import Outcome
+from tests.support.topics import until_led
 
 
 class Recorder:
@@ -121,28 +122,6 @@ async def open_kit(
 def kit() -> Callable[..., contextlib.AbstractAsyncContextManager[Kit]]:
     """`async with kit(bootstrap, create=..., **KafkaConfig options) as k:`; at the end nothing may be in flight."""
     return open_kit
-
-
-async def until_led(admin: AIOKafkaAdminClient, name: str) -> None:
-    """A new topic needs a moment until the broker that is asked knows it and its leaders."""
-    async with asyncio.timeout(20):
-        while True:
-            (topic,) = await admin.describe_topics([name])
-            if topic["error_code"] == 0 and all(partition["leader"] >= 0 for partition in topic["partitions"]):
-                return
-            await asyncio.sleep(0.01)
-
-
-@pytest.fixture
-def new_topic(new_topic: Callable[..., Awaitable[str]], admin: AIOKafkaAdminClient) -> Callable[..., Awaitable[str]]:
-    """The shared factory, but the topic can be used when it returns."""
-
-    async def create(partitions: int = 3, **configs: str) -> str:
-        name = await new_topic(partitions, **configs)
-        await until_led(admin, name)
-        return name
-
-    return create
 
 
 @pytest.fixture(scope="module")
