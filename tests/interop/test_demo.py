@@ -1,0 +1,152 @@
+"""The main job as a user runs it, without a terminal: it shows results, judges them, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.support.gateway import wait_until
+
+ROOT = Path(__file__).parents[2]
+MARK = f"TRIVIUM_TEST_MARK={uuid.uuid4().hex}"
+
+
+def marked_processes() -> list[str]:
+    """The command lines of all processes that inherited our mark, zombies left out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and MARK.encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120])
+        except OSError:  # it ended meanwhile, or is somebody else's
+            continue
+    return found
+
+
+class DemoProcess:
+    def __init__(self, data: Path, *options: str, **environment: str) -> None:
+        self._argv = [sys.executable, "-m", "loadtest.demo", "--data-dir", str(data), *options]
+        name, _, value = MARK.partition("=")
+        self._environment = {**os.environ, name: value, **environment}
+        self.lines: list[str] = []
+
+    async def start(self) -> DemoProcess:
+        self.process = await asyncio.create_subprocess_exec(
+            *self._argv, cwd=ROOT, env=self._environment, stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        return self
+
+    async def read_until(self, start: str, limit_s: float = 120) -> str:
+        """The first line that starts so."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(limit_s):
+            while line := (await self.process.stdout.readline()).decode():
+                self.lines.append(line.rstrip("\n"))
+                if line.startswith(start):
+                    return line
+        raise AssertionError(f"it ended without {start!r}: {self.text}")
+
+    async def ended(self, limit_s: float) -> int:
+        """Read it to its end; the exit code."""
+        out, _ = await asyncio.wait_for(self.process.communicate(), limit_s)
+        self.lines += out.decode().splitlines()
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+        await wait_until(lambda: not marked_processes(), 20)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+async def test_two_runs_on_the_same_data_one_interrupted_and_one_judged(tmp_path: Path) -> None:
+    first = await DemoProcess(tmp_path).start()
+    try:
+        await first.read_until("First result after ")
+        assert sum("java" in command for command in marked_processes()) == 2, "Kafka and Spark"
+
+        beside = await DemoProcess(tmp_path).start()
+        assert await beside.ended(20) == 1
+        assert beside.lines[0].startswith(f"{tmp_path} is in use by another `make run` (process {first.process.pid})")
+        assert len(beside.lines) == 1
+
+        began = time.monotonic()
+        first.process.send_signal(signal.SIGINT)
+        assert await first.ended(20) == 0, first.text
+        assert time.monotonic() - began < 10
+        assert marked_processes() == []
+        assert "Traceback" not in first.text
+        assert first.lines[-1].startswith("Everything stopped in ")
+        assert any(line.startswith("Windows right: ") for line in first.lines), first.text
+    finally:
+        await first.kill()
+
+    second = await DemoProcess(tmp_path, "--duration", "5").start()
+    try:
+        assert await second.ended(150) == 0, second.text
+        assert marked_processes() == []
+        assert "Every reading is acknowledged and accounted for in Spark's results." in second.lines
+        assert "\x1b" not in second.text
+        for protocol in ("MQTT", "AMQP", "HTTP"):
+            row = next(line for line in second.lines if line.startswith(f"│ {protocol} "))
+            sent, acknowledged, results, *_ = (int(cell.replace(",", "")) for cell in row.split("│")[2:-1])
+            assert 0 < sent == acknowledged
+            assert results > 0
+    finally:
+        await second.kill()
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({"JAVA_HOME": "/nowhere"}, "JAVA_HOME is /nowhere"),
+        ({"TRIVIUM_EMBEDDED__HEAP": "little"}, "embedded.heap"),
+    ],
+)
+async def test_a_child_that_cannot_start_is_told_in_one_line(
+    tmp_path: Path, environment: dict[str, str], named: str
+) -> None:
+    demo = await DemoProcess(tmp_path, "--duration", "5", **environment).start()
+    try:
+        assert await demo.ended(60) == 1
+        assert marked_processes() == []
+        told = [line for line in demo.lines if not line.startswith(("Starting ", "Everything stopped"))]
+        assert len(told) == 1, demo.text
+        assert named in told[0]
+        assert f"(log: {tmp_path}" in told[0]
+    finally:
+        await demo.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+async def test_stopped_while_everything_starts(tmp_path: Path, number: signal.Signals) -> None:
+    demo = await DemoProcess(tmp_path).start()
+    try:
+        await demo.read_until("Starting ")
+        await wait_until(lambda: any("java" in command for command in marked_processes()), 30)
+        demo.process.send_signal(number)
+        code = await demo.ended(20)
+        if number is signal.SIGKILL:
+            assert code == -signal.SIGKILL
+            await wait_until(lambda: not marked_processes(), 10)
+        else:
+            assert code == 0, demo.text
+            assert marked_processes() == []
+            assert demo.lines[-2] == "Stopped before the first reading was sent."
+    finally:
+        await demo.kill()
