@@ -66,7 +66,7 @@ COORDINATE_NAMES: Final = frozenset(
         "x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-offset", "x-opt-bridge.tombstone",
     }
 )  # fmt: skip
-_PLAIN_HEADER: Final = b"\x00\x53\x70\xc0\x02\x01\x41"  # durable: it comes from a log
+PLAIN_HEADER: Final = b"\x00\x53\x70\xc0\x02\x01\x41"  # durable: it comes from a log
 
 
 class _Sidecar(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
         header = _rewritten(sidecar.header, ttl, delivery_count)
         bare, kept, footer, exact = sidecar.bare, sidecar.annotations, sidecar.footer, sidecar.body
     else:
-        header = _PLAIN_HEADER if ttl is None and not delivery_count else _new_header(record, ttl, delivery_count)
+        header = PLAIN_HEADER if ttl is None and not delivery_count else _new_header(record, ttl, delivery_count)
         bare = _from_headers(headers) if headers else b""
         kept, footer, exact = b"", b"", None
     value = record.value

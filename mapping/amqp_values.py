@@ -122,10 +122,13 @@ _TEXTS: Final[dict[int, tuple[str, Callable[[Any], bytes | None]]]] = {
 
 
 def _integers(letter: str, size: int, *, signed: bool) -> tuple[str, int, Callable[[bytes], bytes]]:
+    if size == 1:
+        texts = [b"%d" % int.from_bytes(bytes((byte,)), "big", signed=signed) for byte in range(256)]
+        return letter, size, lambda raw: texts[raw[0]]
     return letter, size, lambda raw: b"%d" % int.from_bytes(raw, "big", signed=signed)
 
 
-_FIXED: Final[dict[int, tuple[str, int, Callable[[bytes], bytes]]]] = {
+FIXED: Final[dict[int, tuple[str, int, Callable[[bytes], bytes]]]] = {
     0x41: ("b", 0, lambda raw: b"true"),
     0x42: ("b", 0, lambda raw: b"false"),
     0x50: _integers("B", 1, signed=False), 0x60: _integers("H", 2, signed=False),
@@ -148,7 +151,7 @@ def property_text(data: bytes, at: int, end: int) -> tuple[str, bytes | None, in
     A value without a readable text (part 3.2.5 allows simple types only, but peers send others) has the letter
     `UNREADABLE_TYPE`; it travels in the side-car alone. Raises DecodeError.
     """
-    quick = _FIXED.get(data[at])
+    quick = FIXED.get(data[at])
     if quick is not None:
         letter, size, convert = quick
         after = at + 1 + size

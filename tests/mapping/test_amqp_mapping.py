@@ -12,12 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import Described, Message, int32, symbol, timestamp, ubyte, uint, ulong
 
-from mapping.amqp import CREATION_WINDOW_MS, Destination, Unmappable, gateway_headers, to_record
+from mapping.amqp import (
+    CREATION_WINDOW_MS,
+    Destination,
+    Unmappable,
+    gateway_headers,
+    general_record,
+    to_record,
+    usual_record,
+)
 from mapping.amqp_out import COORDINATE_NAMES, from_record
 from mapping.outcomes import Outcome
 from mapping.record import AMQP_SECTIONS, Headers, Received, Record
 from protocols.amqp import primitives
-from protocols.amqp.primitives import decode
+from protocols.amqp.primitives import DecodeError, decode
 from protocols.amqp.sections import MESSAGE_ANNOTATIONS, scan
 
 NOW = 1_800_000_000_000
@@ -100,6 +108,9 @@ ids = st.one_of(
     st.sampled_from(["AMQP_BINARY:zz", "AMQP_UUID:1", "AMQP_STRING:x", "AMQP_ULONG:-1"]).map(primitives.string),
 )
 null = st.just(primitives.NULL)
+
+
+DURABLE = b"\x00\x53\x70\xc0\x02\x01\x41"
 
 
 def section(code: int, value: bytes) -> bytes:
@@ -192,6 +203,76 @@ def test_without_the_side_car_it_still_is_a_message(parts: tuple[bytes, ...]) ->
     assert back is not None
     scan(back)
     Message().decode(back)
+
+
+usual_headers = st.sampled_from(
+    [b"", b"\xc0\x02\x01\x41", b"\xc0\x04\x02\x41\x50\x07", b"\xc0\x05\x03\x40\x40\x52\x63"]
+).map(lambda value: value and section(0x70, value))
+coordinate_annotations = st.lists(
+    st.one_of(
+        st.tuples(
+            st.sampled_from(["x-opt-bridge.key", "x-opt-partition-key"]).map(primitives.symbol),
+            texts.map(primitives.string) | st.binary(max_size=9).map(primitives.binary) | null,
+        ),
+        st.tuples(
+            st.just(primitives.symbol("x-opt-bridge.partition")), st.integers(0, 3).map(primitives.integer) | null
+        ),
+        st.tuples(st.just(primitives.symbol("x-opt-mine")), simple),
+    ),
+    min_size=1,
+    max_size=3,
+).map(lambda found: section(0x72, primitives.map_of([item for pair in found for item in pair])))
+simple_pairs = st.lists(st.tuples(texts.map(primitives.string), simple), max_size=4).map(
+    lambda found: section(0x74, primitives.map_of([item for pair in found for item in pair]))
+)
+usual_messages = st.tuples(
+    usual_headers, st.just(b"") | coordinate_annotations, st.just(b"") | properties, st.just(b"") | simple_pairs,
+    st.binary(max_size=300).map(lambda value: section(0x75, primitives.binary(value))),
+)  # fmt: skip
+
+
+@given(usual_messages)
+def test_the_short_way_gives_the_same_record(parts: tuple[bytes, ...]) -> None:
+    data = b"".join(parts)
+    record = usual_record(data, HERE, NOW)
+    assert record is not None, "not taken for usual"
+    assert record == general_record(data, HERE, NOW) == to_record(data, HERE, NOW)
+
+
+@given(messages | usual_messages, st.data())
+def test_the_short_way_refuses_what_the_long_way_refuses(parts: tuple[bytes, ...], data: Any) -> None:
+    message = bytearray(b"".join(parts) or b"\x00")
+    for _ in range(data.draw(st.integers(0, 2))):
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    damaged = bytes(message[: data.draw(st.integers(0, len(message)))] if data.draw(st.booleans()) else message)
+    found: list[Record | None] = []
+    for way in (usual_record, general_record):
+        try:
+            found.append(way(damaged, HERE, NOW))
+        except (Unmappable, DecodeError):
+            found.append(None)
+            if way is usual_record:
+                with pytest.raises((Unmappable, DecodeError)):
+                    general_record(damaged, HERE, NOW)
+    if found[0] is not None:
+        assert found[0] == found[1]
+
+
+@given(
+    st.sampled_from([b"", DURABLE]),
+    texts.map(primitives.string) | st.binary(max_size=9).map(primitives.binary),
+    st.binary(max_size=300),
+)
+def test_no_side_car_where_nothing_is_lost_without_it(head: bytes, key: bytes, value: bytes) -> None:
+    own = section(0x72, primitives.map_of([primitives.symbol("x-opt-bridge.key"), key]))
+    body = section(0x75, primitives.binary(value))
+    record = to_record(head + own + body, HERE, NOW)
+    assert header(record, AMQP_SECTIONS) is None
+    assert record.key == key[2:]
+    back = from_record(stored(record), NOW)
+    # With a side-car it would be the same: the key annotation is the record's own, and durable is what a log is.
+    kept = msgspec.structs.replace(record, headers=(*record.headers, (AMQP_SECTIONS, (head or DURABLE) + own)))
+    assert back == from_record(stored(kept), NOW)
 
 
 @given(st.binary(max_size=120), st.booleans())

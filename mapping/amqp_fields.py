@@ -1,0 +1,323 @@
+"""What the sections of an AMQP message say, as headers of a record: what the mapping of a message costs, it costs here.
+
+The encodings that everybody writes (part 1.6: strings and symbols below 256 bytes, values of a fixed width) are taken
+apart in place; everything else goes through the general decoder. A value that reaches behind its section is found by
+the comparison of the last value's end with the section's, so that it is made once and not for each value.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from mapping.amqp_out import COORDINATE_NAMES
+from mapping.amqp_values import (
+    FIXED,
+    ID_PREFIX,
+    STRING_ID,
+    STRING_TYPE,
+    UNREADABLE_TYPE,
+    checked_text,
+    header_name,
+    id_text,
+    property_text,
+)
+from mapping.outcomes import Outcome
+from mapping.record import (
+    AMQP_DURABLE,
+    AMQP_PRIORITY,
+    AMQP_TYPES,
+    CONTENT_ENCODING,
+    CONTENT_TYPE,
+    CORRELATION_ID,
+    CREATION_TIME,
+    EXPIRY,
+    GROUP_ID,
+    GROUP_SEQUENCE,
+    MESSAGE_ID,
+    REPLY_TO,
+    REPLY_TO_GROUP_ID,
+    SUBJECT,
+    TO,
+    USER_ID,
+    Header,
+    Headers,
+)
+from protocols.amqp.primitives import DecodeError, Pairs, decode, decode_items
+
+DEFAULT_PRIORITY: Final = 4  # part 3.2.1
+KEY_ANNOTATIONS: Final = ("x-opt-bridge.key", "x-opt-partition-key")
+PARTITION_ANNOTATION: Final = "x-opt-bridge.partition"
+DELAY_ANNOTATIONS: Final = ("x-opt-delivery-time", "x-opt-delivery-delay")
+_FOREVER: Final = 2**63 - 1
+
+
+class Unmappable(Exception):  # noqa: N818 - it is an outcome, not an error of ours
+    """The message becomes no record. `outcome` says what to answer, `reason` is one line for the client."""
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason
+
+
+class Destination(msgspec.Struct, frozen=True):
+    """Where the messages of one link go, and what all its records share.
+
+    Attributes:
+        topic: the Kafka topic.
+        address_bytes: the link's address as the client wrote it, in UTF-8.
+        partition: from the address, or None.
+        key: for messages without a key of their own.
+        user: the authenticated name: a message's user-id must be the same.
+        headers: `gw.protocol` and `gw.client`.
+        before_ms, after_ms: how far from now the topic lets a timestamp be.
+        partitions: of the topic; an explicit partition must be below it.
+    """
+
+    topic: str
+    address_bytes: bytes
+    partition: int | None
+    key: bytes | None
+    user: str
+    headers: Headers
+    before_ms: int = _FOREVER
+    after_ms: int = _FOREVER
+    partitions: int = 1 << 31
+
+
+@functools.lru_cache(maxsize=1024)
+def header_fields(value: bytes) -> tuple[Headers, int | None]:
+    """(headers, ttl in ms) of a header section's list; few different ones are ever sent. Raises DecodeError."""
+    items = [*decode_items(value, 0, len(value)), None, None, None]
+    durable, priority, ttl = items[:3]
+    if priority is None:
+        priority = DEFAULT_PRIORITY
+    if not isinstance(durable, bool | None) or type(priority) is not int or not isinstance(ttl, int | None):
+        raise DecodeError("a header with wrong fields")
+    headers: list[Header] = []
+    if durable:
+        headers.append((AMQP_DURABLE, b"1"))
+    if priority != DEFAULT_PRIORITY:
+        headers.append((AMQP_PRIORITY, str(priority).encode()))
+    return tuple(headers), ttl
+
+
+@functools.lru_cache(maxsize=1024)
+def short_annotation_fields(value: bytes) -> tuple[bytes | None, int | None, bool]:
+    """As `annotation_fields`, remembered: for maps below 256 bytes, which many messages have in common."""
+    return annotation_fields(value)
+
+
+def annotation_fields(value: bytes) -> tuple[bytes | None, int | None, bool]:
+    """(key, partition, whether there is anything else) of a message annotations' map.
+
+    What else there is has to be kept; key, partition and the other coordinates are the record's on the way back.
+
+    Raises:
+        DecodeError: not what part 3.2.3 says.
+        Unmappable: something is asked for that is not offered.
+    """
+    found = decode(value, 0, len(value))[0]
+    if not isinstance(found, Pairs):
+        raise DecodeError("message annotations that are no map")
+    key: bytes | None = None
+    partition: int | None = None
+    more = False
+    bridge, event_hubs = KEY_ANNOTATIONS
+    for name, item in found:
+        if not isinstance(name, str) or name not in COORDINATE_NAMES:
+            more = True
+        if name == bridge or (name == event_hubs and key is None):
+            if isinstance(item, str):
+                key = item.encode()
+            elif isinstance(item, bytes):
+                key = item
+            elif item is not None:
+                raise DecodeError(f"{name} is neither string nor binary")
+        elif name == PARTITION_ANNOTATION and item is not None:
+            if type(item) is not int:
+                raise DecodeError(f"{name} is no integer")
+            partition = item
+        elif name in DELAY_ANNOTATIONS:
+            raise Unmappable(Outcome.UNFIT, "delayed delivery is not offered")
+    return key, partition, more
+
+
+# The properties in order (part 3.2.4): the header that carries each, and what may stand there.
+_TEXT, _TO, _GROUP, _ID, _USER_ID, _SEQUENCE, _ABSOLUTE_EXPIRY, _CREATION = range(8)
+_FIELDS: Final = (
+    (MESSAGE_ID, _ID), (USER_ID, _USER_ID), (TO, _TO), (SUBJECT, _TEXT), (REPLY_TO, _TEXT), (CORRELATION_ID, _ID),
+    (CONTENT_TYPE, _TEXT), (CONTENT_ENCODING, _TEXT), (EXPIRY, _ABSOLUTE_EXPIRY), (CREATION_TIME, _CREATION),
+    (GROUP_ID, _GROUP), (GROUP_SEQUENCE, _SEQUENCE), (REPLY_TO_GROUP_ID, _TEXT),
+)  # fmt: skip
+_FIRST_FIELDS: Final = tuple(_FIELDS[:count] for count in range(len(_FIELDS) + 1))
+
+
+def properties(
+    data: bytes, at: int, end: int, headers: list[Header], destination: Destination
+) -> tuple[bytes | None, int | None, int | None]:
+    """Append the headers of the properties' list at `at`; (group-id, absolute-expiry-time, creation-time).
+
+    Args:
+        data: the message.
+        at: the list's constructor.
+        end: the section's end.
+        headers: appended to.
+        destination: a `to` that says the same is left out, and a user-id must be its user.
+
+    Raises:
+        DecodeError: not what part 3.2.4 says.
+        Unmappable: DENIED for another's user-id.
+    """
+    count, place = _items(data, at, end)
+    if count >= len(_FIRST_FIELDS) or data[at] not in (0xC0, 0xD0, 0x45):
+        raise DecodeError("properties that are no list, or too many")
+    group: bytes | None = None
+    absolute: int | None = None
+    created: int | None = None
+    text: bytes | None
+    append = headers.append
+    try:
+        for name, kind in _FIRST_FIELDS[count]:
+            code = data[place]
+            if code == 0x40:
+                place += 1
+            elif kind <= _ID:
+                if code in (0xA1, 0xA3):
+                    start = place + 2
+                    place = start + data[place + 1]
+                    text = data[start:place]
+                    if not text.isascii():
+                        checked_text(text)
+                    if kind == _ID and text.startswith(ID_PREFIX):
+                        text = STRING_ID + text
+                elif kind == _ID:
+                    text, place = id_text(data, place, end)
+                elif code in (0xB1, 0xB3):
+                    value, place = decode(data, place, end)
+                    text = value.encode()
+                else:
+                    raise DecodeError(f"property {name} of type 0x{code:02x}")
+                if kind == _GROUP:
+                    group = text
+                if kind != _TO or text != destination.address_bytes:
+                    append((name, text))
+            elif kind >= _ABSOLUTE_EXPIRY:
+                if code != 0x83 or place + 9 > end:
+                    raise DecodeError("a time that is no timestamp")
+                time = int.from_bytes(data[place + 1 : place + 9], "big", signed=True)
+                place += 9
+                if kind == _CREATION:
+                    created = time
+                else:
+                    absolute = time
+            else:
+                value, place = decode(data, place, end)
+                if kind == _USER_ID:
+                    if type(value) is not bytes:
+                        raise DecodeError("a user-id that is not binary")
+                    if value != destination.user.encode():
+                        raise Unmappable(Outcome.DENIED, "the message's user-id is not the authenticated one")
+                    append((name, value))
+                else:
+                    if type(value) is not int:
+                        raise DecodeError("a group-sequence that is no integer")
+                    append((name, b"%d" % value))
+    except IndexError:
+        raise DecodeError("properties end too early") from None
+    if place != end:
+        raise DecodeError("properties that are longer or shorter than their list")
+    return group, absolute, created
+
+
+def _items(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """(count, first item's place) of the list or map at `at`, which fills its section. Raises DecodeError."""
+    if data[at] in (0xC0, 0xC1) and at + 3 <= end:
+        return data[at + 2], at + 3
+    if data[at] in (0xD0, 0xD1) and at + 9 <= end:
+        return int.from_bytes(data[at + 5 : at + 9], "big"), at + 9
+    if data[at] == 0x45:
+        return 0, at + 1
+    raise DecodeError("neither a list nor a map with a count")
+
+
+Convert = Callable[[bytes], bytes]
+
+
+@functools.lru_cache(maxsize=4096)
+def _entry(raw: bytes) -> tuple[str, str | None, int, Convert | None]:
+    """(header's name, type's letter, width, conversion) for a name and the first byte of the value behind it.
+
+    The letter is None for a value without a fixed width. Applications have few names and do not change their types.
+    """
+    name = header_name(raw[2:-1])
+    letter, width, convert = FIXED.get(raw[-1], (None, 0, None))
+    return name, letter, width, convert
+
+
+def application_properties(data: bytes, at: int, end: int, headers: list[Header]) -> None:
+    """Append one header per entry of the map at `at`, and their types if they are not all strings.
+
+    Raises:
+        DecodeError: not what part 3.2.5 says.
+    """
+    count, place = _items(data, at, end)
+    if count % 2 or data[at] not in (0xC1, 0xD1):
+        raise DecodeError("application properties that are no map")
+    letters = ""
+    plain = True
+    append = headers.append
+    try:
+        for _ in range(count // 2):
+            code = data[place]
+            if code == 0xA1:
+                after = place + 2 + data[place + 1]
+                code = data[after]
+                name, letter, width, convert = _entry(data[place : after + 1])
+                place = after
+            else:
+                start, place = _long_string(data, place, end)
+                name, letter, width, convert = header_name(data[start:place]), None, 0, None
+                code = data[place]
+            if code == 0xA1:
+                start = place + 2
+                place = start + data[place + 1]
+                text = data[start:place]
+                append((name, text if text.isascii() else checked_text(text)))
+                letters += STRING_TYPE
+            elif letter is not None and convert is not None:
+                start = place + 1
+                place = start + width
+                if place > end:
+                    break
+                append((name, convert(data[start:place])))
+                letters += letter
+                plain = False
+            else:
+                letter, value, place = property_text(data, place, end)
+                if letter != STRING_TYPE:
+                    plain = False
+                if letter != UNREADABLE_TYPE:
+                    append((name, value))
+                    letters += letter
+    except IndexError:
+        raise DecodeError("application properties end too early") from None
+    if place != end:
+        raise DecodeError("application properties that are longer or shorter than their map")
+    if not plain:
+        append((AMQP_TYPES, letters.encode()))
+
+
+def _long_string(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """(start, end) of the bytes of a string of 256 bytes and more at `at`."""
+    if data[at] != 0xB1 or at + 5 > end:
+        raise DecodeError("a property's name that is no string")
+    start = at + 5
+    after = start + int.from_bytes(data[at + 1 : start], "big")
+    if after > end:
+        raise DecodeError("a property's name ends too early")
+    return start, after
