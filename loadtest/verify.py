@@ -91,8 +91,8 @@ async def read_topic(bootstrap: str, topic: str, numbering: Numbering) -> Arriva
     consumer = AIOKafkaConsumer(
         topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
     )
-    await consumer.start()
     try:
+        await consumer.start()
         partitions = sorted(consumer.assignment())
         if not partitions:
             raise LookupError(f"no topic {topic}")

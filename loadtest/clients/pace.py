@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 
 class Pace:
@@ -11,21 +12,23 @@ class Pace:
     Args:
         window: messages unanswered at most.
         rate: messages a second, or None for as fast as the window allows.
+        clock: seconds, from anywhere on.
     """
 
-    def __init__(self, window: int, rate: float | None) -> None:
+    def __init__(self, window: int, rate: float | None, clock: Callable[[], float] = time.perf_counter) -> None:
         self.window = window
         self.rate = rate
-        self._started = time.perf_counter()
+        self._clock = clock
+        self._started = clock()
 
     def start(self) -> None:
         """The clock of the rate starts."""
-        self._started = time.perf_counter()
+        self._started = self._clock()
 
     def room(self, sent: int, answered: int) -> int:
         """How many of the next messages may be sent."""
         room = self.window - (sent - answered)
         if self.rate is not None:
-            due = int((time.perf_counter() - self._started) * self.rate) + 1
+            due = int((self._clock() - self._started) * self.rate) + 1
             room = min(room, due - sent)
         return max(0, room)
