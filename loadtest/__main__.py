@@ -29,7 +29,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--messages",
         type=int,
         default=200_000,
-        help="in total, per protocol; they are made beforehand, about 0.6 kB of memory each",
+        help="in total, per protocol; they are made beforehand, about 0.4 kB of memory each",
     )
     steady.add_argument("--size", type=int, default=100, help="payload bytes")
     steady.add_argument("--batch", type=int, default=100, help="records per HTTP request")

@@ -70,7 +70,8 @@ class Process:
         """Wait until it ends by itself, which it should not: always raises ProcessError."""
         assert self._process is not None
         code = await self._process.wait()
-        raise ProcessError(f"{self.name} ended ({_ending(code)}): {self._last_words()} (log: {self.log})")
+        why = f"signal {-code}" if code < 0 else f"exit code {code}: {self._last_words()}"
+        raise ProcessError(f"{self.name} ended, {why} (log: {self.log})")
 
     async def ready(self, timeout: float) -> dict[str, Any]:
         """Wait for the ready file and read it; ProcessError when it does not come in time."""
@@ -103,11 +104,8 @@ class Process:
 
     def _last_words(self) -> str:
         lines = _COLOURS.sub("", self._errors.read_text(errors="replace")).splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-
-
-def _ending(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+        spoken = (line.strip() for line in reversed(lines) if line.strip() and not line.startswith("{"))  # no log line
+        return next(spoken, "it said nothing")
 
 
 def gateway(directory: Directory, ports: dict[str, int]) -> Process:

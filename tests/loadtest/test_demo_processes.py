@@ -89,7 +89,7 @@ async def test_ready_and_lines_and_stop(child: Callable[[str], Process]) -> None
     assert [await anext(lines), await anext(lines)] == [b"one\n", b"two\n"]
     await process.stop(10)
     assert [line async for line in lines] == []
-    with pytest.raises(ProcessError, match=rf"child ended \(signal {signal.SIGTERM:d}\)"):
+    with pytest.raises(ProcessError, match=f"child ended, signal {signal.SIGTERM:d}"):
         await process.watch()
     await process.stop(10)  # once more does no harm
 
@@ -107,11 +107,11 @@ async def test_who_does_not_stop_is_killed(child: Callable[[str], Process]) -> N
 async def test_an_early_end_is_told_with_the_last_words_and_the_log(
     child: Callable[[str], Process], directory: Directory
 ) -> None:
-    process = child("import sys; sys.exit('\\x1b[31mno Java\\x1b[0m\\n\\n')")
+    process = child("import sys; sys.exit('\\x1b[31mno Java\\x1b[0m\\n{}\\n')")
     await process.start()
     with pytest.raises(ProcessError) as raised:
         await process.watch()
-    assert str(raised.value) == f"child ended (exit code 1): no Java (log: {directory.path / 'log'})"
+    assert str(raised.value) == f"child ended, exit code 1: no Java (log: {directory.path / 'log'})"
 
 
 async def test_who_does_not_get_ready_is_named(child: Callable[[str], Process]) -> None:

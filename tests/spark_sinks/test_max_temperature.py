@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
+from pyspark.sql import SparkSession
 
 from spark_sinks.jobs import Options
 from spark_sinks.progress import Progress
 from spark_sinks.sinks import REAL_TIME
+from spark_sinks.sources import topics_of
 
 Model = Callable[..., dict[tuple[str, int], tuple[int, float, int]]]
 
@@ -158,3 +161,9 @@ async def test_real_time_goes_on_from_its_checkpoint(
     expected = model(readings.all)
     records = await read_until(options.target, lambda records: as_model(newest(records)) == expected)
     assert as_model(newest(records)) == expected
+
+
+def test_a_kafka_that_does_not_answer_is_no_topic_list(spark: SparkSession) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        servers = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert topics_of(spark, ["sensors"], {"bootstrap.servers": servers}) is None
