@@ -179,7 +179,7 @@ class Producers:
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait({self._starting})
-        for closing in self._retired.values():
+        for closing in tuple(self._retired.values()):
             if closing is not None:
                 closing.cancel()
                 await asyncio.wait({closing})

@@ -37,6 +37,8 @@ def matches(levels: Sequence[str], name: Sequence[str]) -> bool:
 
 def covers(outer: Sequence[str], inner: Sequence[str]) -> bool:
     """Whether every name that the filter `inner` matches is matched by `outer` too."""
+    if list(outer) == [ONE, ANY]:
+        return True  # a name has a first level, so this is everything
     for number, level in enumerate(outer):
         if level == ANY:
             return True

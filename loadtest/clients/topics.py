@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+LED_S: Final = 20.0
+_POLL_S: Final = 0.02
 
 
 async def create_topic(bootstrap: str, name: str, partitions: int = 3) -> None:
-    """Create a topic with one replica."""
+    """Create a topic with one replica; returns when every partition has a leader, so that it can be used."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
         await admin.create_topics([NewTopic(name, partitions, 1)])
+        async with asyncio.timeout(LED_S):
+            while not await _is_led(admin, name):  # noqa: ASYNC110 - Kafka announces it to nobody
+                await asyncio.sleep(_POLL_S)
     finally:
         await admin.close()
+
+
+async def _is_led(admin: AIOKafkaAdminClient, name: str) -> bool:
+    (topic,) = await admin.describe_topics([name])
+    return topic["error_code"] == 0 and all(partition["leader"] >= 0 for partition in topic["partitions"])
