@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import json
 from typing import Any, Final
 
@@ -14,33 +15,41 @@ _LONGEST_US: Final = 600_000_000
 
 
 class Latencies:
-    """Latencies in microseconds, three significant digits, up to ten minutes."""
+    """Latencies in microseconds, three significant digits, up to ten minutes.
+
+    They are put aside as they come and counted when asked for: the histogram's bookkeeping would slow the load down.
+    """
 
     def __init__(self) -> None:
         self._histogram = HdrHistogram(1, _LONGEST_US, 3)
-
-    def record(self, seconds: float) -> None:
-        """Add one latency."""
-        self._histogram.record_value(min(_LONGEST_US, max(1, round(seconds * 1e6))))
+        self._aside = array.array("d")
+        self.record = self._aside.append  # seconds; the method call is half of what it costs
 
     def merge(self, other: Latencies) -> None:
         """Add all of another's."""
-        self._histogram.add(other._histogram)
+        self._histogram.add(other._counted())
 
     @property
     def count(self) -> int:
         """How many there are."""
-        return int(self._histogram.get_total_count())
+        return int(self._counted().get_total_count())
 
     def milliseconds(self, percentile: float) -> float:
         """The latency in ms that `percentile` percent do not exceed; 0 when there are none."""
-        if not self.count:
+        histogram = self._counted()
+        if not histogram.get_total_count():
             return 0.0
-        return float(self._histogram.get_value_at_percentile(percentile)) / 1000
+        return float(histogram.get_value_at_percentile(percentile)) / 1000
 
     def summary(self) -> dict[str, float]:
         """The percentiles by name, in ms."""
         return {f"p{percentile:g}": self.milliseconds(percentile) for percentile in PERCENTILES}
+
+    def _counted(self) -> HdrHistogram:
+        for seconds in self._aside:
+            self._histogram.record_value(min(_LONGEST_US, max(1, round(seconds * 1e6))))
+        del self._aside[:]
+        return self._histogram
 
 
 class Report:

@@ -5,16 +5,14 @@ It obeys link credit, matches dispositions by delivery id, and sends each payloa
 
 from __future__ import annotations
 
-import asyncio
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from loadtest.clients.pace import Pace
-from loadtest.report import Latencies
+from loadtest.clients.sender import WindowedSender
 
-CHUNK: Final = 2000  # messages written at once at the most
 NULL: Final = b"\x40"
 ZERO: Final = b"\x43"
 FALSE: Final = b"\x42"
@@ -77,11 +75,14 @@ def _value(data: bytes, at: int) -> tuple[Any, int]:
     return items, end
 
 
-class Sender(asyncio.Protocol):
-    """Sends prepared payloads unsettled over one link, with at most `pace.window` and the credit unanswered.
+class Sender(WindowedSender):
+    """Sends prepared payloads unsettled over one link, within the peer's credit.
 
-    `on_ack(index)` is called for each accepted delivery; other outcomes are counted in `refused` by descriptor code.
+    Refusals are counted by the descriptor code of the delivery's outcome.
     """
+
+    greeting = b"AMQP\x03\x01\x00\x00" + _frame(_performative(0x41, _symbol("ANONYMOUS"), b"\xa0\x04load"), _SASL)
+    goodbye = _frame(_performative(0x18))
 
     def __init__(
         self,
@@ -93,44 +94,15 @@ class Sender(asyncio.Protocol):
         *,
         key: str | None = None,
     ) -> None:
+        annotations = b"" if key is None else _annotations(key)
+        frames = [_frame(_transfer(index) + annotations + _data(payload)) for index, payload in enumerate(payloads)]
+        super().__init__(frames, pace, on_ack)
         self._container = container
         self._address = address
-        annotations = b"" if key is None else _annotations(key)
-        self._frames = [
-            _frame(_transfer(index) + annotations + _data(payload)) for index, payload in enumerate(payloads)
-        ]
-        self.pace = pace
-        self._on_ack = on_ack
         self._buffer = b""
         self._expect_header = True
-        self._in_sasl = True
-        self._sent_at: list[float] = []
-        self._settled = bytearray(len(self._frames))
-        self._answered = 0
-        self._limit = 0  # deliveries the credit allows in total
-        self._transport: asyncio.Transport | None = None
-        self.latencies = Latencies()
-        self.refused: dict[int, int] = {}
-        loop = asyncio.get_running_loop()
-        self.connected: asyncio.Future[None] = loop.create_future()
-        self.finished: asyncio.Future[None] = loop.create_future()
-
-    @property
-    def sent(self) -> int:
-        """Messages written."""
-        return len(self._sent_at)
-
-    @property
-    def answered(self) -> int:
-        """Messages settled, well or ill."""
-        return self._answered
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the SASL header and ANONYMOUS."""
-        transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
-        self._transport = transport
-        init = _performative(0x41, _symbol("ANONYMOUS"), b"\xa0\x04load")
-        transport.write(b"AMQP\x03\x01\x00\x00" + _frame(init, _SASL))
+        self._settled = bytearray(self.total)
+        self._limit = 0  # until credit comes
 
     def data_received(self, data: bytes) -> None:
         """Headers and frames."""
@@ -152,41 +124,17 @@ class Sender(asyncio.Protocol):
         if self.connected.done():
             self.push()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The gateway closed the socket."""
-        if self._answered < len(self._frames):
-            self._fail(exc or ConnectionResetError("connection closed"))
-
-    def push(self) -> None:
-        """Write what the pace and the credit allow."""
-        assert self._transport is not None
-        sent = len(self._sent_at)
-        room = min(
-            self.pace.room(sent, self._answered), self._limit - sent, len(self._frames) - sent, CHUNK
-        )
-        if room > 0 and not self._transport.is_closing():
-            self._transport.write(b"".join(self._frames[sent : sent + room]))
-            self._sent_at.extend([time.perf_counter()] * room)
-
-    def close(self) -> None:
-        """Send close."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(_frame(_performative(0x18)))
-            self._transport.close()
-
     def _received(self, body: bytes) -> None:
         (code, fields), _ = _value(body, 0)
         if code == 0x44:
             if fields[0]:
                 self._fail(ConnectionRefusedError(f"SASL outcome {fields[0]}"))
                 return
-            self._in_sasl = False
             self._expect_header = True
             self._open()
         elif code == 0x13 and len(fields) > 6 and fields[4] is not None:
-            self._limit = (fields[5] or 0) + (fields[6] or 0)
-            if not self.connected.done():
-                self.connected.set_result(None)
+            self._limit = min(self.total, (fields[5] or 0) + (fields[6] or 0))
+            self._is_connected()
         elif code == 0x15:
             self._disposed(fields)
         elif code in (0x16, 0x17, 0x18):
@@ -209,22 +157,10 @@ class Sender(asyncio.Protocol):
         state = fields[4][0] if len(fields) > 4 and fields[4] is not None else 0
         now = time.perf_counter()
         for index in range(first, last + 1):
-            if self._settled[index]:
-                continue
-            self._settled[index] = 1
-            self._answered += 1
-            self.latencies.record(now - self._sent_at[index])
-            if state == ACCEPTED:
-                self._on_ack(index)
-            else:
-                self.refused[state] = self.refused.get(state, 0) + 1
-        if self._answered == len(self._frames) and not self.finished.done():
-            self.finished.set_result(None)
-
-    def _fail(self, error: Exception) -> None:
-        for future in (self.connected, self.finished):
-            if not future.done():
-                future.set_exception(error)
+            if not self._settled[index]:
+                self._settled[index] = 1
+                self._timed(index, now)
+                self._answer(index, None if state == ACCEPTED else state)
 
 
 def _transfer(index: int) -> bytes:

@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from loadtest.clients.pace import Pace
-from loadtest.report import Latencies
-
-CHUNK = 2000  # messages written at once at the most
+from loadtest.clients.sender import WindowedSender
 
 
 def _varint(value: int) -> bytes:
@@ -74,103 +72,47 @@ class Splitter:
         return packets
 
 
-class Publisher(asyncio.Protocol):
-    """Publishes prepared payloads at QoS 1 with at most `pace.window` unanswered.
+class Publisher(WindowedSender):
+    """Publishes prepared payloads at QoS 1; refusals are counted by reason code."""
 
-    `on_ack(index)` is called for each positive acknowledgement; refusals are in `refused` by reason code.
-    """
+    goodbye = b"\xe0\x00"
 
     def __init__(
         self, client_id: str, topic: str, payloads: Sequence[bytes], pace: Pace, on_ack: Callable[[int], None]
     ) -> None:
-        self._connect = connect_packet(client_id)
         head = _text(topic)
-        self._packets = [
+        packets = [
             _packet(0x32, head + struct.pack(">H", index % 65535 + 1) + b"\0" + payload)
             for index, payload in enumerate(payloads)
         ]
-        self.pace = pace
-        self._on_ack = on_ack
-        self._splitter = Splitter()
-        self._sent_at: list[float] = []
-        self._transport: asyncio.Transport | None = None
-        self._answered = 0
-        self.latencies = Latencies()
-        self.refused: dict[int, int] = {}
+        super().__init__(packets, pace, on_ack)
+        self.greeting = connect_packet(client_id)
         self.out_of_order = 0
-        loop = asyncio.get_running_loop()
-        self.connected: asyncio.Future[None] = loop.create_future()
-        self.finished: asyncio.Future[None] = loop.create_future()
-
-    @property
-    def sent(self) -> int:
-        """Messages written."""
-        return len(self._sent_at)
-
-    @property
-    def answered(self) -> int:
-        """Messages acknowledged, well or ill."""
-        return self._answered
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send CONNECT."""
-        transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
-        self._transport = transport
-        transport.write(self._connect)
+        self._splitter = Splitter()
 
     def data_received(self, data: bytes) -> None:
         """CONNACK, then PUBACKs."""
+        now = time.perf_counter()
         for first, body in self._splitter.feed(data):
-            if first == 0x20:
+            if first == 0x40:
+                self._acknowledged(body, now)
+            elif first == 0x20:
                 if body[1]:
                     self._fail(ConnectionRefusedError(f"CONNACK 0x{body[1]:02x}"))
-                elif not self.connected.done():
-                    self.connected.set_result(None)
-            elif first == 0x40:
-                self._acknowledged(body)
+                else:
+                    self._is_connected()
             elif first == 0xE0:
                 self._fail(ConnectionAbortedError(f"DISCONNECT 0x{body[0] if body else 0:02x}"))
         if self.connected.done():
             self.push()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The gateway closed the socket."""
-        if self._answered < len(self._packets):
-            self._fail(exc or ConnectionResetError("connection closed"))
-
-    def push(self) -> None:
-        """Write what the pace allows."""
-        assert self._transport is not None
-        sent = len(self._sent_at)
-        room = min(self.pace.room(sent, self._answered), len(self._packets) - sent, CHUNK)
-        if room > 0 and not self._transport.is_closing():
-            self._transport.write(b"".join(self._packets[sent : sent + room]))
-            self._sent_at.extend([time.perf_counter()] * room)
-
-    def close(self) -> None:
-        """Send DISCONNECT and close."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"\xe0\x00")
-            self._transport.close()
-
-    def _acknowledged(self, body: bytes) -> None:
-        index = self._answered
-        if struct.unpack_from(">H", body)[0] != index % 65535 + 1:
+    def _acknowledged(self, body: bytes, now: float) -> None:
+        index = self.answered
+        if body[0] << 8 | body[1] != index % 65535 + 1:
             self.out_of_order += 1
         reason = body[2] if len(body) > 2 else 0
-        self._answered += 1
-        self.latencies.record(time.perf_counter() - self._sent_at[index])
-        if reason in (0x00, 0x10):
-            self._on_ack(index)
-        else:
-            self.refused[reason] = self.refused.get(reason, 0) + 1
-        if self._answered == len(self._packets) and not self.finished.done():
-            self.finished.set_result(None)
-
-    def _fail(self, error: Exception) -> None:
-        for future in (self.connected, self.finished):
-            if not future.done():
-                future.set_exception(error)
+        self._timed(index, now)
+        self._answer(index, None if reason in (0x00, 0x10) else reason)
 
 
 class Subscriber(asyncio.Protocol):

@@ -6,18 +6,18 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Final
 
 from loadtest.clients.pace import Pace
-from loadtest.report import Latencies
+from loadtest.clients.sender import Sender
 
 TEXT_RECORDS: Final = "application/vnd.kafka.text.v2+json"  # the stored value is the payload as it is
 
 
-class Producer(asyncio.Protocol):
+class Producer(Sender):
     """Posts prepared payloads, `batch` records a request; one request is in flight on a connection at a time.
 
-    `on_ack(index)` is called for each stored record; other answers are counted in `refused` by status.
+    Latencies are those of requests; refusals are counted by status.
     """
 
     def __init__(
@@ -31,10 +31,9 @@ class Producer(asyncio.Protocol):
         batch: int = 1,
         key: str | None = None,
     ) -> None:
+        super().__init__(len(payloads), pace, on_ack)
         self._payloads = payloads
         self._batch = batch
-        self.pace = pace
-        self._on_ack = on_ack
         self._head = f"POST /topics/{topic} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {TEXT_RECORDS}\r\n"
         self._key = key
         self._requests = [self._request(at) for at in range(0, len(payloads), batch)]
@@ -42,29 +41,16 @@ class Producer(asyncio.Protocol):
         self._next = 0
         self._waiting = False
         self._sent_at = 0.0
-        self._answered = 0
-        self._transport: asyncio.Transport | None = None
-        self.latencies = Latencies()
-        self.refused: dict[int, int] = {}
-        loop = asyncio.get_running_loop()
-        self.connected: asyncio.Future[None] = loop.create_future()
-        self.finished: asyncio.Future[None] = loop.create_future()
 
     @property
     def sent(self) -> int:
         """Records posted."""
-        return min(self._next * self._batch, len(self._payloads))
-
-    @property
-    def answered(self) -> int:
-        """Records with an answer, well or ill."""
-        return self._answered
+        return min(self._next * self._batch, self.total)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Nothing is said before the first request."""
-        transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
-        self._transport = transport
-        self.connected.set_result(None)
+        super().connection_made(transport)
+        self._is_connected()
 
     def data_received(self, data: bytes) -> None:
         """Responses."""
@@ -81,27 +67,17 @@ class Producer(asyncio.Protocol):
         self._respond(int(head.split(b" ", 2)[1]), rest[:length])
         self.push()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The gateway closed the socket."""
-        if self._answered < len(self._payloads) and not self.finished.done():
-            self.finished.set_exception(exc or ConnectionResetError("connection closed"))
-
     def push(self) -> None:
         """Post the next batch when none is in flight and the pace allows it."""
         assert self._transport is not None
         if self._waiting or self._next >= len(self._requests) or self._transport.is_closing():
             return
-        if self.pace.room(self.sent, self._answered) < min(self._batch, len(self._payloads) - self.sent):
+        if self.pace.room(self.sent, self.answered) < min(self._batch, self.total - self.sent):
             return
         self._waiting = True
         self._sent_at = time.perf_counter()
         self._transport.write(self._requests[self._next])
         self._next += 1
-
-    def close(self) -> None:
-        """Close the socket."""
-        if self._transport is not None:
-            self._transport.close()
 
     def _request(self, at: int) -> bytes:
         records = [{"value": payload.decode()} for payload in self._payloads[at : at + self._batch]]
@@ -113,17 +89,7 @@ class Producer(asyncio.Protocol):
     def _respond(self, status: int, body: bytes) -> None:
         self._waiting = False
         at = (self._next - 1) * self._batch
-        count = min(self._batch, len(self._payloads) - at)
-        self._answered += count
         self.latencies.record(time.perf_counter() - self._sent_at)
-        if status == 200:
-            for index, result in enumerate(json.loads(body)["offsets"], at):
-                if "offset" in result:
-                    self._on_ack(index)
-                else:
-                    code = result["error_code"]
-                    self.refused[code] = self.refused.get(code, 0) + 1
-        else:
-            self.refused[status] = self.refused.get(status, 0) + count
-        if self._answered == len(self._payloads) and not self.finished.done():
-            self.finished.set_result(None)
+        results = json.loads(body)["offsets"] if status == 200 else [{"error_code": status}] * self._batch
+        for index, result in zip(range(at, min(at + self._batch, self.total)), results, strict=False):
+            self._answer(index, None if "offset" in result else result["error_code"])

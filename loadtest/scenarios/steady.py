@@ -10,14 +10,13 @@ from typing import Final, NamedTuple
 
 from loadtest.clients import amqp, mqtt, rest
 from loadtest.clients.pace import Pace
+from loadtest.clients.sender import Sender
 from loadtest.numbering import Numbering
 from loadtest.report import Latencies
 from loadtest.verify import Ledger, Verdict, read_topic
 
 PROTOCOLS: Final = ("mqtt", "amqp", "http")
 _TICK_S: Final = 0.002
-
-Sender = mqtt.Publisher | amqp.Sender | rest.Producer
 
 
 class Load(NamedTuple):

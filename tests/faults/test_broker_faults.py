@@ -12,8 +12,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 
 from gateway.kafka.embedded import EmbeddedBroker
-from loadtest.clients import amqp, mqtt, rest
 from loadtest.clients.pace import Pace
+from loadtest.clients.sender import Sender
 from loadtest.clients.topics import create_topic
 from loadtest.numbering import Numbering
 from loadtest.scenarios.steady import PROTOCOLS, Load, judge, make_sender
@@ -22,8 +22,6 @@ from tests.support.gateway import GatewayProcess, wait_until
 
 CONNECTIONS = 3
 WINDOW = 50
-
-Sender = mqtt.Publisher | amqp.Sender | rest.Producer
 
 
 class Storm:

@@ -1,0 +1,107 @@
+"""What the senders of the three protocols have in common: a pace, answers counted and timed, an end, a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, cast
+
+from loadtest.clients.pace import Pace
+from loadtest.report import Latencies
+
+CHUNK: Final = 2000  # messages written at once at the most
+
+
+class Sender(asyncio.Protocol):
+    """One connection with a number of messages to send.
+
+    `on_ack(index)` is called for each positive answer; the others are counted in `refused` by the protocol's code.
+    `connected` and `finished` carry the error when the connection fails before.
+    """
+
+    greeting = b""
+    goodbye = b""
+
+    def __init__(self, total: int, pace: Pace, on_ack: Callable[[int], None]) -> None:
+        self.total = total
+        self.pace = pace
+        self.answered = 0
+        self.latencies = Latencies()
+        self.refused: dict[int, int] = {}
+        self._on_ack = on_ack
+        self._transport: asyncio.Transport | None = None
+        loop = asyncio.get_running_loop()
+        self.connected: asyncio.Future[None] = loop.create_future()
+        self.finished: asyncio.Future[None] = loop.create_future()
+
+    @property
+    def sent(self) -> int:
+        """Messages written."""
+        raise NotImplementedError
+
+    def push(self) -> None:
+        """Write what the pace allows."""
+        raise NotImplementedError
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the greeting."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        self._transport.write(self.greeting)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The gateway closed the socket."""
+        if self.answered < self.total:
+            self._fail(exc or ConnectionResetError("connection closed"))
+
+    def close(self) -> None:
+        """Say goodbye and close."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(self.goodbye)
+            self._transport.close()
+
+    def _is_connected(self) -> None:
+        if not self.connected.done():
+            self.connected.set_result(None)
+
+    def _answer(self, index: int, code: int | None) -> None:
+        """Message `index` is answered: well (None), or with a code of refusal."""
+        self.answered += 1
+        if code is None:
+            self._on_ack(index)
+        else:
+            self.refused[code] = self.refused.get(code, 0) + 1
+        if self.answered == self.total and not self.finished.done():
+            self.finished.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        for future in (self.connected, self.finished):
+            if not future.done():
+                future.set_exception(error)
+
+
+class WindowedSender(Sender):
+    """A sender of prepared packets, each a message, with at most the pace's window unanswered."""
+
+    def __init__(self, packets: Sequence[bytes], pace: Pace, on_ack: Callable[[int], None]) -> None:
+        super().__init__(len(packets), pace, on_ack)
+        self._packets = packets
+        self._sent_at: list[float] = []
+        self._limit = self.total  # messages that the peer lets us send in total
+
+    @property
+    def sent(self) -> int:
+        """Messages written."""
+        return len(self._sent_at)
+
+    def push(self) -> None:
+        """Write what the pace and the peer allow."""
+        assert self._transport is not None
+        sent = len(self._sent_at)
+        room = min(self.pace.room(sent, self.answered), self._limit - sent, CHUNK)
+        if room > 0 and not self._transport.is_closing():
+            self._transport.write(b"".join(self._packets[sent : sent + room]))
+            self._sent_at.extend([time.perf_counter()] * room)
+
+    def _timed(self, index: int, now: float) -> None:
+        self.latencies.record(now - self._sent_at[index])
