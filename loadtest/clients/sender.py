@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from loadtest.report import Latencies
 CHUNK: Final = 2000  # messages written at once at the most
 
 
-class Sender(asyncio.Protocol):
+class Sender(asyncio.Protocol, abc.ABC):
     """One connection with a number of messages to send.
 
     `on_ack(index)` is called for each positive answer; the others are counted in `refused` by the protocol's code.
@@ -36,13 +37,13 @@ class Sender(asyncio.Protocol):
         self.finished: asyncio.Future[None] = loop.create_future()
 
     @property
+    @abc.abstractmethod
     def sent(self) -> int:
         """Messages written."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def push(self) -> None:
         """Write what the pace allows."""
-        raise NotImplementedError
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the greeting."""
