@@ -44,7 +44,7 @@ jars: $(INSTALLED)
 	@$(BIN)/python -m gateway.kafka.jars
 
 run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=30 ends by itself
-	@$(BIN)/python -m loadtest.demo $(if $(DURATION),--duration $(DURATION))
+	@$(BIN)/python -m loadtest.demo $(if $(DURATION),--duration $(DURATION)) $(if $(TRIGGER),--trigger $(TRIGGER))
 
 test: setup lint  ## Run all checks and all tests; ARGS="-k name" for some
 	$(BIN)/python -m pytest $(ARGS)
