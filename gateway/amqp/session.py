@@ -7,6 +7,8 @@ looked up is answered by a task of its own, while the connection's other links g
 from __future__ import annotations
 
 import asyncio
+import itertools
+import operator
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Final
 
@@ -53,6 +55,7 @@ from protocols.connection import ConnectionClosed, ConnectionFailed
 log = structlog.get_logger(__name__)
 
 WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn before they are written: bounds what waits inside the engine
+_LINK_OF: Final = operator.itemgetter(0)  # of a token
 TARGET_CAPABILITIES: Final = ("queue", "topic")  # a sender cannot tell them apart: both only mean "store it"
 
 
@@ -156,16 +159,20 @@ class AmqpSession:
         engine = None if engine_dead else self.engine
         stored = outcome is Outcome.STORED
         touched: list[IncomingLink] = []
-        for incoming, delivery in tokens:
-            incoming.window.settle()
+        for incoming, run in itertools.groupby(tokens, key=_LINK_OF):
+            deliveries = [delivery for _, delivery in run]
+            incoming.window.settle(len(deliveries))
             if not incoming.touched:
                 incoming.touched = True
                 touched.append(incoming)
-            if engine is not None and delivery is not None:
-                if stored:
-                    engine.accept_delivery(incoming.link, delivery)
-                else:
-                    state = delivery_state(incoming.link, outcome, result.reason)
+            if engine is None:
+                continue
+            if stored:
+                engine.accept_deliveries(incoming.link, deliveries)
+                continue
+            state = delivery_state(incoming.link, outcome, result.reason)
+            for delivery in deliveries:
+                if delivery is not None:
                     engine.settle_delivery(incoming.link, delivery, state)
         if engine is None:
             return

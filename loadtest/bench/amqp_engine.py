@@ -189,7 +189,7 @@ def engine(reads: list[bytes], destination: Destination | None) -> Callable[[], 
                 if type(event) is TransferReceived:
                     if destination is not None:
                         to_record(event.data, destination, NOW)
-                    connection.engine.accept_delivery(event.link, event.delivery)
+                    connection.engine.accept_deliveries(event.link, (event.delivery,))
             connection.data_to_send()
 
     return run

@@ -9,7 +9,7 @@ What proton leaves to its user is done here: link credit is enforced and partial
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from protocols.amqp import native, outcomes
@@ -43,7 +43,7 @@ _TERMINAL: Final = frozenset({outcomes.ACCEPTED, outcomes.REJECTED, outcomes.REL
 # One scratch buffer for the process: it is filled and emptied within one call, and nothing here waits.
 _SCRATCH_BYTES: Final = 1 << 20
 _scratch: Final = ffi.new("char[]", _SCRATCH_BYTES)
-_from_buffer, _view = ffi.from_buffer, ffi.buffer
+_from_buffer, _unpack = ffi.from_buffer, ffi.unpack
 
 OUTGOING_HIGH: Final = 256 * 1024  # bytes that proton may hold for a session whose window is shut
 REFUSABLE_FACTOR: Final = 4
@@ -90,7 +90,7 @@ class Engine(Endpoints):
         while (size := _pending(io)) > 0:
             size = min(size, _SCRATCH_BYTES)
             _peek_output(io, _scratch, size)
-            parts.append(_view(_scratch, size)[:])
+            parts.append(_unpack(_scratch, size))
             _pop_output(io, size)
         if self._finished or self._ended:
             self._reap()
@@ -124,13 +124,16 @@ class Engine(Endpoints):
             link.credit += credit
             lib.pn_link_flow(link.handle, credit)
 
-    def accept_delivery(self, link: Link, delivery: Any) -> None:
-        """Settle one received delivery as accepted; the common case, apart because it is hot."""
-        link.held -= 1
-        if link.attached:
-            _update(delivery, _ACCEPTED)
-            _settle(delivery)
-        elif link.finished and not link.held:
+    def accept_deliveries(self, link: Link, deliveries: Iterable[Any]) -> None:
+        """Settle received deliveries of one link as accepted; None stands for one that came settled."""
+        attached = link.attached
+        for delivery in deliveries:
+            if delivery is not None:
+                link.held -= 1
+                if attached:
+                    _update(delivery, _ACCEPTED)
+                    _settle(delivery)
+        if link.finished and not link.held and not attached:
             self._finished.append(link)
 
     def settle_delivery(self, link: Link, delivery: Any, state: State) -> None:
@@ -225,7 +228,7 @@ class Engine(Endpoints):
                         delivery = None
                     else:
                         link.held += 1
-                    events.append(TransferReceived(link, delivery, _view(_scratch, size)[:]))
+                    events.append(TransferReceived(link, delivery, _unpack(_scratch, size)))
                     return
                 link.partial, link.partial_size = [], 0
                 self._collect(link, size)
@@ -242,7 +245,7 @@ class Engine(Endpoints):
         if link.partial_size > link.limit:
             link.partial.clear()
         else:
-            link.partial.append(_view(_scratch, size)[:])
+            link.partial.append(_unpack(_scratch, size))
 
     def _on_part(self, link: Link, delivery: Any, events: list[Any]) -> None:
         """More of a message that spans transfers (part 2.6.14), or is larger than the scratch buffer."""

@@ -46,7 +46,7 @@ def test_transfers_with_binary_tags(make_server: Any, frames: Any) -> None:
     received = server.of(TransferReceived)
     assert [event.data for event in received] == [DATA] * 3
     for event in received:
-        server.engine.accept_delivery(event.link, event.delivery)
+        server.engine.accept_deliveries(event.link, (event.delivery,))
     ((code, body),) = conditions(server, frames)  # one disposition for the range
     assert code == 0x15
     assert b"\x00\x53\x24" in body
@@ -344,7 +344,7 @@ def test_detach_with_deliveries_held(make_server: Any, make_peer: Any) -> None:
     assert [type(event) for event in server.events[-1:]] == [LinkDetached]
     assert not server.engine.is_empty_of_links  # the handles are still held
     for event in received[:2]:
-        server.engine.accept_delivery(event.link, event.delivery)
+        server.engine.accept_deliveries(event.link, (event.delivery,))
     server.engine.settle_delivery(received[2].link, received[2].delivery, outcomes.STATE_FAILED)
     peer.run()
     assert server.engine.is_empty_of_links
@@ -364,7 +364,7 @@ def test_many_links_leave_nothing_behind(make_server: Any, make_peer: Any) -> No
         sender.advance()
         peer.run()
         event = server.of(TransferReceived)[-1]
-        server.engine.accept_delivery(event.link, event.delivery)
+        server.engine.accept_deliveries(event.link, (event.delivery,))
         sender.close()
         peer.run()
         sender.free()
@@ -470,6 +470,6 @@ def test_both_tiers_see_the_same(make_server: Any, make_peer: Any) -> None:
     peer.run()
     assert peer.received == ours
     for event in wrapped_server.of(TransferReceived):
-        wrapped_server.engine.accept_delivery(event.link, event.delivery)
+        wrapped_server.engine.accept_deliveries(event.link, (event.delivery,))
     left.run()
     assert left.outcomes == [(f"tag{number}", outcomes.ACCEPTED) for number in range(len(bodies))]
