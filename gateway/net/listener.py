@@ -60,11 +60,7 @@ class Listener:
     @property
     def bound(self) -> str:
         """The address really bound, as `HOST:PORT`; "" while not listening."""
-        if self._server is None or not self._server.sockets:
-            return ""
-        name = self._server.sockets[0].getsockname()
-        host = f"[{name[0]}]" if ":" in name[0] else name[0]
-        return f"{host}:{name[1]}"
+        return bound_address(self._server)
 
     @property
     def accepting(self) -> bool:
@@ -97,6 +93,15 @@ class Listener:
         self.pumps.discard(pump)
         if not self.pumps:
             self._empty.set()
+
+
+def bound_address(server: asyncio.Server | None) -> str:
+    """The first address a server is bound to, as `HOST:PORT`; "" while it does not listen."""
+    if server is None or not server.sockets:
+        return ""
+    name = server.sockets[0].getsockname()
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{host}:{name[1]}"
 
 
 def listen_error(name: str, address: Address, error: OSError) -> str:

@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway.config import HttpConfig
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import Topics
-from gateway.net.listener import BACKLOG, HANDSHAKE_S, ListenError, listen_error
+from gateway.net.listener import BACKLOG, HANDSHAKE_S, ListenError, bound_address, listen_error
 from gateway.net.pump import LINGER_S, Spawn
 from gateway.rest.access import Access
 from gateway.rest.admission import Admission
@@ -178,11 +178,7 @@ class RestListener:
     @property
     def bound(self) -> str:
         """The address really bound, as `HOST:PORT`; "" while not listening."""
-        if self._server is None or not self._server.sockets:
-            return ""
-        name = self._server.sockets[0].getsockname()
-        host = f"[{name[0]}]" if ":" in name[0] else name[0]
-        return f"{host}:{name[1]}"
+        return bound_address(self._server)
 
     @property
     def port(self) -> int:
