@@ -79,9 +79,10 @@ def members() -> set[str]:
                     known |= names
                     bases += [base.id for base in node.bases if isinstance(base, ast.Name)]
 
-    def every(name: str) -> set[str]:
+    def every(name: str, below: frozenset[str] = frozenset()) -> set[str]:
         names, bases = bodies.get(name, (set(), []))
-        return names.union(*(every(base) for base in bases if base != name))
+        below |= {name}  # classes of one name in several modules may seem to be their own bases
+        return names.union(*(every(base, below) for base in bases if base not in below))
 
     return {f"{name}.{member}" for name in bodies for member in every(name)}
 
