@@ -73,10 +73,13 @@ class Inbound:
         self._client: Header = (GW_CLIENT, client_id.encode())
         self._routes: dict[tuple[str, int], _Route] = {}
 
-    def to_record(
-        self, topic: str, payload: bytes, qos: int, *, retain: bool, properties: Properties | None, now_ms: int
+    def to_record(  # noqa: PLR0917 - names cost on the hot path
+        self, topic: str, payload: bytes, qos: int, retain: bool, properties: Properties | None, now_ms: int
     ) -> Record:
-        """The record of a PUBLISH whose topic name is valid; `now_ms` is its arrival in epoch milliseconds."""
+        """The record of a PUBLISH whose topic name is valid; `now_ms` is its arrival in epoch milliseconds.
+
+        The record has no timestamp of its own: the publisher stamps the arrival.
+        """
         route = self._routes.get((topic, qos))
         if route is None:
             route = self._route(topic, qos)
@@ -85,7 +88,7 @@ class Inbound:
             headers += ((MQTT_RETAIN, b"1"),)
         if properties is not None:
             headers = self._with_properties(headers, properties, now_ms)
-        return Record(route.topic, route.key, payload, headers, now_ms)
+        return Record(route.topic, route.key, payload, headers)
 
     def _route(self, topic: str, qos: int) -> _Route:
         destination = self._rules.destination(topic)

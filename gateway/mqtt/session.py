@@ -135,17 +135,20 @@ class Session:
 
     def handle(self, received: list[Any]) -> Awaitable[None] | None:
         """Act on events in order; what has to wait holds the rest back."""
-        now_ms = self._services.wall_clock()
-        for number, event in enumerate(received):
+        position, count = 0, len(received)
+        while position < count:
+            event = received[position]
             kind = type(event)
             if kind is events.PublishReceived:
-                self._publish(event, now_ms)
-            elif kind is events.PubackReceived:
+                position = self._publish(received, position)
+                continue
+            position += 1
+            if kind is events.PubackReceived:
                 self._services.counters.delivered_acknowledged += 1
                 self._starved = True
             elif kind in _WAITING:
                 self._feed()
-                return self._wait(event, received[number + 1 :])
+                return self._wait(event, received[position:])
             elif kind is events.UnsubscribeReceived:
                 self._unsubscribe(event)
             elif kind is ConnectionFailed:
@@ -265,29 +268,37 @@ class Session:
 
     # publish: client to Kafka
 
-    def _publish(self, event: events.PublishReceived, now_ms: int) -> None:
-        """Hand a PUBLISH to Kafka; PUBACK follows when every in-sync replica has it."""
-        inbound, grant = self._inbound, self._grant
+    def _publish(self, received: list[Any], position: int) -> int:
+        """Hand the publishes from `position` on to Kafka; PUBACK follows when every in-sync replica has them.
+
+        Returns:
+            Where the first event stands that is no publish. A run of them is one loop: this is the hot path.
+        """
+        inbound, grant, services = self._inbound, self._grant, self._services
         assert inbound is not None
         assert grant is not None
-        services = self._services
-        services.counters.published += 1
-        qos = event.qos
-        record = inbound.to_record(
-            event.topic, event.payload, qos, retain=event.retain, properties=event.properties, now_ms=now_ms
-        )
-        if not qos:
-            if grant.publish(record.topic, record.key):
-                services.publisher.submit(record, self._unanswered)
+        to_record, allowed = inbound.to_record, grant.publish
+        submit, arrive = services.publisher.submit, self._acks.arrive
+        now_ms = services.wall_clock()
+        first, count = position, len(received)
+        while position < count:
+            event = received[position]
+            if type(event) is not events.PublishReceived:
+                break
+            position += 1
+            record = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
+            if not event.qos:
+                if allowed(record.topic, record.key):
+                    submit(record, self._unanswered)
+                else:
+                    services.counters.refused += 1
+            elif allowed(record.topic, record.key):
+                submit(record, self, arrive(event.packet_id))
             else:
-                services.counters.refused += 1
-            return
-        slot = self._acks.arrive(event.packet_id)
-        if grant.publish(record.topic, record.key):
-            services.publisher.submit(record, self, slot)
-        else:
-            slot.result = Result(Outcome.DENIED, reason="not allowed to publish to this topic")
-            self._acknowledge()
+                arrive(event.packet_id).result = _DENIED
+                self._acknowledge()
+        services.counters.published += position - first
+        return position
 
     def settle(self, tokens: Sequence[Slot], offsets: Sequence[int], result: Result) -> None:
         """Kafka answered for some publishes (contract: `gateway.kafka.contracts.Owner`)."""
@@ -453,6 +464,7 @@ class Session:
             self._pump.flush()
 
 
+_DENIED: Final = Result(Outcome.DENIED, reason="not allowed to publish to this topic")
 _WAITING: Final = frozenset({events.ConnectReceived, events.SubscribeReceived})
 
 

@@ -42,7 +42,7 @@ def test_a_publish_comes_back_as_it_went(
     topic: str, payload: bytes, qos: int, retain: bool, asked: Properties
 ) -> None:
     inbound = Inbound(RULES, Version.V5, "client-1")
-    record = inbound.to_record(topic, payload, qos, retain=retain, properties=asked, now_ms=NOW)
+    record = inbound.to_record(topic, payload, qos, retain, asked, NOW)
     delivery = from_record(stored(record), RULES)
     assert delivery is not None
     assert (delivery.topic, delivery.payload, delivery.qos, delivery.retain) == (topic, payload, qos, retain)
@@ -78,7 +78,7 @@ def test_headers_of_other_clients_are_user_properties_in_order() -> None:
 def test_a_users_header_with_a_reserved_name_keeps_its_meaning() -> None:
     inbound = Inbound(RULES, Version.V5, "c")
     own = Properties(content_type="text/plain", user_properties=(("content-type", "mine"), ("user.x", "y")))
-    record = inbound.to_record("t/a", b"", 0, retain=False, properties=own, now_ms=NOW)
+    record = inbound.to_record("t/a", b"", 0, False, own, NOW)
     assert dict(record.headers)["content-type"] == b"text/plain"
     delivery = from_record(stored(record), RULES)
     assert delivery is not None
