@@ -33,10 +33,11 @@ from gateway.kafka.replay import Replay
 from gateway.kafka.storage import BrokerError
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
+from gateway.mqtt.counters import Counters
 from gateway.mqtt.front import MqttFront
 from gateway.mqtt.registry import Registry
 from gateway.mqtt.router import Router
-from gateway.mqtt.session import Counters, Services
+from gateway.mqtt.session import Services
 from gateway.net.listener import ListenError, listen_error
 from gateway.observe.lag import LoopLag
 from gateway.observe.logs import configure_logs

@@ -6,7 +6,8 @@ import ssl
 
 import msgspec
 
-from gateway.mqtt.session import Counters, Services, Session
+from gateway.mqtt.counters import Counters
+from gateway.mqtt.session import Services, Session
 from gateway.net.front import SocketFront
 from gateway.net.pump import Spawn
 from protocols.mqtt.connection import Connection
@@ -21,6 +22,7 @@ class Statistics(msgspec.Struct, frozen=True):
     sessions: int
     subscriptions: int
     takeovers_total: int
+    unmapped_total: int  # records that have no MQTT topic name
     messages: Counters
 
 
@@ -71,5 +73,6 @@ class MqttFront(SocketFront):
             sessions=len(services.registry),
             subscriptions=len(services.router),
             takeovers_total=services.registry.takeovers,
+            unmapped_total=services.router.unmapped,
             messages=services.counters,
         )

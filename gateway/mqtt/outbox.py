@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from gateway.mqtt.counters import Counters
 from gateway.mqtt.router import Match
 from mapping.record import Received
 
@@ -35,12 +36,12 @@ class Sender(Protocol):
 class Outbox:
     """One outlet. `noted` is what the router found for the record it is about to offer."""
 
-    __slots__ = ("_sender", "dropped", "lossy", "noted")
+    __slots__ = ("_counters", "_sender", "lossy", "noted")
 
-    def __init__(self, sender: Sender, *, lossy: bool) -> None:
+    def __init__(self, sender: Sender, counters: Counters, *, lossy: bool) -> None:
         self._sender = sender
+        self._counters = counters
         self.lossy = lossy
-        self.dropped = 0
         self.noted: tuple[Received, Match] | None = None
 
     @property
@@ -65,7 +66,7 @@ class Outbox:
                 return True
         assert match is not None
         if not (self._sender.takes_more if self.lossy else self._sender.room):
-            self.dropped += self.lossy
+            self._counters.dropped += self.lossy
             return False
         self._sender.deliver(record, match)
         return True

@@ -19,6 +19,7 @@ from gateway.kafka.contracts import Outlet, Refused, Result
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.tail import Tail
 from gateway.mqtt.acks import AckQueue, Slot
+from gateway.mqtt.counters import Counters
 from gateway.mqtt.outbox import Outbox
 from gateway.mqtt.registry import Registry
 from gateway.mqtt.router import Match, Router, Wish
@@ -46,22 +47,6 @@ KAFKA_SHUT: Final = "kafka"
 OWN_SHARE_SHUT: Final = "connection"
 
 
-class Counters(msgspec.Struct):
-    """What the sessions of this process did; read by the metrics."""
-
-    published: int = 0
-    acknowledged: int = 0
-    refused: int = 0
-    delivered: int = 0
-    delivered_acknowledged: int = 0
-    expired: int = 0
-    too_large: int = 0
-    dropped: int = 0
-    unmapped: int = 0
-    failed_connections: int = 0
-    refused_connections: int = 0
-
-
 class Services(msgspec.Struct, frozen=True):
     """What every session needs; built once by the application."""
 
@@ -81,13 +66,16 @@ class Services(msgspec.Struct, frozen=True):
 class Unanswered:
     """The owner of a connection's QoS 0 records: nobody waits for them, but they count against its budget."""
 
-    __slots__ = ("budget",)
+    __slots__ = ("_counters", "budget")
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, counters: Counters) -> None:
         self.budget = budget
+        self._counters = counters
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """A QoS 0 message is owed no answer; the publisher counts the lost ones."""
+        """A QoS 0 message is owed no answer; one that was not stored is counted."""
+        if result.outcome is not Outcome.STORED:
+            self._counters.lost_at_qos_0 += len(tokens)
 
 
 class Session:
@@ -113,7 +101,7 @@ class Session:
     def __init__(self, connection: Connection, services: Services) -> None:
         self.client_id = ""
         self.budget: Budget = services.publisher.connection_budget()
-        self._unanswered = Unanswered(self.budget)
+        self._unanswered = Unanswered(self.budget, services.counters)
         self._connection = connection
         self._services = services
         self._pump: Pump | None = None
@@ -121,8 +109,8 @@ class Session:
         self._grant: Grant | None = None
         self._acks = AckQueue()
         self._filters: set[str] = set()
-        self._lossy = Outbox(self, lossy=True)
-        self._lossless = Outbox(self, lossy=False)
+        self._lossy = Outbox(self, services.counters, lossy=True)
+        self._lossless = Outbox(self, services.counters, lossy=False)
         self._starved = False
         self._gone = False
 
@@ -454,8 +442,6 @@ class Session:
         for topic_filter in self._filters:
             self._services.router.unsubscribe(self, topic_filter)
         self._filters.clear()
-        self._services.counters.dropped += self._lossy.dropped
-        self._lossy.dropped = 0
         self._services.tail.forget(self._lossy)
         self._services.tail.forget(self._lossless)
 
