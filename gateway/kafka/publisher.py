@@ -280,7 +280,9 @@ class Publisher:
         return self._topics.known(name)
 
     def _open(self, info: TopicInfo) -> None:
+        """Make the topic's writer, and hand it what was held, before any later record can overtake."""
         self._writers[info.name] = TopicWriter(info, self._desk, self._topic_budget(info.name))
+        self._resolved(info.name, None)
 
     def _topic_updated(self, info: TopicInfo) -> None:
         writer = self._writers.get(info.name)

@@ -201,6 +201,23 @@ async def test_a_topic_that_becomes_compacted_refuses_records_without_a_key_alon
         assert k.publisher.statistics().producers - producers < 40
 
 
+async def test_what_waits_for_an_unknown_topic_is_not_overtaken(bootstrap, kit, new_topic, read_topic):
+    topic = await new_topic(1)
+    async with kit(bootstrap) as k:
+        owner = k.recorder()
+        submitted = 0
+        async with asyncio.timeout(30):
+            while not owner.fates:  # one record in every turn of the loop: no gap between asking and knowing is missed
+                k.submit(Record(topic, b"k", b"%d" % submitted), owner, submitted)
+                submitted += 1
+                await asyncio.sleep(0)
+        await k.until(lambda: len(owner.fates) == submitted)
+    stored = [int(record.value) for record in (await read_topic(bootstrap, topic))[0]]
+    # What came when the line was full was refused at once; the rest is stored in the order of submission.
+    assert stored == sorted(token for token, outcome in owner.outcomes().items() if outcome is Outcome.STORED)
+    assert stored[:100] == list(range(100))
+
+
 async def test_unknown_topics_are_refused_or_created(bootstrap, kit, read_topic):
     name = "new-" + uuid.uuid4().hex
     async with kit(bootstrap) as k:
