@@ -287,13 +287,10 @@ class App:
         add_source(metrics, "event_loop", lag.statistics)
         await self._open_management(metrics, authenticator, access, context, stack)
 
-        async def reload() -> None:
-            await authenticator.reload()
-
         def on_hangup() -> None:
             if tls is not None:
                 tls.reload()
-            spawn(reload())
+            spawn(authenticator.reload())
 
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
         await self._announce(publisher)

@@ -7,7 +7,6 @@ The table is the design's "Record" (mapping, part 2). User properties keep their
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -237,7 +236,3 @@ def _value_text(value: bytes | None) -> str:
 
 def _text(name: str) -> str:
     return name.replace("\0", "")
-
-
-Clock = Callable[[], int]
-"""Wall clock in epoch milliseconds."""

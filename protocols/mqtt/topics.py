@@ -85,6 +85,15 @@ def _fits(topic: str) -> bool:
     return len(topic) <= MAX_BYTES // 4 or len(topic.encode("utf-8", "surrogatepass")) <= MAX_BYTES
 
 
+def _levels(topic_filter: str) -> tuple[list[str], bool]:
+    """The levels of a filter without a final `#`, and whether there was one."""
+    levels = topic_filter.split("/")
+    hashed = levels[-1] == "#"
+    if hashed:
+        levels.pop()
+    return levels, hashed
+
+
 class _Node(Generic[K, V]):
     """One level of the filters that share the levels above it."""
 
@@ -123,10 +132,7 @@ class SubscriptionTrie(Generic[K, V]):
             Whether it is new.
         """
         node = self._root
-        levels = topic_filter.split("/")
-        hashed = levels[-1] == "#"
-        if hashed:
-            levels.pop()
+        levels, hashed = _levels(topic_filter)
         for level in levels:
             child = node.children.get(level)
             if child is None:
@@ -146,10 +152,7 @@ class SubscriptionTrie(Generic[K, V]):
         """
         path: list[tuple[_Node[K, V], str]] = []
         node = self._root
-        levels = topic_filter.split("/")
-        hashed = levels[-1] == "#"
-        if hashed:
-            levels.pop()
+        levels, hashed = _levels(topic_filter)
         for level in levels:
             child = node.children.get(level)
             if child is None:
