@@ -1,4 +1,6 @@
-"""Write `gateway/kafka/jars.lock`: resolve the sets of jars with Ivy and note every jar with its SHA-256.
+"""Write the locks of jars: resolve the sets with Ivy and note every jar with its SHA-256.
+
+`gateway/kafka/jars.lock` holds the product's, `tests/interop/mqtt/java/jars.lock` what only tests need.
 
 Called as `python -m tools.lock_jars` (part of `make lock`). Ivy checks each file against the repository's own
 checksum while it fetches; the lock pins what it found from then on.
@@ -16,6 +18,7 @@ from gateway.kafka import jars
 from gateway.kafka.java import find_java
 
 LOCK = Path(jars.__file__).with_name("jars.lock")
+TESTS_LOCK = Path(__file__).parents[1] / "tests" / "interop" / "mqtt" / "java" / "jars.lock"
 HEAD = """\
 # Written by `make lock` (tools/lock_jars.py). Each line is one jar: "group:artifact:version" = its SHA-256.
 # gateway/kafka/jars.py fetches exactly these.
@@ -34,6 +37,12 @@ WISHES: dict[str, list[Wish]] = {
         ("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0", False),
         ("org.apache.kafka:kafka-clients:3.9.2", False),
         ("org.apache.commons:commons-pool2:2.13.1", False),
+    ],
+}
+TESTS_WISHES: dict[str, list[Wish]] = {
+    "hivemq": [
+        ("com.hivemq:hivemq-mqtt-client:1.3.14", True),
+        ("com.fasterxml.jackson.core:jackson-databind:2.21.2", True),
     ],
 }
 
@@ -73,10 +82,11 @@ def render(sets: dict[str, dict[str, str]]) -> str:
 
 
 def main() -> None:
-    """Resolve all sets and write the lock."""
-    with tempfile.TemporaryDirectory() as work:
-        sets = {name: resolve(wishes, Path(work, name)) for name, wishes in WISHES.items()}
-    LOCK.write_text(render(sets))
+    """Resolve all sets and write the locks."""
+    for lock, wished in ((LOCK, WISHES), (TESTS_LOCK, TESTS_WISHES)):
+        with tempfile.TemporaryDirectory() as work:
+            sets = {name: resolve(wishes, Path(work, name)) for name, wishes in wished.items()}
+        lock.write_text(render(sets))
 
 
 if __name__ == "__main__":

@@ -91,11 +91,16 @@ def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
     return base / "trivium"
 
 
-def locked_jars(set_name: str) -> list[Jar]:
-    """Return the pinned jars of a set, `kafka` or `spark`, in the order of the lock."""
-    lock = tomllib.loads(importlib.resources.files("gateway.kafka").joinpath("jars.lock").read_text())
+def locked_jars(set_name: str, lock: Path | None = None) -> list[Jar]:
+    """Return the pinned jars of a set, in the order of the lock.
+
+    Args:
+        set_name: such as `kafka` or `spark`.
+        lock: the lock file; None for the product's own.
+    """
+    file = lock or importlib.resources.files("gateway.kafka").joinpath("jars.lock")
     jars = []
-    for coordinate, sha256 in lock[set_name].items():
+    for coordinate, sha256 in tomllib.loads(file.read_text())[set_name].items():
         group, artifact, version = coordinate.split(":")
         jars.append(Jar(group, artifact, version, sha256))
     return jars
@@ -127,6 +132,7 @@ def ensure_jars(
     cache: Path | None = None,
     report: Report = lambda progress: None,
     environment: Mapping[str, str] = os.environ,
+    lock: Path | None = None,
 ) -> list[Path]:
     """Return the paths of a set's jars, fetching what is not there yet.
 
@@ -134,18 +140,19 @@ def ensure_jars(
     waits. What an interrupted fetch had completed is not fetched again.
 
     Args:
-        set_name: `kafka` or `spark`.
+        set_name: such as `kafka` or `spark`.
         cache: the cache directory; None for `cache_directory()`.
         report: told how far the fetch is; not called when nothing is to do.
         environment: read for `TRIVIUM_IVY_SETTINGS` (an Ivy settings file, for a mirror), `JAVA_HOME`, `PATH`
             and the cache directory.
+        lock: the lock file that holds the set; None for the product's own.
 
     Raises:
         JarError: no network, a wrong hash, no space, no Ivy.
         JavaError: no Java to run Ivy with.
     """
     directory = (cache or cache_directory(environment)) / "jars"
-    jars = locked_jars(set_name)
+    jars = locked_jars(set_name, lock)
     paths = [directory / jar.file_name for jar in jars]
     try:
         stamps = _read_stamps(directory)
