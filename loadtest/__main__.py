@@ -33,6 +33,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     steady.add_argument("--size", type=int, default=100, help="payload bytes")
     steady.add_argument("--batch", type=int, default=100, help="records per HTTP request")
+    steady.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="MQTT only")
     steady.add_argument("--rate", type=float, help="messages per second in total; default: as fast as answered")
     steady.add_argument("--partitions", type=int, default=3)
     steady.add_argument("--json", type=Path, help="write the report here as well")
@@ -62,6 +63,7 @@ async def steady(options: argparse.Namespace) -> int:
             options.size,
             options.batch,
             options.rate,
+            options.qos,
         )
         ledger = Ledger()
         measured = await send(load, numbering, ledger, ready["pid"])

@@ -41,6 +41,10 @@ class Ledger:
         """The sender got a positive acknowledgement for this message."""
         self.acknowledged[sender].add(sequence)
 
+    def acknowledge_run(self, sender: int, first: int, behind: int) -> None:
+        """The same for the sequence numbers from `first` to before `behind`."""
+        self.acknowledged[sender].update(range(first, behind))
+
     @property
     def total(self) -> int:
         """How many acknowledgements there are."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from loadtest.clients.pace import Pace
-from loadtest.clients.sender import WindowedSender
+from loadtest.clients.sender import OnAck, WindowedSender
 
 NULL: Final = b"\x40"
 ZERO: Final = b"\x43"
@@ -90,7 +90,7 @@ class Sender(WindowedSender):
         address: str,
         payloads: Sequence[bytes],
         pace: Pace,
-        on_ack: Callable[[int], None],
+        on_ack: OnAck,
         *,
         key: str | None = None,
     ) -> None:

@@ -1,118 +1,187 @@
-"""A windowed MQTT 5 publisher and a subscriber on bare sockets, fast enough not to be the bottleneck.
+"""A windowed MQTT 5 publisher, a QoS 0 flood and a subscriber on bare sockets, fast enough not to be the bottleneck.
 
-They share no code with the gateway: packets are written down here once more, from the standard.
+They share no code with the gateway. A read full of acknowledgements is judged in one go, without a loop over them.
 """
 
 from __future__ import annotations
 
+import array
 import asyncio
+import itertools
 import struct
+import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, cast
 
+from loadtest.clients.mqtt_wire import (
+    Splitter,
+    connect_packet,
+    packet,
+    publish_packet,
+    read_varint,
+    subscribe_packet,
+    text,
+)
 from loadtest.clients.pace import Pace
-from loadtest.clients.sender import WindowedSender
+from loadtest.clients.sender import OnAck, Sender, WindowedSender
+
+PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
+LAST_ID: Final = 65535
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while True:
-        value, digit = divmod(value, 128)
-        out.append(digit | (128 if value else 0))
-        if not value:
-            return bytes(out)
-
-
-def _text(value: str) -> bytes:
-    raw = value.encode()
-    return struct.pack(">H", len(raw)) + raw
-
-
-def _packet(first: int, body: bytes) -> bytes:
-    return bytes((first,)) + _varint(len(body)) + body
-
-
-def connect_packet(client_id: str, user: str | None = None, password: str | None = None) -> bytes:
-    """CONNECT, MQTT 5, clean start, keep alive 60 s."""
-    flags = 0x02 | (0x80 if user is not None else 0) | (0x40 if password is not None else 0)
-    body = _text("MQTT") + bytes((5, flags)) + struct.pack(">H", 60) + b"\0" + _text(client_id)
-    for part in (user, password):
-        if part is not None:
-            body += _text(part)
-    return _packet(0x10, body)
-
-
-class Splitter:
-    """Cuts a byte stream into (first byte, body) pairs."""
-
-    def __init__(self) -> None:
-        self._buffer = b""
-
-    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The packets that are complete now."""
-        buffer = self._buffer + data
-        packets = []
-        position = 0
-        while len(buffer) - position >= 2:
-            length, shift, cursor = 0, 0, position + 1
-            while cursor < len(buffer) and buffer[cursor] & 0x80:
-                length |= (buffer[cursor] & 0x7F) << shift
-                shift += 7
-                cursor += 1
-            if cursor >= len(buffer):
-                break
-            length |= buffer[cursor] << shift
-            end = cursor + 1 + length
-            if end > len(buffer):
-                break
-            packets.append((buffer[position], buffer[cursor + 1 : end]))
-            position = end
-        self._buffer = buffer[position:]
-        return packets
+def packet_id(index: int) -> int:
+    """The packet identifier of message `index`: 1 to 65535 and over again."""
+    return index % LAST_ID + 1
 
 
 class Publisher(WindowedSender):
-    """Publishes prepared payloads at QoS 1; refusals are counted by reason code."""
+    """Publishes prepared payloads at QoS 1 or 2; refusals are counted by reason code."""
 
     goodbye = b"\xe0\x00"
 
     def __init__(
-        self, client_id: str, topic: str, payloads: Sequence[bytes], pace: Pace, on_ack: Callable[[int], None]
+        self, client_id: str, topic: str, payloads: Sequence[bytes], pace: Pace, on_ack: OnAck, *, qos: int = 1
     ) -> None:
-        head = _text(topic)
+        head = text(topic)
+        first = 0x30 | qos << 1
         packets = [
-            _packet(0x32, head + struct.pack(">H", index % 65535 + 1) + b"\0" + payload)
+            packet(first, head + struct.pack(">H", packet_id(index)) + b"\0" + payload)
             for index, payload in enumerate(payloads)
         ]
         super().__init__(packets, pace, on_ack)
         self.greeting = connect_packet(client_id)
         self.out_of_order = 0
+        self._final = PUBACK if qos == 1 else PUBCOMP
+        self._ids = array.array("H", (packet_id(index) for index in range(self.total)))
         self._splitter = Splitter()
 
     def data_received(self, data: bytes) -> None:
-        """CONNACK, then PUBACKs."""
+        """CONNACK, then acknowledgements."""
         now = time.perf_counter()
-        for first, body in self._splitter.feed(data):
-            if first == 0x40:
-                self._acknowledged(body, now)
-            elif first == 0x20:
-                if body[1]:
-                    self._fail(ConnectionRefusedError(f"CONNACK 0x{body[1]:02x}"))
-                else:
-                    self._is_connected()
-            elif first == 0xE0:
-                self._fail(ConnectionAbortedError(f"DISCONNECT 0x{body[0] if body else 0:02x}"))
+        if not self._splitter.is_empty or not self._take_plain(data, now):
+            for first, body in self._splitter.feed(data):
+                self._take(first, body, now)
         if self.connected.done():
             self.push()
 
+    def _take_plain(self, data: bytes, now: float) -> bool:
+        """Take a read of nothing but whole, good, four byte acknowledgements; False when it is something else."""
+        count = len(data) // 4
+        kinds = data[::4]
+        if len(data) % 4 or data[1::4] != b"\2" * count or kinds.strip(_ACKS):
+            return False
+        numbers = array.array("H", data)
+        if sys.byteorder == "little":
+            numbers.byteswap()
+        identifiers = numbers[1::2]
+        for kind, first, behind in _runs(kinds):
+            if kind == PUBREC:
+                answer = bytearray(data[first * 4 : behind * 4])
+                answer[::4] = bytes((PUBREL,)) * (behind - first)
+                assert self._transport is not None
+                self._transport.write(bytes(answer))
+                continue
+            begin, end = self.answered, self.answered + behind - first
+            if kind != self._final or identifiers[first:behind] != self._ids[begin:end]:
+                self.out_of_order += behind - first
+            self._timed_run(begin, end, now)
+            self._answer_run(begin, end)
+        return True
+
+    def _take(self, first: int, body: bytes, now: float) -> None:
+        if first in (PUBACK, PUBCOMP):
+            self._acknowledged(body, now)
+        elif first == PUBREC:
+            if len(body) > 2 and body[2] >= 0x80:
+                self._acknowledged(body, now)
+            else:
+                assert self._transport is not None
+                self._transport.write(bytes((PUBREL, 2)) + body[:2])
+        elif first == 0x20:
+            if body[1]:
+                self._fail(ConnectionRefusedError(f"CONNACK 0x{body[1]:02x}"))
+            else:
+                self._is_connected()
+        elif first == 0xE0:
+            self._fail(ConnectionAbortedError(f"DISCONNECT 0x{body[0] if body else 0:02x}"))
+
     def _acknowledged(self, body: bytes, now: float) -> None:
         index = self.answered
-        if body[0] << 8 | body[1] != index % 65535 + 1:
+        if body[0] << 8 | body[1] != packet_id(index):
             self.out_of_order += 1
         reason = body[2] if len(body) > 2 else 0
-        self._timed(index, now)
+        self._timed_run(index, index + 1, now)
         self._answer(index, None if reason in (0x00, 0x10) else reason)
+
+
+_ACKS: Final = bytes((PUBACK, PUBREC, PUBCOMP))
+
+
+def _runs(kinds: bytes) -> Iterator[tuple[int, int, int]]:
+    """Runs of the same first byte, as (byte, first, behind)."""
+    position = 0
+    for kind, run in itertools.groupby(kinds) if kinds.strip(kinds[:1]) else ((kinds[0], kinds),):
+        count = sum(1 for _ in run) if run is not kinds else len(kinds)
+        yield kind, position, position + count
+        position += count
+
+
+class Flood(Sender):
+    """Publishes prepared payloads at QoS 0 as fast as the socket takes them, then one at QoS 1 to the same topic.
+
+    One topic is one partition here, so the answer to the last message says that all before it are through.
+    Nothing but that last one is acknowledged; what became of the others is for the verifier to say.
+    """
+
+    goodbye = b"\xe0\x00"
+
+    def __init__(self, client_id: str, topic: str, payloads: Sequence[bytes], pace: Pace, on_ack: OnAck) -> None:
+        super().__init__(len(payloads), pace, on_ack)
+        self.greeting = connect_packet(client_id)
+        last = len(payloads) - 1
+        stream = [publish_packet(topic, payload, int(index == last), 1) for index, payload in enumerate(payloads)]
+        self._chunks = [b"".join(stream[at : at + _FLOOD_CHUNK]) for at in range(0, len(stream), _FLOOD_CHUNK)]
+        self._next = 0
+        self._writable = True
+        self._splitter = Splitter()
+
+    @property
+    def sent(self) -> int:
+        """Messages written."""
+        return min(self._next * _FLOOD_CHUNK, self.total)
+
+    def data_received(self, data: bytes) -> None:
+        """CONNACK and the one PUBACK."""
+        for first, body in self._splitter.feed(data):
+            if first == 0x20 and not body[1]:
+                self._is_connected()
+            elif first == PUBACK:
+                self.answered = self.total - 1
+                self._answer(self.answered, (body[2] or None) if len(body) > 2 else None)
+            else:
+                self._fail(ConnectionAbortedError(f"packet 0x{first:02x} {body.hex()}"))
+
+    def pause_writing(self) -> None:
+        """The socket is full."""
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        """The socket has room."""
+        self._writable = True
+        self.push()
+
+    def push(self) -> None:
+        """Write until the socket is full."""
+        assert self._transport is not None
+        if not self.pace.room(0, 0):
+            return
+        while self._writable and self._next < len(self._chunks) and not self._transport.is_closing():
+            self._next += 1
+            self._transport.write(self._chunks[self._next - 1])
+
+
+_FLOOD_CHUNK: Final = 500  # messages written at once
 
 
 class Subscriber(asyncio.Protocol):
@@ -120,7 +189,7 @@ class Subscriber(asyncio.Protocol):
 
     def __init__(self, client_id: str, topic_filter: str, qos: int, on_message: Callable[[bytes], None]) -> None:
         self._connect = connect_packet(client_id)
-        self._subscribe = _packet(0x82, b"\0\1\0" + _text(topic_filter) + bytes((qos,)))
+        self._subscribe = subscribe_packet(1, [(topic_filter, qos)])
         self._on_message = on_message
         self._splitter = Splitter()
         self._transport: asyncio.Transport | None = None
@@ -140,18 +209,12 @@ class Subscriber(asyncio.Protocol):
         acks = bytearray()
         for first, body in self._splitter.feed(data):
             if first >> 4 == 3:
-                topic_end = 2 + struct.unpack_from(">H", body)[0]
-                position = topic_end
+                position = 2 + struct.unpack_from(">H", body)[0]
                 if first & 0x06:
-                    acks += b"\x40\x02" + body[position : position + 2]
+                    acks += bytes((PUBACK, 2)) + body[position : position + 2]
                     position += 2
-                length, shift = 0, 0
-                while body[position] & 0x80:
-                    length |= (body[position] & 0x7F) << shift
-                    shift += 7
-                    position += 1
-                length |= body[position] << shift
-                self._on_message(body[position + 1 + length :])
+                length, position = read_varint(body, position)
+                self._on_message(body[position + length :])
             elif first == 0x20:
                 self._transport.write(self._subscribe)
             elif first == 0x90 and not self.subscribed.done():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Pace:
-    """How many messages may go out now.
+    """How many messages may go out now; none before `start`.
 
     Args:
         window: messages unanswered at most.
@@ -19,14 +19,16 @@ class Pace:
         self.window = window
         self.rate = rate
         self._clock = clock
-        self._started = clock()
+        self._started: float | None = None
 
     def start(self) -> None:
-        """The clock of the rate starts."""
+        """Sending begins, and the clock of the rate."""
         self._started = self._clock()
 
     def room(self, sent: int, answered: int) -> int:
         """How many of the next messages may be sent."""
+        if self._started is None:
+            return 0
         room = self.window - (sent - answered)
         if self.rate is not None:
             due = int((self._clock() - self._started) * self.rate) + 1

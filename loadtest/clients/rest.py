@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from loadtest.clients.pace import Pace
-from loadtest.clients.sender import Sender
+from loadtest.clients.sender import OnAck, Sender
 
 TEXT_RECORDS: Final = "application/vnd.kafka.text.v2+json"  # the stored value is the payload as it is
 
@@ -26,7 +26,7 @@ class Producer(Sender):
         topic: str,
         payloads: Sequence[bytes],
         pace: Pace,
-        on_ack: Callable[[int], None],
+        on_ack: OnAck,
         *,
         batch: int = 1,
         key: str | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import collections
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, cast
@@ -13,18 +14,21 @@ from loadtest.report import Latencies
 
 CHUNK: Final = 2000  # messages written at once at the most
 
+OnAck = Callable[[int, int], None]
+"""Told positive answers: the first message and the one behind the last."""
+
 
 class Sender(asyncio.Protocol, abc.ABC):
     """One connection with a number of messages to send.
 
-    `on_ack(index)` is called for each positive answer; the others are counted in `refused` by the protocol's code.
+    `on_ack` is told the positive answers; the others are counted in `refused` by the protocol's code.
     `connected` and `finished` carry the error when the connection fails before.
     """
 
     greeting = b""
     goodbye = b""
 
-    def __init__(self, total: int, pace: Pace, on_ack: Callable[[int], None]) -> None:
+    def __init__(self, total: int, pace: Pace, on_ack: OnAck) -> None:
         self.total = total
         self.pace = pace
         self.answered = 0
@@ -67,11 +71,19 @@ class Sender(asyncio.Protocol, abc.ABC):
 
     def _answer(self, index: int, code: int | None) -> None:
         """Message `index` is answered: well (None), or with a code of refusal."""
-        self.answered += 1
         if code is None:
-            self._on_ack(index)
-        else:
-            self.refused[code] = self.refused.get(code, 0) + 1
+            self._answer_run(index, index + 1)
+            return
+        self.refused[code] = self.refused.get(code, 0) + 1
+        self._count(1)
+
+    def _answer_run(self, first: int, behind: int) -> None:
+        """The messages from `first` to before `behind` are answered well."""
+        self._on_ack(first, behind)
+        self._count(behind - first)
+
+    def _count(self, answers: int) -> None:
+        self.answered += answers
         if self.answered == self.total and not self.finished.done():
             self.finished.set_result(None)
 
@@ -84,7 +96,7 @@ class Sender(asyncio.Protocol, abc.ABC):
 class WindowedSender(Sender):
     """A sender of prepared packets, each a message, with at most the pace's window unanswered."""
 
-    def __init__(self, packets: Sequence[bytes], pace: Pace, on_ack: Callable[[int], None]) -> None:
+    def __init__(self, packets: Sequence[bytes], pace: Pace, on_ack: OnAck) -> None:
         super().__init__(len(packets), pace, on_ack)
         self._packets = packets
         self._sent_at: list[float] = []
@@ -106,3 +118,8 @@ class WindowedSender(Sender):
 
     def _timed(self, index: int, now: float) -> None:
         self.latencies.record(now - self._sent_at[index])
+
+    def _timed_run(self, first: int, behind: int, now: float) -> None:
+        """The same for a run; messages written at once have one time."""
+        for sent_at, count in collections.Counter(self._sent_at[first:behind]).items():
+            self.latencies.record_many(now - sent_at, count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -31,6 +32,7 @@ class Load(NamedTuple):
     size: int = 100
     batch: int = 100  # records a request, HTTP only
     rate: float | None = None  # messages a second in total
+    qos: int = 1  # MQTT only; at 0 only each connection's last message is answered, when all before it are through
 
 
 class Measured(NamedTuple):
@@ -68,6 +70,8 @@ async def send(load: Load, numbering: Numbering, ledger: Ledger, pid: int | None
     host, _, port = load.address.rpartition(":")
     per_connection = load.messages // load.connections
     rate = None if load.rate is None else load.rate / load.connections
+    if load.qos == 0:
+        await _warm_up(load, host, int(port))
     senders: list[Sender] = []
     for number in range(load.connections):
         payloads = [numbering.payload(number, sequence, load.size) for sequence in range(per_connection)]
@@ -107,6 +111,18 @@ async def judge(bootstrap: str, load: Load, numbering: Numbering, ledger: Ledger
     return (await read_topic(bootstrap, load.topic, numbering)).judge(ledger)
 
 
+async def _warm_up(load: Load, host: str, port: int) -> None:
+    """One message at QoS 1: a flood that nobody may brake is not to meet a topic that is still being looked up."""
+    pace = Pace(1, None)
+    pace.start()
+    make = partial(
+        mqtt.Publisher, "load-warm-up", f"{load.topic}/warm-up", [b"warm-up"], pace, lambda first, behind: None
+    )
+    _, one = await asyncio.get_running_loop().create_connection(make, host, port)
+    await one.finished
+    one.close()
+
+
 async def _until_finished(senders: list[Sender], *, paced: bool) -> list[BaseException | None]:
     finished = asyncio.gather(*(sender.finished for sender in senders), return_exceptions=True)
     while paced and not finished.done():  # a rate needs a clock; a full window is refilled by the answers
@@ -120,12 +136,15 @@ def make_sender(
     load: Load, sender: int, payloads: list[bytes], pace: Pace, ledger: Ledger
 ) -> Callable[[], Sender]:
     """A factory of the load's kind of sender, for `create_connection`."""
-    def acknowledge(index: int) -> None:
-        ledger.acknowledge(sender, index)
+    def acknowledge(first: int, behind: int) -> None:
+        ledger.acknowledge_run(sender, first, behind)
 
     key = f"sender-{sender}"
     if load.protocol == "mqtt":
-        return lambda: mqtt.Publisher(f"load-{key}", f"{load.topic}/{key}", payloads, pace, acknowledge)
+        topic = f"{load.topic}/{key}"
+        if load.qos == 0:
+            return lambda: mqtt.Flood(f"load-{key}", topic, payloads, pace, acknowledge)
+        return lambda: mqtt.Publisher(f"load-{key}", topic, payloads, pace, acknowledge, qos=load.qos)
     if load.protocol == "amqp":
         return lambda: amqp.Sender(key, load.topic, payloads, pace, acknowledge, key=key)
     return lambda: rest.Producer(load.address, load.topic, payloads, pace, acknowledge, batch=load.batch, key=key)

@@ -97,6 +97,8 @@ async def test_a_topic_is_read_to_its_end(bootstrap: str, new_topic) -> None:
 
 def test_a_window_bounds_what_is_unanswered() -> None:
     pace = Pace(10, None)
+    assert pace.room(0, 0) == 0  # not begun yet
+    pace.start()
     assert pace.room(0, 0) == 10
     assert pace.room(10, 3) == 3
     assert pace.room(10, 0) == 0
