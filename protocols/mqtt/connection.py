@@ -9,6 +9,7 @@ the events is the session's business.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -134,7 +135,14 @@ class Connection(Sender):
 
     # verbs: opening and closing
 
-    def accept(self, session_present: bool = False, properties: Properties = NONE) -> list[Any]:
+    def accept(
+        self,
+        session_present: bool = False,
+        properties: Properties = NONE,
+        *,
+        received: Iterable[int] = (),
+        reserved: Iterable[int] = (),
+    ) -> list[Any]:
         """Answer CONNECT with success; what `properties` announces is enforced from here on.
 
         An absent property means the standard's default (all of QoS 2, retained messages, wildcards, shared
@@ -145,9 +153,16 @@ class Connection(Sender):
         Args:
             session_present: whether the session was there before [MQTT-3.2.2-2].
             properties: of CONNACK.
+            received: packet identifiers of the client between PUBLISH and PUBREL in the session that is resumed. A
+                PUBLISH with one of them is given to the session again, which knows it [MQTT-4.3.3-10].
+            reserved: packet identifiers of ours in that session; no other message gets one of them. Each leaves with
+                `send_publish` or `send_prepared` (`packet_id=`) or `send_pubrel`, or `release_reserved` frees it.
 
         Returns:
             The events of what the client had sent ahead, in order.
+
+        Raises:
+            UsageError: no CONNECT to answer, or a packet identifier outside 1..65,535.
         """
         connect = self.connect
         if connect is None or self.state not in (State.CONNECTING, State.AUTHENTICATING):
@@ -157,8 +172,9 @@ class Connection(Sender):
         data = encode_packet(packets.Connack(session_present, 0, properties), connect.version)
         if len(data) > self._max_out:
             return [self._fail(PeerError(ReasonCode.PACKET_TOO_LARGE, "the client cannot take our CONNACK"))]
-        self._out += data
         self._announce(connect, properties)
+        self._restore(received, reserved)
+        self._out += data
         self.state = State.OPEN
         self._heard_at = self._now
         held = self._frames.take()
@@ -386,6 +402,18 @@ class Connection(Sender):
         maximum_qos = 2 if properties.maximum_qos is None else properties.maximum_qos
         self._flags = publish_flags(maximum_qos, properties.retain_available != 0)
 
+    def _restore(self, received: Iterable[int], reserved: Iterable[int]) -> None:
+        """Take over what a session brings along; none of it has a place in this connection's windows."""
+        self._resumed.update(received)
+        self._qos2.update(self._resumed)
+        self._awaited.update(dict.fromkeys(reserved, Awaits.RESERVED))
+        for packet_id in (*self._resumed, *self._awaited):
+            if not 1 <= packet_id <= UNLIMITED:
+                raise UsageError(f"a packet identifier is 1..{UNLIMITED}, got {packet_id}")
+        # The client's own count gains a place with each PUBCOMP, also for a PUBLISH of an earlier connection
+        # (section 4.9): it may then have as many more on the way.
+        self.inbound.limit += len(self._resumed)
+
     def _learn(self, data: bytes) -> str:
         topic = decode_topic(data)
         if topic:
@@ -397,13 +425,14 @@ class Connection(Sender):
     def _acknowledged(self, packet: packets.Puback | packets.Pubrec | packets.Pubcomp, found: list[Any]) -> None:
         """Match an acknowledgement with what is awaited; one for an identifier that is not in use says nothing."""
         awaited = self._awaited.get(packet.packet_id)
-        if awaited is None:
+        if awaited is None or awaited is Awaits.RESERVED:
+            # Of an earlier connection, or of nothing. What is reserved is sent again and then acknowledged again.
             if type(packet) is packets.Pubrec and packet.reason_code < 0x80:
-                found.append(_event(packet))  # the session answers with PUBREL 0x92
+                found.append(_event(packet))  # the session answers with PUBREL
             return
         kind = type(packet)
         refused = kind is packets.Pubrec and packet.reason_code >= 0x80
-        if kind is packets.Pubrec and not refused and awaited in (Awaits.PUBREL, Awaits.PUBCOMP):
+        if kind is packets.Pubrec and not refused and awaited is not Awaits.PUBREC and awaited is not Awaits.PUBACK:
             found.append(_event(packet))  # again: the session sends PUBREL again
             return
         if (kind, awaited) not in _ANSWERS:
@@ -412,7 +441,8 @@ class Connection(Sender):
             self._awaited[packet.packet_id] = Awaits.PUBREL
         else:
             del self._awaited[packet.packet_id]
-            self.outbound.release()
+            if awaited is not Awaits.RESUMED:
+                self.outbound.release()
         found.append(_event(packet))
 
     # the end
@@ -438,8 +468,10 @@ _ANSWERS: Final = frozenset(
         (packets.Pubrec, Awaits.PUBREC),
         (packets.Pubrec, Awaits.PUBREL),
         (packets.Pubrec, Awaits.PUBCOMP),
+        (packets.Pubrec, Awaits.RESUMED),
         (packets.Pubcomp, Awaits.PUBCOMP),
         (packets.Pubcomp, Awaits.PUBREL),
+        (packets.Pubcomp, Awaits.RESUMED),
     }
 )
 _EVENTS: Final[dict[type, type]] = {

@@ -42,6 +42,7 @@ class Sender:
         "_next_id",
         "_out",
         "_qos2",
+        "_resumed",
         "connect",
         "inbound",
         "outbound",
@@ -58,6 +59,7 @@ class Sender:
         self._max_out = LARGEST_PACKET
         self._out = bytearray()
         self._qos2: set[int] = set()  # identifiers of the client between PUBLISH and PUBCOMP
+        self._resumed: set[int] = set()  # those of them that took no place in `inbound`
         self._awaited: dict[int, Awaits] = {}  # identifiers of ours
         self._next_id = 1
 
@@ -116,7 +118,11 @@ class Sender:
         self._say(packets.Pubrec(packet_id, reason_code, self._explain(reason_string)))
 
     def send_pubcomp(self, packet_id: int, reason_code: int = 0) -> None:
-        """Answer a PUBREL [MQTT-4.3.3-11]; the identifier is free again."""
+        """Answer a PUBREL [MQTT-4.3.3-11]; the identifier is free again.
+
+        One that nobody knows is answered too. 0x92 may be said to it, and need not be: after a lost PUBCOMP it is no
+        error (section 3.7.2.1).
+        """
         if self.state is not State.OPEN:
             return
         self._release_qos2(packet_id)
@@ -158,10 +164,10 @@ class Sender:
 
         Returns:
             The packet identifier (0 at QoS 0). None: larger than the client takes, so it is not sent and counts
-            as delivered to it [MQTT-3.1.2-25].
+            as delivered to it [MQTT-3.1.2-25]; a `packet_id` that was reserved is free again.
 
         Raises:
-            UsageError: not open, or the client's window is full (`outbound.free`).
+            UsageError: not open, the client's window is full (`outbound.free`), or no packet identifier is free.
         """
         if self.version is None:
             raise UsageError("nothing can be published before CONNECT")
@@ -192,6 +198,8 @@ class Sender:
         else:
             header = bytes((first,)) + encode_varint(length)
         if length + len(header) > self._max_out:
+            if packet_id is not None:
+                self.release_reserved(packet_id)
             return None
         out = self._out
         if not qos:
@@ -207,14 +215,29 @@ class Sender:
         return chosen
 
     def send_pubrel(self, packet_id: int, reason_code: int = 0) -> None:
-        """Go on with a QoS 2 exchange of ours [MQTT-4.3.3-4]; after a reconnect the identifier is taken anew."""
+        """Go on with a QoS 2 exchange of ours [MQTT-4.3.3-4], also with a reserved one of an earlier connection.
+
+        Only PUBLISH takes a place in the client's window (section 4.9), so nothing bounds how many exchanges are
+        resumed here. For an identifier that is not in use the answer to PUBREC is said, and nothing is awaited.
+
+        Raises:
+            UsageError: its PUBLISH has no PUBREC yet.
+        """
         if self.state is not State.OPEN:
             return
-        if packet_id in self._awaited:
+        awaited = self._awaited.get(packet_id)
+        if awaited is Awaits.RESERVED:
+            self._awaited[packet_id] = Awaits.RESUMED
+        elif awaited is Awaits.PUBREL:
             self._awaited[packet_id] = Awaits.PUBCOMP
-        elif reason_code == 0:
-            self._take_id(Awaits.PUBCOMP, packet_id)
+        elif awaited in (Awaits.PUBACK, Awaits.PUBREC):
+            raise UsageError(f"PUBREL for packet identifier {packet_id} before its PUBREC")
         self._say(packets.Pubrel(packet_id, reason_code if self.version is Version.V5 else 0))
+
+    def release_reserved(self, packet_id: int) -> None:
+        """Free an identifier that was reserved and will not be sent again; nothing for any other."""
+        if self._awaited.get(packet_id) is Awaits.RESERVED:
+            del self._awaited[packet_id]
 
     # words
 
@@ -262,18 +285,31 @@ class Sender:
     def _take_id(self, awaits: Awaits, packet_id: int | None) -> int:
         if not self.outbound.free:
             raise UsageError("the client's Receive Maximum is used up")  # [MQTT-3.3.4-9]
+        awaited = self._awaited
         if packet_id is None:
             packet_id = self._next_id
-            while packet_id in self._awaited:  # [MQTT-2.2.1-4]
-                packet_id = packet_id % UNLIMITED + 1
+            if packet_id in awaited:
+                packet_id = self._search_id(packet_id)
             self._next_id = packet_id % UNLIMITED + 1
-        elif packet_id in self._awaited:
+        elif awaited.get(packet_id, Awaits.RESERVED) is not Awaits.RESERVED:
             raise UsageError(f"packet identifier {packet_id} is in use")
         self.outbound.take()
-        self._awaited[packet_id] = awaits
+        awaited[packet_id] = awaits
+        return packet_id
+
+    def _search_id(self, packet_id: int) -> int:
+        """Give the next free identifier [MQTT-2.2.1-4]."""
+        awaited = self._awaited
+        if len(awaited) >= UNLIMITED:
+            raise UsageError("every packet identifier is in use")
+        while packet_id in awaited:
+            packet_id = packet_id % UNLIMITED + 1
         return packet_id
 
     def _release_qos2(self, packet_id: int) -> None:
         if packet_id in self._qos2:
             self._qos2.remove(packet_id)
-            self.inbound.release()
+            if packet_id in self._resumed:
+                self._resumed.remove(packet_id)
+            else:
+                self.inbound.release()

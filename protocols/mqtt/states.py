@@ -84,12 +84,18 @@ def publish_flags(maximum_qos: int = 2, retain: bool = True) -> PublishFlags:
 
 
 class Awaits(enum.Enum):
-    """What the client owes for a packet identifier of ours."""
+    """What is next for a packet identifier of ours.
+
+    The first four have a place in the client's Receive Maximum. The others do not: they began on an earlier connection
+    of the session, and a quota is a connection's own [MQTT-4.9.0-1].
+    """
 
     PUBACK = "PUBACK"
     PUBREC = "PUBREC"
     PUBREL = "PUBREL"  # ours to send: PUBREC came
     PUBCOMP = "PUBCOMP"
+    RESERVED = "our message or PUBREL, again"
+    RESUMED = "PUBCOMP of a resumed exchange"
 
 
 class Limits(msgspec.Struct, frozen=True):
