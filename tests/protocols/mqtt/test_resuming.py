@@ -135,7 +135,7 @@ def test_releases_are_sent_again_without_a_place_in_the_window() -> None:
     assert connection.data_to_send() == bytes.fromhex("62020001 62020002 62020003")
     assert connection.outbound.used == 0
     assert [connection.send_publish("t", b"", 2) for _ in range(2)] == [4, 5]
-    assert say(connection, "70 02 0002", "50 02 0001", "70 02 0001", "50 03 0003 92") == [
+    assert say(connection, "70 02 0002", "50 02 0001", "70 02 0001", "50 03 0003 91") == [
         PubcompReceived(2),
         PubrecReceived(1),
         PubcompReceived(1),
