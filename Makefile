@@ -11,7 +11,7 @@ LOCKS := requirements/bootstrap.txt requirements/dev.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python check-java jars run test lint format lock clean
+.PHONY: help setup check-python check-java jars run test lint format clauses lock clean
 
 help:  ## Show the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -57,6 +57,9 @@ lint: $(INSTALLED)  ## Run ruff, mypy and import-linter
 format: $(INSTALLED)  ## Format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+clauses: $(INSTALLED)  ## Write docs/conformance-mqtt.md from the marks in the tests
+	$(BIN)/python -m tools.clauses
 
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
