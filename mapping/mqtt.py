@@ -47,7 +47,7 @@ BASE64: Final = "base64:"
 
 _ROUTES_LIMIT: Final = 4096  # per connection; a publisher with more topics pays for the look-up again
 _LONGEST_EXPIRY: Final = 0xFFFFFFFF  # seconds: Message Expiry Interval is a four byte integer
-_TEXT_LIMIT: Final = 16_000  # bytes of name and value: under 65,535 in any encoding [MQTT-1.5.4] and in base64
+_TEXT_LIMIT: Final = 16_000  # bytes of name and value: under 65,535 in any encoding (section 1.5.4) and in base64
 _EXPIRY_DIGITS: Final = 15  # epoch milliseconds for the next 30,000 years
 _DEFAULT_QOS: Final = 1  # of records that no MQTT client wrote: acknowledged by their writer, so by the reader
 

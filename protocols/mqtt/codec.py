@@ -12,7 +12,7 @@ from typing import Final
 from protocols.errors import UsageError
 from protocols.mqtt.reasons import malformed
 
-MAX_VARINT: Final = 268_435_455  # 4 bytes of 7 bits [MQTT-1.5.5-1]
+MAX_VARINT: Final = 268_435_455  # 4 bytes of 7 bits (section 1.5.5)
 MAX_FIELD: Final = 65_535  # a string's or a binary field's length prefix has two bytes
 
 # Section 1.5.4 lets a receiver treat control characters and non-characters as malformed. Names (topics, filters,

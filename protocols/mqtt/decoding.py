@@ -88,14 +88,14 @@ def decode_connect_rest(reader: Reader, version: Version) -> packets.Connect:
     clean_start, has_will, will_qos, will_retain = flags & 0x02, flags & 0x04, flags >> 3 & 3, flags & 0x20
     has_password, has_username = flags & 0x40, flags & 0x80
     if will_qos == 3 or (not has_will and (will_qos or will_retain)):
-        raise malformed("will flags that contradict each other")  # [MQTT-3.1.2-11..15]
+        raise malformed("will flags that contradict each other")  # [MQTT-3.1.2-11], [MQTT-3.1.2-12], [MQTT-3.1.2-13]
     if has_password and not has_username and version is not Version.V5:
-        raise malformed("a password without a user name")  # 3.1.1: [MQTT-3.1.2-22]
+        raise malformed("a password without a user name")  # [MQTT311-3.1.2-22]
     keep_alive = reader.integer(2)
     properties = _properties(reader, version, PacketType.CONNECT)
     client_id = _client_id(reader.binary(), version)
     if not client_id and (version is Version.V31 or (version is Version.V311 and not clean_start)):
-        raise PeerError(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "an empty client identifier")  # 3.1.1: [MQTT-3.1.3-8]
+        raise PeerError(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "an empty client identifier")  # [MQTT311-3.1.3-8]
     will = None
     if has_will:
         will_properties = _properties(reader, version, WILL)
@@ -197,7 +197,7 @@ def _suback(reader: Reader, version: Version) -> packets.Suback:
         if version is Version.V5:
             _check_reason(code, PacketType.SUBACK)
         elif code not in (0, 1, 2, 0x80):
-            raise protocol_error(f"return code 0x{code:02X} on SUBACK")  # 3.1.1: [MQTT-3.9.3-2]
+            raise protocol_error(f"return code 0x{code:02X} on SUBACK")  # [MQTT311-3.9.3-2]
     if not codes:
         raise malformed("SUBACK without a code")
     return packets.Suback(packet_id, codes, properties)

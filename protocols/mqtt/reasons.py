@@ -138,7 +138,7 @@ RETURN_CODES: Final[dict[int, ReturnCode]] = {
     ReasonCode.NOT_AUTHORIZED: ReturnCode.NOT_AUTHORIZED,
     ReasonCode.BANNED: ReturnCode.NOT_AUTHORIZED,
 }
-"""What a 3.1.1 client is told; a reason that has no return code closes without one [MQTT-3.2.2-6]."""
+"""What a 3.1.1 client is told; a reason that has no return code closes without one [MQTT311-3.2.2-6]."""
 
 
 def malformed(reason: str) -> PeerError:
