@@ -151,7 +151,7 @@ class Connection(Sender):
         Maximum and Server Keep Alive; what else is announced is enforced on it by closing.
 
         Args:
-            session_present: whether the session was there before [MQTT-3.2.2-2].
+            session_present: whether the session was there before [MQTT-3.2.2-2], [MQTT-3.2.2-3].
             properties: of CONNACK.
             received: packet identifiers of the client between PUBLISH and PUBREL in the session that is resumed. A
                 PUBLISH with one of them is given to the session again, which knows it [MQTT-4.3.3-10].
@@ -364,7 +364,7 @@ class Connection(Sender):
             self.version = decode_version(reader)
         except PeerError as fault:
             if fault.code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
-                # In the format of the family that was asked for: 3.1.1 [MQTT-3.1.2-2], or 5.0 for all others.
+                # In the format of the family that was asked for: 3.1.1 [MQTT311-3.1.2-2], or 5.0 for all others.
                 self.version = Version.V311 if body[reader.position - 1] in (3, 4) else Version.V5
             raise
         if self.version is not Version.V31:

@@ -134,7 +134,7 @@ class Sender:
             self._say(packets.Suback(packet_id, tuple(reason_codes), self._allowed(properties)))
 
     def send_unsuback(self, packet_id: int, reason_codes: Sequence[int], properties: Properties | None = None) -> None:
-        """Answer an UNSUBSCRIBE [MQTT-3.10.4-4], one code per filter [MQTT-3.11.3-1]."""
+        """Answer an UNSUBSCRIBE [MQTT-3.10.4-4], one code per filter [MQTT-3.11.3-2]."""
         if self.state is State.OPEN:
             self._say(packets.Unsuback(packet_id, tuple(reason_codes), self._allowed(properties)))
 
@@ -268,7 +268,7 @@ class Sender:
                 properties = msgspec.structs.replace(properties, reason_string=reason)
             self._say(packets.Connack(False, code, properties))
         elif code in RETURN_CODES:
-            self._say(packets.Connack(False, RETURN_CODES[code]))  # [MQTT-3.2.2-5], [MQTT-3.2.2-6]
+            self._say(packets.Connack(False, RETURN_CODES[code]))  # [MQTT311-3.2.2-5], [MQTT311-3.2.2-6]
 
     def _explain(self, reason: str | None) -> Properties | None:
         return None if reason is None else self._allowed(Properties(reason_string=reason))
