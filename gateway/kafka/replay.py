@@ -11,7 +11,7 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -47,11 +47,11 @@ class Reading:
         partition: the partition read.
         position: the offset of the next record to offer; safe to store.
         goal: reaching `goal.position` ends the reading, before the record there is offered.
-        select: the fan-out's choice; a record is offered when the outlet is in it. None offers all.
         finished: called once, when the goal is reached; not when the reading is cancelled.
+        gap: told how many records retention had deleted before they could be offered.
     """
 
-    __slots__ = ("finished", "goal", "outlet", "partition", "position", "select")
+    __slots__ = ("finished", "gap", "goal", "outlet", "partition", "position")
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class Reading:
         *,
         goal: Goal,
         finished: Callable[[Reading], None],
-        select: Callable[[Received], Collection[Outlet]] | None = None,
+        gap: Callable[[int], None] | None = None,
     ) -> None:
         self.outlet = outlet
         self.partition = partition
         self.position = position
         self.goal = goal
         self.finished = finished
-        self.select = select
+        self.gap = gap
 
 
 class ReplayStatistics(msgspec.Struct, frozen=True):
@@ -385,11 +385,11 @@ class _Worker:
             if queue.readings.get(reading.partition) is not reading:
                 chunk.popleft()  # cancelled
                 continue
-            goal, select = reading.goal, reading.select
+            goal = reading.goal
             for taken, record in enumerate(records):
                 if record.offset >= goal.position:
                     break
-                if (select is None or outlet in select(record)) and not outlet.offer_nowait(record):
+                if not outlet.offer_nowait(record):
                     del records[:taken]
                     return False
                 self._pool.offered += 1
@@ -416,6 +416,8 @@ class _Worker:
             # Below the first record: retention was faster. Above the last: the topic was made anew.
             lost = max(0, min(first, reading.goal.position) - reading.position)
             self._pool.gaps += lost
+            if lost and reading.gap is not None:
+                reading.gap(lost)
             log.warning(
                 "catch-up reader: %s-%d has no offset %d; %d records are lost, going on from %d",
                 partition.topic, partition.partition, reading.position, lost, first,

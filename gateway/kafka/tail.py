@@ -234,10 +234,27 @@ class Tail:
             if part is not None:
                 part.behind.pop(outlet, None)
 
-    def catch_up(self, topic: str, fanout: Fanout, outlet: Outlet, partition: int, offset: int) -> bool:
+    def catch_up(  # noqa: PLR0917 - where: topic, partition, offset; who: the others
+        self,
+        topic: str,
+        fanout: Fanout,
+        outlet: Outlet,
+        partition: int,
+        offset: int,
+        gap: Callable[[int], None] | None = None,
+    ) -> bool:
         """Offer an outlet first everything from `offset` on, as if it had fallen behind there (a session resumes).
 
-        Call it after `watch` and without waiting in between, so that the tail has nothing to offer before.
+        Call it after `watch` and without waiting in between, so that the tail has nothing to offer before. What is
+        caught up on is offered whether the fan-out would select the outlet or not.
+
+        Args:
+            topic: watched by `fanout`.
+            fanout: the outlet's.
+            outlet: who catches up.
+            partition: of the topic.
+            offset: of the first record to offer.
+            gap: told how many of them retention had deleted.
 
         Returns:
             Whether the partition is being read; False when the topic does not have it any more.
@@ -248,8 +265,18 @@ class Tail:
         if part is None or watch is None:
             return False
         if outlet not in part.behind and offset < part.position:
-            self._fall_behind(part, watch, outlet, TopicPartition(topic, partition), offset)
+            self._fall_behind(part, watch, outlet, TopicPartition(topic, partition), offset, gap)
         return True
+
+    def places(self, topic: str, outlet: Outlet) -> dict[int, int]:
+        """How far an outlet is in each partition of a watched topic: everything below was offered to it."""
+        state = self._topics.get(topic)
+        if state is None:
+            return {}
+        return {
+            partition.partition: part.behind[outlet][1].position if outlet in part.behind else part.position
+            for partition, part in state.partitions.items()
+        }
 
     def statistics(self) -> TailStatistics:
         """See `TailStatistics`."""
@@ -353,13 +380,19 @@ class Tail:
                 if self._partitions.get(partition) is not part:
                     return  # not watched any more
 
-    def _fall_behind(
-        self, part: _Partition, watch: _Watch, outlet: Outlet, partition: TopicPartition, offset: int
+    def _fall_behind(  # noqa: PLR0917 - as `catch_up`
+        self,
+        part: _Partition,
+        watch: _Watch,
+        outlet: Outlet,
+        partition: TopicPartition,
+        offset: int,
+        gap: Callable[[int], None] | None = None,
     ) -> None:
         def rejoin(reading: Reading) -> None:
             del part.behind[reading.outlet]
 
-        reading = Reading(outlet, partition, offset, goal=part, finished=rejoin, select=watch.select)
+        reading = Reading(outlet, partition, offset, goal=part, finished=rejoin, gap=gap)
         part.behind[outlet] = (watch, reading)
         self._fell_behind += 1
         self._replay.start(reading)
