@@ -121,6 +121,7 @@ class MqttConfig(Section):
     connect_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     outgoing_inflight: Annotated[int, Field(ge=1, le=65535)] = 1000  # min with the client's Receive Maximum
     max_subscriptions: Annotated[int, Field(ge=1)] = 1000
+    state_partitions: Annotated[int, Field(ge=1, le=1000)] = 8  # of a state topic; it must not change afterwards
 
 
 class AmqpConfig(Section):
@@ -191,6 +192,7 @@ class SecurityConfig(Section):
 
     allow_anonymous: bool = True
     password_file: Path | None = None  # amqtt's format: one `name:hash` a line
+    scram_file: Path | None = None  # RFC 5803's form: one `name:SCRAM-SHA-256$4096:salt$StoredKey:ServerKey` a line
     plugins: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)  # amqtt plugin class -> its configuration
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -215,7 +217,8 @@ class SecurityConfig(Section):
         """Whether every client must prove who it is."""
         if self.tls_require_client_cert:
             return True
-        return not self.allow_anonymous and (self.password_file is not None or bool(self.plugins))
+        proofs = self.password_file is not None or self.scram_file is not None or bool(self.plugins)
+        return not self.allow_anonymous and proofs
 
 
 class LogConfig(Section):

@@ -25,7 +25,7 @@ from gateway.kafka.producers import Producers, Spawn
 from gateway.kafka.topics import REACHABLE_S, TopicInfo, Topics
 from gateway.kafka.writer import Desk, Lane, TopicWriter
 from mapping.outcomes import Outcome
-from mapping.record import Record
+from mapping.record import INTERNAL_TOPIC_PREFIX, Record
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,7 @@ class Publisher:
         self._desk = Desk(config, self._producers, topics, spawn=spawn, clock=clock, chance=chance, settle=self._settle)
         self._delivery_timeout_s = config.delivery_timeout_s
         self._writers: dict[str, TopicWriter] = {}
+        self._internal: dict[str, TopicWriter] = {}  # of our own topics: a client's record never finds them
         self._topic_budgets: dict[str, Budget] = {}
         self._held: dict[str, list[tuple[Record, Owner | None, Any, int]]] = {}
         self._stamp = 0  # wall clock of this loop turn; 0: no turn has begun
@@ -120,16 +121,20 @@ class Publisher:
 
     # Submitting
 
-    def submit(self, record: Record, owner: Owner | None, token: Any = None) -> None:
+    def submit(self, record: Record, owner: Owner | None, token: Any = None, *, internal: bool = False) -> None:
         """Take `record`; its fate is told to `owner.settle` later, never from inside this call.
 
         Never waits and never raises for the record's sake. `owner` None: nobody wants to know. An owner may have
         an attribute `budget`, a `flowcontrol.budget.Budget` of its own without a parent; it counts what the owner
         has in flight (see `connection_budget`).
+
+        `internal`: the record is our own, for one of our own topics. Without this word such a topic is DENIED.
         """
         writer = self._writers.get(record.topic)
+        if writer is None and internal:
+            writer = self._internal.get(record.topic)
         if writer is None:
-            self._hold(record, owner, token)
+            self._hold(record, owner, token, internal=internal)
             return
         stamp = self._stamp or self._begin_turn()
         key = record.key
@@ -216,13 +221,16 @@ class Publisher:
 
     # Unknown topics
 
-    def _hold(self, record: Record, owner: Owner | None, token: Any) -> None:
+    def _hold(self, record: Record, owner: Owner | None, token: Any, *, internal: bool) -> None:
         """Keep `record` until its topic is known; ask for it, once."""
         name = record.topic
-        info = self._topics.known(name)
+        if not internal and name.startswith(INTERNAL_TOPIC_PREFIX):
+            self._refuse(owner, token, Outcome.DENIED, "topics that begin with __ are internal")
+            return
+        info = self._topics.known(name, internal=internal)
         if info is not None:
             self._open(info)
-            self.submit(record, owner, token)
+            self.submit(record, owner, token, internal=internal)
             return
         held = self._held.get(name)
         if held is None:
@@ -243,7 +251,7 @@ class Publisher:
         refused: Refused | None = None
         try:
             async with asyncio.timeout(self._delivery_timeout_s):
-                await self.topic(name)
+                await self.topic(name, internal=name.startswith(INTERNAL_TOPIC_PREFIX))
         except TimeoutError:
             refused = Refused(Outcome.BUSY, "Kafka did not answer in time")
         except Refused as error:
@@ -251,9 +259,10 @@ class Publisher:
         self._resolved(name, refused)
 
     def _resolved(self, name: str, refused: Refused | None) -> None:
+        internal = name.startswith(INTERNAL_TOPIC_PREFIX)  # `_hold` takes no others under such a name
         for record, owner, token, size in self._held.pop(name, ()):
             if refused is None:
-                self.submit(record, owner, token)
+                self.submit(record, owner, token, internal=internal)
             else:
                 self._refuse(owner, token, refused.outcome, refused.reason)
             # After taking again, so that the gate does not flap.
@@ -264,14 +273,14 @@ class Publisher:
         if refused is not None:
             self._forget_budget(name)
 
-    async def topic(self, name: str) -> TopicInfo:
+    async def topic(self, name: str, *, internal: bool = False) -> TopicInfo:
         """What is known of `name`, after asking, and creating the topic, where need be.
 
         Raises:
-            Refused: UNKNOWN_TOPIC, DENIED or BUSY; see `Topics.get`.
+            Refused: UNKNOWN_TOPIC, DENIED or BUSY; see `Topics.get`, also for `internal`.
         """
-        info = await self._topics.get(name)
-        if name not in self._writers:
+        info = await self._topics.get(name, internal=internal)
+        if name not in self._writers_like(name):
             self._open(info)
         return info
 
@@ -281,17 +290,22 @@ class Publisher:
 
     def _open(self, info: TopicInfo) -> None:
         """Make the topic's writer, and hand it what was held, before any later record can overtake."""
-        self._writers[info.name] = TopicWriter(info, self._desk, self._topic_budget(info.name))
-        self._resolved(info.name, None)
+        name = info.name
+        self._writers_like(name)[name] = TopicWriter(info, self._desk, self._topic_budget(name))
+        self._resolved(name, None)
+
+    def _writers_like(self, name: str) -> dict[str, TopicWriter]:
+        """Where the writer of `name` is kept."""
+        return self._internal if name.startswith(INTERNAL_TOPIC_PREFIX) else self._writers
 
     def _topic_updated(self, info: TopicInfo) -> None:
-        writer = self._writers.get(info.name)
+        writer = self._writers_like(info.name).get(info.name)
         if writer is not None:
             writer.update(info)
 
     def _topic_gone(self, name: str, outcome: Outcome) -> None:
         """Its lanes give up what they hold; the next record asks again."""
-        writer = self._writers.pop(name, None)
+        writer = self._writers_like(name).pop(name, None)
         if writer is not None:
             writer.gone = outcome
             self._topic_budgets.pop(name)
@@ -308,7 +322,7 @@ class Publisher:
 
     def _forget_budget(self, name: str) -> None:
         budget = self._topic_budgets.get(name)
-        if budget is not None and not budget.records and name not in self._writers:
+        if budget is not None and not budget.records and name not in self._writers_like(name):
             del self._topic_budgets[name]
 
     def topic_gate(self, name: str) -> Gate:
@@ -380,7 +394,7 @@ class Publisher:
             complete = False
             for name in tuple(self._held):
                 self._resolved(name, Refused(Outcome.BUSY, "shutting down"))
-            for writer in tuple(self._writers.values()):
+            for writer in (*self._writers.values(), *self._internal.values()):
                 await writer.abandon()
             self._end_turn()
         finally:

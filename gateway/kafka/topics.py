@@ -62,6 +62,7 @@ class TopicInfo(msgspec.Struct, frozen=True, gc=False):
         max_message_bytes: largest record batch that its broker takes.
         available: the partitions that have a leader now.
         needs_key: compacted: a record without a key would be refused, and the batch around it.
+        cleanup: its `cleanup.policy`; None when we may not read it.
         before_ms: how far in the past a record's own timestamp may be.
         after_ms: how far in the future it may be.
     """
@@ -71,8 +72,23 @@ class TopicInfo(msgspec.Struct, frozen=True, gc=False):
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     available: tuple[int, ...] = ()
     needs_key: bool = False
+    cleanup: str | None = None
     before_ms: int = _FOREVER
     after_ms: int = _FOREVER
+
+
+class InternalTopic(msgspec.Struct, frozen=True):
+    """One of our own topics, which no client can see, read or write, and how it is created when it is missing.
+
+    Attributes:
+        name: begins with `INTERNAL_TOPIC_PREFIX`.
+        partitions: how many it is created with.
+        configs: Kafka's names and values.
+    """
+
+    name: str
+    partitions: int
+    configs: tuple[tuple[str, str], ...] = ()
 
 
 Changed = Callable[[frozenset[str], frozenset[str]], None]
@@ -123,6 +139,7 @@ class Topics:
         self._client: Any = None  # AIOKafkaClient; aiokafka carries no types
         self._connecting = asyncio.Lock()
         self._known: dict[str, TopicInfo] = {}
+        self._internal: dict[str, InternalTopic] = {}
         self._unknown: dict[str, tuple[float, Refused]] = {}
         self._lookups: dict[str, asyncio.Task[TopicInfo | Refused]] = {}
         self._names: frozenset[str] = frozenset()
@@ -178,23 +195,37 @@ class Topics:
 
     # Looking up
 
-    def known(self, name: str) -> TopicInfo | None:
-        """What is known of `name`, without asking."""
-        return self._known.get(name)
+    def declare(self, topic: InternalTopic) -> None:
+        """Make one of our own topics known to those who ask with `internal`; it is always created when missing."""
+        if not topic.name.startswith(INTERNAL_TOPIC_PREFIX):
+            raise ValueError(f"{topic.name} is a name that clients may use")
+        self._internal[topic.name] = topic
 
-    async def get(self, name: str) -> TopicInfo:
+    def known(self, name: str, *, internal: bool = False) -> TopicInfo | None:
+        """What is known of `name`, without asking; see `get`."""
+        return self._known.get(name) if internal or not name.startswith(INTERNAL_TOPIC_PREFIX) else None
+
+    async def get(self, name: str, *, internal: bool = False) -> TopicInfo:
         """What is known of `name`, after asking, and creating the topic, where need be.
+
+        Args:
+            name: the topic.
+            internal: it is one of our own topics, which was declared. Without this word an internal name is
+                refused, so that no client's wish reaches such a topic, whatever we ourselves know of it.
 
         Raises:
             Refused: UNKNOWN_TOPIC (no such topic and none may be created, or no legal name), DENIED (an internal
                 name, or Kafka's authorization), BUSY (Kafka does not answer; ask again).
         """
+        if internal:
+            if name not in self._internal:
+                raise ValueError(f"{name} was not declared")
+        elif name.startswith(INTERNAL_TOPIC_PREFIX):
+            raise Refused(Outcome.DENIED, "topics that begin with __ are internal")
         info = self._known.get(name)
         if info is not None:
             return info
-        if not is_topic_name(name):
-            if name.startswith(INTERNAL_TOPIC_PREFIX):
-                raise Refused(Outcome.DENIED, "topics that begin with __ are internal")
+        if not internal and not is_topic_name(name):
             raise Refused(Outcome.UNKNOWN_TOPIC, "not a legal topic name")
         remembered = self._unknown.get(name)
         if remembered is not None:
@@ -244,7 +275,7 @@ class Topics:
             return refused
         else:
             self._known[name] = info
-            if name not in self._names:
+            if name not in self._names and name not in self._internal:
                 self._set_names(self._names | {name})
             return info
         finally:
@@ -254,7 +285,7 @@ class Topics:
         try:
             partitions = await self._partitions(name)
         except Refused as refused:
-            if refused.outcome is not Outcome.UNKNOWN_TOPIC or not self._create:
+            if refused.outcome is not Outcome.UNKNOWN_TOPIC or not (self._create or name in self._internal):
                 raise
             partitions = await self._create_topic(name)
         return (await self._with_configs([_info(name, partitions)]))[0]
@@ -269,8 +300,10 @@ class Topics:
 
     async def _create_topic(self, name: str) -> list[tuple[Any, ...]]:
         config = self._config
+        own = self._internal.get(name)
+        partitions, configs = (config.topic_partitions, ()) if own is None else (own.partitions, own.configs)
         request = CreateTopicsRequest(
-            create_topic_requests=[(name, config.topic_partitions, config.topic_replication, [], [])],
+            create_topic_requests=[(name, partitions, config.topic_replication, [], list(configs))],
             timeout=round(config.request_timeout_s * 1000),
             validate_only=False,
         )
@@ -278,18 +311,18 @@ class Topics:
         for _, code, *message in response.topic_errors:
             if errors.for_code(code) is not errors.TopicAlreadyExistsError:
                 _check(code, f"topic {name} could not be created{': ' + message[0] if message and message[0] else ''}")
-        log.info("created topic %s with %d partitions", name, config.topic_partitions)
+        log.info("created topic %s with %d partitions", name, partitions)
         deadline = self._clock() + CREATION_S
         while True:
             try:
-                partitions = await self._partitions(name)
+                found = await self._partitions(name)
             except Refused as refused:
                 # The broker that we ask may not have heard of the new topic.
                 if refused.outcome is not Outcome.UNKNOWN_TOPIC or self._clock() > deadline:
                     raise
             else:
-                if all(leader >= 0 for _, _, leader, *_ in partitions):
-                    return partitions
+                if all(leader >= 0 for _, _, leader, *_ in found):
+                    return found
                 if self._clock() > deadline:
                     raise Refused(Outcome.BUSY, f"topic {name} was created and has no leaders yet")
             await asyncio.sleep(CREATION_POLL_S)
@@ -327,7 +360,7 @@ class Topics:
         response = await self._request(MetadataRequest(None, allow_auto_topic_creation=False))
         seen: dict[str, list[tuple[Any, ...]]] = {}
         for code, name, internal, partitions in response.topics:
-            if code == 0 and not internal and is_topic_name(name):
+            if code == 0 and (name in self._internal or (not internal and is_topic_name(name))):
                 seen[name] = list(partitions)
         for info in tuple(self._known.values()):
             if info.name in seen and len(seen[info.name]) < info.partitions:
@@ -340,7 +373,8 @@ class Topics:
         if fresh and self._clock() - self._configs_read >= self._config.metadata_max_age_s:
             self._configs_read = self._clock()
             fresh = await self._with_configs(fresh)
-        for name in [name for name in self._known if name not in seen and name in self._names]:
+        expected = self._names | self._internal.keys()
+        for name in [name for name in self._known if name not in seen and name in expected]:
             self._lost(name, Outcome.UNKNOWN_TOPIC)
         for info in fresh:
             if self._known.get(info.name) not in (info, None):
@@ -348,7 +382,7 @@ class Topics:
                 for callback in tuple(self._updated):
                     callback(info)
         self._refreshed = self._clock()
-        self._set_names(frozenset(seen))
+        self._set_names(frozenset(seen.keys() - self._internal.keys()))
 
     def _set_names(self, names: frozenset[str]) -> None:
         appeared, disappeared = names - self._names, self._names - names
@@ -429,6 +463,7 @@ def _configured(info: TopicInfo, configs: dict[str, str]) -> TopicInfo:
         info,
         max_message_bytes=int(configs.get("max.message.bytes", DEFAULT_MAX_MESSAGE_BYTES)),
         needs_key="compact" in configs.get("cleanup.policy", ""),
+        cleanup=configs.get("cleanup.policy"),
         before_ms=int(configs.get("message.timestamp.before.max.ms", _FOREVER)) if own_time else _FOREVER,
         after_ms=int(configs.get("message.timestamp.after.max.ms", _FOREVER)) if own_time else _FOREVER,
     )

@@ -1,0 +1,338 @@
+"""Compacted topics of our own as tables: what must outlive a process, such as MQTT sessions and retained messages.
+
+`StateTopics.open` gives a `StateTopic` for each table. One consumer reads all of them: everything from the beginning
+at the start, and then what is stored from now on, by whichever process. A table keeps nothing itself: each record is
+given to its `apply`, and what that remembers is the table. Own writes come back the same way.
+
+The topics are created when they are missing, always compacted. One that exists and is not compacted would forget, so
+it stops the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError
+
+from gateway.config import ConfigError
+from gateway.kafka.consumers import (
+    CHUNK,
+    FETCH_WAIT_MS,
+    ISOLATION,
+    ConsumerOptions,
+    close_consumer,
+    is_broken,
+    received,
+)
+from gateway.kafka.contracts import Owner, Refused
+from gateway.kafka.partitioner import partition_of
+from gateway.kafka.producers import Spawn
+from gateway.kafka.publisher import Publisher
+from gateway.kafka.topics import InternalTopic, TopicInfo, Topics
+from mapping.record import Headers, Received, Record
+
+log = logging.getLogger(__name__)
+
+SEGMENT_BYTES: Final = 16 * 1024 * 1024
+"""The segment that is written to is never compacted: it bounds what a start has to read in vain, per partition."""
+SEGMENT_MS: Final = 3_600_000
+DIRTY_RATIO: Final = "0.1"
+"""A tenth of old versions is worth a compaction: these topics are small, and each start reads them whole."""
+DELETE_RETENTION_MS: Final = 24 * 3_600_000
+"""How long a deletion stays in the log: a gateway that was frozen for less still learns of it."""
+FETCH_BYTES: Final = 16 * 1024 * 1024
+RETRY_S: Final = 0.5
+
+Apply = Callable[[Received], None]
+"""Told each record; a value of None deletes its key. Must be cheap, and must not raise for a record's sake."""
+Restarted = Callable[[int], None]
+"""Told a partition that is read from its beginning once more: what came from it before may not be there any more."""
+
+
+class TopicStatistics(msgspec.Struct, frozen=True):
+    """One table.
+
+    Attributes:
+        records_total: records read and applied.
+        failed_total: records whose `apply` raised, which is our bug; it is in the log.
+        restarted_total: how often a partition was read from its beginning once more.
+        written_total: records given to the publisher.
+        lag: records stored and not yet applied, as of the last fetch.
+    """
+
+    records_total: int
+    failed_total: int
+    restarted_total: int
+    written_total: int
+    lag: int
+
+
+class StateStatistics(msgspec.Struct, frozen=True):
+    """All tables; `loaded` is 1 once everything was read."""
+
+    loaded: int
+    table: dict[str, TopicStatistics]
+
+
+class StateTopic:
+    """One table; made by `StateTopics.open`.
+
+    Attributes:
+        name: the topic.
+        partitions: how many it has; 0 until the topic was looked up. It must not change: a key's versions would be
+            in two partitions, and nobody could tell which is the last.
+    """
+
+    def __init__(self, name: str, publisher: Publisher, apply: Apply, restarted: Restarted) -> None:
+        self.name = name
+        self.partitions = 0
+        self.apply = apply
+        self.restarted = restarted
+        self.records = self.failed = self.restarts = self._written = 0
+        self._publisher = publisher
+
+    def write(
+        self,
+        key: bytes,
+        value: bytes | None,
+        headers: Headers = (),
+        *,
+        owner: Owner | None,
+        token: Any = None,
+        place: bytes | None = None,
+    ) -> None:
+        """Put a record (None: delete) into the log; `owner` learns its fate as from `Publisher.submit`.
+
+        Args:
+            key: what the value is for.
+            value: what to keep.
+            headers: see `Headers`.
+            owner: who is told; None: nobody.
+            token: given back to `owner`.
+            place: keys that are written with the same place (a client id) are in one partition and keep their order
+                among each other; without it the key is its own place.
+
+        Raises:
+            RuntimeError: the topic was not looked up yet: nothing may be written before `StateTopics.loaded`.
+        """
+        if not self.partitions:
+            raise RuntimeError(f"{self.name} is not loaded yet")
+        partition = partition_of(place, self.partitions) if place is not None else None
+        self._written += 1
+        self._publisher.submit(Record(self.name, key, value, headers, None, partition), owner, token, internal=True)
+
+    def statistics(self, lag: int) -> TopicStatistics:
+        """See `TopicStatistics`."""
+        return TopicStatistics(self.records, self.failed, self.restarts, self._written, lag)
+
+    def take(self, record: Received) -> None:
+        """Apply one record. A bug in `apply` must not stop the table."""
+        self.records += 1
+        try:
+            self.apply(record)
+        except Exception:
+            self.failed += 1
+            log.exception("%s-%d: offset %d was not applied", self.name, record.partition, record.offset)
+
+
+class StateTopics:
+    """All tables of the process, read by one consumer.
+
+    Attributes:
+        loaded: set when everything that was stored at the start has been applied.
+    """
+
+    def __init__(
+        self,
+        kafka: ConsumerOptions,
+        topics: Topics,
+        publisher: Publisher,
+        *,
+        spawn: Spawn,
+        partitions: int,
+        largest_bytes: int,
+    ) -> None:
+        """Nothing is asked before `start`.
+
+        Args:
+            kafka: see `ConsumerOptions`.
+            topics: declares and finds the topics.
+            publisher: writes them.
+            spawn: starts a task of the application's task group.
+            partitions: of a topic that is created.
+            largest_bytes: the largest record (and request) that a created topic takes.
+        """
+        self._kafka = dict(kafka)
+        self._topics = topics
+        self._publisher = publisher
+        self._spawn = spawn
+        self._partitions = partitions
+        self._largest_bytes = largest_bytes
+        self._tables: dict[str, StateTopic] = {}
+        self._positions: dict[TopicPartition, int] = {}  # the next offset to apply; absent: the beginning
+        self._goals: dict[TopicPartition, int] = {}  # until loaded: what must be reached
+        self._consumer: AIOKafkaConsumer | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._complaint = ""
+        self.loaded = asyncio.Event()
+
+    def open(self, name: str, apply: Apply, restarted: Restarted) -> StateTopic:
+        """A table in the topic `name`, which begins with `__`; before `start`.
+
+        Args:
+            name: the topic.
+            apply: told each record, in the order of offsets in each partition.
+            restarted: told when a partition is read from its beginning once more: the topic was made anew.
+        """
+        if self._task is not None:
+            raise RuntimeError("open it before the start")
+        configs = (
+            ("cleanup.policy", "compact"),
+            ("segment.bytes", str(max(SEGMENT_BYTES, self._largest_bytes))),
+            ("segment.ms", str(SEGMENT_MS)),
+            ("min.cleanable.dirty.ratio", DIRTY_RATIO),
+            ("delete.retention.ms", str(DELETE_RETENTION_MS)),
+            ("max.message.bytes", str(self._largest_bytes)),
+        )
+        self._topics.declare(InternalTopic(name, self._partitions, configs))
+        table = self._tables[name] = StateTopic(name, self._publisher, apply, restarted)
+        return table
+
+    async def start(self) -> None:
+        """Begin to read; returns at once, `loaded` tells when everything is there.
+
+        Kafka need not be there: it is tried until it is. The task ends with a ConfigError, which ends the
+        application, when a topic is not compacted.
+        """
+        self._task = self._spawn(self._run())
+
+    async def stop(self) -> None:
+        """Stop reading."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def statistics(self) -> StateStatistics:
+        """See `StateStatistics`."""
+        lag = dict.fromkeys(self._tables, 0)
+        assigned = self._consumer.assignment() if self._consumer is not None else ()
+        for partition, position in self._positions.items():
+            end = self._consumer.highwater(partition) if self._consumer and partition in assigned else None
+            lag[partition.topic] += max(0, (end or 0) - position)
+        tables = {name: table.statistics(lag[name]) for name, table in self._tables.items()}
+        return StateStatistics(int(self.loaded.is_set()), tables)
+
+    async def _run(self) -> None:
+        for table in self._tables.values():
+            table.partitions = (await self._found(table.name)).partitions
+        while True:
+            consumer = AIOKafkaConsumer(
+                **self._kafka,
+                group_id=None,
+                isolation_level=ISOLATION,
+                auto_offset_reset="none",  # a position out of range is ours to judge
+                fetch_max_wait_ms=FETCH_WAIT_MS,
+                fetch_max_bytes=FETCH_BYTES,
+            )
+            try:
+                await consumer.start()
+                await self._begin(consumer)
+                self._consumer = consumer
+                while True:
+                    await self._read(consumer)
+            except KafkaError as error:
+                self._complain(f"state topics cannot be read: {error!r}")
+                await asyncio.sleep(RETRY_S)
+            finally:
+                self._consumer = None
+                await close_consumer(consumer)
+
+    async def _found(self, name: str) -> TopicInfo:
+        """The topic, created when it was missing; asked for until there is an answer.
+
+        Raises:
+            ConfigError: it is not compacted.
+        """
+        while True:
+            try:
+                info = await self._publisher.topic(name, internal=True)
+            except Refused as refused:
+                self._complain(f"state topic {name} cannot be used yet: {refused.reason}")
+                await asyncio.sleep(RETRY_S)
+                continue
+            if info.cleanup is None:
+                log.warning("topic %s: whether it is compacted cannot be seen, since describing it is denied", name)
+            elif info.cleanup != "compact":
+                raise ConfigError(
+                    f"Kafka topic {name} has cleanup.policy={info.cleanup}: the gateway's state in it would be "
+                    "deleted. Set its cleanup.policy to compact"
+                )
+            return info
+
+    async def _begin(self, consumer: AIOKafkaConsumer) -> None:
+        """Go on where we were; from the beginning where we were not."""
+        everything = [
+            TopicPartition(table.name, number) for table in self._tables.values() for number in range(table.partitions)
+        ]
+        # Asked before anything is fetched: a fetch that waits for data holds back everything behind it.
+        unread = [partition for partition in everything if partition not in self._positions]
+        if unread:
+            self._positions |= await consumer.beginning_offsets(unread)
+        if not self.loaded.is_set():
+            self._goals = await consumer.end_offsets(everything)
+        consumer.assign(everything)
+        for partition in everything:
+            consumer.seek(partition, self._positions[partition])
+        await self._check_goals(consumer)
+
+    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        try:
+            batches = await consumer.getmany(timeout_ms=1000, max_records=CHUNK)
+        except OffsetOutOfRangeError as error:
+            self._restart(error.args[0])
+            await self._begin(consumer)
+            return
+        if not batches and is_broken(consumer):
+            raise KafkaError("the consumer's fetching has ended")
+        self._complaint = ""
+        for partition, records in batches.items():
+            table = self._tables[partition.topic]
+            for source in records:
+                table.take(received(source))
+            self._positions[partition] = records[-1].offset + 1
+        if not self.loaded.is_set():
+            await self._check_goals(consumer)
+        await asyncio.sleep(0)
+
+    async def _check_goals(self, consumer: AIOKafkaConsumer) -> None:
+        """Loaded, when every goal is reached; also past what compaction left of the log's end."""
+        for partition, goal in tuple(self._goals.items()):
+            if await consumer.position(partition) >= goal:
+                del self._goals[partition]
+        if not self._goals and not self.loaded.is_set():
+            self.loaded.set()
+            counts = ", ".join(f"{table.records} records of {table.name}" for table in self._tables.values())
+            log.info("state is loaded: %s", counts)
+
+    def _restart(self, partitions: dict[TopicPartition, int]) -> None:
+        """Positions that are not in the log: it was deleted and made anew, or truncated."""
+        for partition, offset in partitions.items():
+            table = self._tables[partition.topic]
+            log.warning(
+                "%s-%d has no offset %d: it was made anew; reading it from its beginning",
+                partition.topic, partition.partition, offset,
+            )  # fmt: skip
+            self._positions.pop(partition, None)
+            table.restarts += 1
+            table.restarted(partition.partition)
+
+    def _complain(self, text: str) -> None:
+        """Once for each reason, not at each attempt."""
+        if text != self._complaint:
+            self._complaint = text
+            log.warning(text)
