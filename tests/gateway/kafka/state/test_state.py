@@ -131,11 +131,15 @@ async def test_a_topic_that_forgets_ends_the_start_with_its_name(
 ) -> None:
     await admin.create_topics([NewTopic(name, 1, 1, topic_configs={"cleanup.policy": policy})])
     await until_led(admin, name)
-    with pytest.raises(ExceptionGroup) as caught:
+
+    async def start() -> None:
         async with state_process(bootstrap) as process:
             Table(process, name)
             await process.state.start()
             await asyncio.wait_for(process.state.loaded.wait(), WITHIN_S)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await start()
     (error,) = caught.value.exceptions
     assert isinstance(error, ConfigError)
     assert name in str(error)
