@@ -18,6 +18,7 @@ from flowcontrol.credit import Inflight
 from protocols.connection import ConnectionFailed
 from protocols.errors import PeerError, UsageError
 from protocols.mqtt import events, packets
+from protocols.mqtt.aliases import TopicAliases
 from protocols.mqtt.checks import check_auth, check_disconnect, check_subscribe, refused_flags, resolve_topic
 from protocols.mqtt.codec import Reader
 from protocols.mqtt.decoding import check_flags, decode_connect_rest, decode_packet, decode_topic, decode_version
@@ -247,12 +248,16 @@ class Connection(Sender):
                             continue
                     check_legal(first, self.state, self.version, self._method)
                 if length > 0x7F:
-                    header = read_length(buffer, position + 1, size)
-                    if header is None:
-                        break
-                    length, start, overlong = header
-                    if overlong and v5:
-                        raise malformed("a remaining length longer than it needs to be")
+                    if start < size and 0 < buffer[start] < 0x80:  # two bytes, as most have
+                        length += (buffer[start] << 7) - 0x80
+                        start += 1
+                    else:
+                        header = read_length(buffer, position + 1, size)
+                        if header is None:
+                            break
+                        length, start, overlong = header
+                        if overlong and v5:
+                            raise malformed("a remaining length longer than it needs to be")
                 end = start + length
                 if end - position > limit:
                     raise PeerError(
@@ -315,7 +320,13 @@ class Connection(Sender):
                     if qos == 2:
                         self._qos2.add(packet_id)
                 found.append(received(topic, buffer[at:end], qos, retain, dup, packet_id, properties))
-                position = end
+                if properties is None and qos != 2 and buffer.startswith(buffer[position : position + 2], end):
+                    behind = self._parse_alike(buffer, position, end, room - taken, found)
+                    if qos:
+                        taken += (behind - end) // (end - position)
+                    position = behind
+                else:
+                    position = end
         except PeerError as fault:
             found.append(self._fail(fault))
             return
@@ -325,6 +336,41 @@ class Connection(Sender):
             self._heard_at = self._now
         if position < size:
             self._frames.keep(buffer[position:] if position else buffer, needed)
+
+    def _parse_alike(self, buffer: bytes, begin: int, end: int, room: int, found: list[Any]) -> int:
+        """Take the PUBLISH packets at `end` that have flags, length and topic of the one at `begin`, the last found.
+
+        All of that is judged already. Where there is anything else to say (a packet identifier of 0, properties, no
+        room for more), the packet is left to `_parse`.
+
+        Returns:
+            Where the next packet begins.
+        """
+        like = found[-1]
+        topic, qos, retain, dup = like.topic, like.qos, like.retain, like.dup
+        whole = end - begin
+        v5 = self.version is Version.V5
+        skip = whole - len(like.payload) - (2 if qos else 0) - v5
+        prefix = buffer[begin : begin + skip]
+        last = len(buffer) - whole
+        starts = buffer.startswith
+        received, add = events.PublishReceived, found.append
+        packet_id = 0
+        while end <= last and starts(prefix, end):
+            at = end + skip
+            if qos:
+                packet_id = buffer[at] << 8 | buffer[at + 1]
+                at += 2
+                if not packet_id or not room:
+                    break
+                room -= 1
+            if v5:
+                if buffer[at]:
+                    break
+                at += 1
+            end += whole
+            add(received(topic, buffer[at:end], qos, retain, dup, packet_id, None))
+        return end
 
     def _packet(self, first: int, buffer: bytes, start: int, end: int, found: list[Any]) -> None:
         """Act on any packet but PUBLISH."""
@@ -377,6 +423,9 @@ class Connection(Sender):
             self._max_out = properties.maximum_packet_size
         limit = properties.receive_maximum or UNLIMITED
         self.outbound = Inflight(min(self._limits.outgoing_inflight, limit))
+        aliases = min(self._limits.outgoing_aliases, properties.topic_alias_maximum or 0)
+        if aliases:
+            self._given = TopicAliases(aliases)
         self._method = properties.authentication_method
         self.state = State.CONNECTING if self._method is None else State.AUTHENTICATING
         found.append(events.ConnectReceived(*msgspec.structs.astuple(connect)))

@@ -31,7 +31,13 @@ class PreparedPublish(msgspec.Struct, frozen=True, gc=False):
 
 
 def prepare_publish(topic: str, payload: bytes, properties: Properties | None, version: Version) -> PreparedPublish:
-    """Encode once what a fan-out sends many times."""
+    """Encode once what a fan-out sends many times.
+
+    Raises:
+        UsageError: a field that cannot be sent, or a topic alias: those are each connection's own.
+    """
+    if properties is not None and properties.topic_alias is not None:
+        raise UsageError("topic aliases are given by the connection that sends")
     if version is Version.V5:
         payload = encode_properties(properties, PacketType.PUBLISH) + payload if properties else b"\0" + payload
     return PreparedPublish(encode_text(topic), payload)

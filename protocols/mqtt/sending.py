@@ -12,13 +12,15 @@ import msgspec
 from flowcontrol.credit import Inflight
 from protocols.errors import UsageError
 from protocols.mqtt import packets
-from protocols.mqtt.codec import encode_varint
+from protocols.mqtt.aliases import TopicAliases
+from protocols.mqtt.codec import decode_varint, encode_varint
 from protocols.mqtt.encoding import PreparedPublish, encode_packet, prepare_publish
 from protocols.mqtt.packets import Packet, Version
 from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import REASON_CODES, RETURN_CODES, PacketType, ReasonCode
 from protocols.mqtt.states import LARGEST_PACKET, UNLIMITED, Awaits, State
 
+NO_TOPIC: Final = b"\0\0"
 _CONNACK_CODES: Final = REASON_CODES[PacketType.CONNACK]
 
 
@@ -38,6 +40,7 @@ class Sender:
 
     __slots__ = (
         "_awaited",
+        "_given",
         "_max_out",
         "_next_id",
         "_out",
@@ -57,6 +60,7 @@ class Sender:
         self.inbound = Inflight(UNLIMITED)
         self.outbound = Inflight(outgoing_inflight)
         self._max_out = LARGEST_PACKET
+        self._given: TopicAliases | None = None  # only for a client that takes aliases [MQTT-3.1.2-27]
         self._out = bytearray()
         self._qos2: set[int] = set()  # identifiers of the client between PUBLISH and PUBCOMP
         self._resumed: set[int] = set()  # those of them that took no place in `inbound`
@@ -190,6 +194,12 @@ class Sender:
         head = message.topic
         rest = message.rest
         first = 0x30 | qos << 1 | retain | dup << 3
+        if self._given is not None:
+            alias = self._given.choose(head)
+            if alias:
+                sent = self._send_aliased(message, alias, first, packet_id)
+                if sent is not None:
+                    return sent
         length = len(head) + len(rest) + (2 if qos else 0)
         if length < 0x80:
             header = bytes((first, length))
@@ -212,6 +222,37 @@ class Sender:
         out += head
         out += chosen.to_bytes(2)
         out += rest
+        return chosen
+
+    def _send_aliased(self, message: PreparedPublish, alias: int, first: int, packet_id: int | None) -> int | None:
+        """Send a message with a topic alias among its properties; None: larger than the client takes.
+
+        Args:
+            message: as it was prepared.
+            alias: what `TopicAliases.choose` said, not 0.
+            first: the packet's first byte.
+            packet_id: as in `send_publish`.
+        """
+        assert self._given is not None
+        rest = message.rest
+        size, skip = decode_varint(rest, 0, len(rest))
+        properties = b"%b\x23%b" % (encode_varint(size + 3), abs(alias).to_bytes(2))
+        topic = NO_TOPIC if alias > 0 else message.topic
+        qos = first >> 1 & 3
+        length = len(topic) + (2 if qos else 0) + len(properties) + len(rest) - skip
+        header = bytes((first,)) + encode_varint(length)
+        if len(header) + length > self._max_out:
+            return None
+        chosen = self._take_id(Awaits.PUBACK if qos == 1 else Awaits.PUBREC, packet_id) if qos else 0
+        out = self._out
+        out += header
+        out += topic
+        if qos:
+            out += chosen.to_bytes(2)
+        out += properties
+        out += memoryview(rest)[skip:]
+        if alias < 0:
+            self._given.give(message.topic, -alias)
         return chosen
 
     def send_pubrel(self, packet_id: int, reason_code: int = 0) -> None:

@@ -106,6 +106,7 @@ class Limits(msgspec.Struct, frozen=True):
         max_packet_bytes: the largest packet after it; announced in CONNACK.
         connect_timeout_s: how long CONNECT, and an exchange of AUTH, may take.
         outgoing_inflight: most QoS 1 and 2 messages on the way to the client; its Receive Maximum may be lower.
+        outgoing_aliases: most topic aliases that are handed out; the client's Topic Alias Maximum may be lower.
         enforce_receive_maximum: DISCONNECT 0x93 for a client that overruns ours; False tolerates it.
         max_held_bytes: most bytes that a client may send ahead while its CONNECT is judged.
     """
@@ -114,5 +115,6 @@ class Limits(msgspec.Struct, frozen=True):
     max_packet_bytes: int = 2 * 1024 * 1024
     connect_timeout_s: float = 10.0
     outgoing_inflight: int = 1000
+    outgoing_aliases: int = 64
     enforce_receive_maximum: bool = True
     max_held_bytes: int = 1024 * 1024
