@@ -320,13 +320,12 @@ class Connection(Sender):
                     if qos == 2:
                         self._qos2.add(packet_id)
                 found.append(received(topic, buffer[at:end], qos, retain, dup, packet_id, properties))
-                if properties is None and qos != 2 and buffer.startswith(buffer[position : position + 2], end):
-                    behind = self._parse_alike(buffer, position, end, room - taken, found)
+                position = end
+                if properties is None and qos != 2 and end < size and buffer[end] == first:
+                    before = len(found)
+                    position = self._parse_alike(buffer, first, start, end, room - taken, found)
                     if qos:
-                        taken += (behind - end) // (end - position)
-                    position = behind
-                else:
-                    position = end
+                        taken += len(found) - before
         except PeerError as fault:
             found.append(self._fail(fault))
             return
@@ -337,39 +336,65 @@ class Connection(Sender):
         if position < size:
             self._frames.keep(buffer[position:] if position else buffer, needed)
 
-    def _parse_alike(self, buffer: bytes, begin: int, end: int, room: int, found: list[Any]) -> int:
-        """Take the PUBLISH packets at `end` that have flags, length and topic of the one at `begin`, the last found.
+    def _parse_alike(self, buffer: bytes, first: int, start: int, end: int, room: int, found: list[Any]) -> int:
+        """Take the PUBLISH packets at `end` that have the flags and the topic of the last one found.
 
-        All of that is judged already. Where there is anything else to say (a packet identifier of 0, properties, no
-        room for more), the packet is left to `_parse`.
+        Both are judged already. Where there is anything else to say of a packet (properties, a packet identifier
+        of 0, no room for more), it is left to `_parse`.
+
+        Args:
+            buffer: the packets.
+            first: the first byte of the last one found.
+            start: where its topic is, with the length before it.
+            end: where it ends.
+            room: how many more the client may have on the way.
+            found: takes the events.
 
         Returns:
             Where the next packet begins.
         """
         like = found[-1]
         topic, qos, retain, dup = like.topic, like.qos, like.retain, like.dup
-        whole = end - begin
         v5 = self.version is Version.V5
-        skip = whole - len(like.payload) - (2 if qos else 0) - v5
-        prefix = buffer[begin : begin + skip]
-        last = len(buffer) - whole
-        starts = buffer.startswith
+        name = buffer[start : start + 2 + (buffer[start] << 8 | buffer[start + 1])]
+        head, skip, whole = b"\0", 0, 0  # of a packet of the same length: no PUBLISH begins like this yet
+        size, limit = len(buffer), self._max_in
+        begins = buffer.startswith
         received, add = events.PublishReceived, found.append
         packet_id = 0
-        while end <= last and starts(prefix, end):
-            at = end + skip
+        while end + 2 < size:
+            if begins(head, end):
+                behind, at = end + whole, end + skip
+                if behind > size:
+                    break
+            else:
+                length, start = buffer[end + 1], end + 2
+                if length > 0x7F:
+                    high = buffer[start]
+                    if not 0 < high < 0x80:
+                        break
+                    length += (high << 7) - 0x80
+                    start += 1
+                behind, at = start + length, start + len(name)
+                if behind > size or behind - end > limit or buffer[end] != first or not begins(name, start):
+                    break
+                head, skip, whole = buffer[end:at], at - end, behind - end
             if qos:
+                if at + 2 > behind or not room:
+                    break
                 packet_id = buffer[at] << 8 | buffer[at + 1]
-                at += 2
-                if not packet_id or not room:
+                if not packet_id:
                     break
                 room -= 1
+                at += 2
             if v5:
-                if buffer[at]:
+                if at >= behind or buffer[at]:
                     break
                 at += 1
-            end += whole
-            add(received(topic, buffer[at:end], qos, retain, dup, packet_id, None))
+            elif at > behind:
+                break
+            add(received(topic, buffer[at:behind], qos, retain, dup, packet_id, None))
+            end = behind
         return end
 
     def _packet(self, first: int, buffer: bytes, start: int, end: int, found: list[Any]) -> None:

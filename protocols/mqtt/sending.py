@@ -201,12 +201,7 @@ class Sender:
                 if sent is not None:
                     return sent
         length = len(head) + len(rest) + (2 if qos else 0)
-        if length < 0x80:
-            header = bytes((first, length))
-        elif length < 0x4000:
-            header = bytes((first, length & 0x7F | 0x80, length >> 7))
-        else:
-            header = bytes((first,)) + encode_varint(length)
+        header = _header(first, length)
         if length + len(header) > self._max_out:
             if packet_id is not None:
                 self.release_reserved(packet_id)
@@ -235,12 +230,17 @@ class Sender:
         """
         assert self._given is not None
         rest = message.rest
-        size, skip = decode_varint(rest, 0, len(rest))
-        properties = b"%b\x23%b" % (encode_varint(size + 3), abs(alias).to_bytes(2))
         topic = NO_TOPIC if alias > 0 else message.topic
+        known = abs(alias)
+        size, skip = rest[0], 1
+        if size <= 0x7F - 3:
+            properties = bytes((size + 3, 0x23, known >> 8, known & 0xFF))
+        else:
+            size, skip = decode_varint(rest, 0, len(rest))
+            properties = encode_varint(size + 3) + b"\x23" + known.to_bytes(2)
         qos = first >> 1 & 3
         length = len(topic) + (2 if qos else 0) + len(properties) + len(rest) - skip
-        header = bytes((first,)) + encode_varint(length)
+        header = _header(first, length)
         if len(header) + length > self._max_out:
             return None
         chosen = self._take_id(Awaits.PUBACK if qos == 1 else Awaits.PUBREC, packet_id) if qos else 0
@@ -250,7 +250,7 @@ class Sender:
         if qos:
             out += chosen.to_bytes(2)
         out += properties
-        out += memoryview(rest)[skip:]
+        out += rest[skip:]
         if alias < 0:
             self._given.give(message.topic, -alias)
         return chosen
@@ -354,3 +354,12 @@ class Sender:
                 self._resumed.remove(packet_id)
             else:
                 self.inbound.release()
+
+
+def _header(first: int, length: int) -> bytes:
+    """Encode first byte and remaining length, nearly always of one or two bytes."""
+    if length < 0x80:
+        return bytes((first, length))
+    if length < 0x4000:
+        return bytes((first, length & 0x7F | 0x80, length >> 7))
+    return bytes((first,)) + encode_varint(length)
