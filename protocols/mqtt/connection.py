@@ -323,7 +323,7 @@ class Connection(Sender):
                 position = end
                 if properties is None and qos != 2 and end < size and buffer[end] == first:
                     before = len(found)
-                    position = self._parse_alike(buffer, first, start, end, room - taken, found)
+                    position = self._parse_alike(buffer, start, end, room - taken, found)
                     if qos:
                         taken += len(found) - before
         except PeerError as fault:
@@ -336,7 +336,7 @@ class Connection(Sender):
         if position < size:
             self._frames.keep(buffer[position:] if position else buffer, needed)
 
-    def _parse_alike(self, buffer: bytes, first: int, start: int, end: int, room: int, found: list[Any]) -> int:
+    def _parse_alike(self, buffer: bytes, start: int, end: int, room: int, found: list[Any]) -> int:
         """Take the PUBLISH packets at `end` that have the flags and the topic of the last one found.
 
         Both are judged already. Where there is anything else to say of a packet (properties, a packet identifier
@@ -344,8 +344,7 @@ class Connection(Sender):
 
         Args:
             buffer: the packets.
-            first: the first byte of the last one found.
-            start: where its topic is, with the length before it.
+            start: where the last one found has its topic, with the length before it.
             end: where it ends.
             room: how many more the client may have on the way.
             found: takes the events.
@@ -355,6 +354,7 @@ class Connection(Sender):
         """
         like = found[-1]
         topic, qos, retain, dup = like.topic, like.qos, like.retain, like.dup
+        first = 0x30 | qos << 1 | retain | dup << 3
         v5 = self.version is Version.V5
         name = buffer[start : start + 2 + (buffer[start] << 8 | buffer[start + 1])]
         head, skip, whole = b"\0", 0, 0  # of a packet of the same length: no PUBLISH begins like this yet
