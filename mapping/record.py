@@ -68,6 +68,7 @@ MQTT_RETAIN: Final = "mqtt.retain"
 MQTT_FORMAT: Final = "mqtt.format"
 MQTT_EXCHANGE: Final = "mqtt.exchange"  # nonce/packet id/sequence of a kept session's QoS 2 message
 GW_PROTOCOL: Final = "gw.protocol"  # mqtt5, mqtt311, amqp10, http
+GW_OWNER: Final = "gw.owner"  # the gateway that wrote a record of its state
 GW_CLIENT: Final = "gw.client"  # client id, container-id, principal
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
@@ -83,7 +84,7 @@ RESERVED_HEADERS: Final = frozenset(
     {
         CONTENT_TYPE, CONTENT_ENCODING, CORRELATION_ID, REPLY_TO, MESSAGE_ID, EXPIRY, SUBJECT, TO, USER_ID,
         GROUP_ID, GROUP_SEQUENCE, REPLY_TO_GROUP_ID, CREATION_TIME,
-        MQTT_TOPIC, MQTT_QOS, MQTT_RETAIN, MQTT_FORMAT, MQTT_EXCHANGE, GW_PROTOCOL, GW_CLIENT,
+        MQTT_TOPIC, MQTT_QOS, MQTT_RETAIN, MQTT_FORMAT, MQTT_EXCHANGE, GW_OWNER, GW_PROTOCOL, GW_CLIENT,
         AMQP_SECTIONS, AMQP_TYPES, AMQP_BODY, AMQP_DURABLE, AMQP_PRIORITY,
     }
 )  # fmt: skip
