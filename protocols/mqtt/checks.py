@@ -9,7 +9,7 @@ from protocols.errors import PeerError
 from protocols.mqtt import packets, topics
 from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import CLIENT_DISCONNECT_CODES, ReasonCode, malformed, protocol_error
-from protocols.mqtt.states import publish_flags
+from protocols.mqtt.states import Turn, publish_flags
 
 
 def refused_flags(first: int, announced: Properties) -> PeerError:
@@ -80,11 +80,16 @@ def check_disconnect(packet: packets.Disconnect, connect: packets.Connect) -> No
         raise protocol_error("a session expiry after none was asked for in CONNECT")  # section 3.14.2.2.2
 
 
-def check_auth(packet: packets.Auth, method: str | None, is_open: bool) -> None:
-    """Check a step of enhanced authentication (section 4.12)."""
+def check_auth(packet: packets.Auth, method: str | None, turn: Turn) -> None:
+    """Check a step of enhanced authentication (section 4.12).
+
+    A client answers our AUTH with one that continues [MQTT-4.12.0-3]; unasked it may only begin anew, once the
+    connection is open [MQTT-4.12.1-1].
+    """
     if (packet.properties or NONE).authentication_method != method:
         raise protocol_error("another authentication method than in CONNECT")  # [MQTT-4.12.0-5]
-    if packet.reason_code == ReasonCode.SUCCESS:
-        raise protocol_error("AUTH with success is the server's")
-    if not is_open and packet.reason_code != ReasonCode.CONTINUE_AUTHENTICATION:
-        raise protocol_error("AUTH before CONNACK only continues")  # [MQTT-4.12.0-3]
+    if turn is Turn.SERVER:
+        raise protocol_error("AUTH before the answer to the last one")
+    due = ReasonCode.CONTINUE_AUTHENTICATION if turn is Turn.CLIENT else ReasonCode.RE_AUTHENTICATE
+    if packet.reason_code != due:
+        raise protocol_error(f"AUTH with 0x{packet.reason_code:02X} where 0x{due:02X} is due")

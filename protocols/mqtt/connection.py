@@ -28,7 +28,7 @@ from protocols.mqtt.packets import Packet, Version
 from protocols.mqtt.properties import NONE, Properties, decode_properties
 from protocols.mqtt.reasons import PacketType, ReasonCode, malformed, protocol_error
 from protocols.mqtt.sending import Sender
-from protocols.mqtt.states import LARGEST_PACKET, UNLIMITED, Awaits, Limits, State, check_legal, publish_flags
+from protocols.mqtt.states import LARGEST_PACKET, UNLIMITED, Awaits, Limits, State, Turn, check_legal, publish_flags
 
 TOPIC_CACHE: Final = 1024  # topics of one connection that are known to be good; a sensor has a few, a bridge many
 GRACE: Final = 1.5  # of the keep alive [MQTT-3.1.2-22]
@@ -45,7 +45,7 @@ class Connection(Sender):
 
     __slots__ = (
         "_aliases", "_announced", "_connected_at", "_eof", "_flags", "_frames", "_grace", "_heard_at", "_limits",
-        "_max_in", "_method", "_now", "_suspended", "_topics",
+        "_max_in", "_method", "_now", "_suspended", "_topics", "_turn",
     )  # fmt: skip
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -54,6 +54,7 @@ class Connection(Sender):
         self._limits = limits
         self._announced = NONE
         self._method: str | None = None
+        self._turn = Turn.NOBODY
         self._max_in = limits.max_connect_bytes
         self._flags = publish_flags()
         self._frames = FrameBuffer()
@@ -94,10 +95,12 @@ class Connection(Sender):
     def next_deadline(self) -> float | None:
         """When `tick` must be called at the latest."""
         state = self.state
+        silent = None if self._grace is None or self._suspended else self._heard_at + self._grace
         if state is State.OPEN:
-            return None if self._grace is None or self._suspended else self._heard_at + self._grace
-        if state in (State.NEW, State.AUTHENTICATING):
-            return None if self._connected_at is None else self._connected_at + self._limits.connect_timeout_s
+            return silent
+        if state in (State.NEW, State.AUTHENTICATING) and self._connected_at is not None:
+            deadline = self._connected_at + self._limits.connect_timeout_s
+            return deadline if silent is None or self._turn is not Turn.CLIENT else min(deadline, silent)
         return None
 
     def tick(self, now: float) -> list[Any]:
@@ -170,12 +173,23 @@ class Connection(Sender):
             raise UsageError(f"accept in state {self.state.name}")
         if properties.maximum_packet_size is None:
             properties = msgspec.structs.replace(properties, maximum_packet_size=self._limits.max_packet_bytes)
+        if properties.authentication_method not in (None, self._method):
+            raise UsageError("another authentication method than in CONNECT")  # [MQTT-4.12.0-6]
+        properties = msgspec.structs.replace(properties, authentication_method=self._method)  # [MQTT-4.12.0-5]
+        if connect.version is Version.V31:
+            session_present = False  # that byte of 3.1's CONNACK is reserved
         data = encode_packet(packets.Connack(session_present, 0, properties), connect.version)
-        if len(data) > self._max_out:
-            return [self._fail(PeerError(ReasonCode.PACKET_TOO_LARGE, "the client cannot take our CONNACK"))]
+        if len(data) > self._max_out:  # what it can do without
+            properties = msgspec.structs.replace(
+                properties, reason_string=None, user_properties=(), response_information=None, topic_alias_maximum=None
+            )
+            data = encode_packet(packets.Connack(session_present, 0, properties), connect.version)
+            if len(data) > self._max_out:
+                return [self._fail(PeerError(ReasonCode.PACKET_TOO_LARGE, "the client cannot take our CONNACK"))]
         self._announce(connect, properties)
         self._restore(received, reserved)
         self._out += data
+        self._turn = Turn.NOBODY
         self.state = State.OPEN
         self._heard_at = self._now
         held = self._frames.take()
@@ -195,13 +209,24 @@ class Connection(Sender):
         self._say_connack(reason_code, reason_string, properties)
         self._close()
 
-    def send_auth(self, reason_code: int, properties: Properties) -> None:
-        """Send a step of enhanced authentication; `properties` names the method of CONNECT [MQTT-4.12.0-5]."""
-        if self.state not in (State.AUTHENTICATING, State.OPEN) or self._method is None:
-            if self.state is State.CLOSED:
-                return
-            raise UsageError(f"AUTH in state {self.state.name}, method {self._method}")
-        self._say(packets.Auth(reason_code, properties))
+    def send_auth(self, reason_code: int, properties: Properties = NONE) -> None:
+        """Answer a CONNECT with a method, or an AUTH: with 0x18 the client goes on.
+
+        With 0x00 a re-authentication has succeeded; the first authentication ends with `accept`. Both end in failure
+        with `send_disconnect`. The method of CONNECT is put in [MQTT-4.12.0-5].
+
+        Raises:
+            UsageError: there is nothing to answer, or a code that is not due.
+        """
+        if self.state is State.CLOSED:
+            return
+        codes = (0x18,) if self.state is State.AUTHENTICATING else (0x00, 0x18)
+        if self._turn is not Turn.SERVER or reason_code not in codes:
+            raise UsageError(f"AUTH 0x{reason_code:02X} in state {self.state.name}, turn of {self._turn.value}")
+        self._say(packets.Auth(reason_code, msgspec.structs.replace(properties, authentication_method=self._method)))
+        self._turn = Turn.CLIENT if reason_code else Turn.NOBODY
+        if self.state is State.AUTHENTICATING:
+            self._heard_at = self._now  # until now the silence was ours
 
     def send_disconnect(
         self, reason_code: int, reason_string: str | None = None, properties: Properties = NONE
@@ -424,7 +449,8 @@ class Connection(Sender):
                 found.append(_event(packet))
                 self._close()
             case packets.Auth():
-                check_auth(packet, self._method, self.is_open)
+                check_auth(packet, self._method, self._turn)
+                self._turn = Turn.SERVER
                 found.append(_event(packet))
             case _:
                 raise protocol_error(f"{type(packet).__name__} from a client")
@@ -451,8 +477,13 @@ class Connection(Sender):
         aliases = min(self._limits.outgoing_aliases, properties.topic_alias_maximum or 0)
         if aliases:
             self._given = TopicAliases(aliases)
+        self._grace = connect.keep_alive * GRACE if connect.keep_alive else None
         self._method = properties.authentication_method
-        self.state = State.CONNECTING if self._method is None else State.AUTHENTICATING
+        if self._method is None:
+            self.state = State.CONNECTING
+        else:
+            self.state = State.AUTHENTICATING
+            self._turn = Turn.SERVER
         found.append(events.ConnectReceived(*msgspec.structs.astuple(connect)))
 
     def _hold(self, data: bytes) -> list[Any]:
@@ -469,10 +500,8 @@ class Connection(Sender):
         self._max_in = properties.maximum_packet_size or LARGEST_PACKET
         if v5 and self._limits.enforce_receive_maximum:
             self.inbound = Inflight(properties.receive_maximum or UNLIMITED)
-        keep_alive = connect.keep_alive
-        if v5 and properties.server_keep_alive is not None:
-            keep_alive = properties.server_keep_alive  # [MQTT-3.2.2-21]
-        self._grace = keep_alive * GRACE if keep_alive else None
+        if v5 and properties.server_keep_alive is not None:  # [MQTT-3.2.2-21]
+            self._grace = properties.server_keep_alive * GRACE if properties.server_keep_alive else None
         maximum_qos = 2 if properties.maximum_qos is None else properties.maximum_qos
         self._flags = publish_flags(maximum_qos, properties.retain_available != 0)
 

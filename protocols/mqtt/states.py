@@ -83,6 +83,14 @@ def publish_flags(maximum_qos: int = 2, retain: bool = True) -> PublishFlags:
     return tuple(table)
 
 
+class Turn(enum.Enum):
+    """Who speaks next in an exchange of AUTH (section 4.12)."""
+
+    NOBODY = "nobody"  # there is no exchange
+    CLIENT = "client"
+    SERVER = "server"
+
+
 class Awaits(enum.Enum):
     """What is next for a packet identifier of ours.
 

@@ -8,7 +8,7 @@ import pytest
 
 from protocols.connection import ConnectionFailed
 from protocols.errors import UsageError
-from protocols.mqtt.connection import Limits, State
+from protocols.mqtt.connection import Connection, Limits, State
 from protocols.mqtt.events import (
     AuthReceived,
     ConnectReceived,
@@ -39,7 +39,8 @@ def test_connect_and_accept(version: int) -> None:
     assert connection.data_to_send() == b""
     assert connection.accept(session_present=True) == []
     data = connection.data_to_send()
-    assert data == (wire("20 * 01 00 v 27 00200000 ;") if version == 5 else b"\x20\x02\x01\x00")
+    # In 3.1 the byte of the session is reserved.
+    assert data == wire({5: "20 * 01 00 v 27 00200000 ;", 4: "20 02 01 00", 3: "20 02 00 00"}[version])
     assert connection.is_open
     assert not connection.closing
 
@@ -137,6 +138,17 @@ def test_a_connection_without_room_for_connack_is_not_opened() -> None:
     say(connection, "10 * s'MQTT' 05 02 000a v 27 00000002 ; s'p'")
     assert failed(connection.accept()) == "0x95"
     assert connection.data_to_send() == b""  # [MQTT-3.1.2-24]
+
+
+def test_connack_leaves_out_what_the_client_can_do_without() -> None:
+    connection = new()
+    say(connection, "10 * s'MQTT' 05 02 000a v 27 00000012 ; s'p'")
+    announced = Properties(
+        receive_maximum=9, topic_alias_maximum=9, reason_string="well", user_properties=(("k", "v"),)
+    )
+    assert connection.accept(properties=announced) == []
+    assert connection.data_to_send() == wire("20 * 00 00 v 21 0009 27 00200000 ;")
+    assert failed(say(connection, "30 * s't' v 23 0001 ;")) == "0x94"  # what was not said is not so
 
 
 # sent ahead of CONNACK
@@ -728,7 +740,85 @@ def test_enhanced_authentication() -> None:
     ]
     assert connection.accept(properties=Properties(authentication_method="M")) == []
     assert connection.is_open
-    assert [type(one) for one in say(connection, "f0 * 19 v 15 s'M' ;")] == [AuthReceived]
+    assert connection.data_to_send() == wire("20 * 00 00 v 15 s'M' 27 00200000 ;")
+
+
+def authenticated() -> Connection:
+    connection = new()
+    say(connection, METHOD)
+    connection.accept()
+    connection.data_to_send()
+    return connection
+
+
+@pytest.mark.clause("MQTT-4.12.1-1")
+def test_authentication_again() -> None:
+    connection = authenticated()
+    for _ in range(2):
+        assert [type(one) for one in say(connection, "f0 * 19 v 15 s'M' ;")] == [AuthReceived]
+        connection.send_auth(0x18, Properties(authentication_data=b"2"))
+        assert connection.data_to_send() == wire("f0 * 18 v 15 s'M' 16 s'2' ;")
+        assert [type(one) for one in say(connection, "30 * s't' 00", "f0 * 18 v 15 s'M' ;")] == [
+            PublishReceived, AuthReceived,
+        ]  # fmt: skip
+        connection.send_auth(0x00)
+        assert connection.data_to_send() == wire("f0 * 00 v 15 s'M' ;")
+
+
+@pytest.mark.clause("MQTT-4.12.1-1")
+@pytest.mark.parametrize(
+    "packets",
+    [
+        ("f0 * 19 v 15 s'N' ;",),
+        ("f0 00",),
+        ("f0 * 18 v 15 s'M' ;",),  # nobody asked
+        ("f0 * 19 v 15 s'M' ;", "f0 * 19 v 15 s'M' ;"),  # not answered yet
+        ("f0 * 19 v 15 s'M' ;", "f0 * 18 v 15 s'M' ;"),
+    ],
+)
+def test_auth_out_of_turn(packets: tuple[str, ...]) -> None:
+    connection = authenticated()
+    assert failed(say(connection, *packets)) == "0x82"
+    assert goodbye(connection) == (0xE0, 0x82)
+
+
+def test_our_auth_out_of_turn() -> None:
+    connection = authenticated()
+    with pytest.raises(UsageError):
+        connection.send_auth(0x18)
+    connection = new()
+    say(connection, METHOD)
+    with pytest.raises(UsageError):
+        connection.send_auth(0x00)  # CONNACK says that
+    connection.send_auth(0x18)
+    with pytest.raises(UsageError):
+        connection.send_auth(0x18)
+    with pytest.raises(UsageError):
+        connection.accept(properties=Properties(authentication_method="N"))
+
+
+@pytest.mark.clause("MQTT-4.12.0-6")
+def test_no_method_for_whom_named_none() -> None:
+    connection = new()
+    say(connection, CONNECT_5)
+    with pytest.raises(UsageError):
+        connection.accept(properties=Properties(authentication_method="M"))
+
+
+@pytest.mark.clause("MQTT-3.1.2-22")
+def test_keep_alive_counts_while_the_client_is_to_answer() -> None:
+    connection = new(Limits(connect_timeout_s=20.0))
+    say(connection, "10 * s'MQTT' 05 02 0002 v 15 s'M' ; s'me'")
+    assert connection.next_deadline() == 120.0  # ours to answer
+    connection.tick(110.0)
+    connection.send_auth(0x18)
+    assert connection.next_deadline() == 113.0
+    connection.tick(112.0)
+    say(connection, "f0 * 18 v 15 s'M' ;")
+    assert connection.next_deadline() == 120.0
+    connection.tick(114.0)
+    connection.send_auth(0x18)
+    assert failed(connection.tick(117.0)) == "0x87"
 
 
 @pytest.mark.clause("MQTT-3.1.2-30")
@@ -737,9 +827,13 @@ def test_enhanced_authentication() -> None:
     "packet",
     ["30 * s't' 00", "c0 00", "f0 * 18 v 15 s'N' ;", "f0 * 19 v 15 s'M' ;", "f0 00", "f0 * 00 v 15 s'M' ;", METHOD],
 )
-def test_only_auth_may_follow(packet: str) -> None:
+@pytest.mark.parametrize("asked", [True, False])
+def test_only_auth_may_follow(packet: str, asked: bool) -> None:
     connection = new()
     say(connection, METHOD)
+    if asked:
+        connection.send_auth(0x18)
+        connection.data_to_send()
     assert failed(say(connection, packet)) == "0x82"
     assert goodbye(connection) == (0x20, 0x82)
 

@@ -6,7 +6,6 @@ import pytest
 
 from protocols.connection import ConnectionFailed
 from protocols.mqtt.connection import Connection, State
-from protocols.mqtt.properties import Properties
 from protocols.mqtt.reasons import PacketType
 from protocols.mqtt.states import LEGAL
 from tests.protocols.mqtt.client import CONNECT_5, new, say
@@ -36,7 +35,8 @@ MAY = {
     "new": {"CONNECT"},
     "authenticating": {"AUTH", "DISCONNECT"},
     "open": CLIENT,
-    "open with a method": CLIENT | {"AUTH"},
+    "open with a method": CLIENT,
+    "open, authenticating again": CLIENT | {"AUTH"},
 }
 
 
@@ -46,8 +46,12 @@ def at(place: str) -> Connection:
         return connection
     say(connection, CONNECT_5 if place in ("open", "connecting") else METHOD)
     if place.startswith("open"):
-        connection.accept(properties=Properties(authentication_method=None if place == "open" else "M"))
-        connection.data_to_send()
+        connection.accept()
+        if place == "open, authenticating again":
+            say(connection, "f0 * 19 v 15 s'M' ;")
+    if "authenticating" in place:
+        connection.send_auth(0x18)
+    connection.data_to_send()
     return connection
 
 
