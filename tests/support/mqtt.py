@@ -1,15 +1,22 @@
-"""paho for tests: started, subscribed and stopped from an event loop; keeps everything that the gateway said."""
+"""Clients for tests: paho, driven from an event loop, and one that sends and shows every single packet."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import Any
+from typing import Any, TypeVar
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
+from protocols.mqtt import packets
+from protocols.mqtt.decoding import decode_packet
+from protocols.mqtt.encoding import encode_packet
+from protocols.mqtt.packets import Version
+from protocols.mqtt.properties import NONE, Properties
 from tests.support.gateway import wait_until
+
+T = TypeVar("T")
 
 
 class PahoClient:
@@ -63,3 +70,148 @@ class PahoClient:
         """Say goodbye and end the thread."""
         self.paho.disconnect()
         await asyncio.to_thread(self.paho.loop_stop)
+
+
+class RawClient:
+    """One connection, packet by packet: it answers nothing by itself and sends what it is told, legal or not.
+
+    What comes is decoded by the product's decoder, whose own tests compare it with bytes typed by hand.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, version: Version) -> None:
+        self.version = version
+        self.connack: packets.Connack = packets.Connack()
+        self._reader = reader
+        self._writer = writer
+        self._next_id = 0
+
+    @classmethod
+    async def open(cls, address: tuple[str, int], version: int = 5) -> RawClient:
+        """Connect the socket only."""
+        reader, writer = await asyncio.open_connection(*address)
+        return cls(reader, writer, Version(version))
+
+    @classmethod
+    async def connect(cls, address: tuple[str, int], client_id: str | None = None, **options: Any) -> RawClient:
+        """Connect, and have CONNACK in `connack`; `options` are fields of `packets.Connect` and its properties."""
+        client = await cls.open(address, options.pop("version", 5))
+        names = packets.Connect.__struct_fields__
+        fields = {name: options.pop(name) for name in list(options) if name in names}
+        if options:
+            fields["properties"] = Properties(**options)
+        if client_id is None:
+            client_id = f"r-{uuid.uuid4().hex[:12]}"
+        client.send(packets.Connect(client.version, client_id, **fields))
+        client.connack = await client.expect(packets.Connack)
+        return client
+
+    @property
+    def granted(self) -> Properties:
+        """What CONNACK announced."""
+        return self.connack.properties or NONE
+
+    def send(self, packet: packets.Packet) -> None:
+        """Send a packet."""
+        self.send_bytes(encode_packet(packet, self.version))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send what no packet is."""
+        self._writer.write(data)
+
+    def new_id(self) -> int:
+        """Give an identifier that is not used yet."""
+        self._next_id += 1
+        return self._next_id
+
+    async def receive(self, timeout: float = 10) -> packets.Packet:
+        """Wait for the next packet; EOFError when the server has closed."""
+        try:
+            async with asyncio.timeout(timeout):
+                head = await self._reader.readexactly(2)
+                length, shift = head[1] & 0x7F, 7
+                while head[-1] & 0x80:
+                    head += await self._reader.readexactly(1)
+                    length |= (head[-1] & 0x7F) << shift
+                    shift += 7
+                body = await self._reader.readexactly(length)
+        except (asyncio.IncompleteReadError, ConnectionResetError):
+            raise EOFError from None
+        return decode_packet(head[0], body, self.version)
+
+    async def expect(self, kind: type[T], timeout: float = 10) -> T:
+        """Wait for the next packet, which must be of this kind."""
+        packet = await self.receive(timeout)
+        assert isinstance(packet, kind), packet
+        return packet
+
+    async def expect_end(self) -> list[packets.Packet]:
+        """Wait until the server closes; what it said before."""
+        said = []
+        try:
+            while True:
+                said.append(await self.receive())
+        except EOFError:
+            return said
+
+    async def subscribe(self, *filters: str | packets.Subscription, **properties: Any) -> packets.Suback:
+        """Subscribe, QoS 2 unless told otherwise, and wait for SUBACK, which must come before anything else."""
+        wishes = tuple(
+            one if isinstance(one, packets.Subscription) else packets.Subscription(one, 2) for one in filters
+        )
+        self.send(packets.Subscribe(self.new_id(), wishes, Properties(**properties) if properties else None))
+        suback = await self.expect(packets.Suback)
+        assert suback.packet_id == self._next_id
+        return suback
+
+    async def unsubscribe(self, *filters: str) -> packets.Unsuback:
+        """Unsubscribe and wait for UNSUBACK."""
+        self.send(packets.Unsubscribe(self.new_id(), filters))
+        return await self.expect(packets.Unsuback)
+
+    async def publish(self, topic: str, payload: bytes = b"", qos: int = 1, retain: bool = False, **more: Any) -> int:
+        """Publish, go through the whole exchange, and give the first answer's reason code."""
+        packet_id = self.new_id() if qos else 0
+        properties = Properties(**more) if more else None
+        self.send(packets.Publish(topic, payload, qos, retain, False, packet_id, properties))
+        if not qos:
+            return 0
+        if qos == 1:
+            puback = await self.expect(packets.Puback)
+            assert puback.packet_id == packet_id
+            return puback.reason_code
+        pubrec = await self.expect(packets.Pubrec)
+        assert pubrec.packet_id == packet_id
+        if pubrec.reason_code < 0x80:
+            self.send(packets.Pubrel(packet_id))
+            assert await self.expect(packets.Pubcomp) == packets.Pubcomp(packet_id)
+        return pubrec.reason_code
+
+    async def message(self, timeout: float = 10) -> packets.Publish:
+        """Wait for the next packet, which must be a message, and acknowledge it to the end."""
+        message = await self.expect(packets.Publish, timeout)
+        if message.qos == 1:
+            self.send(packets.Puback(message.packet_id))
+        elif message.qos == 2:
+            self.send(packets.Pubrec(message.packet_id))
+            assert await self.expect(packets.Pubrel) == packets.Pubrel(message.packet_id)
+            self.send(packets.Pubcomp(message.packet_id))
+        return message
+
+    async def messages(self, count: int) -> list[packets.Publish]:
+        """Wait for so many messages, and acknowledge each."""
+        return [await self.message() for _ in range(count)]
+
+    async def ping(self) -> None:
+        """Prove that nothing but the answer is on its way."""
+        self.send(packets.Pingreq())
+        await self.expect(packets.Pingresp)
+
+    async def disconnect(self, reason_code: int = 0, **properties: Any) -> None:
+        """Say goodbye and wait until the server has closed."""
+        self.send(packets.Disconnect(reason_code, Properties(**properties) if properties else None))
+        assert await self.expect_end() == []
+        self._writer.close()
+
+    def drop(self) -> None:
+        """Vanish without a goodbye, as a broken network does."""
+        self._writer.transport.abort()
