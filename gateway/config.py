@@ -12,7 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -62,6 +70,17 @@ class Address(str):
         return core_schema.no_info_after_validator_function(
             cls.parse, core_schema.str_schema(), serialization=core_schema.to_string_ser_schema()
         )
+
+
+def _origin(text: str) -> str:
+    scheme, mark, place = text.partition("://")
+    if text != "*" and (not scheme or not mark or not place or "/" in place):
+        raise ValueError('expected SCHEME://HOST[:PORT] or "*"')
+    return text
+
+
+Origin = Annotated[str, AfterValidator(_origin)]
+"""Where a page of a browser came from, as the browser says it."""
 
 
 class Section(BaseModel):
@@ -121,6 +140,8 @@ class MqttConfig(Section):
     connect_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     outgoing_inflight: Annotated[int, Field(ge=1, le=65535)] = 1000  # min with the client's Receive Maximum
     max_subscriptions: Annotated[int, Field(ge=1)] = 1000
+    websocket_address: Address | None = None  # besides `/mqtt` on the HTTP port
+    websocket_origins: tuple[Origin, ...] | None = None  # None: any where a password is needed, else near ones
     state_partitions: Annotated[int, Field(ge=1, le=1000)] = 8  # of a state topic; it must not change afterwards
 
 

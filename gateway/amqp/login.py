@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol
 
+from gateway.security.exchange import Continue, Done, Exchange, Failed
 from gateway.security.identity import Identity
+from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
 
 
 class Authenticator(Protocol):
@@ -29,37 +31,64 @@ class Authenticator(Protocol):
         """Check a name and a password."""
         ...
 
+    def exchange(self, mechanism: str, *, peer: str, user: str | None = None) -> Exchange | None:
+        """Begin an exchange of several messages; None: the mechanism is not offered."""
+        ...
 
-async def login(
-    authenticator: Authenticator,
-    mechanism: str,
-    response: bytes | None,
-    *,
-    peer: str,
-    certificate: Mapping[str, Any] | None,
-) -> Identity | None:
-    """The identity that a SASL init proves; None: refused.
 
-    An authorization identity other than the authenticated one would be acting for somebody else, which is not
-    offered: such a login is refused (RFC 4616 part 2, RFC 4422 appendix A).
-    """
-    if mechanism == "ANONYMOUS":
-        return authenticator.anonymous()
-    if mechanism == "EXTERNAL":
-        identity = authenticator.identify_certificate(certificate)
-        if identity is None or (response and response != identity.name.encode()):
-            return None
-        return identity
-    if mechanism == "PLAIN":
-        parts = (response or b"").split(b"\0")
-        if len(parts) != 3:
-            return None
-        authorization, user, password = parts
-        if authorization not in (b"", user):
-            return None
-        try:
-            name = user.decode()
-        except UnicodeDecodeError:
-            return None
-        return await authenticator.authenticate_password(name, password, peer=peer)
-    return None
+class Login:
+    """One SASL dialogue. SCRAM takes several steps, every other mechanism one."""
+
+    __slots__ = ("_authenticator", "_certificate", "_exchange", "_peer")
+
+    def __init__(self, authenticator: Authenticator, *, peer: str, certificate: Mapping[str, Any] | None) -> None:
+        """Begin.
+
+        Args:
+            authenticator: who judges.
+            peer: `host:port` of the client.
+            certificate: its verified certificate, as `SSLObject.getpeercert()` gives it.
+        """
+        self._authenticator = authenticator
+        self._peer = peer
+        self._certificate = certificate
+        self._exchange: Exchange | None = None
+
+    async def step(self, event: SaslInitReceived | SaslResponseReceived) -> Continue | Done | Failed:
+        """Take what the peer said; the answer is a challenge or the verdict."""
+        if isinstance(event, SaslInitReceived):
+            self._exchange = self._authenticator.exchange(event.mechanism, peer=self._peer)
+            if self._exchange is None:
+                identity = await self._prove(event.mechanism, event.response)
+                return Failed(f"{event.mechanism} proved nothing") if identity is None else Done(identity, b"")
+        if self._exchange is None:
+            return Failed("a response that nobody asked for")
+        return await self._exchange.step(event.response)
+
+    async def _prove(self, mechanism: str, response: bytes | None) -> Identity | None:
+        """The identity that one message proves; None: refused.
+
+        An authorization identity other than the authenticated one would be acting for somebody else, which is not
+        offered: such a login is refused (RFC 4616 part 2, RFC 4422 appendix A).
+        """
+        authenticator = self._authenticator
+        if mechanism == "ANONYMOUS":
+            return authenticator.anonymous()
+        if mechanism == "EXTERNAL":
+            identity = authenticator.identify_certificate(self._certificate)
+            if identity is None or (response and response != identity.name.encode()):
+                return None
+            return identity
+        if mechanism == "PLAIN":
+            parts = (response or b"").split(b"\0")
+            if len(parts) != 3:
+                return None
+            authorization, user, password = parts
+            if authorization not in (b"", user):
+                return None
+            try:
+                name = user.decode()
+            except UnicodeDecodeError:
+                return None
+            return await authenticator.authenticate_password(name, password, peer=self._peer)
+        return None

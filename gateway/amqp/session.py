@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import operator
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final
 
 import structlog
@@ -18,12 +18,13 @@ from flowcontrol.budget import Budget
 from gateway.amqp.addresses import AddressError, SourceAddress, parse_source, parse_target
 from gateway.amqp.answers import delivery_state, refusal
 from gateway.amqp.incoming import IncomingLink
-from gateway.amqp.login import login
+from gateway.amqp.login import Login
 from gateway.amqp.outgoing import OutgoingLink
 from gateway.amqp.services import PRODUCT, Services
 from gateway.kafka.contracts import Refused, Result
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
+from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.identity import Identity
 from mapping.amqp import Destination, gateway_headers
 from mapping.outcomes import Outcome
@@ -81,7 +82,7 @@ class AmqpSession:
         self._identity: Identity | None = None
         self._grant: Grant
         self._container_id = ""
-        self._certificate: Mapping[str, Any] | None = None
+        self._login: Login
         self._incoming: set[IncomingLink] = set()
         self._outgoing: set[OutgoingLink] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -104,9 +105,10 @@ class AmqpSession:
         services.counts.connections += 1
         transport = pump.transport
         tls = transport.get_extra_info("ssl_object") if transport is not None else None
-        self._certificate = tls.getpeercert() if tls is not None else None
+        certificate = tls.getpeercert() if tls is not None else None
         authenticator = services.authenticator
-        certified = authenticator.identify_certificate(self._certificate) is not None
+        self._login = Login(authenticator, peer=pump.peer, certificate=certificate)
+        certified = authenticator.identify_certificate(certificate) is not None
         self._connection.mechanisms = authenticator.offers(certificate=certified)
         self._connection.allow_without_sasl = authenticator.anonymous() is not None
 
@@ -126,7 +128,7 @@ class AmqpSession:
             elif kind is DispositionReceived:
                 event.link.context.disposition(event.delivery, event.state)
             elif kind is SaslInitReceived or kind is SaslResponseReceived:
-                waiting = self._login(event)  # nothing follows before the outcome
+                waiting = self._log_in(event)  # nothing follows before the outcome
             else:
                 self._control(event, touched)
         for incoming in touched:
@@ -255,24 +257,24 @@ class AmqpSession:
             case _:
                 pass  # SessionOpened: the engine has answered, and a session alone means nothing to us
 
-    async def _login(self, event: SaslInitReceived | SaslResponseReceived) -> None:
-        identity = None
-        if isinstance(event, SaslInitReceived):
-            identity = await login(
-                self.services.authenticator,
-                event.mechanism,
-                event.response,
-                peer=self.pump.peer,
-                certificate=self._certificate,
-            )
-        self._identity = identity
-        if identity is None:
+    async def _log_in(self, event: SaslInitReceived | SaslResponseReceived) -> None:
+        step = await self._login.step(event)
+        if isinstance(step, Failed):
             self.services.counts.refused_logins += 1
+            self._log.debug("login refused", reason=step.reason)
         if self.gone:
             return
-        more = self._connection.sasl_outcome(SaslCode.AUTH if identity is None else SaslCode.OK)
-        if more:
-            self.handle(more)
+        match step:
+            case Continue(challenge):
+                more = self._connection.sasl_challenge(challenge)
+            case Done(identity, last_word):
+                self._identity = identity
+                more = self._connection.sasl_outcome(SaslCode.OK, last_word or None)
+            case Failed():
+                more = self._connection.sasl_outcome(SaslCode.AUTH)
+        waiting = self.handle(more)
+        if waiting is not None:
+            await waiting
 
     def _opened(self, event: ConnectionOpened) -> None:
         identity = self._identity if event.with_sasl else self.services.authenticator.anonymous()

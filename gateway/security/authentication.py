@@ -1,17 +1,17 @@
-"""Who may come in: anonymous clients, passwords through amqtt's plugins, certificates.
+"""Who may come in: anonymous clients, passwords through amqtt's plugins, SCRAM users, certificates.
 
 A success is answered at once, from a short memory when the same name and password were right a moment ago. A failure
 is answered late: some time after the attempt *began*, growing with the failures of that address, so that neither
-guessing nor the time of a check is of any use. Nothing is held meanwhile but the waiting coroutine.
+guessing nor the time of a check is of any use.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import hashlib
 import hmac
-import ipaddress
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,18 +22,19 @@ import structlog
 
 from gateway.config import ConfigError, SecurityConfig
 from gateway.security.amqtt_plugins import Credentials, PluginBackend, plugin_specs
+from gateway.security.exchange import Exchange
 from gateway.security.identity import ANONYMOUS, Identity, is_principal
+from gateway.security.scram import ScramServer
+from gateway.security.scram_file import ScramUsers, read_scram_file
+from gateway.security.throttle import Throttle, address_of
 
 log = structlog.get_logger(__name__)
 
 CACHE_S: Final = 60.0  # how long a right password is believed: a removed user stays in no longer
 CACHE_ENTRIES: Final = 10_000
-DELAY_LIMIT_S: Final = 5.0
-FORGET_S: Final = 60.0  # without a failure for so long, an address starts anew
-ADDRESSES: Final = 10_000
-REFUSALS_PER_ADDRESS: Final = 64  # failures being delayed at once; above, nothing of that address is checked
 WAITING_LIMIT: Final = 4096  # attempts that wait for a check, of all addresses: each holds a name and a password
 CREDENTIAL_LIMIT: Final = 65_535  # bytes; MQTT's own limit for both
+NONCE_BYTES: Final = 18  # of chance in a SCRAM nonce: 24 characters
 
 
 class AuthenticationStatistics(msgspec.Struct, frozen=True):
@@ -45,17 +46,6 @@ class AuthenticationStatistics(msgspec.Struct, frozen=True):
     throttled_total: int  # of the refused: not even checked
     errors_total: int  # answers that a plugin could not give
     addresses_slowed: int
-
-
-class _Slowed:
-    """The failures of one address."""
-
-    __slots__ = ("failures", "last", "waiting")
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self.last = 0.0
-        self.waiting = 0
 
 
 class Authenticator:
@@ -76,22 +66,22 @@ class Authenticator:
             sleep: waits for seconds of `clock`.
 
         Raises:
-            ConfigError: a plugin or password file that cannot be used, or a configuration that lets nobody in.
+            ConfigError: a plugin or a file that cannot be used, or a configuration that lets nobody in.
         """
         self._config = config
         specs = plugin_specs(config)
-        if not specs and not config.allow_anonymous and config.tls_client_ca is None:
+        self._scram = _scram_users(config)
+        if not specs and self._scram is None and not config.allow_anonymous and config.tls_client_ca is None:
             raise ConfigError(
-                "security.allow_anonymous is false, and neither security.password_file, security.plugins"
-                " nor security.tls_client_ca is set: nobody could connect"
+                "security.allow_anonymous is false, and neither security.password_file, security.scram_file,"
+                " security.plugins nor security.tls_client_ca is set: nobody could connect"
             )
         self._backend = PluginBackend(specs) if specs else None
         self._clock = clock
-        self._sleep = sleep
+        self._throttle = Throttle(config.failed_attempt_delay_s, clock=clock, sleep=sleep)
         self._secret = secrets.token_bytes(32)
         self._remembered: collections.OrderedDict[bytes, float] = collections.OrderedDict()
         self._checking: dict[bytes, asyncio.Future[bool | None]] = {}
-        self._slowed: collections.OrderedDict[str, _Slowed] = collections.OrderedDict()
         self._waiting = 0
         self._accepted = 0
         self._from_memory = 0
@@ -110,23 +100,26 @@ class Authenticator:
         self._remembered.clear()
 
     async def reload(self) -> bool:
-        """Read the password file anew and make the plugins anew; on any fault the old ones stay.
+        """Read the files anew and make the plugins anew; on any fault all the old ones stay.
 
         Returns:
             Whether the new ones are in use.
         """
-        if self._backend is None:
-            return True
+        fresh = None
         try:
-            fresh = PluginBackend(plugin_specs(self._config))
-            await fresh.start()
+            users = _scram_users(self._config)
+            if self._backend is not None:
+                fresh = PluginBackend(plugin_specs(self._config))
+                await fresh.start()
         except ConfigError as error:
             log.error("authentication not reloaded, the old one stays", error=str(error))
             return False
+        self._scram = users
         old, self._backend = self._backend, fresh
-        fresh.errors = old.errors
         self._remembered.clear()
-        await old.stop()
+        if old is not None and fresh is not None:
+            fresh.errors = old.errors
+            await old.stop()
         return True
 
     # what is on offer
@@ -150,6 +143,8 @@ class Authenticator:
         mechanisms: list[str] = []
         if certificate:
             mechanisms.append("EXTERNAL")
+        if self._scram is not None:
+            mechanisms += self._scram.mechanisms
         if self.checks_passwords:
             mechanisms.append("PLAIN")
         if self.allows_anonymous:
@@ -211,8 +206,7 @@ class Authenticator:
                 return Identity(user, "password")
             del self._remembered[digest]
         address = address_of(peer)
-        slowed = self._slowed.get(address)
-        if self._waiting >= WAITING_LIMIT or (slowed is not None and slowed.waiting >= REFUSALS_PER_ADDRESS):
+        if self._waiting >= WAITING_LIMIT or self._throttle.is_full(address):
             self._refused += 1
             self._throttled += 1
             return None
@@ -229,8 +223,47 @@ class Authenticator:
             self._accepted += 1
             return Identity(user, "password")
         self._refused += 1
-        await self._delay(address, began)
+        await self._throttle.wait_refused(address, began)
         return None
+
+    def exchange(self, mechanism: str, *, peer: str, user: str | None = None) -> Exchange | None:
+        """Begin an exchange of messages that proves who a client is.
+
+        Args:
+            mechanism: the SASL mechanism's name.
+            peer: as for `authenticate_password`.
+            user: who the client must turn out to be; None: anybody.
+
+        Returns:
+            None: the mechanism is not offered.
+        """
+        users = self._scram
+        if users is None or mechanism not in users.mechanisms:
+            return None
+        look_up = functools.partial(users.credential, mechanism)
+        server = ScramServer(mechanism, look_up, secrets.token_urlsafe(NONCE_BYTES))
+        return Exchange(server, self, address_of(peer), user)
+
+    def is_throttled(self, address: str) -> bool:
+        """Whether an exchange of this address is refused unchecked (contract: `gateway.security.exchange.Judge`)."""
+        throttled = self._throttle.is_full(address)
+        if throttled:
+            self._refused += 1
+            self._throttled += 1
+        return throttled
+
+    def accepted(self) -> None:
+        """An exchange proved an identity."""
+        self._accepted += 1
+
+    async def wait_refused(self, address: str) -> None:
+        """An exchange failed: count it, and wait until that may be told.
+
+        The delay counts from here: who had it counted from the exchange's beginning could begin many, wait, and then
+        guess in all of them at once.
+        """
+        self._refused += 1
+        await self._throttle.wait_refused(address, self._clock())
 
     async def _check(self, backend: PluginBackend, digest: bytes, credentials: Credentials) -> bool:
         """Ask the plugins, once for all who offer the same credentials at the same time."""
@@ -262,32 +295,6 @@ class Authenticator:
         secret = password.encode("utf-8", "surrogatepass") if isinstance(password, str) else password
         return hmac.digest(self._secret, len(name).to_bytes(8, "big") + name + secret, hashlib.sha256)
 
-    async def _delay(self, address: str, began: float) -> None:
-        """Wait until a refusal may be told."""
-        base = self._config.failed_attempt_delay_s
-        if base == 0:
-            return
-        now = self._clock()
-        slowed = self._slowed.get(address)
-        if slowed is None:
-            slowed = self._slowed[address] = _Slowed()
-            self._forget()
-        elif now - slowed.last > FORGET_S:
-            slowed.failures = 0
-        slowed.failures += 1
-        slowed.last = now
-        self._slowed.move_to_end(address)
-        pause = min(DELAY_LIMIT_S, base * 2.0 ** min(slowed.failures - 1, 16))
-        slowed.waiting += 1
-        try:
-            await self._sleep(max(0.0, began + max(pause, base) - now))
-        finally:
-            slowed.waiting -= 1
-
-    def _forget(self) -> None:
-        while len(self._slowed) > ADDRESSES:
-            self._slowed.popitem(last=False)
-
     def statistics(self) -> AuthenticationStatistics:
         """How attempts ended so far."""
         return AuthenticationStatistics(
@@ -296,8 +303,12 @@ class Authenticator:
             refused_total=self._refused,
             throttled_total=self._throttled,
             errors_total=self._backend.errors if self._backend is not None else 0,
-            addresses_slowed=len(self._slowed),
+            addresses_slowed=len(self._throttle),
         )
+
+
+def _scram_users(config: SecurityConfig) -> ScramUsers | None:
+    return None if config.scram_file is None else read_scram_file(config.scram_file, "security.scram_file")
 
 
 def _text(password: bytes | str) -> str | None:
@@ -307,18 +318,3 @@ def _text(password: bytes | str) -> str | None:
         return bytes(password).decode("utf-8") if len(password) <= CREDENTIAL_LIMIT else None
     except UnicodeDecodeError:
         return None
-
-
-def address_of(peer: str) -> str:
-    """What failures are counted for: an IPv4 address, or an IPv6 network of 64 bits (a host owns all of it)."""
-    host = peer.rpartition(":")[0] if peer.count(":") else peer
-    host = host.strip("[]")
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)

@@ -21,29 +21,31 @@ def check_exposure(config: Config) -> list[str]:
     exposed = [(key, address) for key, address in _listeners(config) if not address.is_loopback]
     passwords = security.password_file is not None or bool(security.plugins)
     open_ones = [
-        f"{key}.address: {address} can be reached from other machines without authentication"
+        f"{key}: {address} can be reached from other machines without authentication"
         for key, address in exposed
-        if not (passwords if key == "management" else security.authenticates) or not security.authenticates
+        if not (passwords if key == "management.address" else security.authenticates) or not security.authenticates
     ]
     if open_ones and not security.insecure:
         raise ConfigError(
             "; ".join(open_ones)
-            + " (set security.allow_anonymous = false with security.password_file or security.plugins, or"
-            " security.tls_require_client_cert; or allow it with security.insecure or --insecure)"
+            + " (set security.allow_anonymous = false with security.password_file, security.scram_file or"
+            " security.plugins, or security.tls_require_client_cert; or allow it with security.insecure or --insecure)"
         )
     warnings = list(open_ones)
     if passwords and security.tls_cert is None:
         warnings += [
-            f"{key}.address: {address} takes passwords unencrypted: security.tls_cert is not set"
+            f"{key}: {address} takes passwords unencrypted: security.tls_cert is not set"
             for key, address in exposed
         ]
     return warnings
 
 
 def _listeners(config: Config) -> list[tuple[str, Address]]:
-    return [
-        ("mqtt", config.mqtt.address),
-        ("amqp", config.amqp.address),
-        ("http", config.http.address),
-        ("management", config.management.address),
+    addresses = [
+        ("mqtt.address", config.mqtt.address),
+        ("mqtt.websocket_address", config.mqtt.websocket_address),
+        ("amqp.address", config.amqp.address),
+        ("http.address", config.http.address),
+        ("management.address", config.management.address),
     ]
+    return [(key, address) for key, address in addresses if address is not None]

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-Method = Literal["anonymous", "password", "certificate"]
+Method = Literal["anonymous", "password", "scram", "certificate"]
 
 ANONYMOUS_NAME: Final = "anonymous"
 EVERYONE: Final = "*"

@@ -145,7 +145,8 @@ class Connection:
 
     def sasl_challenge(self, data: bytes) -> list[Any]:
         """Ask the peer for another response; what it had sent ahead may give events."""
-        assert self._sasl is not None
+        if self._sasl is None or self._dead:
+            return []
         self._sasl.challenge(data)
         return self._advance()
 

@@ -10,16 +10,21 @@ from typing import Any
 
 import pytest
 import trustme
+from aiokafka.conn import ScramAuthenticator
 from argon2 import PasswordHasher
 from proton import ConnectionException, Message
 from proton.utils import BlockingConnection
 
 from gateway.amqp.addresses import AddressError, SourceAddress, TargetAddress, parse_source, parse_target
-from gateway.amqp.login import login
+from gateway.amqp.login import Login
 from gateway.config import AccessRule, SecurityConfig
 from gateway.security.authentication import Authenticator
+from gateway.security.exchange import Done, Failed
 from gateway.security.identity import Identity
+from gateway.security.scram import derive
+from gateway.security.scram_file import scram_line
 from protocols.amqp import outcomes
+from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
 
 TIMEOUT = 20
 
@@ -88,6 +93,61 @@ async def test_sasl_plain(start_front: Any, secured: Any, response: bytes, code:
     assert front.statistics().refused_logins == code
 
 
+def sasl_frame(code: int, data: bytes) -> bytes:
+    body = b"\x00\x53" + bytes([code, 0xC0, len(data) + 3, 1, 0xA0, len(data)]) + data
+    return (len(body) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + body
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    return (await reader.readexactly(size - 4))[4:]
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("begins", ["client", "server"])
+@pytest.mark.parametrize("password", ["secret", "wrong"])
+@pytest.mark.clause("AMQP-5.3.2")
+async def test_sasl_scram(start_front: Any, tmp_path: Path, mechanism: str, begins: str, password: str) -> None:
+    """The messages by aiokafka's client, which also judges the server; the frames by hand."""
+    path = tmp_path / "scram"
+    path.write_text(scram_line("ann", mechanism, derive(mechanism, "secret", b"0123456789abcdef", 4096)))
+    front = await start_front(
+        security=SecurityConfig(allow_anonymous=False, scram_file=path, failed_attempt_delay_s=0.0)
+    )
+    client = ScramAuthenticator(
+        loop=None, sasl_plain_username="ann", sasl_plain_password=password, sasl_mechanism=mechanism
+    )
+    host, port = front.bound.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(TIMEOUT):
+        writer.write(b"AMQP\x03\x01\x00\x00")
+        assert await reader.readexactly(8) == b"AMQP\x03\x01\x00\x00"
+        assert mechanism.encode() in await read_frame(reader)
+        first = client.first_message().encode()
+        if begins == "client":
+            writer.write(sasl_init(mechanism.encode(), first)[8:])
+        else:  # an init without a response: the server asks for it by an empty challenge
+            body = b"\x00\x53\x41\xc0" + bytes([len(mechanism) + 3, 1, 0xA3, len(mechanism)]) + mechanism.encode()
+            writer.write((len(body) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + body)
+            assert await read_frame(reader) == b"\x00\x53\x42\xc0\x03\x01\xa0\x00"
+            writer.write(sasl_frame(0x43, first))
+        challenge = await read_frame(reader)
+        assert challenge[:3] == b"\x00\x53\x42"
+        client.process_server_first_message(challenge[challenge.index(b"r=") :].decode())
+        writer.write(sasl_frame(0x43, client.final_message().encode()) + b"AMQP\x00\x01\x00\x00")
+        outcome = await read_frame(reader)
+        if password == "secret":
+            assert outcome[:3] == b"\x00\x53\x44"
+            client.process_server_final_message(outcome[outcome.index(b"v=") :].decode())
+            assert await reader.readexactly(8) == b"AMQP\x00\x01\x00\x00"
+        else:
+            assert outcome == b"\x00\x53\x44\xc0\x03\x01\x50\x01"
+            assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+    assert front.statistics().refused_logins == (password == "wrong")
+
+
 async def test_anonymous_is_refused_where_it_is_not_allowed(start_front: Any, secured: Any) -> None:
     front = await start_front(security=secured())
     assert await raw(front, b"AMQP\x00\x01\x00\x00", 0) == b"AMQP\x03\x01\x00\x00"
@@ -142,7 +202,11 @@ async def test_what_each_mechanism_proves(secured: Any) -> None:
     certificate = {"subject": ((("commonName", "device-7"),),)}
 
     async def who(mechanism: str, response: bytes | None, peercert: Any = None) -> Identity | None:
-        return await login(authenticator, mechanism, response, peer="127.0.0.1:1", certificate=peercert)
+        verdict = await Login(authenticator, peer="127.0.0.1:1", certificate=peercert).step(
+            SaslInitReceived(mechanism, response, None)
+        )
+        assert isinstance(verdict, Done | Failed)
+        return verdict.identity if isinstance(verdict, Done) else None
 
     try:
         assert await who("ANONYMOUS", b"trace") == Identity("anonymous", "anonymous")
@@ -152,7 +216,9 @@ async def test_what_each_mechanism_proves(secured: Any) -> None:
         assert await who("EXTERNAL", None) is None
         assert await who("PLAIN", b"\0ann\0secret") == Identity("ann", "password")
         assert await who("PLAIN", None) is None
-        assert await who("SCRAM-SHA-256", b"n,,n=ann") is None
+        assert await who("SCRAM-SHA-256", b"n,,n=ann,r=nonce") is None  # there is no file of such users
+        verdict = await Login(authenticator, peer="127.0.0.1:1", certificate=None).step(SaslResponseReceived(b""))
+        assert isinstance(verdict, Failed)
     finally:
         await authenticator.stop()
 

@@ -17,9 +17,9 @@ from amqtt.session import Session
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.config import ConfigError, SecurityConfig
-from gateway.security import amqtt_plugins, authentication
+from gateway.security import amqtt_plugins, authentication, throttle
 from gateway.security.amqtt_plugins import Credentials
-from gateway.security.authentication import Authenticator, address_of
+from gateway.security.authentication import Authenticator
 from gateway.security.identity import ANONYMOUS, Identity
 
 PEER = "192.0.2.1:50000"
@@ -241,7 +241,7 @@ async def test_failures_are_answered_late_and_later_each_time() -> None:
     assert clock.pauses[-1] == 1.0
     assert await authenticator.authenticate_password("ann", SECRET, peer=PEER)
     assert len(clock.pauses) == 6
-    clock.now += authentication.FORGET_S + 1
+    clock.now += throttle.FORGET_S + 1
     assert await authenticator.authenticate_password("ann", "guess", peer=PEER) is None
     assert clock.pauses[-1] == 1.0
     await authenticator.stop()
@@ -257,7 +257,7 @@ async def test_a_delay_counts_from_the_beginning_of_the_attempt() -> None:
 
 
 async def test_one_address_cannot_guess_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authentication, "REFUSALS_PER_ADDRESS", 3)
+    monkeypatch.setattr(throttle, "REFUSALS_PER_ADDRESS", 3)
     asked: list[Any] = []
     gate = asyncio.Event()
 
@@ -279,7 +279,7 @@ async def test_one_address_cannot_guess_in_parallel(monkeypatch: pytest.MonkeyPa
 
 
 async def test_the_table_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authentication, "ADDRESSES", 10)
+    monkeypatch.setattr(throttle, "ADDRESSES", 10)
     monkeypatch.setattr(authentication, "CACHE_ENTRIES", 10)
     clock = Clock()
     authenticator = Authenticator(with_plugin(), clock=clock, sleep=clock.sleep)
@@ -329,22 +329,6 @@ async def test_no_password_is_ever_told(
         assert authenticator.statistics().errors_total == 4
     else:
         assert not errors
-
-
-@pytest.mark.parametrize(
-    ("peer", "address"),
-    [
-        ("192.0.2.1:1883", "192.0.2.1"),
-        ("192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:3:4:5:6:50000", "2001:db8:1:2::/64"),
-        ("[2001:db8::1]:50000", "2001:db8::/64"),
-        ("::ffff:192.0.2.1:50000", "192.0.2.1"),
-        ("", ""),
-        ("unix", "unix"),
-    ],
-)
-def test_failures_are_counted_for_the_host(peer: str, address: str) -> None:
-    assert address_of(peer) == address
 
 
 async def test_asking_before_the_start_is_our_mistake() -> None:

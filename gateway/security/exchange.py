@@ -1,0 +1,90 @@
+"""An authentication that takes several messages, whatever protocol carries them: MQTT's AUTH, AMQP's SASL frames."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from gateway.security.identity import Identity
+from gateway.security.scram import Challenge, Disproven, Proven, ScramServer
+
+
+class Continue(msgspec.Struct, frozen=True, gc=False):
+    """Send this to the client and step on with its answer."""
+
+    data: bytes
+
+
+class Done(msgspec.Struct, frozen=True, gc=False):
+    """The client is who it says; `data` is the last word to it."""
+
+    identity: Identity
+    data: bytes
+
+
+class Failed(msgspec.Struct, frozen=True, gc=False):
+    """The client is refused; the reason is for the log, for it tells what was wrong."""
+
+    reason: str
+
+
+Step = Continue | Done | Failed
+
+
+class Judge(Protocol):
+    """What an exchange needs of `gateway.security.authentication.Authenticator`."""
+
+    def is_throttled(self, address: str) -> bool:
+        """Whether an exchange of this address is refused unchecked."""
+        ...
+
+    def accepted(self) -> None:
+        """An exchange proved an identity."""
+        ...
+
+    async def wait_refused(self, address: str) -> None:
+        """An exchange failed: count it, and wait until that may be told."""
+        ...
+
+
+class Exchange:
+    """One exchange, on one connection."""
+
+    __slots__ = ("_address", "_judge", "_server", "_user")
+
+    def __init__(self, server: ScramServer, judge: Judge, address: str, user: str | None) -> None:
+        """Begin.
+
+        Args:
+            server: the mechanism.
+            judge: counts the outcome and delays a refusal.
+            address: of the client; failures are counted for it.
+            user: who the client must turn out to be; None: anybody.
+        """
+        self._server = server
+        self._judge = judge
+        self._address = address
+        self._user = user
+
+    async def step(self, data: bytes | None) -> Step:
+        """Take the client's next message; only a failure waits, by intention.
+
+        Args:
+            data: None: the client began without a message.
+        """
+        if self._judge.is_throttled(self._address):
+            return Failed("too many failures of this address are waiting")
+        step = self._server.step(data)
+        match step:
+            case Challenge(challenge):
+                return Continue(challenge)
+            case Proven(user, answer) if self._user in (None, user):
+                self._judge.accepted()
+                return Done(Identity(user, "scram"), answer)
+            case Proven():
+                reason = "another user than before"
+            case Disproven(reason):
+                pass
+        await self._judge.wait_refused(self._address)
+        return Failed(reason)

@@ -1,0 +1,54 @@
+"""SASLprep (RFC 4013): one spelling for names and passwords that look the same."""
+
+from __future__ import annotations
+
+import stringprep
+from typing import Final
+from unicodedata import ucd_3_2_0 as unicode_3_2
+
+_PROHIBITED: Final = (
+    stringprep.in_table_c12,
+    stringprep.in_table_c21_c22,
+    stringprep.in_table_c3,
+    stringprep.in_table_c4,
+    stringprep.in_table_c5,
+    stringprep.in_table_c6,
+    stringprep.in_table_c7,
+    stringprep.in_table_c8,
+    stringprep.in_table_c9,
+)  # RFC 4013 part 2.3
+
+
+def saslprep(text: str, *, stored: bool = False) -> str:
+    """Prepare a name or a password.
+
+    Args:
+        text: as somebody wrote it.
+        stored: it is to be kept; then code points that Unicode 3.2 had not assigned are refused too (part 2.5).
+
+    Raises:
+        ValueError: it holds what is not allowed; the text says what kind, never which character.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    mapped = "".join(
+        " " if stringprep.in_table_c12(char) else char for char in text if not stringprep.in_table_b1(char)
+    )
+    prepared = unicode_3_2.normalize("NFKC", mapped)
+    for char in prepared:
+        if any(prohibited(char) for prohibited in _PROHIBITED):
+            raise ValueError("a character that is not allowed")
+        if stored and stringprep.in_table_a1(char):
+            raise ValueError("a character that Unicode 3.2 does not know")
+    _check_directions(prepared)
+    return prepared
+
+
+def _check_directions(text: str) -> None:
+    """Text from right to left is that throughout (RFC 3454 part 6)."""
+    if not any(map(stringprep.in_table_d1, text)):
+        return
+    if any(map(stringprep.in_table_d2, text)):
+        raise ValueError("text of both directions")
+    if not (stringprep.in_table_d1(text[0]) and stringprep.in_table_d1(text[-1])):
+        raise ValueError("text from right to left that does not begin and end so")

@@ -1,0 +1,214 @@
+"""SCRAM (RFC 5802, RFC 7677), the server's side: who knows the password proves it without saying it.
+
+Sans-io: messages in, steps out; the nonce is a constructor argument. MQTT carries the messages in AUTH, AMQP in SASL
+frames. Channel binding is not offered, so a client says `n` or `y`.
+
+    client-first  n,,n=ann,r=<its nonce>            the salt is asked for
+    server-first  r=<both nonces>,s=<salt>,i=<iterations>
+    client-final  c=biws,r=<both nonces>,p=<proof>  the proof is judged
+    server-final  v=<signature>                     the server knows the password's keys, too
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import hmac
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gateway.security.saslprep import saslprep
+
+MECHANISMS: Final = {"SCRAM-SHA-512": "sha512", "SCRAM-SHA-256": "sha256"}
+"""Best first; the hash of each by its name in `hashlib`."""
+
+MINIMUM_ITERATIONS: Final = 4096  # RFC 7677 part 4
+MESSAGE_LIMIT: Final = 2048  # bytes of one message of a client's; a real one has some 200
+NONCE_CHARACTERS: Final = frozenset(map(chr, range(0x21, 0x7F))) - {","}  # RFC 5802 part 7: printable
+
+
+class ScramCredential(msgspec.Struct, frozen=True):
+    """What the server keeps of a password: enough to judge a proof, too little to make one. Its repr shows no key."""
+
+    iterations: int
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+
+    def __repr__(self) -> str:
+        return f"ScramCredential(iterations={self.iterations})"
+
+    __str__ = __repr__
+
+
+class Challenge(msgspec.Struct, frozen=True, gc=False):
+    """The exchange goes on: send this, and step on with the answer."""
+
+    data: bytes
+
+
+class Proven(msgspec.Struct, frozen=True, gc=False):
+    """The client knows the password of `user`; `data` proves to it that the server knows it too."""
+
+    user: str
+    data: bytes
+
+
+class Disproven(msgspec.Struct, frozen=True, gc=False):
+    """The client does not; the reason is for the log."""
+
+    reason: str
+
+
+Step = Challenge | Proven | Disproven
+
+
+class _MessageError(ValueError):
+    """A message that is none of SCRAM, or asks for what is not offered."""
+
+
+class ScramServer:
+    """One exchange. A message of whatever content is answered by a step and never raises."""
+
+    def __init__(self, mechanism: str, look_up: Callable[[str], ScramCredential], nonce: str) -> None:
+        """Begin an exchange.
+
+        Args:
+            mechanism: one of `MECHANISMS`.
+            look_up: the credential of a prepared name. It has one for every name: for an unknown one made up, always
+                the same, so that the answer does not tell which names exist. Nobody can prove a made-up one: its
+                stored key is the hash of nothing that anybody knows.
+            nonce: the server's, never used before; printable ASCII without a comma.
+        """
+        self._hash = MECHANISMS[mechanism]
+        self._look_up = look_up
+        self._nonce = nonce
+        self._next: Callable[[str], Step] | None = self._client_first
+        self._asked = False
+        self._gs2_header = ""
+        self._user = ""
+        self._credential: ScramCredential | None = None
+        self._said = ""  # client-first-message-bare "," server-first-message
+
+    def step(self, message: bytes | None) -> Step:
+        """Take the client's next message; None: it has begun without one (an empty challenge asks for it)."""
+        judge, self._next = self._next, None
+        if judge is None:
+            return Disproven("the exchange is over")
+        if message is None and not self._asked and not self._said:
+            self._asked, self._next = True, judge
+            return Challenge(b"")
+        if message is None or len(message) > MESSAGE_LIMIT:
+            return Disproven("a message that is missing or too long")
+        try:
+            return judge(message.decode())
+        except UnicodeDecodeError:
+            return Disproven("a message that is not UTF-8")
+        except _MessageError as fault:
+            return Disproven(str(fault))
+
+    def _client_first(self, message: str) -> Step:
+        flag, _, rest = message.partition(",")
+        authorization, _, bare = rest.partition(",")
+        if flag.startswith("p="):
+            raise _MessageError("channel binding is not offered")
+        if flag not in ("n", "y"):
+            raise _MessageError("no GS2 header")
+        if bare.startswith("m="):
+            raise _MessageError("a mandatory extension")
+        attributes = bare.split(",")
+        if len(attributes) < 2:
+            raise _MessageError("a first message without name or nonce")
+        user = _name(_value("n", attributes[0]))
+        # Acting for somebody else is not offered (as for PLAIN).
+        if authorization and _name(_value("a", authorization)) != user:
+            raise _MessageError("another authorization identity than the user")
+        nonce = _value("r", attributes[1])
+        if not NONCE_CHARACTERS.issuperset(nonce):
+            raise _MessageError("a nonce with other than printable characters")
+        self._gs2_header = f"{flag},{authorization},"
+        self._user = user
+        self._nonce = nonce + self._nonce
+        self._credential = credential = self._look_up(user)
+        answer = f"r={self._nonce},s={_base64(credential.salt)},i={credential.iterations}"
+        self._said = f"{bare},{answer}"
+        self._next = self._client_final
+        return Challenge(answer.encode())
+
+    def _client_final(self, message: str) -> Step:
+        credential = self._credential
+        assert credential is not None
+        without_proof, _, encoded_proof = message.rpartition(",p=")
+        attributes = without_proof.split(",")
+        if len(attributes) < 2:
+            raise _MessageError("a final message without binding, nonce or proof")
+        binding = _bytes(_value("c", attributes[0]))
+        nonce = _value("r", attributes[1])
+        proof = _bytes(encoded_proof)
+        if binding != self._gs2_header.encode():
+            raise _MessageError("the GS2 header was changed on the way")
+        if not hmac.compare_digest(nonce.encode(), self._nonce.encode()):
+            raise _MessageError("another nonce")
+        said = f"{self._said},{without_proof}".encode()
+        signature = hmac.digest(credential.stored_key, said, self._hash)
+        if len(proof) != len(signature):
+            raise _MessageError("a proof of the wrong length")
+        client_key = bytes(left ^ right for left, right in zip(proof, signature, strict=True))
+        if not hmac.compare_digest(hashlib.new(self._hash, client_key).digest(), credential.stored_key):
+            return Disproven("user name or password is wrong")
+        answer = hmac.digest(credential.server_key, said, self._hash)
+        return Proven(self._user, b"v=" + binascii.b2a_base64(answer, newline=False))
+
+
+def digest_size(mechanism: str) -> int:
+    """The length of a mechanism's keys and proofs in bytes."""
+    return hashlib.new(MECHANISMS[mechanism]).digest_size
+
+
+def derive(mechanism: str, password: str, salt: bytes, iterations: int) -> ScramCredential:
+    """Make the credential of a password (RFC 5802 part 3); takes its time by intention.
+
+    Raises:
+        ValueError: a password that SASLprep refuses, or too few iterations.
+    """
+    if iterations < MINIMUM_ITERATIONS:
+        raise ValueError(f"at least {MINIMUM_ITERATIONS} iterations are needed")
+    name = MECHANISMS[mechanism]
+    salted = hashlib.pbkdf2_hmac(name, saslprep(password, stored=True).encode(), salt, iterations)
+    client_key = hmac.digest(salted, b"Client Key", name)
+    return ScramCredential(
+        iterations, salt, hashlib.new(name, client_key).digest(), hmac.digest(salted, b"Server Key", name)
+    )
+
+
+def _value(attribute: str, text: str) -> str:
+    if not text.startswith(f"{attribute}=") or len(text) == 2:
+        raise _MessageError(f"attribute {attribute} is not where it should be")
+    return text[2:]
+
+
+def _name(text: str) -> str:
+    """Undo the escapes of a saslname and prepare it as a query (RFC 5802 part 5.1)."""
+    plain = text.replace("=2C", ",")
+    if plain.replace("=3D", "").count("="):
+        raise _MessageError("a name with a bare equals sign")
+    try:
+        name = saslprep(plain.replace("=3D", "="))
+    except ValueError as error:
+        raise _MessageError(f"the name holds {error}") from None
+    if not name:
+        raise _MessageError("an empty name")
+    return name
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        raise _MessageError("not base64") from None
+
+
+def _base64(data: bytes) -> str:
+    return binascii.b2a_base64(data, newline=False).decode()

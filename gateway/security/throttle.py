@@ -1,0 +1,93 @@
+"""Failed attempts are answered late, and later each time, counted for each address."""
+
+from __future__ import annotations
+
+import collections
+import ipaddress
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+DELAY_LIMIT_S: Final = 5.0
+FORGET_S: Final = 60.0  # without a failure for so long, an address starts anew
+ADDRESSES: Final = 10_000
+REFUSALS_PER_ADDRESS: Final = 64  # failures being delayed at once; above, nothing of that address is checked
+
+
+class _Slowed:
+    """The failures of one address."""
+
+    __slots__ = ("failures", "last", "waiting")
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.last = 0.0
+        self.waiting = 0
+
+
+class Throttle:
+    """The addresses that failed of late. Nothing is held for a failure but the waiting coroutine."""
+
+    def __init__(self, base_s: float, *, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
+        """Slow nobody down yet.
+
+        Args:
+            base_s: the delay of a first failure in seconds; 0: there is none, and none of later ones.
+            clock: monotonic seconds.
+            sleep: waits for seconds of `clock`.
+        """
+        self._base_s = base_s
+        self._clock = clock
+        self._sleep = sleep
+        self._slowed: collections.OrderedDict[str, _Slowed] = collections.OrderedDict()
+
+    def __len__(self) -> int:
+        """How many addresses are remembered."""
+        return len(self._slowed)
+
+    def is_full(self, address: str) -> bool:
+        """Whether so many failures of this address wait already that nothing more of it is to be checked."""
+        slowed = self._slowed.get(address)
+        return slowed is not None and slowed.waiting >= REFUSALS_PER_ADDRESS
+
+    async def wait_refused(self, address: str, began: float) -> None:
+        """Count a failure, and wait until it may be told.
+
+        Args:
+            address: as by `address_of`.
+            began: when the attempt began; the delay counts from there, so that it hides how long the check took.
+        """
+        base = self._base_s
+        if base == 0:
+            return
+        now = self._clock()
+        slowed = self._slowed.get(address)
+        if slowed is None:
+            slowed = self._slowed[address] = _Slowed()
+            while len(self._slowed) > ADDRESSES:
+                self._slowed.popitem(last=False)
+        elif now - slowed.last > FORGET_S:
+            slowed.failures = 0
+        slowed.failures += 1
+        slowed.last = now
+        self._slowed.move_to_end(address)
+        pause = min(DELAY_LIMIT_S, base * 2.0 ** min(slowed.failures - 1, 16))
+        slowed.waiting += 1
+        try:
+            await self._sleep(max(0.0, began + max(pause, base) - now))
+        finally:
+            slowed.waiting -= 1
+
+
+def address_of(peer: str) -> str:
+    """What failures are counted for: an IPv4 address, or an IPv6 network of 64 bits (a host owns all of it)."""
+    host = peer.rpartition(":")[0] if peer.count(":") else peer
+    host = host.strip("[]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)

@@ -1,0 +1,220 @@
+"""SCRAM by the vectors of the RFCs, against a foreign client, and against any message at all."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from typing import Any
+
+import pytest
+from aiokafka.conn import ScramAuthenticator
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.security.scram import (
+    MECHANISMS,
+    MESSAGE_LIMIT,
+    Challenge,
+    Disproven,
+    Proven,
+    ScramCredential,
+    ScramServer,
+    derive,
+)
+
+SHA_256 = "SCRAM-SHA-256"
+SALT = b"0123456789abcdef"
+NONCE = "server"
+ANN = derive(SHA_256, "secret", SALT, 4096)
+
+
+def server(credential: ScramCredential = ANN, mechanism: str = SHA_256) -> ScramServer:
+    return ScramServer(mechanism, lambda _: credential, NONCE)
+
+
+def proof(said: str, credential_of: str = "secret") -> str:
+    """A client's proof, written out by hand."""
+    salted = hashlib.pbkdf2_hmac("sha256", credential_of.encode(), SALT, 4096)
+    key = hmac.digest(salted, b"Client Key", "sha256")
+    signature = hmac.digest(hashlib.sha256(key).digest(), said.encode(), "sha256")
+    return base64.b64encode(bytes(a ^ b for a, b in zip(key, signature, strict=True))).decode()
+
+
+def final(first_bare: str, binding: str = "biws", nonce: str = f"c{NONCE}", extension: str = "") -> bytes:
+    """A right client-final message for `server()`."""
+    answer = f"r=c{NONCE},s={base64.b64encode(SALT).decode()},i=4096"
+    without = f"c={binding},r={nonce}{extension}"
+    return f"{without},p={proof(f'{first_bare},{answer},{without}')}".encode()
+
+
+RIGHT = final("n=ann,r=c")
+
+
+def test_the_exchange_of_rfc_7677() -> None:
+    credential = derive(SHA_256, "pencil", base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ=="), 4096)
+    asked: list[str] = []
+
+    def look_up(name: str) -> ScramCredential:
+        asked.append(name)
+        return credential
+
+    exchange = ScramServer(SHA_256, look_up, "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0")
+    nonce = "rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
+    assert exchange.step(b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO") == Challenge(
+        f"r={nonce},s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096".encode()
+    )
+    assert asked == ["user"]
+    last = f"c=biws,r={nonce},p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
+    assert exchange.step(last.encode()) == Proven("user", b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=")
+    assert exchange.step(last.encode()) == Disproven("the exchange is over")
+
+
+def foreign_client(mechanism: str, user: str, password: str) -> Any:
+    return ScramAuthenticator(
+        loop=None,
+        sasl_plain_password=password,
+        sasl_plain_username=user,
+        sasl_mechanism=mechanism,
+    )
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("user", ["ann", "a,n=n", "=2C", "Zoë"])
+def test_a_foreign_client(mechanism: str, user: str) -> None:
+    """aiokafka's client, which is proven against Kafka, believes us and is believed."""
+    credential = derive(mechanism, "secret", SALT, 5000)
+    for password in ("secret", "wrong"):
+        client = foreign_client(mechanism, user, password)
+        exchange = server(credential, mechanism)
+        challenge = exchange.step(client.first_message().encode())
+        assert isinstance(challenge, Challenge)
+        client.process_server_first_message(challenge.data.decode())
+        verdict = exchange.step(client.final_message().encode())
+        if password == "wrong":
+            assert verdict == Disproven("user name or password is wrong")
+        else:
+            assert isinstance(verdict, Proven)
+            assert verdict.user == user
+            client.process_server_final_message(verdict.data.decode())
+
+
+def test_a_client_that_waits_for_the_server_is_asked() -> None:
+    exchange = server()
+    assert exchange.step(None) == Challenge(b"")
+    assert isinstance(exchange.step(b"n,,n=ann,r=c"), Challenge)
+    assert isinstance(exchange.step(RIGHT), Proven)
+    for messages in ([None, None], [b"n,,n=ann,r=c", None]):
+        exchange = server()
+        steps = [exchange.step(message) for message in messages]
+        assert isinstance(steps[-1], Disproven)
+
+
+@pytest.mark.parametrize(
+    ("first", "bare", "binding"),
+    [
+        ("n,,", "n=ann,r=c", "n,,"),
+        ("y,,", "n=ann,r=c", "y,,"),
+        ("n,a=ann,", "n=ann,r=c", "n,a=ann,"),
+        ("n,,", "n=ann,r=c,x=later", "n,,"),
+        ("n,,", "n=a\u00adnn,r=c", "n,,"),
+        ("n,a=ann,", "n=\uff41nn,r=c", "n,a=ann,"),
+    ],
+)
+def test_what_a_client_may_say(first: str, bare: str, binding: str) -> None:
+    exchange = server()
+    assert isinstance(exchange.step((first + bare).encode()), Challenge)
+    encoded = base64.b64encode(binding.encode()).decode()
+    verdict = exchange.step(final(bare, encoded, extension=",z=ignored"))
+    assert isinstance(verdict, Proven)
+    assert verdict.user == "ann"
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (b"", "no GS2 header"),
+        (b"n", "without name or nonce"),
+        (b"n=ann,r=c", "no GS2 header"),
+        (b"p=tls-unique,,n=ann,r=c", "channel binding"),
+        (b"x,,n=ann,r=c", "no GS2 header"),
+        (b"n,a=bob,n=ann,r=c", "authorization"),
+        (b"n,bob,n=ann,r=c", "attribute a"),
+        (b"n,,m=must,n=ann,r=c", "mandatory"),
+        (b"n,,n=ann", "without name or nonce"),
+        (b"n,,r=c,n=ann", "attribute n"),
+        (b"n,,n=,r=c", "attribute n"),
+        (b"n,,n=ann,r=", "attribute r"),
+        (b"n,,n=ann,r=c c", "printable"),
+        ("n,,n=ann,r=é".encode(), "printable"),
+        (b"n,,n=a=nn,r=c", "equals"),
+        (b"n,,n==2D,r=c", "equals"),
+        (b"n,,n==3d,r=c", "equals"),
+        (b"n,,n=a\0nn,r=c", "not allowed"),
+        ("n,,n=\u00ad,r=c".encode(), "empty name"),
+        (b"n,,n=\xff,r=c", "UTF-8"),
+        (b"n,,n=ann,r=" + b"c" * MESSAGE_LIMIT, "too long"),
+    ],
+)
+def test_first_messages_that_are_refused(message: bytes, complaint: str) -> None:
+    step = server().step(message)
+    assert isinstance(step, Disproven)
+    assert complaint in step.reason
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (b"", "without binding"),
+        (b"c=biws", "without binding"),
+        (RIGHT.partition(b",p=")[0], "without binding"),
+        (RIGHT.replace(b",p=", b",q="), "without binding"),
+        (RIGHT + b"=", "base64"),
+        (RIGHT.replace(b"biws", b"!!!!"), "base64"),
+        (f"c=biws,r=c{NONCE},p=AAAA".encode(), "wrong length"),
+        (f"c=biws,r=c{NONCE},p=".encode(), "wrong length"),
+        (final("n=ann,r=c", "eSws"), "GS2 header was changed"),  # y,, after n,,: somebody in between
+        (final("n=ann,r=c", nonce="c"), "another nonce"),
+        (final("n=ann,r=c", nonce=f"x{NONCE}"), "another nonce"),
+        (final("n=bob,r=c"), "wrong"),
+        (RIGHT.replace(b",p=", b",x=1,p="), "wrong"),
+        (b"r" + RIGHT[1:], "attribute c"),
+    ],
+)
+def test_final_messages_that_are_refused(message: bytes, complaint: str) -> None:
+    exchange = server()
+    exchange.step(b"n,,n=ann,r=c")
+    step = exchange.step(message)
+    assert isinstance(step, Disproven)
+    assert complaint in step.reason
+    assert exchange.step(RIGHT) == Disproven("the exchange is over")
+
+
+@given(st.lists(st.none() | st.binary() | st.text().map(str.encode), max_size=4))
+def test_no_message_raises(messages: list[bytes | None]) -> None:
+    exchange = server()
+    for message in messages:
+        assert not isinstance(exchange.step(message), Proven)
+
+
+ATTRIBUTES = st.lists(
+    st.builds("{}={}".format, st.sampled_from("nracpm"), st.text(max_size=6)) | st.text(max_size=4), max_size=5
+).map(",".join)
+
+
+@given(st.sampled_from(["n", "y", "p=x", ""]), ATTRIBUTES, ATTRIBUTES)
+def test_nothing_but_the_proof_proves(flag: str, first: str, last: str) -> None:
+    exchange = server()
+    assert not isinstance(exchange.step(f"{flag},{first}".encode(errors="replace")), Proven)
+    assert not isinstance(exchange.step(last.encode(errors="replace")), Proven)
+
+
+def test_few_iterations_and_unfit_passwords_make_no_credential() -> None:
+    with pytest.raises(ValueError, match="4096"):
+        derive(SHA_256, "secret", SALT, 4095)
+    with pytest.raises(ValueError, match="not allowed"):
+        derive(SHA_256, "se\0cret", SALT, 4096)
+
+
+def test_a_credential_shows_no_key() -> None:
+    assert repr(ANN) == str(ANN) == "ScramCredential(iterations=4096)"
