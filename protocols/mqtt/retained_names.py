@@ -1,0 +1,230 @@
+"""The names of retained messages, found by topic filter (section 3.3.1.3 with 4.7) without looking at all of them.
+
+A trie whose edges are levels, with no node where nothing branches: a name that is alone below an edge hangs there
+itself, and levels that a whole branch has in common are the `skip` of its node. So there are fewer nodes than names,
+however many levels the names have.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+_MULTI = "#"
+_SINGLE = "+"
+
+
+class _Node:
+    """A place where names part: below it are at least two.
+
+    Attributes:
+        skip: the levels between the edge to this node and the node, which all names below have.
+        children: the next level to the name that alone goes on with it, or to the node where several do.
+        name: the name that ends here.
+    """
+
+    __slots__ = ("children", "name", "skip")
+
+    def __init__(self, skip: tuple[str, ...] = ()) -> None:
+        self.skip = skip
+        self.children: dict[str, _Node | str] = {}
+        self.name: str | None = None
+
+    def hang(self, levels: Sequence[str], depth: int, name: str) -> None:
+        """Put in a name of which `depth` levels lead here, and that is alone with its next one."""
+        if depth == len(levels):
+            self.name = name
+        else:
+            self.children[sys.intern(levels[depth])] = name
+
+
+class NameTrie:
+    """A set of topic names."""
+
+    __slots__ = ("_root", "_size")
+
+    def __init__(self) -> None:
+        self._root = _Node()
+        self._size = 0
+
+    def __len__(self) -> int:
+        """How many names are in it."""
+        return self._size
+
+    def add(self, name: str) -> bool:
+        """Put a name in; False when it is there already."""
+        new = self._add(name)
+        self._size += new
+        return new
+
+    def remove(self, name: str) -> bool:
+        """Take a name out; False when it is not there."""
+        removed = self._remove(name)
+        self._size -= removed
+        return removed
+
+    def match(self, topic_filter: str) -> list[str]:
+        """The names that a valid topic filter matches, in their order.
+
+        Wildcards at the first level match no name that begins with `$` [MQTT-4.7.2-1]. `sport/#` matches `sport`
+        as well (section 4.7.1.2).
+        """
+        levels = topic_filter.split("/")
+        found: list[str] = []
+        waiting: list[tuple[_Node, int]] = [(self._root, 0)]
+        while waiting:
+            node, depth = waiting.pop()
+            if depth == len(levels):
+                if node.name is not None:
+                    found.append(node.name)
+                continue
+            level = levels[depth]
+            if level == _MULTI:
+                _collect(node, found, reserved=depth > 0)
+                continue
+            if level == _SINGLE:
+                branches = [child for key, child in node.children.items() if depth > 0 or not key.startswith("$")]
+            else:
+                only = node.children.get(level)
+                branches = [] if only is None else [only]
+            for child in branches:
+                if isinstance(child, str):
+                    if _goes_on(child.split("/"), levels, depth + 1):
+                        found.append(child)
+                    continue
+                reached = _pass(child, levels, depth + 1)
+                if reached is None:
+                    _collect(child, found)
+                elif reached >= 0:
+                    waiting.append((child, reached))
+        found.sort()
+        return found
+
+    def _add(self, name: str) -> bool:
+        levels = name.split("/")
+        node, depth = self._root, 0
+        while depth < len(levels):
+            level = levels[depth]
+            child = node.children.get(level)
+            if child is None:
+                node.hang(levels, depth, name)
+                return True
+            if isinstance(child, str):
+                if child == name:
+                    return False
+                node.children[level] = _part(child, name, depth + 1)
+                return True
+            shared = _common(child.skip, levels, depth + 1)
+            depth += 1 + shared
+            if shared < len(child.skip):
+                above = node.children[level] = _Node(child.skip[:shared])
+                above.children[child.skip[shared]] = child
+                child.skip = child.skip[shared + 1 :]
+                above.hang(levels, depth, name)
+                return True
+            node = child
+        if node.name is not None:
+            return False
+        node.name = name
+        return True
+
+    def _remove(self, name: str) -> bool:
+        levels = name.split("/")
+        node, depth = self._root, 0
+        edge: tuple[_Node, str] | None = None  # the node above, and the level that leads here from it
+        while depth < len(levels):
+            level = levels[depth]
+            child = node.children.get(level)
+            if child is None:
+                return False
+            if isinstance(child, str):
+                if child != name:
+                    return False
+                del node.children[level]
+                break
+            if _common(child.skip, levels, depth + 1) < len(child.skip):
+                return False
+            depth += 1 + len(child.skip)
+            edge, node = (node, level), child
+        else:
+            if node.name is None:
+                return False
+            node.name = None
+        if edge is not None:
+            _dissolve(node, *edge)
+        return True
+
+
+def _part(one: str, other: str, depth: int) -> _Node:
+    """The node where two different names part, that have their first `depth` levels in common."""
+    levels, others = one.split("/"), other.split("/")
+    shared = _common(levels[depth:], others, depth)
+    node = _Node(tuple(sys.intern(level) for level in levels[depth : depth + shared]))
+    node.hang(levels, depth + shared, one)
+    node.hang(others, depth + shared, other)
+    return node
+
+
+def _dissolve(node: _Node, above: _Node, level: str) -> None:
+    """A name was taken out of `node`: where nothing parts any more there is no node."""
+    if len(node.children) + (node.name is not None) > 1:
+        return
+    if node.name is not None:
+        above.children[level] = node.name
+        return
+    ((key, child),) = node.children.items()
+    if isinstance(child, _Node):
+        child.skip = (*node.skip, key, *child.skip)
+    above.children[level] = child
+
+
+def _common(skip: Sequence[str], levels: Sequence[str], start: int) -> int:
+    """How many levels of `skip` are those of `levels` from `start` on."""
+    count, limit = 0, min(len(skip), len(levels) - start)
+    while count < limit and skip[count] == levels[start + count]:
+        count += 1
+    return count
+
+
+def _goes_on(levels: Sequence[str], wanted: Sequence[str], start: int) -> bool:
+    """Whether a name matches a filter from a level on."""
+    for number in range(start, len(wanted)):
+        want = wanted[number]
+        if want == _MULTI:
+            return True
+        if number >= len(levels) or (want != _SINGLE and want != levels[number]):
+            return False
+    return len(levels) == len(wanted)
+
+
+def _pass(node: _Node, wanted: Sequence[str], depth: int) -> int | None:
+    """Match a node's `skip` from level `depth` of a filter on.
+
+    Returns:
+        The level of the filter that is next; -1 when it does not match; None when everything below does.
+    """
+    for level in node.skip:
+        if depth == len(wanted):
+            return -1
+        want = wanted[depth]
+        if want == _MULTI:
+            return None
+        if want not in (_SINGLE, level):
+            return -1
+        depth += 1
+    return depth
+
+
+def _collect(node: _Node, found: list[str], *, reserved: bool = True) -> None:
+    """All names at and below `node`; without `reserved` none that begins with `$` (the node is the root then)."""
+    if node.name is not None:
+        found.append(node.name)
+    waiting = [child for key, child in node.children.items() if reserved or not key.startswith("$")]
+    while waiting:
+        child = waiting.pop()
+        if isinstance(child, str):
+            found.append(child)
+            continue
+        if child.name is not None:
+            found.append(child.name)
+        waiting.extend(child.children.values())
