@@ -34,11 +34,12 @@ from gateway.kafka.storage import BrokerError
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
 from gateway.mqtt.counters import Counters
-from gateway.mqtt.front import MqttFront
+from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS, MqttFront
 from gateway.mqtt.registry import Registry
 from gateway.mqtt.router import Router
 from gateway.mqtt.session import Services
 from gateway.net.listener import ListenError, listen_error
+from gateway.net.upgrade import WebSocketEndpoint, WebSocketFront
 from gateway.observe.lag import LoopLag
 from gateway.observe.logs import configure_logs
 from gateway.observe.management import Management
@@ -48,6 +49,7 @@ from gateway.rest.listener import RestListener
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.exposure import check_exposure
+from gateway.security.origins import Origins
 from gateway.security.tls import make_tls
 from mapping.rules import RuleError, Rules, RuleText
 
@@ -258,6 +260,11 @@ class App:
             access=access,
             wall_clock=wall_clock,
         )
+        mqtt = MqttFront(services, spawn, context)
+        mqtt_websockets = WebSocketEndpoint(
+            dict.fromkeys(WEBSOCKET_SUBPROTOCOLS, mqtt.listener),
+            Origins(config.mqtt.websocket_origins, config.security),
+        )
         rest = RestListener(
             config.http,
             publisher=publisher,
@@ -268,8 +275,19 @@ class App:
             spawn=spawn,
             clock=loop.time,
             tls=context,
+            websockets={"/mqtt": mqtt_websockets},
         )
-        self._fronts = [MqttFront(services, spawn, context), AmqpFront(amqp, spawn, context), rest]
+        self._fronts = [mqtt, AmqpFront(amqp, spawn, context), rest]
+        if config.mqtt.websocket_address is not None:
+            self._fronts.append(
+                WebSocketFront(
+                    "mqtt",
+                    config.mqtt.websocket_address,
+                    mqtt_websockets,
+                    context,
+                    handshake_timeout_s=config.mqtt.connect_timeout_s,
+                )
+            )
         stack.push_async_callback(self._stop_fronts)
         for front in self._fronts:
             await front.start()
@@ -346,7 +364,7 @@ class App:
         try:
             await management.start(address)
         except OSError as error:
-            raise ListenError(listen_error("management", address, error)) from error
+            raise ListenError(listen_error("management.address", address, error)) from error
         stack.push_async_callback(management.stop)
 
     def _readiness(self) -> tuple[bool, dict[str, Any]]:

@@ -47,6 +47,7 @@ def read_config(file: Path | None, flags: dict[str, Any] | None = None) -> Confi
 def up(
     config: ConfigFile = None,
     mqtt: Listen = None,
+    mqtt_websocket: Listen = None,
     amqp: Listen = None,
     http: Listen = None,
     management: Listen = None,
@@ -65,7 +66,7 @@ def up(
     """Run the gateway until SIGTERM or Ctrl-C."""
     flags: dict[str, Any] = {
         "data_dir": data_dir,
-        "mqtt": {"address": mqtt},
+        "mqtt": {"address": mqtt, "websocket_address": mqtt_websocket},
         "amqp": {"address": amqp},
         "http": {"address": http},
         "management": {"address": management},

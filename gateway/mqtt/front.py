@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from typing import Final
 
 import msgspec
 
@@ -12,6 +13,8 @@ from gateway.net.front import SocketFront
 from gateway.net.pump import Spawn
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.states import Limits
+
+WEBSOCKET_SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")  # [MQTT-6.0.0-3]; some 3.1 clients offer only the latter
 
 
 class Statistics(msgspec.Struct, frozen=True):

@@ -46,7 +46,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                self._accept,
+                self.accept,
                 self._address.host,
                 self._address.port,
                 ssl=self._tls,
@@ -54,7 +54,7 @@ class Listener:
                 backlog=BACKLOG,
             )
         except OSError as error:
-            raise ListenError(listen_error(self.name, self._address, error)) from error
+            raise ListenError(listen_error(f"{self.name}.address", self._address, error)) from error
         log.info("listening", protocol=self.name, address=self.bound, tls=self._tls is not None)
 
     @property
@@ -82,7 +82,8 @@ class Listener:
         for pump in list(self.pumps):
             pump.abort()
 
-    def _accept(self) -> Pump:
+    def accept(self) -> Pump:
+        """The pump of a connection that this listener counts from now on, accepted here or handed over to it."""
         self.accepted += 1
         pump = self._make(self._lose)
         self.pumps.add(pump)
@@ -104,10 +105,10 @@ def bound_address(server: asyncio.Server | None) -> str:
     return f"{host}:{name[1]}"
 
 
-def listen_error(name: str, address: Address, error: OSError) -> str:
-    """One line about a listener that could not be opened: which key, and why."""
+def listen_error(key: str, address: Address, error: OSError) -> str:
+    """One line about a listener that could not be opened: which `key` of the configuration, and why."""
     if error.errno == errno.EADDRINUSE:
-        return f"{name}.address: {address} is in use by another program"
+        return f"{key}: {address} is in use by another program"
     if error.errno == errno.EACCES:
-        return f"{name}.address: {address} needs a privilege this process has not"
-    return f"{name}.address: {address}: {error.strerror or error}"
+        return f"{key}: {address} needs a privilege this process has not"
+    return f"{key}: {address}: {error.strerror or error}"

@@ -10,6 +10,7 @@ import structlog
 from aiohttp import web
 
 from gateway.kafka.contracts import Refused
+from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
 from gateway.rest.access import Access
 from gateway.rest.answers import error_answer
 from mapping.outcomes import ANSWERS, Outcome
@@ -21,20 +22,28 @@ log = structlog.get_logger(__name__)
 Operation = Callable[..., Awaitable[web.StreamResponse]]
 """Takes the request, the client's grant and the values of the path's names, in order."""
 
+OPEN_WEBSOCKET: Final = "openWebSocket"  # what the counts call it
 INTERNAL_ERROR: Final = "The request failed inside the gateway; its log says why"
 
 
 class RestApp:
     """The operations behind one listener."""
 
-    def __init__(self, access: Access, operations: Mapping[str, Operation]) -> None:
-        """Serve `operations`, named as in the table of routes; ValueError when one of the table is missing."""
+    def __init__(
+        self, access: Access, operations: Mapping[str, Operation], websockets: Mapping[str, WebSocketEndpoint]
+    ) -> None:
+        """Serve `operations`, named as in the table of routes; ValueError when one of the table is missing.
+
+        `websockets`, by path, are not of the dialect and not in its table; what is opened there asks who its client
+        is by itself.
+        """
         missing = {route.operation for route in ROUTES} - operations.keys()
         if missing:
             raise ValueError(f"no handler for {sorted(missing)}")
         self.draining = False
         self._access = access
         self._operations = operations
+        self._websockets = websockets
         self._router = Router()
         self._answers: dict[tuple[str, int], int] = {}
 
@@ -51,14 +60,21 @@ class RestApp:
             raw_path = request.raw_path.partition("?")[0]
             if not raw_path.startswith("/"):  # a proxy's absolute form
                 raw_path = request.rel_url.raw_path
-            match = self._router.match(request.method, raw_path)
-            operation = match.operation
-            grant = await self._access.grant(request)
-            answer = await self._operations[operation](request, grant, *match.values)
+            endpoint = self._websockets.get(raw_path)
+            if endpoint is not None:
+                operation = OPEN_WEBSOCKET
+                answer = endpoint.upgrade(request)
+            else:
+                match = self._router.match(request.method, raw_path)
+                operation = match.operation
+                grant = await self._access.grant(request)
+                answer = await self._operations[operation](request, grant, *match.values)
         except RestError as error:
             answer = error_answer(error)
         except Refused as refused:
             answer = error_answer(refusal(refused))
+        except UpgradeError as refused:
+            answer = error_answer(RestError(refused.status, str(refused), headers=refused.headers, close=True))
         except (asyncio.CancelledError, ConnectionError):
             raise  # the client left
         except Exception:

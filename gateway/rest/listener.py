@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
-import structlog
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.config import HttpConfig
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import Topics
-from gateway.net.listener import BACKLOG, HANDSHAKE_S, ListenError, bound_address, listen_error
-from gateway.net.pump import LINGER_S, Spawn
+from gateway.net.http_server import HttpServer
+from gateway.net.pump import Spawn
+from gateway.net.upgrade import WebSocketEndpoint
 from gateway.rest.access import Access
 from gateway.rest.admission import Admission
 from gateway.rest.answers import error_answer
@@ -30,11 +28,6 @@ from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from protocols.rest.errors import RestError
 
-log = structlog.get_logger(__name__)
-
-HEADER_BYTES: Final = 16 * 1024  # of one field; proxies send long tokens, nobody sends more
-HEADER_FIELDS: Final = 100
-
 
 class RestStatistics(msgspec.Struct, frozen=True):
     """Everything that is counted about HTTP."""
@@ -44,35 +37,6 @@ class RestStatistics(msgspec.Struct, frozen=True):
     answers_total: dict[str, dict[str, int]]  # by operation and class of status
     produce: ProduceStatistics
     consumers: ConsumersStatistics
-
-
-class _Protocol(web.RequestHandler):
-    """One connection. Requests that break HTTP itself never reach the application; they are answered here."""
-
-    __slots__ = ()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answer in the dialect's error body instead of aiohttp's text or HTML, and close."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer was begun and cannot be taken back")
-        if isinstance(exc, HttpProcessingError) and exc.code:
-            status, message = exc.code, f"Bad request: {(exc.message or 'malformed').partition(chr(10))[0]}"
-        elif exc is not None and status >= 500:
-            log.error("request failed", error=repr(exc))
-        return error_answer(RestError(status, message or "Bad request", close=True))
-
-
-class _Server(web.Server):
-    """aiohttp's server with our kind of connection."""
-
-    def __call__(self) -> web.RequestHandler:
-        return _Protocol(self, loop=self._loop, **self._kwargs)
 
 
 class RestListener:
@@ -92,6 +56,7 @@ class RestListener:
         spawn: Spawn,
         clock: Callable[[], float],
         tls: ssl.SSLContext | None = None,
+        websockets: Mapping[str, WebSocketEndpoint] | None = None,
     ) -> None:
         """Build everything; nothing is bound yet.
 
@@ -105,6 +70,7 @@ class RestListener:
             spawn: starts background work in the app's task group.
             clock: monotonic seconds; the loop's.
             tls: what the listener shares with the other protocols.
+            websockets: by path, what WebSockets can be opened on this port.
         """
         self._config = config
         self._tls = tls
@@ -139,9 +105,9 @@ class RestListener:
                 "seekToBeginning": subscriptions.seek_to_beginning,
                 "seekToEnd": subscriptions.seek_to_end,
             },
+            websockets or {},
         )
-        self._server: asyncio.Server | None = None
-        self._http: _Server | None = None
+        self._http: HttpServer | None = None
         self._leaving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -150,35 +116,20 @@ class RestListener:
         Raises:
             ListenError: the address cannot be had.
         """
-        address, tls = self._config.address, self._tls
-        self._http = _Server(
+        self._http = HttpServer(
+            self.name,
             self._app.handle,
+            lambda status, reason: error_answer(RestError(status, reason, close=True)),
+            head_timeout_s=self._config.header_timeout_s,
             handler_cancellation=True,  # a poll whose client left must not take records
-            access_log=None,
-            keepalive_timeout=self._config.header_timeout_s,  # also the time for a request's head
-            lingering_time=LINGER_S,  # the rest of a refused body is read and dropped, so that the answer is not lost
-            max_line_size=HEADER_BYTES,
-            max_field_size=HEADER_BYTES,
-            max_headers=HEADER_FIELDS,
         )
-        try:
-            self._server = await asyncio.get_running_loop().create_server(
-                self._http,
-                address.host,
-                address.port,
-                ssl=tls,
-                ssl_handshake_timeout=HANDSHAKE_S if tls else None,
-                backlog=BACKLOG,
-            )
-        except OSError as error:
-            raise ListenError(listen_error(self.name, address, error)) from error
+        await self._http.listen("http.address", self._config.address, self._tls)
         self._consumers.start()
-        log.info("listening", protocol=self.name, address=self.bound, tls=tls is not None)
 
     @property
     def bound(self) -> str:
         """The address really bound, as `HOST:PORT`; "" while not listening."""
-        return bound_address(self._server)
+        return "" if self._http is None else self._http.bound
 
     @property
     def port(self) -> int:
@@ -188,7 +139,7 @@ class RestListener:
     @property
     def accepting(self) -> bool:
         """Whether new sockets are accepted."""
-        return self._server is not None and self._server.is_serving()
+        return self._http is not None and self._http.accepting
 
     def stop_taking(self) -> None:
         """Close the listening socket: open connections are answered 503 from now on, running polls come back.
@@ -197,18 +148,16 @@ class RestListener:
         """
         if self._app.draining:
             return
-        if self._server is not None:
-            self._server.close()
+        if self._http is not None:
+            self._http.stop_accepting()
         self._app.draining = True
         self._leaving = self._spawn(self._consumers.stop())
 
     async def stop(self, timeout: float) -> None:
         """Let running requests end, then close every consumer and connection, all within about `timeout` seconds."""
         self.stop_taking()
-        http = self._http
-        if http is not None:
-            http.pre_shutdown()
-            await http.shutdown(timeout / 2)  # waits for the handlers, then cancels them and waits once more
+        if self._http is not None:
+            await self._http.stop(timeout / 2)
         if self._leaving is not None:
             await asyncio.wait([self._leaving], timeout=timeout / 2)
         await self._described.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,88 +12,8 @@ import pytest
 from gateway.config import Address
 from gateway.net.listener import Listener, ListenError
 from gateway.net.pump import Pump
-from protocols.connection import ConnectionFailed
 from tests.support.gateway import wait_until
-
-
-class Lines:
-    """A protocol of lines; `bye` is its goodbye, silence of `patience` seconds its fault."""
-
-    def __init__(self, patience: float | None = None) -> None:
-        self.out = bytearray()
-        self.closing = False
-        self.now = 0.0
-        self.heard = 0.0
-        self.patience = patience
-        self._buffer = b""
-
-    def receive_data(self, data: bytes) -> list[Any]:
-        self.heard = self.now
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return list(lines)
-
-    def receive_eof(self) -> list[Any]:
-        self.closing = True
-        return [ConnectionFailed("eof", "")]
-
-    def data_to_send(self) -> bytes:
-        data, self.out = bytes(self.out), bytearray()
-        return data
-
-    def next_deadline(self) -> float | None:
-        return None if self.patience is None else self.heard + self.patience
-
-    def tick(self, now: float) -> list[Any]:
-        if not self.now:
-            self.heard = now
-        self.now = now
-        deadline = self.next_deadline()
-        if deadline is not None and now >= deadline and not self.closing:
-            self.out += b"too quiet\n"
-            self.closing = True
-            return [ConnectionFailed("silent", "")]
-        return []
-
-
-class Echo:
-    """Answers each line; `wait` holds the rest until `go` is set; `bye` closes; `boom` fails in a task."""
-
-    def __init__(self, lines: Lines) -> None:
-        self.lines = lines
-        self.go = asyncio.Event()
-        self.seen: list[Any] = []
-        self.gone: list[str] = []
-        self.pump: Pump | None = None
-
-    def connected(self, pump: Pump) -> None:
-        self.pump = pump
-
-    def handle(self, events: list[Any]) -> Awaitable[None] | None:
-        for number, event in enumerate(events):
-            self.seen.append(event)
-            if event == b"wait":
-                return self.hold(events[number + 1 :])
-            if event == b"boom":
-                return self.fail()
-            if isinstance(event, bytes):
-                self.lines.out += event + b"!\n"
-            if event == b"bye":
-                self.lines.closing = True
-                break
-        return None
-
-    async def hold(self, rest: list[Any]) -> None:
-        await self.go.wait()
-        self.handle(rest)
-
-    async def fail(self) -> None:
-        raise ArithmeticError("a bug of the session")
-
-    def writable(self) -> None:
-        self.seen.append("writable")
-
-    def disconnected(self, reason: str) -> None:
-        self.gone.append(reason)
+from tests.support.lines import Echo, Lines
 
 
 class Server:

@@ -1,0 +1,163 @@
+"""aiohttp's low-level HTTP server as this gateway uses it.
+
+Broken requests get answers of our own, and after an upgrade the socket is given away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, cast
+
+import structlog
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from gateway.config import Address
+from gateway.net.listener import BACKLOG, HANDSHAKE_S, ListenError, bound_address, listen_error
+from gateway.net.pump import LINGER_S
+
+log = structlog.get_logger(__name__)
+
+HEADER_BYTES: Final = 16 * 1024  # of one field; proxies send long tokens, nobody sends more
+HEADER_FIELDS: Final = 100
+
+Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Refuse = Callable[[int, str], web.StreamResponse]
+"""Makes the answer to a request that breaks HTTP itself: status and one line of text."""
+
+
+class HttpConnection(web.RequestHandler):
+    """One connection. Requests that break HTTP itself never reach the application; they are answered here."""
+
+    __slots__ = ("_behind", "_refuse")
+
+    def __init__(self, server: HttpServer, refuse: Refuse, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._refuse = refuse
+        self._behind = _Behind()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer in the listener's own words instead of aiohttp's text or HTML, and close."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer was begun and cannot be taken back")
+        if isinstance(exc, HttpProcessingError) and exc.code:
+            status, message = exc.code, f"Bad request: {(exc.message or 'malformed').partition(chr(10))[0]}"
+        elif exc is not None and status >= 500:
+            log.error("request failed", error=repr(exc))
+        return self._refuse(status, message or "Bad request")
+
+    @property
+    def upgraded(self) -> bool:
+        """Whether the request now handled asked for another protocol: what follows it is no HTTP and not parsed."""
+        return self._upgraded
+
+    def accept_upgrade(self) -> None:
+        """Keep what comes behind the request for `release`, instead of parsing it as the next one."""
+        self.set_parser(cast("Any", self._behind))  # it needs no more of aiohttp's WebSocketReader
+
+    def release(self) -> tuple[asyncio.Transport, bytes] | None:
+        """Give the socket away once the answer to the upgrade is written; this object is done with it then.
+
+        Returns:
+            The transport, and what came behind the request; None when the client is gone.
+        """
+        transport, server = self.transport, self._manager
+        if transport is None or server is None:
+            return None
+        self.transport = None
+        server.connection_lost(self, None)
+        self.keep_alive(False)
+        self.force_close()
+        return transport, bytes(self._behind.data)
+
+
+class _Behind:
+    """Keeps what comes behind the request of an upgrade."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        self.data += data
+        return False, b""
+
+    def feed_eof(self) -> None:
+        """The client is gone; so will be what it said."""
+
+
+class HttpServer(web.Server):
+    """One listening address of HTTP/1.1."""
+
+    def __init__(
+        self, name: str, handle: Handle, refuse: Refuse, *, head_timeout_s: float, handler_cancellation: bool = False
+    ) -> None:
+        """Nothing is bound yet.
+
+        Args:
+            name: stands in logs.
+            handle: answers a request.
+            refuse: answers what is no request.
+            head_timeout_s: time for a request's head, and between two requests of a connection.
+            handler_cancellation: whether `handle` is cancelled when its client leaves.
+        """
+        super().__init__(
+            handle,
+            handler_cancellation=handler_cancellation,
+            access_log=None,
+            keepalive_timeout=head_timeout_s,
+            lingering_time=LINGER_S,  # the rest of a refused body is read and dropped, so that the answer is not lost
+            max_line_size=HEADER_BYTES,
+            max_field_size=HEADER_BYTES,
+            max_headers=HEADER_FIELDS,
+        )
+        self._name = name
+        self._refuse = refuse
+        self._server: asyncio.Server | None = None
+
+    def __call__(self) -> web.RequestHandler:
+        """The protocol of a new socket."""
+        return HttpConnection(self, self._refuse, loop=self._loop, **self._kwargs)
+
+    async def listen(self, key: str, address: Address, tls: ssl.SSLContext | None) -> None:
+        """Bind and accept; ListenError, with the configuration's key, when the address cannot be had."""
+        try:
+            self._server = await self._loop.create_server(
+                self,
+                address.host,
+                address.port,
+                ssl=tls,
+                ssl_handshake_timeout=HANDSHAKE_S if tls else None,
+                backlog=BACKLOG,
+            )
+        except OSError as error:
+            raise ListenError(listen_error(key, address, error)) from error
+        log.info("listening", protocol=self._name, address=self.bound, tls=tls is not None)
+
+    @property
+    def bound(self) -> str:
+        """The address really bound, as `HOST:PORT`; "" while not listening."""
+        return bound_address(self._server)
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new sockets are accepted."""
+        return self._server is not None and self._server.is_serving()
+
+    def stop_accepting(self) -> None:
+        """Close the listening socket; open connections live on."""
+        if self._server is not None:
+            self._server.close()
+
+    async def stop(self, timeout: float) -> None:
+        """Let running requests end, cancel them after `timeout` seconds and wait once as long; close everything."""
+        self.stop_accepting()
+        self.pre_shutdown()
+        await self.shutdown(timeout)

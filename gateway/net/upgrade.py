@@ -1,0 +1,189 @@
+"""From an HTTP request to a WebSocket: the opening handshake (RFC 6455 section 4.2), then the pump of a subprotocol."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+from aiohttp import web
+from wsproto.utilities import generate_accept_token
+
+from gateway.config import Address
+from gateway.net.http_server import HttpConnection, HttpServer
+from gateway.net.listener import Listener
+from gateway.net.websocket import WebSocket
+from gateway.security.origins import Origins
+
+VERSION: Final = "13"  # of RFC 6455
+KEY_BYTES: Final = 16
+UPGRADE: Final = (("Upgrade", "websocket"), ("Connection", "Upgrade"))
+RETRY_AFTER: Final = ("Retry-After", "1")
+
+
+class UpgradeError(Exception):
+    """A request that does not become a WebSocket; the text says why."""
+
+    def __init__(self, status: int, reason: str, *headers: tuple[str, str]) -> None:
+        """`headers` go into the answer."""
+        super().__init__(reason)
+        self.status = status
+        self.headers: Sequence[tuple[str, str]] = headers
+
+
+class WebSocketEndpoint:
+    """One place where WebSockets are opened: which subprotocols it speaks, and for which pages of browsers."""
+
+    def __init__(self, subprotocols: Mapping[str, Listener], origins: Origins) -> None:
+        """Nothing is opened.
+
+        Args:
+            subprotocols: by name as in Sec-WebSocket-Protocol, the listener that counts and serves its connections;
+                the one preferred most is the first.
+            origins: which pages may connect.
+        """
+        self._subprotocols = subprotocols
+        self._origins = origins
+
+    def upgrade(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The answer that makes a WebSocket of the request's connection once it is sent.
+
+        Raises:
+            UpgradeError: with the status and fields of the answer.
+        """
+        connection = request.protocol
+        assert isinstance(connection, HttpConnection)
+        headers = request.headers
+        if request.method != "GET":
+            raise UpgradeError(405, "Method Not Allowed", ("Allow", "GET"))
+        if not connection.upgraded or headers.get("Upgrade", "").strip().lower() != "websocket":
+            raise UpgradeError(426, "This is a WebSocket's address", *UPGRADE)
+        if request.body_exists or request.version < (1, 1):
+            raise UpgradeError(400, "A WebSocket begins with an HTTP/1.1 request without a body")
+        if headers.get("Sec-WebSocket-Version", "").strip() != VERSION:
+            raise UpgradeError(426, "Unknown version", ("Sec-WebSocket-Version", VERSION), *UPGRADE)
+        key = headers.get("Sec-WebSocket-Key", "").strip()
+        if not _is_key(key):
+            raise UpgradeError(400, "Sec-WebSocket-Key must be 16 bytes in Base64")
+        origin = headers.get("Origin")
+        if origin is not None and not self._origins.allow(origin, headers.get("Host", ""), secure=request.secure):
+            raise UpgradeError(403, "Pages of this origin may not connect")
+        subprotocol = self._choose(headers.getall("Sec-WebSocket-Protocol", ()))
+        listener = self._subprotocols[subprotocol]
+        if not listener.accepting:
+            raise UpgradeError(503, "The gateway is shutting down", RETRY_AFTER)
+        connection.accept_upgrade()
+        return _SwitchingProtocols(connection, key, subprotocol, listener)
+
+    def _choose(self, offered: Sequence[str]) -> str:
+        """The first of our subprotocols that the client speaks too [MQTT-6.0.0-3]."""
+        names = {name.strip() for line in offered for name in line.split(",")}
+        for name in self._subprotocols:
+            if name in names:
+                return name
+        raise UpgradeError(400, f"Sec-WebSocket-Protocol must name one of: {', '.join(self._subprotocols)}")
+
+
+class _SwitchingProtocols(web.StreamResponse):
+    """101. With its last byte the socket leaves HTTP, and no task is left of the request."""
+
+    def __init__(self, connection: HttpConnection, key: str, subprotocol: str, listener: Listener) -> None:
+        super().__init__(status=101, headers=UPGRADE)
+        self.headers["Sec-WebSocket-Accept"] = generate_accept_token(key.encode()).decode()
+        self.headers["Sec-WebSocket-Protocol"] = subprotocol  # [MQTT-6.0.0-4]
+        self._connection = connection
+        self._listener = listener
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        await super().write_eof(data)
+        released = self._connection.release()
+        if released is not None:
+            transport, received = released
+            WebSocket(transport, self._listener.accept()).start(received)
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """What is counted about a WebSocket listener; its connections count where their subprotocol's do."""
+
+    handshaking: int
+    requests_total: int
+
+
+class WebSocketFront:
+    """A listener that opens WebSockets and nothing else, at any path."""
+
+    def __init__(
+        self,
+        name: str,
+        address: Address,
+        endpoint: WebSocketEndpoint,
+        tls: ssl.SSLContext | None,
+        *,
+        handshake_timeout_s: float,
+    ) -> None:
+        """Nothing is opened before `start`; `name` is the subprotocol's section of the configuration."""
+        self.name = f"{name}_websocket"
+        self._key = f"{name}.websocket_address"
+        self._address = address
+        self._endpoint = endpoint
+        self._tls = tls
+        self._timeout_s = handshake_timeout_s
+        self._http: HttpServer | None = None
+
+    async def start(self) -> None:
+        """Listen; ListenError when the address cannot be had."""
+        self._http = HttpServer(self.name, self._handle, _refusal, head_timeout_s=self._timeout_s)
+        await self._http.listen(self._key, self._address, self._tls)
+
+    @property
+    def bound(self) -> str:
+        """The address really bound, as `HOST:PORT`; "" while not listening."""
+        return "" if self._http is None else self._http.bound
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new connections are accepted."""
+        return self._http is not None and self._http.accepting
+
+    def stop_taking(self) -> None:
+        """Close the listening socket; the subprotocol's own front stops the open WebSockets."""
+        if self._http is not None:
+            self._http.stop_accepting()
+
+    async def stop(self, timeout: float) -> None:
+        """Close what is in its handshake still."""
+        if self._http is not None:
+            await self._http.stop(timeout / 2)
+
+    def statistics(self) -> Statistics:
+        """Counts so far."""
+        http = self._http
+        return Statistics(
+            handshaking=0 if http is None else len(http.connections),
+            requests_total=0 if http is None else http.requests_count,
+        )
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return self._endpoint.upgrade(request)
+        except UpgradeError as refused:
+            answer = _refusal(refused.status, str(refused))
+            for name, value in refused.headers:
+                answer.headers[name] = value
+            return answer
+
+
+def _refusal(status: int, reason: str) -> web.Response:
+    answer = web.Response(status=status, text=f"{reason}\n", headers={"Server": "trivium"})
+    answer.force_close()
+    return answer
+
+
+def _is_key(key: str) -> bool:
+    try:
+        return len(base64.b64decode(key, validate=True)) == KEY_BYTES
+    except (binascii.Error, ValueError):
+        return False
