@@ -111,6 +111,17 @@ def encode_binary(data: bytes) -> bytes:
     return len(data).to_bytes(2) + data
 
 
+def is_text(payload: bytes) -> bool:
+    """Whether a payload is what payload format indicator 1 says: well-formed UTF-8 (section 3.3.2.3.2)."""
+    if payload.isascii():
+        return True
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class Reader:
     """A cursor over `data[position:end]`, one packet or the rest of it."""
 

@@ -16,6 +16,7 @@ from protocols.mqtt.codec import (
     encode_binary,
     encode_text,
     encode_varint,
+    is_text,
 )
 from protocols.mqtt.framing import FrameBuffer, read_length
 
@@ -141,3 +142,14 @@ def test_a_large_packet_in_pieces_is_joined_once() -> None:
     assert frames.join(b"fg") == b"abcdefg"
     assert len(frames) == 0
     assert frames.join(b"xy") == b"xy"
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        ("", True), ("41 00 0a", True), ("c3a9", True), ("f09f9880", True), ("ff", False), ("c3", False),
+        ("eda080", False), ("c080", False),
+    ],
+)  # fmt: skip
+def test_a_payload_that_is_text(payload: str, text: bool) -> None:
+    assert is_text(bytes.fromhex(payload)) is text
