@@ -10,8 +10,9 @@ from aiokafka.record.default_records import DefaultRecordBatch
 
 from flowcontrol.budget import Budget
 from gateway.kafka.contracts import Owner
+from gateway.kafka.records import HEADER, Records
 
-HEADER_BYTES: Final = 61
+HEADER_BYTES: Final = HEADER.size
 """The header of a record batch (magic 2), which `max.message.bytes` counts too."""
 ACCOUNTED_BYTES: Final = 16384
 """A batch reports to the budgets at the latest after this many bytes, and at the end of each loop turn: the
@@ -61,12 +62,11 @@ class Share:
 class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
     """A batch builder of aiokafka that also keeps the tickets and tells the budgets.
 
-    The publisher appends through `write`, aiokafka's compiled builder itself: the wrapper around it costs as much
-    again as the append. It keeps the counts here instead.
+    The publisher appends through `write` and keeps the counts here; `append` of aiokafka is not for use.
 
     Attributes:
-        write: `write(position, timestamp ms, key, value, headers list)`; returns the record's metadata, or None
-            when there is no room; the first record always has room.
+        write: `Records.append`: `write(timestamp ms, key, value, headers)`; returns the record's size, or 0 when
+            there is no room; the first record always has room.
         count: records in it.
         bytes: their size.
         mark: when `bytes` reaches it, call `account`.
@@ -77,6 +77,7 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
 
     def __init__(self, limit: int, budget: Budget) -> None:
         super().__init__(limit, 0)
+        self._builder = Records(limit)
         self.limit = limit
         self.budget = budget
         self.write = self._builder.append
@@ -149,6 +150,10 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
                 share.budget.give(share.taken_bytes, share.taken_records)
         self.shares = {}  # aiokafka may hold on to the batch
 
+    def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+        """Called by aiokafka, whose own asks for its own builder."""
+        self._builder.set_producer_state(producer_id, producer_epoch, base_sequence)
+
     # After a failure: the bytes are stamped with a sequence that will not be used again, so build anew.
 
     def again(self) -> Batch:
@@ -174,10 +179,10 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
             owner, budget, token = tickets[position]
             if owner is not batch.owner:
                 batch._resume(owner, budget)
-            metadata = batch.write(batch.count, record.timestamp, record.key, record.value, list(record.headers))
+            size = batch.write(record.timestamp, record.key, record.value, list(record.headers))
             batch.add_token(token)
             batch.count += 1
-            batch.bytes += metadata.size
+            batch.bytes += size
         batch._inherit()
         batch.seal()
         return batch

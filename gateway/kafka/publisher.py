@@ -163,17 +163,14 @@ class Publisher:
 
         lane = writer.lanes[number]
         batch = lane.open
-        headers = record.headers
-        pairs = list(headers) if headers else []  # aiokafka's builder takes a list only
         try:
-            metadata = batch.write(batch.count, timestamp, key, record.value, pairs)
-            if metadata is None:
+            size = batch.write(timestamp, key, record.value, record.headers)
+            if not size:
                 batch = lane.roll()
-                metadata = batch.write(0, timestamp, key, record.value, pairs)
+                size = batch.write(timestamp, key, record.value, record.headers)
         except (UnicodeEncodeError, OverflowError) as error:
             self._refuse(owner, token, Outcome.UNFIT, f"no Kafka record can hold it: {error}")
             return
-        size: int = metadata.size
         if batch.count == 0:
             if size > writer.largest:
                 lane.roll()  # the batch holds the record, which is too large for any batch

@@ -18,14 +18,14 @@ records = st.tuples(
 
 def append(batch, owner, token, record):
     _, key, value, with_header = record
-    metadata = batch.write(batch.count, 1000 + token, key, value, [("h", b"x"), ("n", None)] if with_header else [])
-    if metadata is None:
+    size = batch.write(1000 + token, key, value, [("h", b"x"), ("n", None)] if with_header else [])
+    if not size:
         return False
     if owner is not batch.owner:
         batch.turn_to(owner)
     batch.add_token(token)
     batch.count += 1
-    batch.bytes += metadata.size
+    batch.bytes += size
     if batch.bytes >= batch.mark:
         batch.account()
     return True
