@@ -1,0 +1,58 @@
+"""What the clause tests against the running gateway share: one Kafka topic, and clients that are closed at the end."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from tests.support.gateway import GatewayProcess
+from tests.support.mqtt import RawClient
+from tests.support.topics import until_led
+
+Connect = Callable[..., Awaitable[RawClient]]
+
+
+@pytest.fixture(scope="session")
+async def ground(admin: AIOKafkaAdminClient) -> str:
+    """A Kafka topic of one partition: what is published below it keeps its order, over all MQTT topics."""
+    name = f"clauses-{uuid.uuid4().hex[:8]}"
+    await admin.create_topics([NewTopic(name, 1, 1)])
+    await until_led(admin, name)
+    return name
+
+
+@pytest.fixture
+def place(ground: str) -> str:
+    """The first two levels of the topics of one test."""
+    return f"{ground}/{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+async def connect(gateway: GatewayProcess) -> AsyncIterator[Connect]:
+    """Connect `RawClient`s to the gateway: `connect(client_id, version=4, clean_start=False, ...)`."""
+    clients: list[RawClient] = []
+
+    async def one(client_id: str | None = None, **options: Any) -> RawClient:
+        clients.append(await RawClient.connect(gateway.address("mqtt"), client_id, **options))
+        return clients[-1]
+
+    yield one
+    for client in clients:
+        client.drop()
+
+
+@pytest.fixture
+def client_id() -> str:
+    return f"me-{uuid.uuid4().hex[:12]}"
+
+
+def kept(version: int, **more: Any) -> dict[str, Any]:
+    """Options of a CONNECT whose session outlives it, and goes on if it is there."""
+    options: dict[str, Any] = {"version": version, "clean_start": False, **more}
+    if version == 5:
+        options.setdefault("session_expiry_interval", 60)
+    return options

@@ -1,0 +1,207 @@
+"""Client identifiers, sessions and what they keep: sections 3.1, 3.2, 4.1, 4.4 and 4.5, against the running gateway."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocols.mqtt import packets
+from protocols.mqtt.packets import Publish, Subscription, Will
+from protocols.mqtt.properties import Properties
+from tests.conformance.conftest import Connect, kept
+
+BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
+
+
+@pytest.mark.clause("MQTT-3.1.3-5", "MQTT311-3.1.3-5", "MQTT-4.2-1", "MQTT311-7.1.1-1")
+@BOTH
+@pytest.mark.parametrize(
+    "client_id", ["0", "Z", "0123456789abcdefghijklm", "nopqrstuvwxyzABCDEFGHIJ", "KLMNOPQRSTUVWXYZ"]
+)
+async def test_client_identifiers_that_must_be_accepted(connect: Connect, version: int, client_id: str) -> None:
+    client = await connect(client_id, version=version)
+    assert client.connack.reason_code == 0
+    assert client.granted.assigned_client_identifier is None
+    await client.ping()
+
+
+@pytest.mark.clause("MQTT-3.1.3-6", "MQTT-3.1.3-7", "MQTT-3.2.2-16")
+async def test_an_assigned_client_identifier_is_the_client_s(connect: Connect, place: str) -> None:
+    first, second = (await connect("", session_expiry_interval=60) for _ in range(2))
+    names = [client.granted.assigned_client_identifier for client in (first, second)]
+    assert all(names)
+    assert names[0] != names[1]
+    await first.subscribe(f"{place}/a")
+    await second.ping()  # neither has taken the other over
+    await first.disconnect()
+    again = await connect(names[0], **kept(5))
+    assert again.connack.session_present
+    await second.publish(f"{place}/a", b"x")
+    assert (await again.message()).payload == b"x"
+
+
+@pytest.mark.clause("MQTT311-3.1.3-6")
+async def test_clients_without_an_identifier_are_different_ones(connect: Connect, place: str) -> None:
+    first, second = (await connect("", version=4) for _ in range(2))
+    await first.subscribe(f"{place}/a")
+    await second.publish(f"{place}/a", b"x")
+    assert (await first.message()).payload == b"x"
+    await second.ping()
+
+
+@pytest.mark.clause("MQTT-3.1.2-4", "MQTT-3.1.2-5", "MQTT-3.1.2-6", "MQTT-3.1.2-23", "MQTT-3.1.3-2", "MQTT-3.1.4-4")
+@pytest.mark.clause("MQTT-3.2.2-2", "MQTT-3.2.2-3", "MQTT-4.5.0-1")
+@pytest.mark.clause("MQTT311-3.1.2-4", "MQTT311-3.1.2-5", "MQTT311-3.1.2-6", "MQTT311-3.1.3-2", "MQTT311-3.1.4-3")
+@pytest.mark.clause("MQTT311-3.2.2-1", "MQTT311-3.2.2-2", "MQTT311-3.2.2-3", "MQTT311-4.1.0-1", "MQTT311-4.5.0-1")
+@BOTH
+async def test_a_session_and_its_end(connect: Connect, place: str, client_id: str, version: int) -> None:
+    sender = await connect()
+    client = await connect(client_id, **kept(version))
+    assert (client.connack.reason_code, client.connack.session_present) == (0, False)
+    await client.subscribe(Subscription(f"{place}/1", 1), Subscription(f"{place}/2", 2))
+    await client.disconnect()
+    await sender.publish(f"{place}/1", b"one", 1)
+    await sender.publish(f"{place}/2", b"two", 2)
+
+    client = await connect(client_id, **kept(version))
+    assert (client.connack.reason_code, client.connack.session_present) == (0, True)
+    assert [(m.payload, m.qos, m.dup) for m in await client.messages(2)] == [(b"one", 1, False), (b"two", 2, False)]
+    client.drop()
+    await sender.publish(f"{place}/1", b"three", 1)
+
+    client = await connect(client_id, **kept(version, clean_start=True))
+    assert (client.connack.reason_code, client.connack.session_present) == (0, False)
+    await client.subscribe(f"{place}/end")
+    await sender.publish(f"{place}/1", b"four", 1)
+    await sender.publish(f"{place}/end", b"", 1)
+    assert (await client.message()).topic == f"{place}/end"
+    if version == 4:  # Clean Session: this one ends with its connection
+        await client.disconnect()
+        client = await connect(client_id, **kept(version))
+        assert not client.connack.session_present
+
+
+@pytest.mark.clause("MQTT-3.1.4-3", "MQTT-3.14.2-2", "MQTT311-3.1.4-2")
+@BOTH
+async def test_a_second_connection_takes_over(connect: Connect, place: str, client_id: str, version: int) -> None:
+    first = await connect(client_id, **kept(version))
+    await first.subscribe(f"{place}/a")
+    second = await connect(client_id, **kept(version))
+    assert second.connack.session_present
+    said = await first.expect_end()
+    if version == 5:
+        (goodbye,) = said
+        assert type(goodbye) is packets.Disconnect
+        assert goodbye.reason_code == 0x8E
+        assert goodbye.properties is None or goodbye.properties.session_expiry_interval is None
+    else:
+        assert said == []
+    await second.publish(f"{place}/a", b"x", 0)
+    assert (await second.message()).payload == b"x"
+
+
+@pytest.mark.clause("MQTT-4.4.0-1", "MQTT-3.3.1-1", "MQTT-4.3.2-3", "MQTT-4.3.3-3", "MQTT-4.3.3-5", "MQTT-4.3.3-6")
+@pytest.mark.clause("MQTT-4.6.0-1", "MQTT-4.6.0-4", "MQTT-4.1.0-1")
+@pytest.mark.clause("MQTT311-4.4.0-1", "MQTT311-3.3.1-1", "MQTT311-4.6.0-1", "MQTT311-4.6.0-4", "MQTT311-2.3.1-4")
+@pytest.mark.clause("MQTT311-4.3.2-1", "MQTT311-4.3.3-1", "MQTT311-4.1.0-1", "MQTT311-4.1.0-2")
+@BOTH
+async def test_what_is_unacknowledged_is_sent_again(connect: Connect, place: str, client_id: str, version: int) -> None:
+    sender = await connect()
+    client = await connect(client_id, **kept(version))
+    await client.subscribe(f"{place}/#")
+    for number in range(9):
+        await sender.publish(f"{place}/a", b"%d" % number, 1 + number % 2)
+    first = [await client.expect(Publish) for _ in range(9)]
+    assert [(m.payload, m.dup) for m in first] == [(b"%d" % number, False) for number in range(9)]
+    client.send(packets.Puback(first[0].packet_id))
+    for number in (1, 3, 5):  # QoS 2: received, and 1 and 3 are released; only 1 is completed
+        client.send(packets.Pubrec(first[number].packet_id))
+    released = [await client.expect(packets.Pubrel) for _ in range(3)]
+    assert [one.packet_id for one in released] == [first[number].packet_id for number in (1, 3, 5)]
+    client.send(packets.Pubcomp(first[1].packet_id))
+    await client.ping()  # nothing is sent again while the connection lasts
+    client.drop()
+
+    client = await connect(client_id, **kept(version))
+    assert client.connack.session_present
+    again = [await client.receive() for _ in range(7)]
+    messages = [one for one in again if type(one) is Publish]
+    assert [(m.payload, m.packet_id, m.dup, m.qos) for m in messages] == [
+        (b"%d" % number, first[number].packet_id, True, 1 + number % 2) for number in (2, 4, 6, 7, 8)
+    ]
+    releases = [one for one in again if type(one) is packets.Pubrel]
+    assert [one.packet_id for one in releases] == [first[number].packet_id for number in (3, 5)]
+    for message in messages:
+        client.send(packets.Puback(message.packet_id) if message.qos == 1 else packets.Pubrec(message.packet_id))
+    for release in releases:
+        client.send(packets.Pubcomp(release.packet_id))
+    assert (await client.expect(packets.Pubrel)).packet_id == first[7].packet_id
+    client.send(packets.Pubcomp(first[7].packet_id))
+    await sender.publish(f"{place}/a", b"last", 2)
+    last = await client.message()
+    assert (last.payload, last.dup) == (b"last", False)
+
+
+@pytest.mark.clause("MQTT-4.4.0-2")
+async def test_what_was_refused_is_not_sent_again(connect: Connect, place: str, client_id: str) -> None:
+    sender = await connect()
+    client = await connect(client_id, **kept(5))
+    await client.subscribe(f"{place}/a")
+    for qos in (1, 2):
+        await sender.publish(f"{place}/a", b"refused", qos)
+    one, two = await client.expect(Publish), await client.expect(Publish)
+    client.send(packets.Puback(one.packet_id, 0x83))
+    client.send(packets.Pubrec(two.packet_id, 0x83))
+    await client.ping()
+    client.drop()
+    client = await connect(client_id, **kept(5))
+    await sender.publish(f"{place}/a", b"new")
+    message = await client.message()
+    assert (message.payload, message.dup) == (b"new", False)
+
+
+@pytest.mark.clause("MQTT-4.1.0-2", "MQTT-4.1.0-1", "MQTT-3.1.2-8", "MQTT-3.3.2-5", "MQTT-3.3.2-6", "MQTT-4.3.3-7")
+async def test_a_second_passes(connect: Connect, place: str, client_id: str) -> None:
+    """What only time shows; the will that is due at the session's end tells that a second has passed."""
+    watch = await connect()
+    await watch.subscribe(f"{place}/will")
+    patient = await connect(f"{client_id}-kept", **kept(5))
+    await patient.subscribe(f"{place}/a")
+    await watch.publish(f"{place}/a", b"begun", 2, message_expiry_interval=1)
+    begun = await patient.expect(Publish)  # and not acknowledged
+    patient.drop()
+    await watch.publish(f"{place}/a", b"too late", 2, message_expiry_interval=1)
+    await watch.publish(f"{place}/a", b"in time", 2, message_expiry_interval=100)
+    lasting = await connect(f"{client_id}-lasting", **kept(5, session_expiry_interval=1))
+    await lasting.subscribe(f"{place}/will")
+    will = Will(f"{place}/will", b"over", 1, properties=Properties(will_delay_interval=60))
+    short = await connect(client_id, **kept(5, session_expiry_interval=1), will=will)
+    await short.subscribe(f"{place}/a")
+    short.drop()
+
+    assert (await watch.message()).payload == b"over"  # the session's end, long before the delay
+    short = await connect(client_id, **kept(5))
+    assert not short.connack.session_present
+    assert (await lasting.message()).payload == b"over"  # its connection is open: its session has not begun to end
+    patient = await connect(f"{client_id}-kept", **kept(5))
+    again, rest = await patient.messages(2)
+    assert (again.payload, again.dup, again.packet_id) == (b"begun", True, begun.packet_id)
+    assert rest.payload == b"in time"
+    assert rest.properties is not None
+    assert rest.properties.message_expiry_interval is not None
+    assert 90 < rest.properties.message_expiry_interval < 100
+
+
+@pytest.mark.clause("MQTT-3.1.2-28")
+async def test_response_information_is_for_those_who_ask(connect: Connect) -> None:
+    for ask in ({}, {"request_response_information": 0}):
+        assert (await connect(**ask)).granted.response_information is None
+    assert (await connect(request_response_information=1)).granted.response_information is not None
+
+
+@pytest.mark.clause("MQTT-4.12.0-1", "MQTT-4.12.0-6")
+async def test_an_authentication_method_that_is_not_served(connect: Connect) -> None:
+    client = await connect(authentication_method="NO-SUCH-METHOD")
+    assert client.connack.reason_code == 0x8C
+    assert await client.expect_end() == []
+    client = await connect()
+    assert client.granted.authentication_method is None
