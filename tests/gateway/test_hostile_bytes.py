@@ -81,13 +81,17 @@ class Relay:
         writer.close()
 
 
-async def record_mqtt(relay: Relay, topic: str) -> None:
-    client = await PahoClient(relay.address).connect()
+async def record_mqtt(relay: Relay, topic: str, transport: str = "tcp") -> None:
+    client = await PahoClient(relay.address, transport=transport).connect()
     await client.subscribe(f"{topic}/#")
     for number in range(3):
         await client.publish(f"{topic}/{number}", b"recorded")
     await wait_until(lambda: len(client.messages) == 3)
     await client.close()
+
+
+async def record_mqtt_websocket(relay: Relay, topic: str) -> None:
+    await record_mqtt(relay, topic, "websockets")
 
 
 async def record_amqp(relay: Relay, topic: str) -> None:
@@ -117,6 +121,7 @@ async def record_http(relay: Relay, topic: str) -> None:
 
 RECORDERS: dict[str, Callable[[Relay, str], Awaitable[None]]] = {
     "mqtt": record_mqtt,
+    "mqtt_websocket": record_mqtt_websocket,
     "amqp": record_amqp,
     "http": record_http,
 }
@@ -185,20 +190,24 @@ class Honest:
         self._gateway = gateway
         self._topic = topic
         self._mqtt = PahoClient(gateway.address("mqtt"), client_id=f"honest-{uuid.uuid4().hex}")
+        self._websocket = PahoClient(gateway.address("mqtt_websocket"), transport="websockets")
         self._amqp = ThreadedSender(gateway.addresses["amqp"], topic)
 
     async def run(self) -> None:
         await self._mqtt.connect()
+        await self._websocket.connect()
         await self._amqp.connect()
         async with (
             aiohttp.ClientSession(headers=HEADERS, connector=aiohttp.TCPConnector(limit=1)) as session,
             asyncio.TaskGroup() as group,
         ):
             group.create_task(self._repeat("mqtt", lambda: self._mqtt.publish(f"{self._topic}/honest"), 0))
+            group.create_task(self._repeat("mqtt_websocket", lambda: self._websocket.publish(f"{self._topic}/w"), 0))
             group.create_task(self._repeat("amqp", lambda: self._amqp.send(b"honest"), "ACCEPTED"))
             group.create_task(self._repeat("http", lambda: self._post(session), 200))
-        assert self._mqtt.disconnected is None
-        await self._mqtt.close()
+        for client in (self._mqtt, self._websocket):
+            assert client.disconnected is None
+            await client.close()
         await self._amqp.close()
 
     async def _post(self, session: aiohttp.ClientSession) -> int:
@@ -219,7 +228,9 @@ class Honest:
 async def test_hostile_bytes_touch_nobody_else_and_leave_nothing_behind(
     bootstrap: str, new_gateway: Callable[..., GatewayProcess], new_topic: Callable[..., Awaitable[str]]
 ) -> None:
-    gateway = await new_gateway(bootstrap, config="[kafka]\ncreate_topics = false\n").start()
+    gateway = await new_gateway(
+        bootstrap, "--mqtt-websocket", "127.0.0.1:0", config="[kafka]\ncreate_topics = false\n"
+    ).start()
     topic = await new_topic()
     said: dict[str, bytes] = {}
     for name, record in RECORDERS.items():
@@ -247,7 +258,7 @@ async def test_hostile_bytes_touch_nobody_else_and_leave_nothing_behind(
         working = group.create_task(honest.run())
         await wait_until(lambda: min(honest.done.values()) >= 1)
         await storm(1.0)  # caches fill, Kafka's connections open
-        await wait_until(lambda: settled(gateway, 3))
+        await wait_until(lambda: settled(gateway, len(RECORDERS)))
         before = health(gateway.pid)
         await storm(DURATION_S)
         await wait_until(lambda: health(gateway.pid).descriptors <= before.descriptors)
@@ -265,7 +276,7 @@ async def test_hostile_bytes_touch_nobody_else_and_leave_nothing_behind(
 
 
 def settled(gateway: GatewayProcess, connections: int) -> bool:
-    """Whether only so many clients are connected to the three listeners."""
+    """Whether only so many clients are connected to the listeners."""
     ports = {gateway.address(name)[1] for name in RECORDERS}
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     established = [row for row in rows if row[3] == "01" and int(row[1].rpartition(":")[2], 16) in ports]
