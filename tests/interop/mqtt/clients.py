@@ -1,0 +1,43 @@
+"""The foreign clients by library, version and transport."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tests.interop.mqtt.toolchains import HERE, NODE, java_command, node_command
+
+
+class Kind(NamedTuple):
+    """A library, a version of the protocol (as CONNECT has it), and how it comes to the gateway."""
+
+    library: str
+    version: int
+    transport: str = "tcp"
+
+    def __str__(self) -> str:
+        return "-".join([self.library, "v5" if self.version == 5 else "v311", *(["ws"] * (self.transport == "ws"))])
+
+
+PAHO, PAHO_311 = Kind("paho", 5), Kind("paho", 4)
+AMQTT = Kind("amqtt", 4)
+MQTTJS, MQTTJS_311 = Kind("mqttjs", 5), Kind("mqttjs", 4)
+HIVEMQ = Kind("hivemq", 5)
+WEBSOCKET = [kind._replace(transport="ws") for kind in (PAHO, PAHO_311, AMQTT, MQTTJS, MQTTJS_311)]
+VERSION_5 = [PAHO, MQTTJS, HIVEMQ]
+VERSION_311 = [PAHO_311, AMQTT, MQTTJS_311]
+EVERY = VERSION_5 + VERSION_311
+
+# Command and working directory of each driver; ToolchainError when it cannot be had.
+DRIVERS: dict[str, Callable[[], tuple[list[str], str]]] = {
+    "paho": lambda: ([sys.executable, "paho_driver.py"], str(HERE / "python")),
+    "amqtt": lambda: ([sys.executable, "amqtt_driver.py"], str(HERE / "python")),
+    "mqttjs": lambda: (node_command(), str(NODE)),
+    "hivemq": lambda: (java_command(), str(HERE / "java")),
+}
+
+
+def each(kinds: Sequence[Kind]) -> dict[str, Any]:
+    """`parametrize("kind", **each(kinds))`."""
+    return {"argvalues": kinds, "ids": [str(kind) for kind in kinds]}

@@ -1,0 +1,87 @@
+"""The foreign clients as fixtures: each driver is started once, when the first test asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from tests.interop.mqtt.clients import DRIVERS, Kind
+from tests.interop.mqtt.drivers import Client, Driver, Wire
+from tests.interop.mqtt.toolchains import ToolchainError
+from tests.support.gateway import GatewayProcess
+from tests.support.topics import until_led
+
+NewClient = Callable[..., Awaitable[Client]]
+
+
+@pytest.fixture(scope="session")
+async def drivers() -> AsyncIterator[Callable[[str], Awaitable[Driver]]]:
+    """`await drivers("paho")`; a library whose tools are missing skips the test by name."""
+    running: dict[str, Driver] = {}
+
+    async def get(library: str) -> Driver:
+        if library not in running:
+            try:
+                argv, directory = await asyncio.to_thread(DRIVERS[library])
+            except ToolchainError as error:
+                pytest.skip(f"{library}: {error}")
+            running[library] = await Driver(argv, directory).start()
+        return running[library]
+
+    yield get
+    for driver in running.values():
+        await driver.stop()
+
+
+@pytest.fixture
+async def new_client(drivers: Callable[[str], Awaitable[Driver]], gateway: GatewayProcess) -> AsyncIterator[NewClient]:
+    """Make foreign clients (`await new_client(PAHO, **fields of connect)`), connected; `connected=False`: not yet."""
+    made: list[Client] = []
+
+    async def make(
+        kind: Kind,
+        *,
+        at: GatewayProcess | None = None,
+        through: Wire | None = None,
+        connected: bool = True,
+        **fields: object,
+    ) -> Client:
+        listener = "http" if kind.transport == "ws" else "mqtt"
+        address = through.address if through is not None else (at or gateway).address(listener)
+        path = "/mqtt" if kind.transport == "ws" else None
+        client = Client(await drivers(kind.library), address, version=kind.version, path=path)
+        made.append(client)
+        if connected:
+            connack = await client.connect(**fields)
+            assert connack.reason == 0, connack
+        return client
+
+    yield make
+    for client in made:
+        await client.release()
+
+
+@pytest.fixture
+async def wire(gateway: GatewayProcess) -> AsyncIterator[Wire]:
+    """A way to the gateway that the test can cut."""
+    async with Wire(gateway.address("mqtt")).laid() as laid:
+        yield laid
+
+
+@pytest.fixture(scope="session")
+async def shared_topic(admin: AIOKafkaAdminClient) -> str:
+    """One Kafka topic for all tests here: what they need of their own is a branch of it."""
+    name = f"t-{uuid.uuid4().hex[:12]}"
+    await admin.create_topics([NewTopic(name, 3, 1)])
+    await until_led(admin, name)
+    return name
+
+
+@pytest.fixture
+def branch(shared_topic: str) -> str:
+    """Topic names of a test's own."""
+    return f"{shared_topic}/{uuid.uuid4().hex[:8]}"

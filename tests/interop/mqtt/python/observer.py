@@ -1,0 +1,16 @@
+"""A plugin of amqtt's client that notes what the client itself does not tell: Session Present."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amqtt.mqtt.connack import ConnackPacket
+from amqtt.plugins.base import BasePlugin
+
+present: dict[str, bool] = {}  # by client id
+
+
+class Observer(BasePlugin[Any]):
+    async def on_mqtt_packet_received(self, *, packet: Any, session: Any) -> None:
+        if isinstance(packet, ConnackPacket):
+            present[session.client_id] = bool(packet.variable_header.session_parent)
