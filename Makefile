@@ -49,6 +49,9 @@ run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=
 test: setup lint  ## Run all checks and all tests; ARGS="-k name" for some
 	$(BIN)/python -m pytest $(ARGS)
 
+clients: setup  ## Fetch the foreign MQTT clients of the tests (needs node, npm and a JDK)
+	@$(BIN)/python -m tests.interop.mqtt.toolchains
+
 lint: $(INSTALLED)  ## Run ruff, mypy and import-linter
 	$(BIN)/ruff check
 	$(BIN)/mypy
@@ -70,7 +73,8 @@ lock:  ## Write all lock files anew (versions stay where they fit; UPGRADE=1 tak
 	$(COMPILE) pyproject.toml --all-extras --group dev --output-file requirements/dev.txt
 	$(COMPILE) pyproject.toml --constraint requirements/dev.txt --output-file requirements/gateway.txt
 	$(BIN)/python -m tools.lock_jars
+	cd tests/interop/mqtt/node && npm install --package-lock-only
 
 clean:  ## Remove what the commands made here; the cache of jars stays
-	rm -rf $(VENV) .trivium dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .trivium dist tests/interop/mqtt/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """What the foreign clients that are not Python's need: MQTT.js by npm, HiveMQ's client by Ivy, both from locks.
 
-`python -m tests.interop.mqtt.toolchains` fetches both (`make test-clients`); a test run fetches what it misses itself.
+`python -m tests.interop.mqtt.toolchains` fetches both (`make clients`); a test run fetches what it misses itself.
 """
 
 from __future__ import annotations
