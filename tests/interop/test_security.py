@@ -212,7 +212,7 @@ async def test_mqtt_password_with_and_without_tls(
         await client.close()
 
 
-@pytest.mark.clause("MQTT-4.13.2-1")
+@pytest.mark.clause("MQTT-3.1.4-2", "MQTT-4.13.2-1")
 async def test_mqtt_refuses_a_wrong_password_and_a_client_without_one(
     secured: GatewayProcess, plain: GatewayProcess, files: Files, bystander: PahoClient
 ) -> None:
@@ -332,6 +332,7 @@ async def is_refused(address: tuple[str, int], context: ssl.SSLContext) -> bool:
 # what they may do
 
 
+@pytest.mark.clause("MQTT311-3.3.5-2")
 async def test_topics_that_are_not_allowed_are_refused_by_each_protocols_own_means(
     secured: GatewayProcess, files: Files, bystander: PahoClient
 ) -> None:
@@ -343,6 +344,11 @@ async def test_topics_that_are_not_allowed_are_refused_by_each_protocols_own_mea
     assert await client.publish(f"{OPEN}/x", b"fine") == 0
     await wait_until(lambda: client.messages)
     await client.close()
+    older = await mqtt(secured, files, user="alice", password=ALICE, protocol=paho.MQTTv311).connect()
+    older.send(f"{CLOSED}/x")
+    await wait_until(lambda: older.disconnected is not None)  # 3.1.1 has no other word for it
+    assert older.pubacks == {}
+    await older.close()
 
     def links() -> None:
         connection = amqp(secured, "PLAIN", files, user="alice", password=ALICE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ def received(headers: Headers = (), key: bytes | None = b"a", value: bytes | Non
     return Received("sensors", key, value, headers, NOW, 0, 7)
 
 
+@pytest.mark.clause("MQTT-3.3.2-4", "MQTT-3.3.2-15", "MQTT-3.3.2-16", "MQTT-3.3.2-17", "MQTT-3.3.2-18", "MQTT-3.3.2-20")
 @given(topics, st.binary(max_size=50), st.integers(0, 1), st.booleans(), properties)
 def test_a_publish_comes_back_as_it_went(
     topic: str, payload: bytes, qos: int, retain: bool, asked: Properties
@@ -93,6 +95,7 @@ def test_a_reply_address_with_wildcards_is_no_response_topic() -> None:
     assert delivery.properties.user_properties == (("reply-to", "a/#"),)
 
 
+@pytest.mark.clause("MQTT-3.3.2-6")
 def test_the_expiry_counts_down_and_each_subscriber_has_its_own_identifiers() -> None:
     delivery = from_record(received((("expiry", b"%d" % (NOW + 10_000)),)), RULES)
     assert delivery is not None

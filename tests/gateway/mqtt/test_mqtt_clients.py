@@ -71,6 +71,7 @@ class Client:
         self.subacks[mid] = codes
 
 
+@pytest.mark.clause("MQTT-4.3.2-4", "MQTT311-4.3.2-2")
 @pytest.mark.parametrize("protocol", [paho.MQTTv5, paho.MQTTv311])
 async def test_a_publish_is_in_kafka_when_it_is_acknowledged(
     gateway: GatewayProcess, new_topic: NewTopic, bootstrap: str, protocol: int
@@ -90,8 +91,7 @@ async def test_a_publish_is_in_kafka_when_it_is_acknowledged(
     await client.close()
 
 
-@pytest.mark.clause("MQTT-3.3.1-9")
-@pytest.mark.clause("MQTT-4.7.1-1")
+@pytest.mark.clause("MQTT-3.3.2-3", "MQTT-3.8.4-8")
 async def test_wildcards_reach_every_mapped_topic(gateway: GatewayProcess, new_topic: NewTopic) -> None:
     one, two = await new_topic(), await new_topic()
     client = await Client(gateway).connect()
@@ -124,8 +124,7 @@ async def test_a_subscription_comes_before_the_topic(gateway: GatewayProcess) ->
     await exact.close()
 
 
-@pytest.mark.clause("MQTT-3.3.4-3")
-@pytest.mark.clause("MQTT-3.8.3-3")
+@pytest.mark.clause("MQTT-3.3.4-2", "MQTT-3.3.4-3", "MQTT-3.3.4-4", "MQTT-3.8.3-3")
 async def test_overlapping_filters_give_one_copy_with_all_identifiers_and_no_local_is_kept(
     gateway: GatewayProcess, new_topic: NewTopic
 ) -> None:
@@ -239,6 +238,7 @@ async def test_an_illegal_packet_closes_its_own_connection_only(gateway: Gateway
 
 
 @pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="mosquitto-clients is not installed")
+@pytest.mark.clause("MQTT311-7.0.0-2")
 @pytest.mark.parametrize("version", ["5", "mqttv311"])
 async def test_mosquitto_pub_and_sub(gateway: GatewayProcess, new_topic: NewTopic, version: str) -> None:
     topic = await new_topic()

@@ -26,8 +26,8 @@ async def ask(gateway: GatewayProcess, path: str, method: str = "GET", **headers
         return response.status, response.headers, await response.json(content_type=None)
 
 
-@pytest.mark.clause("MQTT-6.0.0-3")
-@pytest.mark.clause("MQTT-6.0.0-4")
+@pytest.mark.clause("MQTT-6.0.0-3", "MQTT311-6.0.0-3")
+@pytest.mark.clause("MQTT-6.0.0-4", "MQTT311-6.0.0-4")
 @pytest.mark.parametrize("protocol", [paho.MQTTv5, paho.MQTTv311])
 @pytest.mark.parametrize("listener", LISTENERS)
 async def test_paho_publishes_and_receives(
@@ -50,7 +50,7 @@ async def test_paho_publishes_and_receives(
         await subscriber.close()
 
 
-@pytest.mark.clause("MQTT-6.0.0-2")
+@pytest.mark.clause("MQTT-6.0.0-2", "MQTT311-6.0.0-2")
 @pytest.mark.parametrize("listener", LISTENERS)
 async def test_packets_need_not_fit_frames(gateway: GatewayProcess, listener: str) -> None:
     reader, writer = await asyncio.open_connection(*gateway.address(listener))

@@ -88,8 +88,8 @@ async def frames_until_close(reader: asyncio.StreamReader) -> list[tuple[int, by
     return frames
 
 
-@pytest.mark.clause("MQTT-6.0.0-2")
-@pytest.mark.clause("MQTT-6.0.0-4")
+@pytest.mark.clause("MQTT-6.0.0-2", "MQTT311-6.0.0-2")
+@pytest.mark.clause("MQTT-6.0.0-4", "MQTT311-6.0.0-4")
 async def test_a_foreign_client_talks_and_leaves() -> None:
     async with serving() as server, aiohttp.ClientSession() as session:
         url = f"http://{server.front.bound}/any/path"
@@ -129,7 +129,7 @@ async def test_a_peer_that_never_answers_our_close_frame_is_let_go() -> None:
         writer.close()
 
 
-@pytest.mark.clause("MQTT-6.0.0-1")
+@pytest.mark.clause("MQTT-6.0.0-1", "MQTT311-6.0.0-1")
 async def test_a_text_frame_ends_the_connection_and_the_reason_can_be_read() -> None:
     async with serving() as server:
         reader, writer = await server.open()
@@ -206,7 +206,7 @@ REFUSALS: dict[str, tuple[bytes, int, dict[str, str]]] = {
 }
 
 
-@pytest.mark.clause("MQTT-6.0.0-3")
+@pytest.mark.clause("MQTT-6.0.0-3", "MQTT311-6.0.0-3")
 @pytest.mark.parametrize("case", REFUSALS)
 async def test_a_bad_handshake_is_answered_and_closed(case: str) -> None:
     request, status, fields = REFUSALS[case]

@@ -108,7 +108,7 @@ def streams(draw: st.DrawFn) -> tuple[bytes, bytes, list[bytes]]:
     return stream, wire, pings
 
 
-@pytest.mark.clause("MQTT-6.0.0-2")
+@pytest.mark.clause("MQTT-6.0.0-2", "MQTT311-6.0.0-2")
 @given(streams(), st.lists(st.integers(0, 3000)))
 async def test_the_stream_is_the_same_however_it_is_framed_and_cut(sent: Any, cuts: list[int]) -> None:
     stream, wire, pings = sent
@@ -161,7 +161,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.clause("MQTT-6.0.0-1")
+@pytest.mark.clause("MQTT-6.0.0-1", "MQTT311-6.0.0-1")
 @pytest.mark.parametrize("case", BROKEN)
 async def test_anything_but_good_binary_frames_ends_the_connection(case: str) -> None:
     data, code = BROKEN[case]

@@ -48,8 +48,8 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.clause("MQTT-4.7.2-1")
-@pytest.mark.clause("MQTT-4.7.3-4")
+@pytest.mark.clause("MQTT-4.7.2-1", "MQTT311-4.7.2-1")
+@pytest.mark.clause("MQTT-4.7.3-4", "MQTT311-4.7.3-4")
 @pytest.mark.parametrize(("topic_filter", "topic", "matches"), EXAMPLES)
 def test_examples_of_the_standard(topic_filter: str, topic: str, matches: bool) -> None:
     assert naive(topic_filter, topic) is matches
