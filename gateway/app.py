@@ -7,10 +7,12 @@ import contextlib
 import gc
 import json
 import os
+import secrets
 import signal
 import ssl
 import time
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from typing import Any, Final, Protocol
@@ -21,7 +23,8 @@ import uvloop
 
 from gateway.amqp.front import AmqpFront
 from gateway.amqp.services import Services as AmqpServices
-from gateway.config import Config, ConfigError, KafkaConfig
+from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig
+from gateway.identity import GatewayIdentity
 from gateway.kafka.client import client_settings
 from gateway.kafka.consumers import Lookup
 from gateway.kafka.embedded import STOP_LIMIT_S, EmbeddedBroker, embedded_broker
@@ -30,14 +33,21 @@ from gateway.kafka.jars import console_report
 from gateway.kafka.java import SetupError
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.replay import Replay
+from gateway.kafka.state import StateTopics
 from gateway.kafka.storage import BrokerError
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
+from gateway.mqtt.accounting import Accounting
 from gateway.mqtt.counters import Counters
+from gateway.mqtt.exchanges import Floors
 from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS, MqttFront
-from gateway.mqtt.registry import Registry
+from gateway.mqtt.login import Login
+from gateway.mqtt.retained import Retained
 from gateway.mqtt.router import Router
-from gateway.mqtt.session import Services
+from gateway.mqtt.services import Services
+from gateway.mqtt.sessions import TOPIC as SESSIONS
+from gateway.mqtt.sessions import Sessions
+from gateway.mqtt.wills import Wills
 from gateway.net.listener import ListenError, listen_error
 from gateway.net.upgrade import WebSocketEndpoint, WebSocketFront
 from gateway.observe.lag import LoopLag
@@ -237,18 +247,51 @@ class App:
         stack.push_async_callback(groups.stop)
 
         router = Router(rules, topics, tail, spawn)
+        state = StateTopics(
+            client_settings(kafka, "state"),
+            topics,
+            publisher,
+            spawn=spawn,
+            partitions=config.mqtt.state_partitions,
+            largest_bytes=config.mqtt.max_packet_bytes + MEBIBYTE,
+        )
+        retained = Retained(
+            state, publisher, rules, limit=1_000_000, limit_bytes=256 * MEBIBYTE, spawn=spawn, wall_clock=wall_clock
+        )
+        identity = GatewayIdentity(config.data_dir)
+        stack.callback(identity.close)
+        sessions = Sessions(
+            identity,
+            Wills(rules, publisher, retained, wall_clock),
+            Accounting(_nothing_found, lookup),
+            clock=loop.time,
+            wall_clock=wall_clock,
+            nonce=partial(secrets.token_hex, 6),
+        )
+        sessions.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
+        await state.start()
+        stack.push_async_callback(state.stop)
+        await retained.start()
+        stack.push_async_callback(retained.stop)
+        keeping = spawn(sessions.run(state.loaded))
+        stack.push_async_callback(_end, keeping)
+        stack.push_async_callback(self._stop_sessions, sessions, publisher)
         services = Services(
             config=config.mqtt,
             rules=rules,
             publisher=publisher,
             tail=tail,
             router=router,
-            registry=Registry(),
-            authenticator=authenticator,
+            sessions=sessions,
+            retained=retained,
+            sharing=None,
+            floors=Floors(lookup),
+            login=Login(authenticator),
             access=access,
+            counters=Counters(),
             clock=loop.time,
             wall_clock=wall_clock,
-            counters=Counters(),
+            spawn=spawn,
         )
         amqp = AmqpServices(
             config.amqp,
@@ -300,6 +343,8 @@ class App:
             add_source(metrics, front.name, front.statistics)
         add_source(metrics, "publisher", publisher.statistics)
         add_source(metrics, "tail", tail.statistics)
+        add_source(metrics, "state", state.statistics)
+        add_source(metrics, "retained", retained.statistics)
         add_source(metrics, "kafka", groups.statistics)
         add_source(metrics, "authentication", authenticator.statistics)
         add_source(metrics, "event_loop", lag.statistics)
@@ -407,6 +452,11 @@ class App:
         left = self._config.drain_timeout_s - GOODBYE_S - spent
         await broker.stop(min(STOP_LIMIT_S, max(BROKER_STOP_S, left)))
 
+    async def _stop_sessions(self, sessions: Sessions, publisher: Publisher) -> None:
+        """Write down what is left of the sessions, and the wills of those that the stop has ended."""
+        await sessions.stop()
+        await publisher.drain(GOODBYE_S)
+
     async def _stop_fronts(self) -> None:
         """Stop accepting, let Kafka answer what was taken, say goodbye; all within `drain_timeout_s`."""
         self._stopping = True
@@ -427,6 +477,10 @@ def _calm_collector() -> None:
 def wall_clock() -> int:
     """Epoch milliseconds."""
     return time.time_ns() // 1_000_000
+
+
+async def _nothing_found(ranges: Any) -> dict[str, set[tuple[int, int]]]:
+    return {}
 
 
 async def _end(task: asyncio.Task[Any]) -> None:

@@ -139,10 +139,18 @@ class MqttConfig(Section):
     max_keep_alive_s: Annotated[int, Field(ge=1, le=65535)] = 1200
     connect_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     outgoing_inflight: Annotated[int, Field(ge=1, le=65535)] = 1000  # min with the client's Receive Maximum
+    outgoing_aliases: Annotated[int, Field(ge=0, le=65535)] = 64  # min with the client's Topic Alias Maximum
     max_subscriptions: Annotated[int, Field(ge=1)] = 1000
+    maximum_qos: Annotated[int, Field(ge=0, le=2)] = 2
+    session_expiry_max_s: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] = 604_800  # a week, as Kafka keeps records
+    check_payload_format: bool = False  # reading every text payload costs
+    response_information: str | None = "replies/{client}"  # for those who ask; the base of response topics
+    server_reference: str | None = None  # where clients shall go when the gateway stops
     websocket_address: Address | None = None  # besides `/mqtt` on the HTTP port
     websocket_origins: tuple[Origin, ...] | None = None  # None: any where a password is needed, else near ones
     state_partitions: Annotated[int, Field(ge=1, le=1000)] = 8  # of a state topic; it must not change afterwards
+    max_retained: Annotated[int, Field(ge=1)] = 1_000_000  # all of them are in memory
+    max_retained_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 512 * MEBIBYTE
 
 
 class AmqpConfig(Section):

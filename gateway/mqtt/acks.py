@@ -14,10 +14,11 @@ from gateway.kafka.contracts import Result
 
 
 class Slot(msgspec.Struct, gc=False):
-    """The place of one publish in the line: its packet id and, once known, what became of it."""
+    """The place of one publish in the line: its packet id, its QoS and, once known, what became of it."""
 
     packet_id: int
     result: Result | None = None
+    qos: int = 1
 
 
 class AckQueue:
@@ -31,9 +32,9 @@ class AckQueue:
     def __len__(self) -> int:
         return len(self._line)
 
-    def arrive(self, packet_id: int) -> Slot:
+    def arrive(self, packet_id: int, qos: int = 1) -> Slot:
         """A publish arrived; the slot is its ticket's token."""
-        slot = Slot(packet_id)
+        slot = Slot(packet_id, None, qos)
         self._line.append(slot)
         return slot
 

@@ -17,5 +17,6 @@ class Counters(msgspec.Struct):
     expired: int = 0
     too_large: int = 0
     dropped: int = 0
+    gaps: int = 0  # messages for kept sessions that retention had deleted
     failed_connections: int = 0
     refused_connections: int = 0

@@ -7,8 +7,10 @@ from typing import Final
 
 import msgspec
 
+from gateway.mqtt.client import Client
 from gateway.mqtt.counters import Counters
-from gateway.mqtt.session import Services, Session
+from gateway.mqtt.services import Services
+from gateway.mqtt.sessions import Statistics as SessionStatistics
 from gateway.net.front import SocketFront
 from gateway.net.pump import Spawn
 from protocols.mqtt.connection import Connection
@@ -22,9 +24,8 @@ class Statistics(msgspec.Struct, frozen=True):
 
     connections: int
     connections_total: int
-    sessions: int
+    sessions: SessionStatistics
     subscriptions: int
-    takeovers_total: int
     unmapped_total: int  # records that have no MQTT topic name
     messages: Counters
 
@@ -42,6 +43,7 @@ class MqttFront(SocketFront):
             max_packet_bytes=config.max_packet_bytes,
             connect_timeout_s=config.connect_timeout_s,
             outgoing_inflight=config.outgoing_inflight,
+            outgoing_aliases=config.outgoing_aliases,
             enforce_receive_maximum=config.enforce_receive_maximum,
         )
 
@@ -51,21 +53,21 @@ class MqttFront(SocketFront):
         self._services.publisher.gate.subscribe(self._kafka_gate)
 
     def _kafka_gate(self, is_open: bool) -> None:
-        for session in self._sessions():
-            session.kafka_gate(is_open)
+        for client in self._clients():
+            client.kafka_gate(is_open)
 
-    def _sessions(self) -> list[Session]:
-        return [pump.handler for pump in self.listener.pumps if isinstance(pump.handler, Session)]
+    def _clients(self) -> list[Client]:
+        return [pump.handler for pump in self.listener.pumps if isinstance(pump.handler, Client)]
 
-    def open(self) -> tuple[Connection, Session]:
-        """A connection and its session."""
+    def open(self) -> tuple[Connection, Client]:
+        """A connection and its client."""
         connection = Connection(self._limits)
-        return connection, Session(connection, self._services)
+        return connection, Client(connection, self._services)
 
     def goodbye(self) -> None:
         """DISCONNECT 0x8B on every connection; 3.1.1 has no words for it."""
-        for session in self._sessions():
-            session.shut_down()
+        for client in self._clients():
+            client.shut_down()
 
     def statistics(self) -> Statistics:
         """Counts for the metrics."""
@@ -73,9 +75,8 @@ class MqttFront(SocketFront):
         return Statistics(
             connections=len(self.listener.pumps),
             connections_total=self.listener.accepted,
-            sessions=len(services.registry),
+            sessions=services.sessions.statistics(),
             subscriptions=len(services.router),
-            takeovers_total=services.registry.takeovers,
             unmapped_total=services.router.unmapped,
             messages=services.counters,
         )

@@ -1,4 +1,4 @@
-"""A session's two outlets: what may be dropped (QoS 0) and what may not (QoS 1)."""
+"""A session's two outlets: what may be dropped (QoS 0) and what may not (QoS 1 and 2)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Sender(Protocol):
         """Whether the socket's buffer is below its mark."""
         ...
 
-    def match(self, record: Received) -> Match | None:
-        """How the session's filters match the record."""
-        ...
-
     def deliver(self, record: Received, match: Match) -> None:
         """Send it; there is room."""
+        ...
+
+    def deliver_again(self, record: Received) -> None:
+        """A record that is caught up on, which may be for this session, or not; there is room."""
         ...
 
 
@@ -52,21 +52,13 @@ class Outbox:
         return self._sender.room
 
     def offer_nowait(self, record: Received) -> bool:
-        """Send the record if it is for this outlet; False when there is no room.
-
-        A record that is caught up on was not noted by the router: it is matched here, and one that goes out at
-        QoS 0 is the other outlet's.
-        """
-        noted = self.noted
-        if noted is not None and noted[0] is record:
-            match: Match | None = noted[1]
-        else:
-            match = self._sender.match(record)
-            if match is None or (match.qos == 0) is not self.lossy:
-                return True
-        assert match is not None
+        """Send the record; False when there is no room. One that the router has not noted is caught up on."""
         if not (self._sender.takes_more if self.lossy else self._sender.room):
             self._counters.dropped += self.lossy
             return False
-        self._sender.deliver(record, match)
+        noted = self.noted
+        if noted is not None and noted[0] is record:
+            self._sender.deliver(record, noted[1])
+        else:
+            self._sender.deliver_again(record)
         return True

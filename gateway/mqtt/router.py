@@ -15,22 +15,16 @@ import structlog
 from gateway.kafka.contracts import Outlet, Refused
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
+from gateway.mqtt.records import Places, Wish
 from mapping.mqtt import Delivery, from_record
 from mapping.outcomes import Outcome
 from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt.encoding import PreparedPublish, prepare_publish
-from protocols.mqtt.packets import Subscription, Version
+from protocols.mqtt.packets import Version
 from protocols.mqtt.topics import SubscriptionTrie
 
 log = structlog.get_logger(__name__)
-
-
-class Wish(msgspec.Struct, frozen=True):
-    """What a session subscribed with: the options and the Subscription Identifier, 0 when it gave none."""
-
-    options: Subscription
-    identifier: int = 0
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
@@ -91,25 +85,61 @@ class Router:
         Raises:
             Refused: the filter's topic is not for clients, or Kafka does not answer.
         """
-        topic_filter = wish.options.topic_filter
-        self._users[topic_filter] = self._users.get(topic_filter, 0) + 1
-        try:
-            for topic in await self._needed(topic_filter):
-                await self._watch(topic, topic_filter, beginning=False)
-        except BaseException:
-            self._drop(topic_filter)
-            raise
-        new = self._trie.add(topic_filter, subscriber, wish)
-        if not new:
-            self._drop(topic_filter)
-        return new
+        await self.hold(wish.options.topic_filter)
+        return self.add(subscriber, wish)
 
     def unsubscribe(self, subscriber: Subscriber, topic_filter: str) -> bool:
         """Take a subscription out; False when there was none."""
         found = self._trie.remove(topic_filter, subscriber)
         if found:
-            self._drop(topic_filter)
+            self.drop(topic_filter)
         return found
+
+    async def hold(self, topic_filter: str, topics: Iterable[str] | None = None) -> None:
+        """Watch what a filter needs until `add` and `unsubscribe`, or `drop`.
+
+        Args:
+            topic_filter: the filter, or any other name for whoever needs `topics`.
+            topics: Kafka topics, where they are known.
+
+        Raises:
+            Refused: as `subscribe`.
+        """
+        self._users[topic_filter] = self._users.get(topic_filter, 0) + 1
+        try:
+            for topic in await self._needed(topic_filter) if topics is None else topics:
+                await self._watch(topic, topic_filter, beginning=False)
+        except BaseException:
+            self.drop(topic_filter)
+            raise
+
+    def add(self, subscriber: Subscriber, wish: Wish) -> bool:
+        """Add or replace a subscription whose filter is held; False: it was there before, and the hold is dropped."""
+        topic_filter = wish.options.topic_filter
+        new = self._trie.add(topic_filter, subscriber, wish)
+        if not new:
+            self.drop(topic_filter)
+        return new
+
+    def drop(self, topic_filter: str) -> None:
+        """Give up a hold; what nobody needs any more is no longer watched."""
+        self._users[topic_filter] -= 1
+        if self._users[topic_filter]:
+            return
+        del self._users[topic_filter]
+        for topic, filters in list(self._watched.items()):
+            filters.discard(topic_filter)
+            if not filters:
+                del self._watched[topic]
+                self._tail.unwatch(topic, self)
+
+    def places(self, filters: Collection[str], outlet: Outlet) -> Places:
+        """How far the log of the filters' topics was offered to an outlet."""
+        return {
+            topic: self._tail.places(topic, outlet)
+            for topic, users in self._watched.items()
+            if not users.isdisjoint(filters)
+        }
 
     def delivery(self, record: Received) -> Delivery | None:
         """The record as MQTT sees it; computed once while the same record is offered around."""
@@ -147,14 +177,6 @@ class Router:
                 outlets.append(subscriber.outlet_for(record, match))
         return outlets
 
-    def match(self, record: Received, subscriber: Subscriber) -> Match | None:
-        """How one session's filters match a record that it catches up on."""
-        delivery = self.delivery(record)
-        if delivery is None:
-            return None
-        wishes = [wish for other, wish in self._trie.match(delivery.topic) if other is subscriber]
-        return combine(delivery, subscriber.client_id, wishes)
-
     async def _needed(self, topic_filter: str) -> set[str]:
         """The existing Kafka topics of a filter; a topic that the filter names is created when that is allowed."""
         if topic_filter[0] in "+#":
@@ -171,22 +193,12 @@ class Router:
         return needed
 
     async def _watch(self, topic: str, topic_filter: str, *, beginning: bool) -> None:
-        await self._tail.watch(topic, self, beginning=beginning)
+        if topic not in self._watched:
+            await self._tail.watch(topic, self, beginning=beginning)
         if topic_filter in self._users:
             self._watched.setdefault(topic, set()).add(topic_filter)
         elif topic not in self._watched:
             self._tail.unwatch(topic, self)
-
-    def _drop(self, topic_filter: str) -> None:
-        self._users[topic_filter] -= 1
-        if self._users[topic_filter]:
-            return
-        del self._users[topic_filter]
-        for topic, filters in list(self._watched.items()):
-            filters.discard(topic_filter)
-            if not filters:
-                del self._watched[topic]
-                self._tail.unwatch(topic, self)
 
     def _topics_changed(self, appeared: Iterable[str], disappeared: Iterable[str]) -> None:
         for topic in disappeared:

@@ -1,471 +1,553 @@
-"""What the packets of one MQTT connection mean: login, publish into Kafka, subscriptions, deliveries, goodbye.
+"""An MQTT session: subscriptions, deliveries on the way, open exchanges (section 4.1), with a connection or without.
 
-This step keeps no state beyond the connection: CONNACK announces what is not served (QoS 2, retained messages,
-shared subscriptions, a session that outlives its connection), and the connection refuses what was not announced.
+A session that is kept (its expiry is not 0) has its records in Kafka, `gateway.mqtt.records`; while its client is away
+it is nothing but these records. What is delivered from the log is queued in the log: see `gateway.mqtt.flights`.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+import collections
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 import structlog
 
 from flowcontrol.budget import Budget
-from gateway.config import MqttConfig
-from gateway.kafka.contracts import Outlet, Refused, Result
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.tail import Tail
-from gateway.mqtt.acks import AckQueue, Slot
-from gateway.mqtt.counters import Counters
+from gateway.kafka.contracts import Outlet, Owner, Refused
+from gateway.mqtt.exchanges import Exchanges
+from gateway.mqtt.flights import PUBACK, PUBCOMP, PUBREC, Flights
+from gateway.mqtt.journal import Journal
 from gateway.mqtt.outbox import Outbox
-from gateway.mqtt.registry import Registry
-from gateway.mqtt.router import Match, Router, Wish
-from gateway.net.pump import Pump
-from gateway.security.authentication import Authenticator
-from gateway.security.authorization import AccessList, Grant
-from gateway.security.identity import Identity
-from mapping.mqtt import Inbound, for_subscriber
-from mapping.outcomes import ANSWERS, Outcome
+from gateway.mqtt.records import Flight, FlightRecord, Places, SessionRecord, Testament, Wish, encode
+from gateway.mqtt.router import Match, combine
+from mapping.mqtt import Delivery, for_subscriber
 from mapping.record import Received
-from mapping.rules import Rules
-from protocols.connection import ConnectionFailed
-from protocols.mqtt import events
-from protocols.mqtt.connection import Connection
-from protocols.mqtt.encoding import prepare_publish
-from protocols.mqtt.packets import Version
-from protocols.mqtt.properties import NONE, Properties
-from protocols.mqtt.reasons import ReasonCode
-from protocols.mqtt.topics import is_shared
+from protocols.mqtt.encoding import PreparedPublish, prepare_publish
+from protocols.mqtt.packets import Subscription
+from protocols.mqtt.topics import SubscriptionTrie, is_shared, parse_share
+
+if TYPE_CHECKING:
+    from gateway.mqtt.client import Client
+    from gateway.mqtt.services import Services
+    from gateway.mqtt.sharing import Share
 
 log = structlog.get_logger(__name__)
 
-ACKNOWLEDGED: Final = 1  # QoS up to which this step serves
-KAFKA_SHUT: Final = "kafka"
-OWN_SHARE_SHUT: Final = "connection"
-
-
-class Services(msgspec.Struct, frozen=True):
-    """What every session needs; built once by the application."""
-
-    config: MqttConfig
-    rules: Rules
-    publisher: Publisher
-    tail: Tail
-    router: Router
-    registry: Registry
-    authenticator: Authenticator
-    access: AccessList
-    clock: Callable[[], float]
-    wall_clock: Callable[[], int]
-    counters: Counters
-
-
-class Unanswered:
-    """The owner of a connection's QoS 0 records: nobody waits for them, but they count against its budget."""
-
-    __slots__ = ("_counters", "budget")
-
-    def __init__(self, budget: Budget, counters: Counters) -> None:
-        self.budget = budget
-        self._counters = counters
-
-    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """A QoS 0 message is owed no answer; one that was not stored is counted."""
-        if result.outcome is not Outcome.STORED:
-            self._counters.lost_at_qos_0 += len(tokens)
+_PLAIN: Final = Match(0, False, ())
 
 
 class Session:
-    """One connection's session; the pump's handler, the publisher's owner and the tail's outlets in one place."""
+    """One session; the router's subscriber and the owner of its outlets."""
 
     __slots__ = (
-        "_acks",
-        "_connection",
-        "_filters",
-        "_gone",
-        "_grant",
-        "_inbound",
+        "_back",
+        "_flights",
+        "_gaps",
+        "_held_topics",
         "_lossless",
         "_lossy",
-        "_pump",
+        "_own",
+        "_places",
+        "_retained",
         "_services",
-        "_starved",
-        "_unanswered",
+        "_shared",
+        "_unsent",
         "budget",
+        "client",
         "client_id",
-    )  # fmt: skip
+        "epoch",
+        "exchanges",
+        "expiry",
+        "filters",
+        "gone_at",
+        "joined",
+        "journal",
+        "nonce",
+        "shares",
+        "unclean",
+        "will",
+    )
 
-    def __init__(self, connection: Connection, services: Services) -> None:
-        self.client_id = ""
+    def __init__(self, client_id: str, nonce: str, services: Services, *, kept: bool) -> None:
+        """A new session; `kept`: it may outlive its connection."""
+        self.client_id = client_id
+        self.nonce = nonce
+        self.epoch = 0
+        self.expiry = 0
+        self.gone_at: int | None = None
+        self.will: Testament | None = None
+        self.unclean = False  # its last gateway died: what was sent since the last flight record is not known
+        self.client: Client | None = None
         self.budget: Budget = services.publisher.connection_budget()
-        self._unanswered = Unanswered(self.budget, services.counters)
-        self._connection = connection
+        self.filters: dict[str, Wish] = {}
+        self.joined: dict[str, Wish] = {}  # shared subscriptions
+        self.shares: dict[str, Share] = {}  # those of them that have their place in the group
+        self.journal = Journal(self._write_flight) if kept else None
+        self.exchanges: Exchanges | None = None
         self._services = services
-        self._pump: Pump | None = None
-        self._inbound: Inbound | None = None
-        self._grant: Grant | None = None
-        self._acks = AckQueue()
-        self._filters: set[str] = set()
-        self._lossy = Outbox(self, services.counters, lossy=True)
-        self._lossless = Outbox(self, services.counters, lossy=False)
-        self._starved = False
-        self._gone = False
+        self._flights = Flights() if kept else None
+        self._lossy: Outbox | None = None
+        self._lossless: Outbox | None = None
+        self._own: SubscriptionTrie[int, Wish] | None = None
+        self._back = False  # some of the log is read a second time
+        self._places: Places = {}  # of a session without a connection
+        self._retained: collections.deque[tuple[str, Wish]] | None = None
+        self._shared: dict[int, tuple[Share, Received]] = {}
+        self._unsent = 0  # deliveries that have an identifier and wait for the journal
+        self._held_topics = ""
+        self._gaps = 0
 
-    # the pump's handler
+    @property
+    def kept(self) -> bool:
+        """Whether it has records in Kafka."""
+        return self.journal is not None
 
-    def connected(self, pump: Pump) -> None:
-        """The socket is open."""
-        self._pump = pump
-        self.budget.gate.subscribe(self._own_gate)
+    # records
 
-    def handle(self, received: list[Any]) -> Awaitable[None] | None:
-        """Act on events in order; what has to wait holds the rest back."""
-        position, count = 0, len(received)
-        while position < count:
-            event = received[position]
-            kind = type(event)
-            if kind is events.PublishReceived:
-                position = self._publish(received, position)
-                continue
-            position += 1
-            if kind is events.PubackReceived:
-                self._services.counters.delivered_acknowledged += 1
-                self._starved = True
-            elif kind in _WAITING:
-                self._feed()
-                return self._wait(event, received[position:])
-            elif kind is events.UnsubscribeReceived:
-                self._unsubscribe(event)
-            elif kind is ConnectionFailed:
-                self._services.counters.failed_connections += 1
-                log.info("connection failed", client=self.client_id, reason=event.reason, code=event.code)
-            elif kind is events.AuthReceived:
-                # Re-authentication needs a method in CONNECT, and no method is accepted yet.
-                self._connection.send_disconnect(ReasonCode.PROTOCOL_ERROR, "no authentication is under way")
-        self._feed()
-        return None
-
-    def _feed(self) -> None:
-        """The client's window has room again: once for all the PUBACKs of one read."""
-        if self._starved:
-            self._starved = False
-            self._services.tail.room(self._lossless)
-
-    def writable(self) -> None:
-        """The socket has room again."""
-        self._services.tail.room(self._lossless)
-        self._services.tail.room(self._lossy)
-
-    def disconnected(self, reason: str) -> None:
-        """The socket is gone: nothing of the session stays behind; records on their way to Kafka stay on it."""
-        self._gone = True
-        services = self._services
-        self.budget.gate.unsubscribe(self._own_gate)
-        self._acks.clear()
-        self._leave()
-        if self.client_id:
-            services.registry.release(self.client_id, self)
-            log.info("client gone", client=self.client_id, reason=reason)
-
-    # login
-
-    async def _wait(self, event: Any, rest: list[Any]) -> None:
-        """Do what has to wait, then go on with the events behind it."""
-        if type(event) is events.ConnectReceived:
-            rest = await self._connect(event) + rest
-        else:
-            await self._subscribe(event)
-        self._flush()
-        if rest and not self._gone:
-            waiting = self.handle(rest)
-            if waiting is not None:
-                await waiting
-
-    async def _connect(self, event: events.ConnectReceived) -> list[Any]:
-        """Judge a CONNECT; the events in return are what the client had sent ahead."""
-        properties = event.properties if event.properties is not None else NONE
-        refusal = _unserved(event, properties)
-        if refusal is None:
-            identity = await self._identify(event)
-            if identity is None:
-                anonymous = event.username is None and event.password is None
-                refusal = (
-                    ReasonCode.NOT_AUTHORIZED if anonymous else ReasonCode.BAD_USER_NAME_OR_PASSWORD,
-                    "authentication is needed" if anonymous else "user name or password is wrong",
-                )
-        if self._gone or self._connection.closing:
-            return []
-        if refusal is not None:
-            self._services.counters.refused_connections += 1
-            self._connection.refuse(*refusal)
-            return []
-        assert identity is not None
-        assert self._pump is not None
-        self._grant = self._services.access.for_identity(identity)
-        self.client_id = event.client_id or f"trivium-{secrets.token_hex(8)}"
-        self._inbound = Inbound(self._services.rules, event.version, self.client_id)
-        self._services.registry.claim(self.client_id, self)
-        log.info("client connected", client=self.client_id, principal=identity.name, peer=self._pump.peer)
-        ahead = self._connection.accept(False, self._announcement(event, properties))
-        if not self._services.publisher.gate.is_open:
-            self._brake(KAFKA_SHUT)
-        return ahead
-
-    async def _identify(self, event: events.ConnectReceived) -> Identity | None:
-        authenticator = self._services.authenticator
-        pump = self._pump
-        assert pump is not None
-        assert pump.transport is not None
-        if event.username is not None or event.password is not None:
-            return await authenticator.authenticate_password(
-                event.username or "", event.password or b"", peer=pump.peer, client_id=event.client_id
-            )
-        certificate = authenticator.identify_certificate(pump.transport.get_extra_info("peercert"))
-        return certificate if certificate is not None else authenticator.anonymous()
-
-    def _announcement(self, event: events.ConnectReceived, asked: Properties) -> Properties:
-        """CONNACK says what differs from the standard's defaults; the connection enforces it."""
-        config = self._services.config
-        too_long = event.keep_alive == 0 or event.keep_alive > config.max_keep_alive_s
-        return Properties(
-            session_expiry_interval=0 if asked.session_expiry_interval else None,
-            receive_maximum=config.receive_maximum,
-            maximum_qos=ACKNOWLEDGED,
-            retain_available=0,
-            assigned_client_identifier=None if event.client_id else self.client_id,
-            topic_alias_maximum=config.topic_alias_maximum,
-            shared_subscription_available=0,
-            server_keep_alive=config.max_keep_alive_s if too_long else None,
+    def describe(self, owner: str) -> SessionRecord:
+        """The session's record as of now."""
+        return SessionRecord(
+            nonce=self.nonce,
+            epoch=self.epoch,
+            owner=owner,
+            expiry=self.expiry,
+            gone_at=self.gone_at,
+            subscriptions=(*self.filters.values(), *self.joined.values()),
+            will=self.will,
+            unclean=self.unclean,
         )
 
-    def taken_over(self) -> None:
-        """Another connection has the client id now [MQTT-3.1.4-3]."""
-        self._goodbye(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
+    def restore(self, record: SessionRecord, flight: FlightRecord | None) -> None:
+        """Become what the records say."""
+        self.epoch, self.expiry, self.gone_at, self.will = record.epoch, record.expiry, record.gone_at, record.will
+        self.unclean = record.unclean or record.gone_at is None
+        for wish in record.subscriptions:
+            topic_filter = wish.options.topic_filter
+            (self.joined if is_shared(topic_filter) else self.filters)[topic_filter] = wish
+        if flight is None or flight.nonce != self.nonce:
+            return
+        self._flights = Flights(flight.flights, flight.reached)
+        self._places = flight.reached
+        if flight.open or flight.mark or flight.released:
+            self._make_exchanges().restore(flight)
 
-    def shut_down(self) -> None:
-        """The gateway stops; everything acknowledged so far has been said."""
-        self._goodbye(ReasonCode.SERVER_SHUTTING_DOWN, "the gateway is stopping")
+    def flight_record(self) -> FlightRecord:
+        """The flight record as of now."""
+        assert self._flights is not None
+        return FlightRecord(
+            nonce=self.nonce,
+            epoch=self.epoch,
+            reached=self._reached(),
+            flights=self._flights.on_the_way(),
+            **(self.exchanges.describe(leaving=self.client is None) if self.exchanges is not None else {}),
+        )
 
-    def _goodbye(self, code: ReasonCode, reason: str) -> None:
-        self._leave()
-        self._connection.send_disconnect(code, reason)
-        self._flush()
+    def _write_flight(self, owner: Owner) -> None:
+        self._services.sessions.write_flight(self.client_id, encode(self.flight_record()), owner)
 
-    # publish: client to Kafka
+    def _reached(self) -> Places:
+        """How far the log was offered to this session."""
+        if self.client is None or self._lossless is None:
+            return self._places
+        assert self._flights is not None
+        filters = {name for name, wish in self.filters.items() if wish.options.qos}
+        if self._held_topics:
+            filters.add(self._held_topics)
+        return self._flights.places(self._services.router.places(filters, self._lossless))
 
-    def _publish(self, received: list[Any], position: int) -> int:
-        """Hand the publishes from `position` on to Kafka; PUBACK follows when every in-sync replica has them.
+    def _make_exchanges(self) -> Exchanges:
+        services = self._services
+        self.exchanges = Exchanges(
+            self.nonce,
+            services.publisher,
+            services.retained,
+            services.floors,
+            self.budget,
+            self.journal,
+            services.spawn,
+            lambda: self.client,
+        )
+        return self.exchanges
 
-        Returns:
-            Where the first event stands that is no publish. A run of them is one loop: this is the hot path.
+    def incoming(self) -> Exchanges:
+        """The exchanges of the client's QoS 2 messages; made when the first comes."""
+        return self.exchanges if self.exchanges is not None else self._make_exchanges()
+
+    @property
+    def reserved_ids(self) -> list[int]:
+        """Packet identifiers of deliveries on the way."""
+        return [flight.packet_id for flight in self._flights.on_the_way()] if self._flights is not None else []
+
+    # with a connection
+
+    async def prepare(self) -> None:
+        """Watch what the subscriptions and the deliveries on the way need; Refused when Kafka does not answer."""
+        router = self._services.router
+        held: list[str] = []
+        try:
+            for topic_filter in self.filters:
+                await router.hold(topic_filter)
+                held.append(topic_filter)
+            flights = self._flights.on_the_way() if self._flights is not None else ()
+            topics = {flight.topic for flight in flights if not flight.name}
+            if topics:
+                name = f"\0{self.client_id}"
+                await router.hold(name, topics)
+                self._held_topics = name
+        except BaseException:
+            for topic_filter in held:
+                router.drop(topic_filter)
+            raise
+
+    def attach(self, client: Client) -> None:
+        """The session has a connection, and CONNACK was said; `prepare` came before."""
+        self.client = client
+        self.gone_at = None
+        router, tail = self._services.router, self._services.tail
+        for wish in self.filters.values():
+            router.add(self, wish)
+        for wish in self.joined.values():
+            self._services.spawn(self._rejoin(client, wish))
+        if self._flights is None or not (self.filters or len(self._flights)):
+            return
+        outlet = self._make_outlets()
+        filters = {name for name, wish in self.filters.items() if wish.options.qos}
+        if self._held_topics:
+            filters.add(self._held_topics)
+        now = router.places(filters, outlet)
+        ends = {(topic, number): end for topic, partitions in now.items() for number, end in partitions.items()}
+        starts, at_once = self._flights.rewind(ends if self.unclean else None)
+        self._back = self._flights.is_back
+        self.unclean = False
+        for flight in at_once:
+            self._send_at_once(flight)
+        for topic, number in ends:
+            # A partition that is not in the record appeared while the client was away: all of it is wanted.
+            tail.catch_up(topic, router, outlet, number, starts.get((topic, number), 0), self._lost)
+
+    async def _rejoin(self, client: Client, wish: Wish) -> None:
+        """Take the place in a group again; what the group does not give is logged, since nobody asked."""
+        try:
+            await self.join(client, wish)
+        except Refused as refused:
+            log.warning("a shared subscription is not resumed", client=self.client_id, reason=refused.reason)
+
+    async def join(self, client: Client, wish: Wish) -> bool:
+        """Join the group of a shared subscription; whether it is new.
+
+        Raises:
+            Refused: the group cannot be joined.
         """
-        inbound, grant, services = self._inbound, self._grant, self._services
-        assert inbound is not None
-        assert grant is not None
-        to_record, allowed = inbound.to_record, grant.publish
-        submit, arrive = services.publisher.submit, self._acks.arrive
-        now_ms = services.wall_clock()
-        first, count = position, len(received)
-        while position < count:
-            event = received[position]
-            if type(event) is not events.PublishReceived:
-                break
-            position += 1
-            record = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
-            if not event.qos:
-                if allowed(record.topic, record.key):
-                    submit(record, self._unanswered)
-                else:
-                    services.counters.refused += 1
-            elif allowed(record.topic, record.key):
-                submit(record, self, arrive(event.packet_id))
-            else:
-                arrive(event.packet_id).result = _DENIED
-                self._acknowledge()
-        services.counters.published += position - first
-        return position
+        topic_filter = wish.options.topic_filter
+        shared = parse_share(topic_filter)
+        assert shared is not None
+        share = await self._services.sharing.join(self, shared, wish)
+        if client is not self.client:
+            await share.leave()
+            return False
+        self.shares[topic_filter] = share
+        new = topic_filter not in self.joined
+        self.joined[topic_filter] = wish
+        return new
 
-    def settle(self, tokens: Sequence[Slot], offsets: Sequence[int], result: Result) -> None:
-        """Kafka answered for some publishes (contract: `gateway.kafka.contracts.Owner`)."""
-        for slot in tokens:
-            slot.result = result
-        if self._gone:
+    async def part(self, topic_filter: str) -> bool:
+        """Leave the group of a shared subscription; whether there was one."""
+        share = self.shares.pop(topic_filter, None)
+        if share is not None:
+            for packet_id in [number for number, (other, _) in self._shared.items() if other is share]:
+                del self._shared[packet_id]
+            await share.leave()
+        return self.joined.pop(topic_filter, None) is not None
+
+    def _send_at_once(self, flight: Flight) -> None:
+        """A delivery of which the client has the message already, or whose message is a retained one."""
+        assert self.client is not None
+        assert self._flights is not None
+        if flight.stage == PUBCOMP:
+            self.client.send_pubrel(flight.packet_id)
             return
-        self._acknowledge()
-        self._flush()
-
-    def _acknowledge(self) -> None:
-        """Send the acknowledgements that are due, in order of arrival."""
-        connection, counters = self._connection, self._services.counters
-        good: list[int] = []
-        for slot in self._acks.ready():
-            result = slot.result
-            assert result is not None
-            outcome = result.outcome
-            code = 0 if outcome is Outcome.STORED else ANSWERS[outcome].mqtt
-            if not code:
-                good.append(slot.packet_id)
-                continue
-            counters.refused += 1
-            connection.send_pubacks(good)
-            counters.acknowledged += len(good)
-            good = []
-            # A failure cannot be said in 3.1.1, and 0x95 is no code of PUBACK: the connection is the scope left.
-            if self._connection.version is not Version.V5 or code == ReasonCode.PACKET_TOO_LARGE:
-                self._goodbye(ReasonCode(code), result.reason)
-                return
-            connection.send_puback(slot.packet_id, code, result.reason or None)
-        connection.send_pubacks(good)
-        counters.acknowledged += len(good)
-
-    # brakes: TCP is the last one, and silence is not judged while it is on
-
-    def kafka_gate(self, is_open: bool) -> None:
-        """The process's budget has shut or opened; who is not logged in yet sends nothing that counts."""
-        if is_open:
-            self._release(KAFKA_SHUT)
-        elif self._connection.is_open:
-            self._brake(KAFKA_SHUT)
-
-    def _own_gate(self, is_open: bool) -> None:
-        if is_open:
-            self._release(OWN_SHARE_SHUT)
-        else:
-            self._brake(OWN_SHARE_SHUT)
-
-    def _brake(self, reason: str) -> None:
-        if self._pump is not None:
-            self._pump.pause_reading(reason)
-            self._connection.suspend_keepalive()
-
-    def _release(self, reason: str) -> None:
-        if self._pump is not None:
-            self._pump.resume_reading(reason)
-            if self._pump.reading:
-                self._connection.resume_keepalive(self._services.clock())
-                self._flush()
-
-    # subscriptions and deliveries: Kafka to client
-
-    async def _subscribe(self, event: events.SubscribeReceived) -> None:
-        """Grant each filter that may be granted; SUBACK follows when what comes now will be delivered."""
-        grant, services = self._grant, self._services
-        assert grant is not None
-        identifiers = event.properties.subscription_identifiers if event.properties is not None else ()
-        identifier = identifiers[0] if identifiers else 0
-        codes: list[int] = []
-        reason: str | None = None
-        for options in event.subscriptions:
-            topic_filter = options.topic_filter
-            if is_shared(topic_filter):  # 5.0 clients were told so and disconnected; 3.1.1 cannot be told
-                codes.append(ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED)
-            elif not grant.subscribe.filter(topic_filter):
-                codes.append(ReasonCode.NOT_AUTHORIZED)
-            elif topic_filter not in self._filters and len(self._filters) >= services.config.max_subscriptions:
-                codes.append(ReasonCode.QUOTA_EXCEEDED)
-            else:
-                try:
-                    await services.router.subscribe(self, Wish(options, identifier))
-                except Refused as refused:
-                    denied = refused.outcome is Outcome.DENIED
-                    codes.append(ReasonCode.NOT_AUTHORIZED if denied else ReasonCode.UNSPECIFIED_ERROR)
-                    reason = refused.reason
-                    continue
-                self._filters.add(topic_filter)
-                codes.append(min(options.qos, ACKNOWLEDGED))
-        if self._gone:
-            self._leave()
+        kept = self._services.retained.get(flight.name)
+        if kept is None or (kept.partition, kept.offset) != (flight.partition, flight.offset) or not self.room:
+            self._flights.end(flight.packet_id)  # replaced since, or sent anew when there is room
+            if kept is not None:
+                self._queue_retained(flight.name, Wish(Subscription(flight.name, flight.stage)))
             return
-        explained = Properties(reason_string=reason) if reason is not None else None
-        self._connection.send_suback(event.packet_id, codes, explained)
+        message = self._message(kept.delivery, ())
+        self.client.send(message, flight.stage, retain=True, dup=True, packet_id=flight.packet_id)
 
-    def _unsubscribe(self, event: events.UnsubscribeReceived) -> None:
-        codes = []
-        for topic_filter in event.topic_filters:
-            found = self._services.router.unsubscribe(self, topic_filter)
-            self._filters.discard(topic_filter)
-            codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
-        self._connection.send_unsuback(event.packet_id, codes)
+    def detach(self) -> None:
+        """The connection is gone: leave the tail, remember how far the log was offered."""
+        services = self._services
+        if self.kept:
+            self._places = self._reached()
+            if self._flights is not None:
+                self._flights.reached = self._places
+        self.client = None
+        self._unsent = 0
+        for topic_filter in self.filters:
+            services.router.unsubscribe(self, topic_filter)
+        if self._held_topics:
+            services.router.drop(self._held_topics)
+            self._held_topics = ""
+        for outlet in (self._lossy, self._lossless):
+            if outlet is not None:
+                services.tail.forget(outlet)
+        self._lossy = self._lossless = self._own = None
+        self._retained = None
+        self._shared.clear()
+        shares, self.shares = self.shares, {}
+        for share in shares.values():
+            services.spawn(share.leave())
+
+    def _lost(self, count: int) -> None:
+        """Retention was faster than the client."""
+        self._services.counters.gaps += count
+        if not self._gaps:
+            log.warning("messages of a session are gone by retention", client=self.client_id, messages=count)
+        self._gaps += count
+
+    # subscriptions
+
+    def subscribed(self, wish: Wish) -> bool:
+        """Put a subscription in whose filter is held by the router; whether it is new."""
+        self._make_outlets()
+        self._own = None
+        self.filters[wish.options.topic_filter] = wish
+        return self._services.router.add(self, wish)
+
+    def unsubscribed(self, topic_filter: str) -> bool:
+        """Take a subscription out; what is on the way is still completed [MQTT-3.10.4-3]. Whether there was one."""
+        self._own = None
+        found = self.filters.pop(topic_filter, None) is not None
+        return self._services.router.unsubscribe(self, topic_filter) if found else False
+
+    def send_retained(self, wish: Wish) -> None:
+        """Queue the retained messages that a new subscription gets (section 3.3.1.3)."""
+        for topic in self._services.retained.matching(wish.options.topic_filter):
+            self._queue_retained(topic, wish)
+
+    def _queue_retained(self, topic: str, wish: Wish) -> None:
+        if self._retained is None:
+            self._retained = collections.deque()
+        self._retained.append((topic, wish))
+
+    def _make_outlets(self) -> Outbox:
+        if self._lossless is None:
+            counters = self._services.counters
+            self._lossless = Outbox(self, counters, lossy=False)
+            self._lossy = Outbox(self, counters, lossy=True)
+        return self._lossless
 
     def outlet_for(self, record: Received, match: Match) -> Outlet:
         """The outlet of this delivery's QoS (contract: `gateway.mqtt.router.Subscriber`)."""
         outlet = self._lossless if match.qos else self._lossy
+        assert outlet is not None
         outlet.noted = (record, match)
         return outlet
 
-    def match(self, record: Received) -> Match | None:
-        """How this session's filters match a record that it catches up on."""
-        return self._services.router.match(record, self)
+    # room
 
     @property
     def takes_more(self) -> bool:
         """Whether the socket's buffer is below its mark."""
-        return self._pump is not None and self._pump.writable
+        return self.client is not None and self.client.takes_more
 
     @property
     def room(self) -> int:
         """Free places in the client's window [MQTT-3.3.4-7], 0 while the socket is full."""
-        return self._connection.outbound.free if self.takes_more else 0
+        client = self.client
+        return max(0, client.window - self._unsent) if client is not None and client.takes_more else 0
+
+    def feed(self) -> None:
+        """The window or the socket has room again."""
+        if self._retained:
+            self._feed_retained()
+        if self._lossless is not None:
+            self._services.tail.room(self._lossless)
+        for share in self.shares.values():
+            share.wake()
+
+    def feed_lossy(self) -> None:
+        """The socket has room again."""
+        if self._lossy is not None:
+            self._services.tail.room(self._lossy)
+
+    def _feed_retained(self) -> None:
+        """Send what is queued as it is now: a message that was replaced meanwhile is not sent in its old form."""
+        retained, queue = self._services.retained, self._retained
+        while queue:  # None: there is nothing
+            topic, wish = queue[0]
+            kept = retained.get(topic)
+            if kept is None:
+                queue.popleft()
+                continue
+            qos = min(wish.options.qos, kept.delivery.qos)
+            if not (self.room if qos else self.takes_more):
+                return
+            queue.popleft()
+            identifiers = (wish.identifier,) if wish.identifier else ()
+            place = Received(retained.name, topic.encode(), None, (), 0, kept.partition, kept.offset)
+            self._deliver(place, kept.delivery, Match(qos, True, identifiers), name=topic)
+
+    # deliveries
 
     def deliver(self, record: Received, match: Match) -> None:
-        """Send one message; an expired one, or one larger than the client takes, counts as delivered."""
-        services, connection = self._services, self._connection
-        delivery = services.router.delivery(record)
-        if delivery is None or not connection.is_open or connection.version is None:
+        """Send one message of the log (contract: `gateway.mqtt.outbox.Sender`)."""
+        if self._back and match.qos:
+            self.deliver_again(record, match)
             return
-        grant = self._grant
-        if grant is None or not grant.subscribe(record.topic, record.key):
+        delivery = self._services.router.delivery(record)
+        if delivery is not None:
+            self._deliver(record, delivery, match)
+
+    def deliver_again(self, record: Received, match: Match | None = None) -> None:
+        """A record that is caught up on: new, or on the way already, or finished, or for somebody else."""
+        flight, dup = None, False
+        if self._flights is not None and self._back:
+            verdict = self._flights.judge(record)
+            self._back = self._flights.is_back
+            flight, dup = verdict.flight, verdict.unclear
+            if verdict.finished:
+                return
+        delivery = self._services.router.delivery(record)
+        if delivery is None:
             return
-        now_ms = services.wall_clock() if delivery.expires is not None else 0
-        if delivery.expires is not None and delivery.expires <= now_ms:
-            services.counters.expired += 1
+        if match is None:
+            match = self._match(delivery)
+        if flight is not None:
+            match = match or _PLAIN
+            message = self._prepare(record, delivery, match)
+            assert self.client is not None
+            if message is None or self.client.send(
+                message, flight.stage, retain=match.retain, dup=True, packet_id=flight.packet_id
+            ) is None:
+                self._end(flight.packet_id)
             return
-        if delivery.expires is None and not match.identifiers:
-            message = services.router.prepared(record, delivery, connection.version)
+        if match is not None and match.qos:  # what goes out at QoS 0 is not for those who were away
+            self._deliver(record, delivery, match, dup=dup)
+
+    def _match(self, delivery: Delivery) -> Match | None:
+        """How the session's own filters match."""
+        own = self._own
+        if own is None:
+            own = self._own = SubscriptionTrie()
+            for topic_filter, wish in self.filters.items():
+                own.add(topic_filter, 0, wish)
+        return combine(delivery, self.client_id, (wish for _, wish in own.match(delivery.topic)))
+
+    def take_shared(self, record: Received, match: Match, share: Share) -> None:
+        """Send one message of a group (contract: `gateway.mqtt.sharing.SharedSubscriber`)."""
+        delivery = self._services.router.delivery(record)
+        packet_id = self._deliver(record, delivery, match, share=share) if delivery is not None else None
+        if not packet_id:
+            share.done(record)
+
+    def _deliver(
+        self,
+        record: Received,
+        delivery: Delivery,
+        match: Match,
+        *,
+        dup: bool = False,
+        name: str = "",
+        share: Share | None = None,
+    ) -> int | None:
+        """Send one message.
+
+        Returns:
+            Its packet identifier, 0 at QoS 0; None: expired, or larger than the client takes, or not allowed, which
+            counts as delivered.
+        """
+        client = self.client
+        if client is None or not client.is_open or not client.may_receive(record, name):
+            return None
+        message = self._prepare(record, delivery, match) if not name else self._message(delivery, match.identifiers)
+        if message is None:
+            return None
+        flights, qos = self._flights, match.qos
+        if flights is None or not qos:
+            packet_id = client.send(message, qos, retain=match.retain)
+        elif qos == PUBACK or share is not None:
+            packet_id = flights.begin(record if share is None else None, qos, name)
+            if client.send(message, qos, retain=match.retain, dup=dup and qos == PUBACK, packet_id=packet_id) is None:
+                flights.end(packet_id)
+                packet_id = None
         else:
-            properties = for_subscriber(delivery, match.identifiers, now_ms)
-            message = prepare_publish(delivery.topic, delivery.payload, properties, connection.version)
-        if connection.send_prepared(message, min(match.qos, ACKNOWLEDGED), retain=match.retain) is None:
-            services.counters.too_large += 1
-            return
-        services.counters.delivered += 1
-        assert self._pump is not None
-        self._pump.flush_soon()
+            # The identifier is stored before the message leaves: after a crash it goes out under the same one.
+            packet_id = flights.begin(record, PUBREC, name)
+            self._unsent += 1
+            assert self.journal is not None
+            self.journal.save((self._send_stored, (client, packet_id, message, match.retain)))
+            return packet_id
+        if packet_id is None:
+            return None
+        if share is not None and packet_id:
+            self._shared[packet_id] = (share, record)
+        elif flights is not None and qos:
+            self._services.sessions.touch(self)
+        return packet_id
 
-    # the end
+    def _prepare(self, record: Received, delivery: Delivery, match: Match) -> PreparedPublish | None:
+        """The message's bytes; None when its time has run out [MQTT-3.3.2-5]."""
+        services = self._services
+        assert self.client is not None
+        if delivery.expires is None and not match.identifiers:
+            return services.router.prepared(record, delivery, self.client.version)
+        if delivery.expires is not None and delivery.expires <= services.wall_clock():
+            services.counters.expired += 1
+            return None
+        return self._message(delivery, match.identifiers)
 
-    def _leave(self) -> None:
-        """Give up the subscriptions."""
-        for topic_filter in self._filters:
-            self._services.router.unsubscribe(self, topic_filter)
-        self._filters.clear()
-        self._services.tail.forget(self._lossy)
-        self._services.tail.forget(self._lossless)
+    def _message(self, delivery: Delivery, identifiers: tuple[int, ...]) -> PreparedPublish:
+        assert self.client is not None
+        now_ms = self._services.wall_clock() if delivery.expires is not None else 0
+        properties = for_subscriber(delivery, identifiers, now_ms)
+        return prepare_publish(delivery.topic, delivery.payload, properties, self.client.version)
 
-    def _flush(self) -> None:
-        if self._pump is not None:
-            self._pump.flush()
+    def _send_stored(self, argument: tuple[Client, int, PreparedPublish, bool]) -> None:
+        client, packet_id, message, retain = argument
+        if client is not self.client:
+            return  # it is sent when the session comes back
+        self._unsent -= 1
+        if client.is_open and client.send(message, PUBREC, retain=retain, packet_id=packet_id) is None:
+            self._end(packet_id)
 
+    # the client's answers to them
 
-_DENIED: Final = Result(Outcome.DENIED, reason="not allowed to publish to this topic")
-_WAITING: Final = frozenset({events.ConnectReceived, events.SubscribeReceived})
+    def acknowledged(self, packet_id: int) -> None:
+        """PUBACK, PUBCOMP, or a PUBREC with an error came: the delivery is over."""
+        shared = self._shared.pop(packet_id, None)
+        if shared is not None:
+            share, record = shared
+            share.done(record)
+        if self._flights is not None:
+            self._end(packet_id)
 
+    def _end(self, packet_id: int) -> None:
+        assert self._flights is not None
+        self._flights.end(packet_id)
+        self._services.sessions.touch(self)
 
-def _unserved(event: events.ConnectReceived, asked: Properties) -> tuple[ReasonCode, str] | None:
-    """What a CONNECT asks for that this step does not serve, as its refusal."""
-    if asked.authentication_method is not None:
-        return ReasonCode.BAD_AUTHENTICATION_METHOD, "enhanced authentication is not served"
-    if event.version is not Version.V5:
-        # 3.1.1 has one code for what a server cannot do now, and no way to say that a session will not be kept.
-        unserved = event.will is not None or not event.clean_start
-        return (ReasonCode.SERVER_UNAVAILABLE, "wills and kept sessions are not served") if unserved else None
-    if event.will is not None:
-        if event.will.qos > ACKNOWLEDGED:
-            return ReasonCode.QOS_NOT_SUPPORTED, "wills are not served"
-        if event.will.retain:
-            return ReasonCode.RETAIN_NOT_SUPPORTED, "wills are not served"
-        return ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "wills are not served"
-    return None
+    def received(self, packet_id: int) -> bool:
+        """PUBREC came: PUBREL follows, from a kept session when that is stored.
+
+        Returns:
+            False when the identifier is not in use.
+        """
+        client = self.client
+        assert client is not None
+        if self._flights is None or packet_id in self._shared:
+            client.send_pubrel(packet_id)
+            return True
+        flight = self._flights.find(packet_id)
+        if flight is None:
+            return False
+        flight.stage = PUBCOMP
+        assert self.journal is not None
+        self.journal.save((self._release, (client, packet_id)))
+        return True
+
+    def _release(self, argument: tuple[Client, int]) -> None:
+        client, packet_id = argument
+        if client is self.client:
+            client.send_pubrel(packet_id)
+            client.flush_soon()

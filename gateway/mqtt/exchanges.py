@@ -1,0 +1,350 @@
+"""The client's QoS 2 messages, from PUBLISH to PUBREL: each is stored once, whatever is repeated or killed.
+
+A session that is kept needs no transaction for it: **the log is the proof**. Every record of such a message carries
+its exchange (session, packet identifier, sequence) in a header. The session's flight record says which sequences are
+accounted for (`mark`, `open`, `released`), and from which offsets the others can be found in the log (`scan`). So
+PUBREC leaves when the record is stored, PUBCOMP when a flight record without the identifier is stored, and after a
+crash `gateway.mqtt.recovery` finds what was stored and not yet accounted for. The offsets are in a stored flight
+record before the first record goes to a topic.
+
+The other sessions end with their connection, and with them every exchange: nothing is written for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from flowcontrol.budget import Budget
+from gateway.kafka.consumers import Lookup
+from gateway.kafka.contracts import Refused, Result
+from gateway.kafka.publisher import Publisher
+from gateway.mqtt.acks import Slot
+from gateway.mqtt.journal import Journal
+from gateway.mqtt.records import FlightRecord, Places
+from gateway.mqtt.retained import Retained
+from mapping.outcomes import Outcome
+from mapping.record import MQTT_EXCHANGE, Record
+
+_STORED: Final = Result(Outcome.STORED)
+
+
+class Floors:
+    """Offsets at or above which everything lies that is stored from now on, of the topics that were asked for."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        """`lookup` is asked once per topic."""
+        self._lookup = lookup
+        self._ends: Places = {}
+
+    def __contains__(self, topic: str) -> bool:
+        """Whether they are known."""
+        return topic in self._ends
+
+    async def learn(self, topic: str) -> None:
+        """Ask for them; Refused when there is no such topic or Kafka does not answer."""
+        ends = await self._lookup.ends(await self._lookup.partitions(topic))
+        known = self._ends.setdefault(topic, {})
+        for partition, end in ends.items():
+            known[partition.partition] = max(end, known.get(partition.partition, 0))
+
+    def of(self, topics: Iterable[str]) -> Places:
+        """As they are now."""
+        return {topic: dict(self._ends[topic]) for topic in topics if topic in self._ends}
+
+    def passed(self, topic: str, partition: int, offset: int) -> None:
+        """A record was stored at `offset`."""
+        known = self._ends.get(topic)
+        if known is not None and partition in known:
+            known[partition] = max(known[partition], offset)
+
+
+class Exchange:
+    """One QoS 2 message of the client.
+
+    Attributes:
+        packet_id: the client's.
+        sequence: counts the exchanges of the session.
+        topic: where it is stored.
+        retained: its MQTT topic, if it is to be retained.
+        slot: the place of its last PUBLISH in the line of acknowledgements.
+        stored: Kafka has it.
+        released: PUBREL came before Kafka answered.
+    """
+
+    __slots__ = ("packet_id", "released", "retained", "sequence", "slot", "stored", "topic")
+
+    def __init__(self, packet_id: int, sequence: int, topic: str = "", *, stored: bool = False) -> None:
+        self.packet_id = packet_id
+        self.sequence = sequence
+        self.topic = topic
+        self.retained = ""
+        self.slot: Slot | None = None
+        self.stored = stored
+        self.released = False
+
+
+class Talker(Protocol):
+    """The connection that the session has now, if any."""
+
+    def answered(self) -> None:
+        """Results of publishes are known: send the acknowledgements that are due."""
+        ...
+
+    def complete(self, packet_id: int) -> None:
+        """Send PUBCOMP."""
+        ...
+
+
+class Exchanges:
+    """All open exchanges of one session; the publisher's owner of their records."""
+
+    def __init__(  # noqa: PLR0917 - what a session's exchanges touch
+        self,
+        nonce: str,
+        publisher: Publisher,
+        retained: Retained,
+        floors: Floors,
+        budget: Budget,
+        journal: Journal | None,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        talker: Callable[[], Talker | None],
+    ) -> None:
+        """Nothing is open.
+
+        Args:
+            nonce: names the session's life in the header.
+            publisher: the way into Kafka.
+            retained: the way into Kafka of a message that is to be retained.
+            floors: of the process.
+            budget: what the client has on the way.
+            journal: writes the flight record; None: the session ends with its connection.
+            spawn: starts a task of the application.
+            talker: gives the connection that the session has now.
+        """
+        self.budget = budget
+        self.nonce = nonce
+        self._publisher = publisher
+        self._retained = retained
+        self._floors = floors
+        self._journal = journal
+        self._spawn = spawn
+        self._talker = talker
+        self._known: dict[int, Exchange] = {}
+        self._releasing: set[int] = set()  # PUBCOMP waits for the journal
+        self._next = 0
+        self._unanswered: dict[int, None] = {}  # sequences, ascending
+        self._released: set[int] = set()
+        self.scan: Places = {}
+        self._fresh: tuple[int, Places] | None = None  # right from this sequence on
+        self._covered: set[str] = set()  # topics whose floor is in a stored flight record
+        self._held: list[tuple[Record, Exchange]] = []
+        self._learning = False
+        self._quiet = False
+        self._doubts: dict[int, int] = {}  # packet identifier -> sequence of records whose fate is unknown
+
+    def restore(self, record: FlightRecord) -> None:
+        """Begin with what a flight record says; nothing of it is left to be scanned."""
+        self._known = {
+            packet_id: Exchange(packet_id, sequence, stored=True) for packet_id, sequence in record.open.items()
+        }
+        self._next = max((record.mark, *(sequence + 1 for sequence in record.released)))
+
+    def confirm(self, found: Iterable[tuple[int, int]]) -> None:
+        """Settle the doubts: what is found of them (packet identifier, sequence) is stored."""
+        doubts, self._doubts = self._doubts, {}
+        for packet_id, sequence in found:
+            if doubts.get(packet_id) == sequence and packet_id not in self._known:
+                self._known[packet_id] = Exchange(packet_id, sequence, stored=True)
+
+    def describe(self, *, leaving: bool) -> dict[str, Any]:
+        """The exchanges' part of the flight record, as of now; `leaving`: the session has no connection."""
+        if leaving and not (self._unanswered or self._held or self._doubts):
+            self.scan, self._fresh = {}, None
+            self._covered.clear()
+        mark = next(iter(self._unanswered), self._next)
+        self._released = {sequence for sequence in self._released if sequence >= mark}
+        if not self._unanswered and not self._doubts:
+            self.scan = self._floors.of(self.scan)
+            self._fresh = None
+        elif self._fresh is None:
+            self._fresh = (self._next, self._floors.of(self.scan))
+        elif mark >= self._fresh[0] and not self._doubts:
+            self.scan = self.scan | self._fresh[1]
+            self._fresh = None
+        return {
+            "mark": mark,
+            "open": {one.packet_id: one.sequence for one in self._known.values() if one.stored and one.sequence < mark},
+            "released": tuple(self._released),
+            "scan": self.scan,
+        }
+
+    @property
+    def open_ids(self) -> list[int]:
+        """Packet identifiers between PUBLISH and PUBREL."""
+        return list(self._known)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the log must be looked into before the client sends its last messages again."""
+        return bool(self._doubts)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a record is on its way to Kafka."""
+        return bool(self._unanswered)
+
+    # from the client
+
+    def publish(self, record: Record, packet_id: int, slot: Slot, retained: str = "") -> None:
+        """A PUBLISH came: store it, unless it is one that came before [MQTT-4.3.3-10].
+
+        Args:
+            record: of the message.
+            packet_id: the client's.
+            slot: gets its result when PUBREC may be sent, at once or later.
+            retained: the MQTT topic, if the message is to be retained.
+        """
+        exchange = self._known.get(packet_id)
+        if exchange is not None:
+            if exchange.stored:
+                slot.result = _STORED
+            exchange.slot = slot
+            return
+        self._quiet = False
+        exchange = self._known[packet_id] = Exchange(packet_id, self._next, record.topic)
+        exchange.slot = slot
+        exchange.retained = retained
+        self._next += 1
+        self._unanswered[exchange.sequence] = None
+        if self._journal is None:
+            self._submit(record, exchange)
+            return
+        header = (MQTT_EXCHANGE, f"{self.nonce}/{packet_id}/{exchange.sequence}".encode())
+        record = msgspec.structs.replace(record, headers=(*record.headers, header))
+        if record.topic in self._covered and not self._held:
+            self._submit(record, exchange)
+            return
+        self._held.append((record, exchange))
+        if not self._learning:
+            self._learning = True
+            self._spawn(self._cover())
+
+    def _submit(self, record: Record, exchange: Exchange) -> None:
+        if exchange.retained:
+            self._retained.put(record, exchange.retained, self, exchange)
+        else:
+            self._publisher.submit(record, self, exchange)
+
+    def release(self, packet_id: int) -> bool:
+        """PUBREL came; PUBCOMP follows through the talker.
+
+        Returns:
+            False when the identifier is not known: the caller answers [MQTT-4.3.3-11].
+        """
+        exchange = self._known.get(packet_id)
+        if exchange is None:
+            if packet_id not in self._releasing:
+                return False
+            assert self._journal is not None
+            self._journal.save((self._complete, packet_id))
+        elif exchange.stored:
+            self._finish(exchange)
+        else:
+            exchange.released = True
+        return True
+
+    def _finish(self, exchange: Exchange) -> None:
+        packet_id = exchange.packet_id
+        del self._known[packet_id]
+        if self._journal is None:
+            self._complete(packet_id)
+            return
+        self._released.add(exchange.sequence)
+        self._releasing.add(packet_id)
+        self._journal.save((self._complete, packet_id))
+
+    def _complete(self, packet_id: int) -> None:
+        self._releasing.discard(packet_id)
+        talker = self._talker()
+        if talker is not None:
+            talker.complete(packet_id)
+
+    # from Kafka
+
+    def settle(self, tokens: Sequence[Exchange], offsets: Sequence[int], result: Result) -> None:
+        """Kafka answered (contract: `gateway.kafka.contracts.Owner`)."""
+        stored = result.outcome is Outcome.STORED
+        if stored:
+            self._floors.passed(tokens[0].topic, result.partition, offsets[-1])
+        for exchange in tokens:
+            self._answer(exchange, result, stored)
+        talker = self._talker()
+        if talker is not None:
+            talker.answered()
+
+    def _answer(self, exchange: Exchange, result: Result, stored: bool) -> None:
+        self._unanswered.pop(exchange.sequence, None)
+        exchange.stored = stored
+        if exchange.slot is not None:
+            exchange.slot.result = result
+            exchange.slot = None
+        if not stored:
+            # The exchange is over, by PUBREC with an error or by the end of the connection [MQTT-4.3.3-9].
+            if self._known.get(exchange.packet_id) is exchange:
+                del self._known[exchange.packet_id]
+                if result.outcome is Outcome.BUSY:
+                    self._doubts[exchange.packet_id] = exchange.sequence
+        elif exchange.released:
+            self._finish(exchange)
+
+    # the floors of a topic are stored before its first record
+
+    async def _cover(self) -> None:
+        for topic in dict.fromkeys(record.topic for record, _ in self._held):
+            if topic in self._covered:
+                continue
+            try:
+                if topic not in self._floors:
+                    await self._floors.learn(topic)
+            except Refused as refused:
+                self._refuse(topic, Result(refused.outcome, reason=refused.reason))
+                continue
+            self.scan |= self._floors.of((topic,))
+        assert self._journal is not None
+        self._journal.save((self._submit_held, frozenset(self.scan)))
+
+    def _refuse(self, topic: str, result: Result) -> None:
+        refused = [exchange for record, exchange in self._held if record.topic == topic]
+        self._held = [(record, exchange) for record, exchange in self._held if record.topic != topic]
+        if refused:
+            self.settle(refused, (), result)
+
+    def _submit_held(self, covered: frozenset[str]) -> None:
+        self._learning = False
+        self._covered |= covered
+        held, self._held = self._held, []
+        for position, (record, exchange) in enumerate(held):
+            if record.topic not in self._covered:
+                self._held = held[position:]
+                self._learning = True
+                self._spawn(self._cover())
+                return
+            self._submit(record, exchange)
+
+    def rest(self) -> bool:
+        """Called now and then: a session that is quiet for that long gives up its floors, so that they do not age.
+
+        Returns:
+            Whether the flight record should be written.
+        """
+        if self._unanswered or self._held or self._doubts or not self.scan:
+            return False
+        if not self._quiet:
+            self._quiet = True
+            return False
+        self.scan = {}
+        self._covered.clear()
+        return True

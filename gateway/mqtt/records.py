@@ -1,0 +1,152 @@
+"""What a kept session leaves in `__trivium_sessions`: two records per client id, readable JSON.
+
+`session/<client id>` changes when the session does (CONNECT, SUBSCRIBE, the end of a connection). `flight/<client id>`
+changes with its messages. Both lie in the client id's partition, so they are read in the order in which they were
+written; of two gateways that write one session the higher epoch is right.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from protocols.mqtt.packets import Subscription, Version, Will
+
+SESSION: Final = "session/"
+FLIGHT: Final = "flight/"
+GATEWAY: Final = "gateway/"
+NEVER: Final = 0xFFFFFFFF  # Session Expiry Interval: the session does not expire (section 3.1.2.11.2)
+
+Places = dict[str, dict[int, int]]
+"""Kafka topic -> partition -> offset."""
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a session subscribed with: the options and the Subscription Identifier, 0 when it gave none."""
+
+    options: Subscription
+    identifier: int = 0
+
+
+class Testament(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A will and what is needed to publish it when its client, or the gateway that knew it, is gone.
+
+    Attributes:
+        will: as CONNECT had it.
+        version: of the protocol, for the record's headers.
+        due: epoch milliseconds at which it is published; None while its connection lives.
+    """
+
+    will: Will
+    version: Version
+    due: int | None = None
+
+
+class SessionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The slow half of a session.
+
+    Attributes:
+        nonce: of this session's life; a later session of the client id has another.
+        epoch: counts the gateways that had it.
+        owner: the gateway that has it, an `id/incarnation`; "" when none has.
+        expiry: Session Expiry Interval in seconds; `NEVER`.
+        gone_at: epoch milliseconds of the end of its connection; None while connected.
+        subscriptions: as subscribed.
+        will: what is to be published for it.
+        unclean: its last gateway died, so its flight record may be old.
+    """
+
+    nonce: str
+    epoch: int
+    owner: str = ""
+    expiry: int = 0
+    gone_at: int | None = None
+    subscriptions: tuple[Wish, ...] = ()
+    will: Testament | None = None
+    unclean: bool = False
+
+
+class Flight(msgspec.Struct, array_like=True):
+    """A delivery to the client that it has not acknowledged to the end: where its record is, under which id it went.
+
+    Attributes:
+        packet_id: ours.
+        topic: its Kafka topic, or the topic of retained messages.
+        partition: of the record.
+        offset: of the record.
+        stage: 1: PUBACK is awaited, 2: PUBREC, 3: PUBCOMP.
+        name: the MQTT topic of a retained message; "" for a record of the log.
+    """
+
+    packet_id: int
+    topic: str
+    partition: int
+    offset: int
+    stage: int
+    name: str = ""
+
+
+class FlightRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The quick half of a session.
+
+    Attributes:
+        nonce: the session's.
+        epoch: of its writer.
+        reached: everything below was offered to the session; what of it is unfinished is in `flights`.
+        flights: deliveries on the way, in the order in which they were sent.
+        mark: exchanges of the client's QoS 2 messages with a lower sequence are accounted for in `open`.
+        open: packet identifier -> sequence of those that are stored and not released.
+        released: sequences from `mark` on that are released.
+        scan: where exchanges from `mark` on can be in the log: at or above these offsets.
+        final: its writer has let go of the session, and this is all there is to know.
+    """
+
+    nonce: str
+    epoch: int
+    reached: Places = {}
+    flights: tuple[Flight, ...] = ()
+    mark: int = 0
+    open: dict[int, int] = {}
+    released: tuple[int, ...] = ()
+    scan: Places = {}
+    final: bool = False
+
+
+class GatewayRecord(msgspec.Struct, frozen=True):
+    """A sign of life of one gateway process."""
+
+    incarnation: str
+    at: int
+
+
+Kind = TypeVar("Kind", SessionRecord, FlightRecord, GatewayRecord)
+
+encode = msgspec.json.encode
+_SESSION: Final = msgspec.json.Decoder(SessionRecord)
+_FLIGHT: Final = msgspec.json.Decoder(FlightRecord)
+_GATEWAY: Final = msgspec.json.Decoder(GatewayRecord)
+
+
+def decode_session(value: bytes | None) -> SessionRecord | None:
+    """Read a session's record; None when there is none or it is not ours."""
+    return _decode(_SESSION, value)
+
+
+def decode_flight(value: bytes | None) -> FlightRecord | None:
+    """Read a flight record; None when there is none or it is not ours."""
+    return _decode(_FLIGHT, value)
+
+
+def decode_gateway(value: bytes | None) -> GatewayRecord | None:
+    """Read a sign of life; None when there is none or it is not ours."""
+    return _decode(_GATEWAY, value)
+
+
+def _decode(decoder: msgspec.json.Decoder[Kind], value: bytes | None) -> Kind | None:
+    if value is None:
+        return None
+    try:
+        return decoder.decode(value)
+    except msgspec.DecodeError:
+        return None

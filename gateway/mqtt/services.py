@@ -1,0 +1,44 @@
+"""What every MQTT session of a process needs; built once by the application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gateway.config import MqttConfig
+from gateway.kafka.publisher import Publisher
+from gateway.kafka.tail import Tail
+from gateway.mqtt.counters import Counters
+from gateway.mqtt.exchanges import Floors
+from gateway.mqtt.login import Login
+from gateway.mqtt.retained import Retained
+from gateway.mqtt.router import Router
+from gateway.mqtt.sessions import Sessions
+from gateway.net.pump import Spawn
+from gateway.security.authorization import AccessList
+from mapping.rules import Rules
+
+if TYPE_CHECKING:
+    from gateway.mqtt.sharing import Sharing
+
+
+class Services(msgspec.Struct, frozen=True):
+    """See the module."""
+
+    config: MqttConfig
+    rules: Rules
+    publisher: Publisher
+    tail: Tail
+    router: Router
+    sessions: Sessions
+    retained: Retained
+    sharing: Sharing
+    floors: Floors
+    login: Login
+    access: AccessList
+    counters: Counters
+    clock: Callable[[], float]
+    wall_clock: Callable[[], int]
+    spawn: Spawn
