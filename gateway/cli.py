@@ -102,6 +102,31 @@ def config_show(config: ConfigFile = None) -> None:
     typer.echo(json.dumps(read_config(config).model_dump(mode="json", exclude={"kafka": {"sasl_password"}}), indent=2))
 
 
+@app.command("password")
+def password_line(
+    user: Annotated[str, typer.Argument(help="The user's name.")],
+    scram: Annotated[
+        bool, typer.Option("--scram", help="For security.scram_file, not security.password_file.")
+    ] = False,
+    mechanism: Annotated[str, typer.Option(help="With --scram: SCRAM-SHA-256 or SCRAM-SHA-512.")] = "SCRAM-SHA-256",
+    iterations: Annotated[
+        int, typer.Option(help="With --scram: each login costs the client so many hashes; at least 4096.")
+    ] = 16384,
+) -> None:
+    """Print a user's line for the password file; the password is asked for, or read from standard input."""
+    from gateway.security.lines import argon2_line, new_scram_line  # noqa: PLC0415 - hashes and amqtt load slowly
+
+    if sys.stdin.isatty():
+        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    try:
+        line = new_scram_line(user, password, mechanism, iterations) if scram else argon2_line(user, password)
+    except ValueError as error:
+        raise fail(str(error)) from error
+    typer.echo(line)
+
+
 @spark_app.command("run", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def spark_run(
     context: typer.Context,

@@ -34,8 +34,7 @@ def check_exposure(config: Config) -> list[str]:
     warnings = list(open_ones)
     if passwords and security.tls_cert is None:
         warnings += [
-            f"{key}: {address} takes passwords unencrypted: security.tls_cert is not set"
-            for key, address in exposed
+            f"{key}: {address} takes passwords unencrypted: security.tls_cert is not set" for key, address in exposed
         ]
     return warnings
 

@@ -6,13 +6,15 @@ judged here first, and only a file without fault reaches the plugin.
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Final
 
 from gateway.config import ConfigError
 
-HASHES: Final = ("$argon2id$", "$argon2i$", "$argon2d$", "$6$")
-"""What the plugin can check: Argon2, and SHA-512 crypt as long as Python has `crypt` (before 3.13)."""
+ARGON2: Final = ("$argon2id$", "$argon2i$", "$argon2d$")
+SHA_512_CRYPT: Final = "$6$"
+"""What older releases of amqtt wrote; its plugin checks it by Python's `crypt`, which 3.13 does not have any more."""
 
 
 def read_password_file(path: Path, key: str) -> dict[str, str]:
@@ -39,7 +41,10 @@ def read_password_file(path: Path, key: str) -> dict[str, str]:
         name, colon, hashed = entry.partition(":")
         if not colon or not name or not hashed:
             raise ConfigError(f"{key}: {path} line {number}: expected name:hash")
-        if not hashed.startswith(HASHES):
+        if hashed.startswith(SHA_512_CRYPT):
+            if importlib.util.find_spec("crypt") is None:
+                raise ConfigError(f"{key}: {path} line {number}: this Python cannot check SHA-512 crypt; use Argon2")
+        elif not hashed.startswith(ARGON2):
             raise ConfigError(f"{key}: {path} line {number}: the hash is neither Argon2 nor SHA-512 crypt")
         if name in users:
             raise ConfigError(f"{key}: {path} line {number}: the name stands twice")

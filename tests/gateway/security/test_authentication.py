@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -119,6 +121,41 @@ async def login(
 async def test_password_file(password_file: Path, user: str, password: str | bytes, right: bool) -> None:
     config = SecurityConfig(allow_anonymous=False, password_file=password_file)
     assert await login(config, user, password) == (Identity(user, "password") if right else None)
+
+
+HASHES = {
+    "argon2id": "$argon2id$v=19$m=8,t=1,p=1$g0YKawrzHOp+uDS+fCMRdA$UTp1C+jTWlzpe5fPLAfwiLEcmjcwXuPhARz2svuBjiE",
+    "argon2i": "$argon2i$v=19$m=8,t=1,p=1$HE25Pk8741VnFt/o+9iEiw$Qhf+R7CPL/kZhHYA7+c4cEi/7Qy+my7BO78Vm86elIw",
+    "argon2d": "$argon2d$v=19$m=8,t=1,p=1$wxHj+jeKhKA/vV5fFHGGKg$vbl4ATxzmXauAXQxV1LE39L9xG34noGHDk3Ruwn4vDU",
+    "crypt": "$6$rounds=1000$abc$"
+    "zaWpAwySRl8PX4W2aEMJwxpN82bCKtDZP0RBdOD6W7BQlilBqAsWnAZuS10iUyJZneS8Ob1gxs1BZkqJi1nTi.",
+}
+"""Of the password x, by every kind that amqtt's plugin knows."""
+
+
+@pytest.mark.parametrize("kind", HASHES)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # amqtt's own, about crypt
+async def test_every_hash_of_amqtt(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "passwords"
+    write(path, f"ann:{HASHES[kind]}\n")
+    config = SecurityConfig(allow_anonymous=False, password_file=path)
+    if kind == "crypt" and sys.version_info >= (3, 13):
+        with pytest.raises(ConfigError, match=r"line 1: this Python cannot check SHA-512 crypt"):
+            await login(config, "ann", "x")
+        return
+    assert await login(config, "ann", "x") == Identity("ann", "password")
+    assert await login(config, "ann", "y") is None
+    assert await login(config, "bob", "x") is None
+
+
+def test_sha_512_crypt_stops_the_start_where_python_cannot_check_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    path = tmp_path / "passwords"
+    write(path, f"ann:{HASHES['crypt']}\n")
+    with pytest.raises(ConfigError, match=r"line 1: this Python cannot check SHA-512 crypt; use Argon2"):
+        Authenticator(SecurityConfig(password_file=path))
 
 
 @pytest.mark.parametrize(
