@@ -105,6 +105,7 @@ class StateTopic:
         owner: Owner | None,
         token: Any = None,
         place: bytes | None = None,
+        partition: int | None = None,
     ) -> None:
         """Put a record (None: delete) into the log; `owner` learns its fate as from `Publisher.submit`.
 
@@ -116,13 +117,15 @@ class StateTopic:
             token: given back to `owner`.
             place: keys that are written with the same place (a client id) are in one partition and keep their order
                 among each other; without it the key is its own place.
+            partition: the place by its number, where it is known that the key is already there.
 
         Raises:
             RuntimeError: the topic was not looked up yet: nothing may be written before `StateTopics.loaded`.
         """
         if not self.partitions:
             raise RuntimeError(f"{self.name} is not loaded yet")
-        partition = partition_of(place, self.partitions) if place is not None else None
+        if place is not None:
+            partition = partition_of(place, self.partitions)
         self._written += 1
         self._publisher.submit(Record(self.name, key, value, headers, None, partition), owner, token, internal=True)
 

@@ -1,0 +1,446 @@
+"""Retained messages: the last one of each topic, in `__trivium_retained` and in memory (MQTT 5.0 section 3.3.1.3).
+
+The key is the MQTT topic, the value the payload, the headers are those of the message's own record; a deletion is a
+tombstone. Any Kafka client may write there too. Order per topic is Kafka's: the offset is the version. What this
+process wrote counts from Kafka's answer on, so that a subscription after PUBACK finds it; the copy that the follower
+brings later changes nothing.
+
+Memory: a message costs its topic (as text) and its payload and headers (packed, one bytes object), and about 350 bytes
+for Python's objects and the trie (`ENTRY_BYTES` allows for more); what a subscriber gets is built when it is asked
+for, and not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from gateway.kafka.contracts import Owner, Result
+from gateway.kafka.producers import Spawn
+from gateway.kafka.publisher import Publisher
+from gateway.kafka.state import StateTopics
+from mapping.mqtt import Delivery, from_record
+from mapping.outcomes import Outcome
+from mapping.record import EXPIRY, MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Headers, Received, Record
+from mapping.rules import Rules
+from protocols.mqtt.retained_names import NameTrie
+from protocols.mqtt.topics import is_valid_name
+
+log = logging.getLogger(__name__)
+
+RETAINED: Final = "__trivium_retained"
+ENTRY_BYTES: Final = 500
+"""What a message is counted for beside its topic, payload and headers."""
+SWEEP_S: Final = 1.0
+SWEEP_MOST: Final = 1000
+"""Tombstones for expired messages per sweep: a start may find very many of them."""
+GRACE_MS: Final = 60_000
+"""Expired messages stay in the log for so long: clocks differ, and topics are often refreshed just as they expire."""
+STALE_DEADLINES: Final = 1000
+"""The heap of deadlines may hold so many of replaced messages, beside as many as there are messages in it."""
+
+_EXPIRY_DIGITS: Final = 15
+_DROPPED: Final = frozenset({MQTT_TOPIC, MQTT_RETAIN})  # the key says it, the topic says it
+_RETAIN_SET: Final = (MQTT_RETAIN, b"1")
+_OWN, _COPY = "own", "copy"  # the tokens of a message's two records
+
+_Packed = tuple[bytes, Headers]
+_pack = msgspec.msgpack.encode
+_unpack = msgspec.msgpack.Decoder(_Packed).decode
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A retained message as it is delivered, and its version: the place of its record in `__trivium_retained`."""
+
+    delivery: Delivery
+    partition: int
+    offset: int
+
+
+class RetainedStatistics(msgspec.Struct, frozen=True):
+    """A snapshot.
+
+    Attributes:
+        messages: retained now.
+        bytes: what they are counted for.
+        invalid_total: records in the topic whose key is no MQTT topic name.
+        expired_total: messages that ran out.
+        refused_total: messages that were refused because there are too many.
+    """
+
+    messages: int
+    bytes: int
+    invalid_total: int
+    expired_total: int
+    refused_total: int
+
+
+class _Entry(msgspec.Struct, gc=False):
+    """One message: its version, when it runs out (epoch milliseconds), its time stamp, payload and headers."""
+
+    partition: int
+    offset: int
+    timestamp: int
+    expires: int | None
+    packed: bytes
+
+
+class _Put:
+    """One retained PUBLISH: owner of its own record and of the copy, which settles the client's token once.
+
+    Attributes:
+        record: the own record.
+        topic: its MQTT topic.
+        budget: the client's, which counts both records (see `Publisher.submit`).
+        own, copy: what became of each; None: not known yet.
+        is_written: whether the copy was given to the publisher.
+    """
+
+    __slots__ = ("_offset", "_owner", "_retained", "_token", "budget", "copy", "is_written", "own", "record", "topic")
+
+    def __init__(self, retained: Retained, record: Record, topic: str, owner: Owner | None, token: Any) -> None:
+        self.record = record
+        self.topic = topic
+        self.budget = getattr(owner, "budget", None)
+        self.own: Result | None = None
+        self.copy: Result | None = None
+        self.is_written = False
+        self._retained = retained
+        self._owner = owner
+        self._token = token
+        self._offset = -1
+
+    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        """Learn the fate of one record, or of both when both were refused alike (contract: `Owner`)."""
+        offset = offsets[0] if offsets else -1
+        if _OWN in tokens:
+            self.own, self._offset = result, offset
+        if _COPY in tokens:
+            self.copy = result
+            if result.outcome is Outcome.STORED:
+                self._retained.stored(self, result.partition, offset)
+        self._retained.settled(self)
+
+    def finish(self) -> None:
+        """Tell the client's side: the worse of both results, with the place of the own record."""
+        own, copy = self.own, self.copy
+        assert own is not None
+        if self._owner is None:
+            return
+        if own.outcome is not Outcome.STORED:
+            self._owner.settle((self._token,), (), own)
+        elif copy is None or copy.outcome is Outcome.STORED:
+            self._owner.settle((self._token,), (self._offset,), own)
+        else:
+            reason = f"the message was stored, but could not be retained: {copy.reason}"
+            self._owner.settle((self._token,), (), Result(copy.outcome, -1, reason))
+
+
+class Retained:
+    """The retained messages of all gateways of this Kafka.
+
+    Attributes:
+        name: the topic in which they are.
+    """
+
+    def __init__(
+        self,
+        state: StateTopics,
+        publisher: Publisher,
+        rules: Rules,
+        *,
+        limit: int,
+        limit_bytes: int,
+        spawn: Spawn,
+        wall_clock: Callable[[], int],
+        name: str = RETAINED,
+    ) -> None:
+        """Nothing is known before `state` is loaded.
+
+        Args:
+            state: reads the topic; not started by us.
+            publisher: takes each message's own record.
+            rules: turn records into what MQTT subscribers get.
+            limit: how many messages clients may have retained.
+            limit_bytes: how many bytes they may be counted for.
+            spawn: starts a task of the application's task group.
+            wall_clock: epoch milliseconds.
+            name: the topic.
+        """
+        self.name = name
+        self._state = state
+        self._publisher = publisher
+        self._rules = rules
+        self._limit = limit
+        self._limit_bytes = limit_bytes
+        self._spawn = spawn
+        self._wall_clock = wall_clock
+        self._table = state.open(name, self._apply, self._restarted)
+        self._kept: dict[str, _Entry] = {}
+        self._names = NameTrie()
+        self._bytes = 0
+        self._applied: dict[int, int] = {}  # partition -> the offset up to which the follower has come
+        self._ahead: dict[str, tuple[int, int]] = {}  # topic -> version that Kafka's answer told before the follower
+        self._writing: dict[str, int] = {}  # topic -> messages on their way to Kafka
+        self._deadlines: list[tuple[int, str]] = []
+        self._buried: dict[str, tuple[int, int]] = {}  # expired topic -> when its tombstone is due, its partition
+        self._sweeping: asyncio.Task[None] | None = None
+        self._invalid = self._expired = self._refused = 0
+
+    async def start(self) -> None:
+        """Begin to remove what expires."""
+        self._sweeping = self._spawn(self._run())
+
+    async def stop(self) -> None:
+        """Stop that."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+
+    def __len__(self) -> int:
+        """How many messages are retained."""
+        return len(self._kept)
+
+    def statistics(self) -> RetainedStatistics:
+        """See `RetainedStatistics`."""
+        return RetainedStatistics(len(self._kept), self._bytes, self._invalid, self._expired, self._refused)
+
+    # Reading
+
+    def matching(self, topic_filter: str) -> list[str]:
+        """The topics with a message that a valid filter (not a shared one) matches, in their order.
+
+        Wildcards at the first level match no topic that begins with `$` [MQTT-4.7.2-1]. The look-up costs what it
+        finds, and what a wildcard in the middle has to try; it does not look at all topics.
+        """
+        now, kept = self._wall_clock(), self._kept
+        if "+" not in topic_filter and "#" not in topic_filter:
+            entry = kept.get(topic_filter)
+            return [] if entry is None or _is_over(entry, now) else [topic_filter]
+        return [name for name in self._names.match(topic_filter) if not _is_over(kept[name], now)]
+
+    def get(self, topic: str) -> Kept | None:
+        """The message of a topic; None when there is none (any more)."""
+        entry = self._kept.get(topic)
+        if entry is None or _is_over(entry, self._wall_clock()):
+            return None
+        value, headers = _unpack(entry.packed)
+        key = topic.encode()
+        headers = ((MQTT_TOPIC, key), _RETAIN_SET, *headers)
+        record = Received(self.name, key, value, headers, entry.timestamp, entry.partition, entry.offset)
+        delivery = from_record(record, self._rules)
+        return None if delivery is None else Kept(delivery, entry.partition, entry.offset)
+
+    # Writing
+
+    def put(self, record: Record, topic: str, owner: Owner | None, token: Any) -> None:
+        """Publish a message that is to be retained; an empty payload deletes [MQTT-3.3.1-6, MQTT-3.3.1-7].
+
+        Both records are written at once, the message's own and the one that is retained. Where the own record may
+        be refused (its topic is not known yet, it is too large) it goes first, so that a refused message is not
+        retained. Two messages of one client to one topic keep their order.
+
+        Args:
+            record: the message's own record.
+            topic: its MQTT topic.
+            owner: told once, when both are answered: the worse result, with the offset of the own record.
+            token: given back to `owner`.
+        """
+        put = _Put(self, record, topic, owner, token)
+        if self._is_full(topic, record):
+            self._refused += 1
+            put.own = Result(Outcome.BUSY, -1, "too many messages are retained")  # "Quota exceeded" in MQTT 5
+            asyncio.get_running_loop().call_soon(put.finish)
+            return
+        self._writing[topic] = self._writing.get(topic, 0) + 1
+        self._publisher.submit(record, put, _OWN)
+        if self._is_safe(record):
+            self._write(put)
+
+    def _is_full(self, topic: str, record: Record) -> bool:
+        if not record.value:
+            return False
+        entry = self._kept.get(topic)
+        if entry is None and len(self._kept) >= self._limit:
+            return True
+        more = ENTRY_BYTES + len(topic) + _record_bytes(record) - (0 if entry is None else _size(topic, entry))
+        return more > 0 and self._bytes + more > self._limit_bytes
+
+    def _is_safe(self, record: Record) -> bool:
+        """Whether the own record will not be refused for its topic's sake, as far as is known."""
+        info = self._publisher.known_topic(record.topic)
+        if info is None or (info.needs_key and record.key is None):
+            return False
+        return _record_bytes(record) < info.max_message_bytes // 2
+
+    def _write(self, put: _Put) -> None:
+        """The copy goes to the partition where the topic's last version is: another client may have put it there."""
+        put.is_written = True
+        record, entry = put.record, self._kept.get(put.topic)
+        headers = tuple(header for header in record.headers if header[0] != MQTT_EXCHANGE)
+        self._table.write(
+            put.topic.encode(),
+            record.value or None,
+            headers,
+            owner=put,
+            token=_COPY,
+            partition=None if entry is None else entry.partition,
+        )
+
+    def stored(self, put: _Put, partition: int, offset: int) -> None:
+        """Kafka has a message's copy: it counts from now on, unless the follower has come further already."""
+        if offset >= 0 and self._applied.get(partition, -1) < offset:
+            record = put.record
+            self._ahead[put.topic] = (partition, offset)
+            self._change(put.topic, partition, offset, self._wall_clock(), record.value, record.headers)
+
+    def settled(self, put: _Put) -> None:
+        """One of a message's records was answered, or both."""
+        if put.own is None:
+            return
+        if put.own.outcome is Outcome.STORED and not put.is_written:
+            self._write(put)
+        elif put.copy is not None or not put.is_written:
+            left = self._writing.pop(put.topic) - 1
+            if left:
+                self._writing[put.topic] = left
+            put.finish()
+
+    # What the log says
+
+    def _apply(self, record: Received) -> None:
+        """A record of the topic (contract: `gateway.kafka.state.Apply`)."""
+        self._applied[record.partition] = record.offset
+        name = _name_of(record.key)
+        if name is None:
+            self._invalid += 1
+            if self._invalid == 1:
+                log.warning(
+                    "%s-%d: the key at offset %d is no MQTT topic; it and others like it are ignored",
+                    self.name, record.partition, record.offset,
+                )  # fmt: skip
+            return
+        ahead = self._ahead.get(name)
+        if ahead is not None and ahead[0] == record.partition:
+            if record.offset <= ahead[1]:
+                if record.offset == ahead[1]:
+                    del self._ahead[name]
+                return
+            del self._ahead[name]
+        self._change(name, record.partition, record.offset, record.timestamp, record.value, record.headers)
+
+    def _change(  # noqa: PLR0917 - a record's parts
+        self, name: str, partition: int, offset: int, timestamp: int, value: bytes | None, headers: Headers
+    ) -> None:
+        """The topic's last version is this one."""
+        entry = self._kept.get(name)
+        if entry is not None:
+            if entry.partition != partition and entry.timestamp > timestamp:
+                return  # of another partitioner's partition, where offsets say nothing
+            self._remove(name, entry)
+        self._buried.pop(name, None)
+        if not value:
+            return
+        expires = _expiry(headers)
+        packed = _pack((value, tuple(header for header in headers if header[0] not in _DROPPED)))
+        entry = _Entry(partition, offset, timestamp, expires, packed)
+        if expires is not None:
+            if _is_over(entry, self._wall_clock()):
+                self._bury(name, entry)
+                return
+            heapq.heappush(self._deadlines, (expires, name))
+        self._kept[name] = entry
+        self._names.add(name)
+        self._bytes += _size(name, entry)
+
+    def _remove(self, name: str, entry: _Entry) -> None:
+        del self._kept[name]
+        self._names.remove(name)
+        self._bytes -= _size(name, entry)
+
+    def _restarted(self, partition: int) -> None:
+        """The partition was made anew (contract: `gateway.kafka.state.Restarted`)."""
+        self._applied.pop(partition, None)
+        for name, ahead in list(self._ahead.items()):
+            if ahead[0] == partition:
+                del self._ahead[name]
+        for name, entry in list(self._kept.items()):
+            if entry.partition == partition:
+                self._remove(name, entry)
+
+    # Expiry
+
+    async def _run(self) -> None:
+        await self._state.loaded.wait()
+        while True:
+            self._sweep(self._wall_clock())
+            await asyncio.sleep(SWEEP_S)
+
+    def _sweep(self, now: int) -> None:
+        """Remove what has expired from memory, and some time later from the log [MQTT-3.3.2-5].
+
+        The tombstone is written by any gateway, for what it has seen. A message that another gateway stores in the
+        moment between is deleted with it; nothing that is retained by this one is.
+        """
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now:
+            expires, name = heapq.heappop(deadlines)
+            entry = self._kept.get(name)
+            if entry is not None and entry.expires == expires:
+                self._expired += 1
+                self._remove(name, entry)
+                self._bury(name, entry)
+        if len(deadlines) > 2 * len(self._kept) + STALE_DEADLINES:
+            self._deadlines = [(entry.expires, name) for name, entry in self._kept.items() if entry.expires is not None]
+            heapq.heapify(self._deadlines)
+        due: list[tuple[str, int]] = []
+        for name, (at, partition) in self._buried.items():
+            if at > now or len(due) == SWEEP_MOST:
+                break
+            due.append((name, partition))
+        for name, partition in due:
+            del self._buried[name]
+            if name not in self._writing:
+                # Nobody waits for it: what is not deleted now is found again at the next start.
+                self._table.write(name.encode(), None, owner=None, partition=partition)
+
+    def _bury(self, name: str, entry: _Entry) -> None:
+        assert entry.expires is not None
+        self._buried[name] = (entry.expires + GRACE_MS, entry.partition)
+
+
+def _is_over(entry: _Entry, now: int) -> bool:
+    return entry.expires is not None and entry.expires <= now
+
+
+def _size(name: str, entry: _Entry) -> int:
+    return ENTRY_BYTES + len(name) + len(entry.packed)
+
+
+def _record_bytes(record: Record) -> int:
+    return len(record.value or b"") + sum(len(name) + len(value or b"") for name, value in record.headers)
+
+
+def _name_of(key: bytes | None) -> str | None:
+    """The MQTT topic that a key is, or None."""
+    if key is None:
+        return None
+    try:
+        name = key.decode()
+    except UnicodeDecodeError:
+        return None
+    return name if is_valid_name(name) else None
+
+
+def _expiry(headers: Headers) -> int | None:
+    """Epoch milliseconds after which the message must not be delivered, as `mapping` reads it."""
+    found = None
+    for name, value in headers:
+        if name == EXPIRY and value is not None:
+            found = value
+    return int(found) if found is not None and found.isdigit() and len(found) <= _EXPIRY_DIGITS else None
