@@ -143,6 +143,7 @@ class MqttConfig(Section):
     max_subscriptions: Annotated[int, Field(ge=1)] = 1000
     maximum_qos: Annotated[int, Field(ge=0, le=2)] = 2
     session_expiry_max_s: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] = 604_800  # a week, as Kafka keeps records
+    report_no_subscribers: bool = False  # Kafka's readers are not known: 0x10 is about connected MQTT clients only
     check_payload_format: bool = False  # reading every text payload costs
     response_information: str | None = "replies/{client}"  # for those who ask; the base of response topics
     server_reference: str | None = None  # where clients shall go when the gateway stops

@@ -19,6 +19,7 @@ class Slot(msgspec.Struct, gc=False):
     packet_id: int
     result: Result | None = None
     qos: int = 1
+    unheard: bool = False  # there was no subscriber
 
 
 class AckQueue:

@@ -351,6 +351,7 @@ class Client:
         submit, arrive, unanswered = services.publisher.submit, self._acks.arrive, self._unanswered
         now_ms = services.wall_clock()
         first, count = position, len(received)
+        special = services.config.report_no_subscribers
         ready = False
         while position < count:
             event = received[position]
@@ -358,9 +359,9 @@ class Client:
                 break
             position += 1
             record = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
-            if not allowed(record.topic, record.key):
+            if not allowed(record.topic, record.key) or (event.topic[0] == "$" and event.topic.startswith(SERVERS_OWN)):
                 ready |= self._decline(event, _DENIED)
-            elif event.retain or event.qos == EXACTLY_ONCE or event.properties is not None:
+            elif special or event.retain or event.qos == EXACTLY_ONCE or event.properties is not None:
                 ready |= self._publish_special(event, record)
             elif event.qos:
                 submit(record, self, arrive(event.packet_id))
@@ -382,19 +383,21 @@ class Client:
             and not is_text(event.payload)
         ):
             return self._decline(event, _NO_TEXT)
-        owner: Client | Unanswered | None
+        slot = self._acks.arrive(event.packet_id, event.qos) if event.qos else None
+        if slot is not None and services.config.report_no_subscribers:
+            slot.unheard = not services.router.has_subscribers(event.topic)
         if event.qos == EXACTLY_ONCE:
             session = self.session
             if session is not None:
-                slot = self._acks.arrive(event.packet_id, EXACTLY_ONCE)
+                assert slot is not None
                 session.incoming().publish(record, event.packet_id, slot, event.topic if event.retain else "")
             return True
-        owner, slot_or_none = (self, self._acks.arrive(event.packet_id)) if event.qos else (self._unanswered, None)
+        owner = self._unanswered if slot is None else self
         assert owner is not None
         if event.retain:
-            services.retained.put(record, event.topic, owner, slot_or_none)
+            services.retained.put(record, event.topic, owner, slot)
         else:
-            services.publisher.submit(record, owner, slot_or_none)
+            services.publisher.submit(record, owner, slot)
         return False
 
     def _decline(self, event: events.PublishReceived, result: Result) -> bool:
@@ -425,16 +428,17 @@ class Client:
             result = slot.result
             assert result is not None
             outcome = result.outcome
-            code = 0 if outcome is Outcome.STORED else ANSWERS[outcome].mqtt
+            code = slot.unheard * UNHEARD if outcome is Outcome.STORED else ANSWERS[outcome].mqtt
             if not code and slot.qos != EXACTLY_ONCE:
                 good.append(slot.packet_id)
                 continue
             connection.send_pubacks(good)
             counters.acknowledged += len(good)
             good = []
-            if not code:
+            if code < REFUSED:
                 counters.acknowledged += 1
-                connection.send_pubrec(slot.packet_id)
+                send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
+                send(slot.packet_id, code)
                 continue
             counters.refused += 1
             # A failure cannot be said in 3.1.1, and 0x95 is no code of PUBACK: the connection is the scope left.
@@ -447,10 +451,13 @@ class Client:
         counters.acknowledged += len(good)
 
     def _released(self, event: events.PubrelReceived) -> None:
-        """PUBREL: the exchange ends when that is stored; one that is not known has ended before [MQTT-4.3.3-11]."""
+        """PUBREL: the exchange ends when that is stored.
+
+        One that is not known has ended before, and its PUBCOMP was lost: success is said again [MQTT-4.3.3-11].
+        """
         session = self.session
         if session is not None and not (session.exchanges is not None and session.exchanges.release(event.packet_id)):
-            self._connection.send_pubcomp(event.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
+            self._connection.send_pubcomp(event.packet_id)
 
     def complete(self, packet_id: int) -> None:
         """Say PUBCOMP (contract: `gateway.mqtt.exchanges.Talker`)."""
@@ -500,8 +507,8 @@ class Client:
 
     @property
     def takes_more(self) -> bool:
-        """Whether the socket's buffer is below its mark."""
-        return self._pump is not None and self._pump.writable
+        """Whether something can be sent, and the socket's buffer is below its mark."""
+        return self._connection.is_open and self._pump is not None and self._pump.writable
 
     @property
     def window(self) -> int:
@@ -579,6 +586,9 @@ def is_text(payload: bytes) -> bool:
 
 
 REFUSED: Final = 0x80
+UNHEARD: Final = ReasonCode.NO_MATCHING_SUBSCRIBERS
+SERVERS_OWN: Final = ("$SYS/", "$share/")
+"""Topic names that clients shall not use among each other (section 4.7.2)."""
 _DENIED: Final = Result(Outcome.DENIED, reason="not allowed to publish to this topic")
 _NO_TEXT: Final = Result(Outcome.UNFIT, reason="the payload is no UTF-8 text")
 _WAITING: Final = frozenset(

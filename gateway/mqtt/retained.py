@@ -5,7 +5,7 @@ tombstone. Any Kafka client may write there too. Order per topic is Kafka's: the
 process wrote counts from Kafka's answer on, so that a subscription after PUBACK finds it; the copy that the follower
 brings later changes nothing.
 
-Memory: a message costs its topic (as text) and its payload and headers (packed, one bytes object), and about 350 bytes
+Memory: a message costs its topic (as text) and its payload and headers (packed, one bytes object), and about 400 bytes
 for Python's objects and the trie (`ENTRY_BYTES` allows for more); what a subscriber gets is built when it is asked
 for, and not kept.
 """

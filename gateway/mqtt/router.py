@@ -141,6 +141,10 @@ class Router:
             if not users.isdisjoint(filters)
         }
 
+    def has_subscribers(self, topic: str) -> bool:
+        """Whether a subscription of a connected session matches an MQTT topic."""
+        return bool(self._trie.match(topic))
+
     def delivery(self, record: Received) -> Delivery | None:
         """The record as MQTT sees it; computed once while the same record is offered around."""
         last = self._last

@@ -53,6 +53,7 @@ SIGN_S: Final = 5.0
 SILENT_S: Final = 15.0  # three signs of life are missing
 RELEASE_S: Final = 3.0  # for another gateway to let go of a session
 CLOSING_S: Final = 3.0
+READY_S: Final = 10.0  # a CONNECT waits so long for the state to be loaded
 
 
 class Statistics(msgspec.Struct, frozen=True):
@@ -270,7 +271,12 @@ class Sessions:
         Raises:
             Refused: Kafka does not answer, or refuses to store it.
         """
-        await self._ready.wait()
+        if not self._ready.is_set():
+            try:
+                async with asyncio.timeout(READY_S):
+                    await self._ready.wait()
+            except TimeoutError:
+                raise Refused(Outcome.BUSY, "the sessions are not loaded from Kafka yet") from None
         lock = self._locks.get(client_id)
         if lock is None:
             lock = self._locks[client_id] = asyncio.Lock()
