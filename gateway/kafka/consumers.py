@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.errors import KafkaError
-from aiokafka.structs import ConsumerRecord
+from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
@@ -24,6 +25,9 @@ FETCH_WAIT_MS: Final = 100
 connection answers in order: this is the bound on how late a newly watched partition begins to flow."""
 
 CHUNK: Final = 500  # aiokafka's getmany is 1.7 times dearer per record without a limit (measured)
+
+_METADATA_TRIES: Final = 20
+_METADATA_RETRY_S: Final = 0.1
 
 ConsumerOptions = Mapping[str, Any]
 """Connection part of AIOKafkaConsumer's arguments: bootstrap_servers, client_id, security, time-outs."""
@@ -76,6 +80,52 @@ def is_broken(consumer: AIOKafkaConsumer) -> bool:
     fetching = consumer._fetcher._fetch_task
     coordinating = getattr(consumer._coordinator, "_coordination_task", None)
     return bool(fetching.done() or (coordinating is not None and coordinating.done()))
+
+
+async def subscribe(consumer: AIOKafkaConsumer, topics: Collection[str], listener: ConsumerRebalanceListener) -> None:
+    """Make `topics` the subscription of a member that has been started; returns when partitions were assigned.
+
+    Raises:
+        KafkaError: the group does not take us.
+    """
+    client = consumer._client
+    for _ in range(_METADATA_TRIES):  # who leads the group assigns only what it knows of
+        if all(consumer.partitions_for_topic(topic) is not None for topic in topics):
+            break
+        client.set_topics([*topics])
+        await client.force_metadata_update()
+        await asyncio.sleep(_METADATA_RETRY_S)
+    consumer.subscribe([*topics], listener=listener)
+    await consumer._subscription.wait_for_assignment()
+
+
+async def committed_offsets(
+    consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """What the consumer's group has committed for any partitions, assigned or not; those without are left out.
+
+    Raises:
+        KafkaError: not allowed.
+    """
+    if not partitions:
+        return {}
+    found = await consumer._coordinator.fetch_committed_offsets(list(partitions))
+    return {partition: stored.offset for partition, stored in found.items()}
+
+
+async def commit_offsets(consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, int]) -> None:
+    """Commit as a member; unlike the consumer's own `commit` also when partitions are being taken away.
+
+    Raises:
+        KafkaError: not committed, as far as we know.
+    """
+    stored = {partition: OffsetAndMetadata(offset, "") for partition, offset in offsets.items()}
+    await consumer._coordinator.commit_offsets(None, stored)
+
+
+def rejoin(consumer: AIOKafkaConsumer) -> None:
+    """Have the group assigned anew."""
+    consumer._coordinator.request_rejoin()
 
 
 class _Batch:

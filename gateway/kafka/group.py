@@ -9,8 +9,8 @@ await membership.leave()
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Collection
+from typing import Final, Literal
 from weakref import WeakValueDictionary
 
 import aiokafka.errors as kafka_errors
@@ -18,14 +18,16 @@ import aiokafka.errors as kafka_errors
 from flowcontrol.backoff import Backoff
 from gateway.kafka.consumers import ConsumerOptions, Lookup
 from gateway.kafka.contracts import Outlet, Refused
-from gateway.kafka.group_parts import GroupStatistics, Member
+from gateway.kafka.group_parts import GroupStatistics, Interest, Member
 from gateway.kafka.group_reader import GroupReader
 from gateway.kafka.replay import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import Received
 
 OffsetReset = Literal["earliest", "latest"]
-_Key = tuple[str, frozenset[str], str]
+
+GROUP_LIMIT: Final = 249
+"""Characters of a group's name. Kafka's own bound is far away, but the name becomes part of keys and metrics."""
 
 _REFUSALS: tuple[tuple[type[kafka_errors.KafkaError], Outcome], ...] = (
     (kafka_errors.GroupAuthorizationFailedError, Outcome.DENIED),
@@ -37,23 +39,28 @@ _REFUSALS: tuple[tuple[type[kafka_errors.KafkaError], Outcome], ...] = (
 
 
 class Membership:
-    """An outlet's place in a group. Every record it was offered and took must be settled by `done` or `again`."""
+    """An outlet's place in a group. Every record that it took must be settled by `done`, `again` or `decline`."""
 
     def __init__(self, groups: Groups, reader: GroupReader, member: Member) -> None:
         """Made by `Groups.join`."""
         self._groups = groups
         self._reader = reader
+        self._dispatch = reader.dispatch
         self._member = member
         self._left = False
 
     def wake(self) -> None:
         """The outlet's demand grew; needed after it said "no room"."""
         if not self._left:
-            self._reader.wake(self._member)
+            self._dispatch.wake(self._member)
 
     def done(self, record: Received) -> None:
-        """The record is settled for good. Late calls, for a record that is no longer ours, are counted only."""
-        self._reader.done(self._member, record)
+        """The record is settled for good. Late calls, for a record that is no longer ours, are counted only.
+
+        Args:
+            record: the very object that was offered.
+        """
+        self._dispatch.done(self._member, record)
 
     def again(self, record: Received, *, failed: bool = True) -> None:
         """The record is not settled: offer it again, to any outlet of the group, after a back-off.
@@ -62,11 +69,15 @@ class Membership:
             record: the very object that was offered.
             failed: count it as a failed attempt (False: it was only given back, such as AMQP's `released`).
         """
-        self._reader.again(self._member, record, failed=failed)
+        self._dispatch.again(self._member, record, failed=failed)
+
+    def decline(self, record: Received) -> None:
+        """The record is not for this outlet, but may be for others; settled, and counted, when it is for none."""
+        self._dispatch.decline(self._member, record)
 
     def attempts(self, record: Received) -> int:
         """How often the record was given out before and came back; 0 for a first delivery (AMQP delivery-count)."""
-        return self._reader.attempts(self._member, record)
+        return self._dispatch.attempts(self._member, record)
 
     async def leave(self) -> None:
         """Give back what is unsettled, at once; the last outlet of a group here leaves Kafka's group too."""
@@ -76,7 +87,7 @@ class Membership:
 
 
 class Groups:
-    """All consumer groups of this process; one reader for each pair of a group and a set of topics."""
+    """All consumer groups of this process; one reader for each."""
 
     def __init__(
         self,
@@ -110,50 +121,76 @@ class Groups:
         self._revoke_wait_s = revoke_wait_s
         self._session_timeout_ms = session_timeout_ms
         self._join_timeout_s = join_timeout_s
-        self._readers: dict[_Key, GroupReader] = {}
+        self._readers: dict[str, GroupReader] = {}
         # A lock lives as long as somebody holds it or waits for it.
-        self._locks: WeakValueDictionary[_Key, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopped = False
 
     async def join(
-        self, group: str, topics: Sequence[str], outlet: Outlet, *, offset_reset: OffsetReset = "earliest"
+        self,
+        group: str,
+        topics: Collection[str],
+        outlet: Outlet,
+        *,
+        offset_reset: OffsetReset = "earliest",
+        interest: Interest | None = None,
     ) -> Membership:
         """Join a group; returns when Kafka has assigned us our partitions, which may be none.
 
+        The outlet may be offered records before this returns: as long as it cannot take them, let it have no room.
+
         Args:
             group: Kafka's `group.id`.
-            topics: at least one.
+            topics: at least one; may be none with an interest, which then waits for `follow`.
             outlet: offered records as it has demand; hashable by identity, at most once in a group.
-            offset_reset: where a group without committed offsets begins.
+            offset_reset: where the group begins in topics in which it has committed nothing: at the beginning, or at
+                the end as of now. Either is committed at once.
+            interest: which records of the topics it wants, and with whom it shares them; None is all, shared with
+                everybody.
 
         Raises:
             Refused: an unknown topic, no permission, no legal group, or Kafka does not answer.
         """
         if not group:
             raise Refused(Outcome.UNFIT, "the name of a group cannot be empty")
-        if not topics:
+        if len(group) > GROUP_LIMIT:
+            raise Refused(Outcome.UNFIT, f"the name of a group has at most {GROUP_LIMIT} characters")
+        if not topics and interest is None:
             raise Refused(Outcome.UNFIT, "a group needs a topic")
         if self._stopped:
             raise Refused(Outcome.BUSY, "the gateway is stopping")
         for topic in set(topics):
             await self._lookup.partitions(topic)
-        key = (group, frozenset(topics), offset_reset)
-        async with self._lock(key):
-            reader = self._readers.get(key)
+        async with self._lock(group):
+            reader = self._readers.get(group)
             if reader is None:
-                reader = await self._open(key)
-                self._readers[key] = reader
-            return Membership(self, reader, reader.add(outlet))
+                reader = self._readers[group] = self._start(group)
+            # A member before the subscription is: no record may come that nobody here seems to want.
+            member = reader.add(outlet, topics, interest, latest=offset_reset == "latest")
+        try:
+            await self._subscribe(reader)
+        except BaseException:
+            await self.leave(reader, member)
+            raise
+        return Membership(self, reader, member)
+
+    def follow(self, group: str, interest: Interest, topics: Collection[str]) -> None:
+        """The topics that may hold records for an interest have changed.
+
+        New ones are read from their beginning: all that is in them is newer than the interest.
+        """
+        reader = self._readers.get(group)
+        if reader is not None:
+            reader.follow(interest.name, topics)
 
     async def leave(self, reader: GroupReader, member: Member) -> None:
         """Called by `Membership.leave`."""
         reader.remove(member)
-        key = next((key for key, value in self._readers.items() if value is reader), None)
-        if key is None or reader.members:
+        if reader.members:
             return
-        async with self._lock(key):
-            if not reader.members and self._readers.get(key) is reader:
-                del self._readers[key]
+        async with self._lock(reader.group):
+            if not reader.members and self._readers.get(reader.group) is reader:
+                del self._readers[reader.group]
                 await reader.close()
 
     async def stop(self) -> None:
@@ -167,31 +204,32 @@ class Groups:
         """One for each reader."""
         return tuple(reader.statistics() for reader in self._readers.values())
 
-    def _lock(self, key: _Key) -> asyncio.Lock:
-        lock = self._locks.get(key)
+    def _lock(self, group: str) -> asyncio.Lock:
+        lock = self._locks.get(group)
         if lock is None:
-            lock = self._locks[key] = asyncio.Lock()
+            lock = self._locks[group] = asyncio.Lock()
         return lock
 
-    async def _open(self, key: _Key) -> GroupReader:
-        group, topics, offset_reset = key
+    def _start(self, group: str) -> GroupReader:
         reader = GroupReader(
             self._kafka,
             self._spawn,
             self._backoff,
+            self._lookup,
             group,
-            topics,
-            offset_reset=offset_reset,
             commit_interval_s=self._commit_interval_s,
             revoke_wait_s=self._revoke_wait_s,
             session_timeout_ms=self._session_timeout_ms,
         )
+        reader.start()
+        return reader
+
+    async def _subscribe(self, reader: GroupReader) -> None:
         try:
             async with asyncio.timeout(self._join_timeout_s):
-                await reader.open()
+                await reader.subscribe()
         except TimeoutError as error:
-            raise Refused(Outcome.BUSY, f"group {group!r} could not be joined in time") from error
+            raise Refused(Outcome.BUSY, f"group {reader.group!r} could not be joined in time") from error
         except kafka_errors.KafkaError as error:
             outcome = next((outcome for kind, outcome in _REFUSALS if isinstance(error, kind)), Outcome.BUSY)
-            raise Refused(outcome, f"group {group!r} cannot be joined: {error!r}") from error
-        return reader
+            raise Refused(outcome, f"group {reader.group!r} cannot be joined: {error!r}") from error

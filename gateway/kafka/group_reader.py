@@ -1,25 +1,24 @@
 """One member of a Kafka consumer group, shared by all outlets of that group in this process.
 
-Records go to outlets with room; a partition keeps to one outlet while that has room, so that the order per key
-holds as far as a group with several consumers can hold it. What is settled is committed as a contiguous prefix
-per partition. A record belongs to one outlet at a time, and what an outlet says about a record that is no longer
-its own (taken back at `leave`, or the partition went to another member) is ignored.
+It is subscribed to what its outlets want together, reads as they have room, and commits what they settled as a
+contiguous prefix per partition. Who gets which record is `group_dispatch`'s.
+
+Every position is set here, not by aiokafka: where the group has committed; else where it begins, which is committed
+at once, so that nothing stored from then on can be missed. A partition that a rebalance brings back to us goes on as
+if nothing had happened, if nobody has committed for it in between: what outlets hold of it stays theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import logging
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Hashable, Iterable
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.errors import ConsumerStoppedError, KafkaError
 
 from flowcontrol.backoff import Backoff
 from gateway.kafka.consumers import (
@@ -27,14 +26,19 @@ from gateway.kafka.consumers import (
     FETCH_WAIT_MS,
     ISOLATION,
     ConsumerOptions,
+    Lookup,
     close_consumer,
+    commit_offsets,
+    committed_offsets,
     is_broken,
     received,
+    rejoin,
+    subscribe,
 )
-from gateway.kafka.contracts import Outlet
-from gateway.kafka.group_parts import Delivery, GroupStatistics, Member, Part
+from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.group_dispatch import Dispatch
+from gateway.kafka.group_parts import GroupStatistics, Interest, Member, Part
 from gateway.kafka.replay import Spawn
-from mapping.record import Received
 
 log = logging.getLogger(__name__)
 
@@ -49,34 +53,41 @@ STALL_S: Final = 0.5
 """Without demand for so long, partitions are paused. Shorter stalls keep what was fetched at hand, since pausing
 throws it away; either way at most one fetch per partition is held."""
 
+FOLLOW_S: Final = 2.0
+"""At least so long between two changes of the subscription that no join waits for: each is a rebalance of the whole
+group, and new topics often come in swarms."""
+
 COMMIT_TIMEOUT_S: Final = 3.0
 RETRY_S: Final = 0.5
 
 
 class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    """See the module. `Groups` opens, shares and closes readers."""
+    """See the module. `Groups` starts, shares and closes readers.
+
+    Attributes:
+        group: the consumer group.
+        topics: what is subscribed to.
+    """
 
     def __init__(
         self,
         kafka: ConsumerOptions,
         spawn: Spawn,
         backoff: Backoff,
+        lookup: Lookup,
         group: str,
-        topics: Iterable[str],
         *,
-        offset_reset: str,
         commit_interval_s: float,
         revoke_wait_s: float,
         session_timeout_ms: int,
     ) -> None:
         self.group = group
-        self.topics = tuple(sorted(topics))
-        self.members: dict[Outlet, Member] = {}
+        self.topics: frozenset[str] = frozenset()
         self._options = {
             **kafka,
             "group_id": group,
             "enable_auto_commit": False,
-            "auto_offset_reset": offset_reset,
+            "auto_offset_reset": "earliest",  # retention has passed us: what is left
             "isolation_level": ISOLATION,
             "partition_assignment_strategy": ASSIGNORS,
             "fetch_max_wait_ms": FETCH_WAIT_MS,
@@ -88,143 +99,87 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             "max_poll_interval_ms": NO_POLL_LIMIT_MS,
         }
         self._spawn = spawn
-        self._backoff = backoff
+        self._lookup = lookup
         self._commit_interval_s = commit_interval_s
         self._revoke_wait_s = revoke_wait_s
+        self._dispatch = Dispatch(backoff, self._push_soon)
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._parts: dict[TopicPartition, Part] = {}
-        self._ready: deque[Delivery] = deque()
-        self._free: dict[Member, None] = {}  # members not full, in the order of their turn
-        self._later: list[tuple[float, int, Delivery]] = []
-        self._order = itertools.count()
-        self._timer: asyncio.Handle | None = None
-        self._timer_due = 0.0  # uvloop's handles do not tell
+        self._latest: set[str] = set()  # topics that a new group begins at their end
+        self._starts: dict[TopicPartition, int] = {}  # and where that was
         self._push_due = False
-        self._revoking = False
         self._paused = False
+        self._own_change = False
         self._woken = asyncio.Event()
-        self._settled = asyncio.Event()
-        self._dirty = asyncio.Event()
+        self._stale = asyncio.Event()
+        self._connected = asyncio.Event()
+        self._assigned = asyncio.Event()
+        self._changing = asyncio.Lock()
         self._committing = asyncio.Lock()
-        self._commits = self._redelivered = self._late = self._rebalances = 0
+        self._commits = self._rebalances = 0
 
     # Life.
 
-    async def open(self) -> None:
-        """Join the group; returns when the assignment has arrived.
-
-        Raises:
-            KafkaError: Kafka is away, or it does not want us in the group; nothing is left open.
-        """
-        self._consumer = await self._connect()
-        self._tasks = [self._spawn(self._run()), self._spawn(self._commit_regularly())]
+    def start(self) -> None:
+        """Begin to work; the group is joined with the first `subscribe` that has topics."""
+        self._tasks = [self._spawn(self._run()), self._spawn(self._commit_regularly()), self._spawn(self._follow())]
 
     async def close(self) -> None:
         """Commit what is settled and leave the group."""
-        if self._timer is not None:
-            self._timer.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._consumer is not None:
-            answered = await self._commit()
-            self._drop_parts()
-            await close_consumer(self._consumer, 2.0 if answered else 0.2)
-            self._consumer = None
+        await self._disconnect()
 
-    async def _connect(self) -> AIOKafkaConsumer:
-        consumer = AIOKafkaConsumer(**self._options)
-        consumer.subscribe(self.topics, listener=self)
-        try:
-            await consumer.start()
-        except BaseException:
-            await close_consumer(consumer)
-            raise
-        return consumer
+    async def _disconnect(self) -> None:
+        consumer = self._consumer
+        if consumer is not None:
+            answered = await self._commit()
+            self._dispatch.suspended = True
+            self._consumer = None
+            self._connected.clear()
+            self.topics = frozenset()
+            await close_consumer(consumer, 2.0 if answered else 0.2)
+        self._dispatch.close()
 
     # What outlets say.
 
-    def add(self, outlet: Outlet) -> Member:
-        """An outlet joins; partitions are shared out anew."""
-        member = self.members[outlet] = Member(outlet)
-        self._free[member] = None
-        self._balance()
-        self.wake(member)
-        return member
+    @property
+    def members(self) -> Collection[Outlet]:
+        """The outlets that share this reader."""
+        return self._dispatch.members.keys()
+
+    def add(self, outlet: Outlet, topics: Collection[str], interest: Interest | None, *, latest: bool) -> Member:
+        """An outlet joins; `subscribe` next, for topics that are new.
+
+        Args:
+            outlet: offered records from now on.
+            topics: that may hold records for it.
+            interest: which of their records; None is all of them.
+            latest: a group that has committed nothing in a topic begins at its end.
+        """
+        if latest:
+            self._latest.update(set(topics) - self.topics)
+        return self._dispatch.add(outlet, topics, interest)
 
     def remove(self, member: Member) -> None:
         """An outlet leaves: what it has not settled is offered to the others first."""
-        del self.members[member.outlet]
-        self._free.pop(member, None)
-        taken_back = [
-            delivery
-            for part in self._parts.values()
-            for delivery in part.deliveries.values()
-            if delivery.owner is member
-        ]
-        for delivery in taken_back:
-            delivery.owner = None
-            delivery.attempts += 1
-        self._redelivered += len(taken_back)
-        self._ready.extendleft(reversed(taken_back))
-        for part in self._parts.values():
-            if part.home is member:
-                part.home = None
-        self._push_soon()
+        self._dispatch.remove(member)
+        self._check_topics()
 
-    def wake(self, member: Member) -> None:
-        """An outlet has room again."""
-        if member.full:
-            member.full = False
-            self._free[member] = None
-        self._push_soon()
+    def follow(self, name: Hashable, topics: Collection[str]) -> None:
+        """The topics of an interest have changed; new ones are read from their beginning."""
+        self._dispatch.follow(name, topics)
+        self._check_topics()
 
-    def done(self, member: Member, record: Received) -> None:
-        """A record is settled."""
-        delivery = self._owned(member, record)
-        if delivery is None:
-            return
-        part = delivery.part
-        del part.deliveries[record.offset]
-        if part.checkpoint.settle(record.offset) is not None and not self._dirty.is_set():
-            self._dirty.set()
-        if self._revoking:
-            self._settled.set()
+    def _check_topics(self) -> None:
+        if self._dispatch.topics != self.topics:
+            self._stale.set()
 
-    def again(self, member: Member, record: Received, *, failed: bool) -> None:
-        """A record is given back: offer it again after its back-off."""
-        delivery = self._owned(member, record)
-        if delivery is None:
-            return
-        delivery.owner = None
-        delay = self._backoff.delay(delivery.attempts)
-        if failed:
-            delivery.attempts += 1
-        loop = asyncio.get_running_loop()
-        heapq.heappush(self._later, (loop.time() + delay, next(self._order), delivery))
-        self._set_timer(loop)
-        if self._revoking:
-            self._settled.set()
-
-    def attempts(self, member: Member, record: Received) -> int:
-        """How often the record was given to an outlet before and came back unsettled."""
-        delivery = self._find(record)
-        return delivery.attempts if delivery is not None and delivery.owner is member else 0
-
-    def _find(self, record: Received) -> Delivery | None:
-        part = self._parts.get(TopicPartition(record.topic, record.partition))
-        delivery = part.deliveries.get(record.offset) if part is not None else None
-        return delivery if delivery is not None and delivery.record is record else None
-
-    def _owned(self, member: Member, record: Received) -> Delivery | None:
-        delivery = self._find(record)
-        if delivery is None or delivery.owner is not member:
-            self._late += 1
-            return None
-        return delivery
-
-    # Handing out.
+    @property
+    def dispatch(self) -> Dispatch:
+        """For `done`, `again`, `decline`, `wake` and `attempts`."""
+        return self._dispatch
 
     def _push_soon(self) -> None:
         if not self._push_due:
@@ -233,114 +188,139 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def _push_now(self) -> None:
         self._push_due = False
-        self._push()
-        if self._paused and not self._ready and self._demand() > 0:
+        self._dispatch.push()
+        if self._paused and not self._dispatch.suspended and self._dispatch.demand > 0:
             self._resume()
         self._woken.set()
 
-    def _push(self) -> None:
-        """Give ready records to outlets that have room."""
-        ready = self._ready
-        while ready and not self._revoking:
-            delivery = ready[0]
-            part = delivery.part
-            if not part.ours:
-                ready.popleft()
-                continue
-            member = part.home
-            if member is None or member.full:
-                member = next(iter(self._free), None)
-                if member is None:
-                    return
-                del self._free[member]  # to the end: partitions without a home go round
-                self._free[member] = None
-                part.home = member
-            ready.popleft()
-            delivery.owner = member  # before the offer: the outlet may settle from within
-            if not member.outlet.offer_nowait(delivery.record):
-                delivery.owner = None
-                ready.appendleft(delivery)
-                member.full = True
-                self._free.pop(member, None)
+    # The subscription.
 
-    def _balance(self) -> None:
-        """Take partitions from members that have more than their share; they find a new home as records come."""
-        if not self.members:
-            return
-        share = -(-len(self._parts) // len(self.members))
-        count: dict[Member, int] = {}
-        for part in self._parts.values():
-            if part.home is not None:
-                count[part.home] = count.get(part.home, 0) + 1
-                if count[part.home] > share:
-                    part.home = None
+    async def subscribe(self) -> None:
+        """Subscribe to what the outlets want now; returns when Kafka has assigned our share of it.
 
-    def _demand(self) -> int:
-        return sum(member.outlet.demand for member in self._free)
+        Concurrent calls share a rebalance.
 
-    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        due = self._later[0][0]
-        if self._timer is not None:
-            if self._timer_due <= due:
+        Raises:
+            KafkaError: Kafka is away, or it does not want us in the group.
+            Refused: likewise.
+        """
+        async with self._changing:
+            topics = self._dispatch.topics
+            if topics == self.topics:
                 return
-            self._timer.cancel()
-        self._timer_due = due
-        self._timer = loop.call_at(due, self._attempt_again)
+            if not topics:
+                await self._disconnect()
+                return
+            consumer = self._consumer
+            if consumer is None:
+                consumer = await self._connect()
+            try:
+                await self._subscribe(consumer, topics)
+            except BaseException:
+                if not self._connected.is_set():
+                    self._consumer = None
+                    self.topics = frozenset()
+                    await close_consumer(consumer)
+                raise
+            self._connected.set()
 
-    def _attempt_again(self) -> None:
-        self._timer = None
-        loop = asyncio.get_running_loop()
-        while self._later and self._later[0][0] <= loop.time():
-            delivery = heapq.heappop(self._later)[2]
-            if delivery.part.ours:
-                self._ready.append(delivery)
-                self._redelivered += 1
-        if self._later:
-            self._set_timer(loop)
-        self._push()
+    async def _connect(self) -> AIOKafkaConsumer:
+        consumer = AIOKafkaConsumer(**self._options)
+        try:
+            await consumer.start()
+        except BaseException:
+            await close_consumer(consumer)
+            raise
+        self._consumer = consumer
+        return consumer
+
+    async def _subscribe(self, consumer: AIOKafkaConsumer, topics: frozenset[str]) -> None:
+        await self._find_starts(consumer, topics - self.topics)
+        await self._commit()
+        self._own_change = True
+        self._assigned.clear()
+        self.topics = topics
+        try:
+            await subscribe(consumer, topics, self)
+            await self._assigned.wait()
+        finally:
+            self._own_change = False
+
+    async def _find_starts(self, consumer: AIOKafkaConsumer, topics: Iterable[str]) -> None:
+        """Fix where a new group begins, before it is joined.
+
+        A group is new in a topic when no partition there has a committed offset. Where some have, the others are
+        new partitions (or have been empty ever since), and are read from their beginning.
+        """
+        for topic in sorted(self._latest.intersection(topics)):
+            partitions = await self._lookup.partitions(topic)
+            if not await committed_offsets(consumer, partitions):
+                self._starts.update(await self._lookup.ends(partitions))
+        self._latest.clear()
+        for partition in [partition for partition in self._starts if partition.topic not in self._dispatch.topics]:
+            del self._starts[partition]
+
+    async def _follow(self) -> None:
+        """Keep the subscription what the outlets want while topics come and go and outlets leave."""
+        while True:
+            await self._stale.wait()
+            self._stale.clear()
+            try:
+                await self.subscribe()
+            except (KafkaError, Refused) as error:
+                log.warning("group %s: the subscription cannot be changed: %r", self.group, error)
+                self._stale.set()
+            await asyncio.sleep(FOLLOW_S)
 
     # Reading.
 
     async def _run(self) -> None:
         while True:
+            await self._connected.wait()
             consumer = self._consumer
             try:
-                if consumer is None:
-                    consumer = self._consumer = await self._connect()
-                while True:
+                while consumer is not None and consumer is self._consumer:
                     await self._read(consumer)
-            except KafkaError as error:
+            except (KafkaError, ConsumerStoppedError) as error:
                 log.warning("group %s: %r", self.group, error)
                 await asyncio.sleep(RETRY_S)
-                if consumer is not None and is_broken(consumer):
-                    self._consumer = None
-                    self._drop_parts()
-                    await close_consumer(consumer)
+                if consumer is self._consumer and is_broken(consumer):
+                    await self._replace(consumer)
+
+    async def _replace(self, consumer: AIOKafkaConsumer) -> None:
+        """A consumer has broken down: another one takes its place in the group."""
+        async with self._changing:
+            self._consumer = None
+            self._connected.clear()
+            self._dispatch.suspended = True
+            self._dispatch.keep(())
+            self.topics = frozenset()
+            self._stale.set()
+            await close_consumer(consumer)
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
-        self._push()
-        demand = self._demand()
-        if self._ready or demand <= 0:
+        dispatch = self._dispatch
+        dispatch.push()
+        demand = dispatch.demand
+        if demand <= 0:
             await self._wait_demand(consumer)
             return
         self._take(await consumer.getmany(timeout_ms=1000, max_records=min(demand, CHUNK)))
-        self._push()
+        dispatch.push()
         await asyncio.sleep(0)
 
     def _take(self, batches: dict[TopicPartition, list[Any]]) -> None:
-        if self._revoking:
-            return  # not tracked, so not committed: whoever has the partition next reads it
+        dispatch = self._dispatch
+        if dispatch.suspended:
+            return  # our position stays, and is sought again if the partition does
+        take, parts = dispatch.take, dispatch.parts
         for partition, records in batches.items():
-            part = self._parts.get(partition)
+            part = parts.get(partition)
             if part is None:
                 continue
-            track, deliveries = part.checkpoint.track, part.deliveries
             for source in records:
-                offset = source.offset
-                track(offset)
-                delivery = deliveries[offset] = Delivery(received(source), part)
-                self._ready.append(delivery)
-            part.fetched = records[-1].offset + 1
+                take(received(source), part)
+            part.position = records[-1].offset + 1
 
     async def _wait_demand(self, consumer: AIOKafkaConsumer) -> None:
         self._woken.clear()
@@ -354,7 +334,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             if assigned := consumer.assignment():
                 consumer.pause(*assigned)
             self._take(await consumer.getmany(timeout_ms=1000, max_records=CHUNK))
-            self._push()
+            self._dispatch.push()
 
     def _resume(self) -> None:
         self._paused = False
@@ -365,103 +345,134 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     async def _commit_regularly(self) -> None:
         while True:
-            await self._dirty.wait()
+            await self._dispatch.progress.wait()
             await self._commit()
             await asyncio.sleep(self._commit_interval_s)
 
     async def _commit(self) -> bool:
         """Commit the settled prefixes that grew. A failure (False) is no loss: tried again, or redelivered."""
         async with self._committing:
-            self._dirty.clear()
+            dispatch = self._dispatch
+            dispatch.progress.clear()
             consumer = self._consumer
             if consumer is None:
                 return False
-            assigned = consumer.assignment()
             offsets = {
-                partition: committable
-                for partition, part in self._parts.items()
-                if (committable := part.checkpoint.committable) is not None
-                and committable != part.committed
-                and partition in assigned
+                part: committable
+                for part in dispatch.parts.values()
+                if (committable := part.committable) is not None and committable != part.committed
             }
             if not offsets:
                 return True
             try:
                 async with asyncio.timeout(COMMIT_TIMEOUT_S):
-                    await consumer.commit(offsets)
-            except (KafkaError, IllegalStateError, TimeoutError) as error:
+                    await commit_offsets(consumer, {part.partition: offset for part, offset in offsets.items()})
+            except (KafkaError, TimeoutError) as error:
                 log.info("group %s: commit failed: %r", self.group, error)
-                self._dirty.set()
+                dispatch.progress.set()
                 return False
             self._commits += 1
-            for partition, committed in offsets.items():
-                part = self._parts.get(partition)
-                if part is not None:
-                    part.committed = committed
+            for part, committed in offsets.items():
+                part.committed = committed
             return True
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Kafka takes all partitions away: wait shortly for what outlets hold, commit, forget."""
-        if not self._parts:
+        """Partitions may move: wait shortly for what outlets hold, and commit.
+
+        Not when we have changed the subscription ourselves: that moves no partition of the other topics.
+        """
+        dispatch = self._dispatch
+        dispatch.suspended = True
+        if not dispatch.parts:
             return
-        self._revoking = True
-        try:
-            async with asyncio.timeout(self._revoke_wait_s):
-                while self._held():
-                    self._settled.clear()
-                    await self._settled.wait()
-        except TimeoutError:
-            log.info("group %s: revoked with %d records unsettled", self.group, self._held())
+        if not self._own_change:
+            try:
+                async with asyncio.timeout(self._revoke_wait_s):
+                    while dispatch.held:
+                        dispatch.returned.clear()
+                        await dispatch.returned.wait()
+            except TimeoutError:
+                log.info("group %s: revoked with %d records unsettled", self.group, dispatch.held)
         await self._commit()
-        self._drop_parts()
 
-    def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """These are ours now, perhaps none."""
-        self._drop_parts()
-        self._parts = {partition: Part(partition) for partition in assigned}
-        self._revoking = False
+        consumer = self._consumer
+        partitions = set(assigned)
         self._rebalances += 1
-        self._woken.set()
+        if consumer is None or consumer.assignment() != partitions:
+            return  # the subscription has changed meanwhile: there will be another assignment
+        consumer.pause(*partitions)  # until our positions are set
+        try:
+            async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                committed = await committed_offsets(consumer, partitions)
+        except (KafkaError, TimeoutError) as error:
+            log.warning("group %s: no committed offsets: %r", self.group, error)
+            await asyncio.sleep(RETRY_S)
+            rejoin(consumer)
+            return
+        starts = await self._starts_of(partitions - committed.keys())
+        if consumer.assignment() != partitions:
+            return
+        dispatch = self._dispatch
+        parts = []
+        for partition in partitions:
+            part = dispatch.parts.get(partition)
+            offset = committed.get(partition)
+            if part is None or part.position is None or part.committed != offset:
+                part = Part(partition, starts.get(partition) if offset is None else offset, offset)
+            if part.position is not None:
+                consumer.seek(partition, part.position)
+            parts.append(part)
+        dispatch.keep(parts)
+        consumer.resume(*partitions)
+        dispatch.suspended = False
+        if starts:
+            await self._commit()
+        self._assigned.set()
+        self._push_soon()
 
-    def _held(self) -> int:
-        return sum(delivery.owner is not None for part in self._parts.values() for delivery in part.deliveries.values())
-
-    def _drop_parts(self) -> None:
-        for part in self._parts.values():
-            part.ours = False
-        self._parts = {}
-        self._ready.clear()
-        self._later.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    async def _starts_of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where the group begins in partitions for which it has committed nothing."""
+        starts = {partition: self._starts[partition] for partition in partitions if partition in self._starts}
+        others = [partition for partition in partitions if partition not in starts]
+        if others:
+            try:
+                async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                    starts |= await self._lookup.beginnings(others)
+            except (Refused, TimeoutError) as error:
+                # One of them has no leader, say. aiokafka finds each one's beginning when it can be found.
+                log.info("group %s: no beginnings: %r", self.group, error)
+        return starts
 
     def statistics(self) -> GroupStatistics:
         """See `GroupStatistics`."""
+        dispatch = self._dispatch
         positions: dict[str, dict[int, int]] = {}
         committed: dict[str, dict[int, int]] = {}
         lag: dict[str, int] = {}
         consumer = self._consumer
         assigned = consumer.assignment() if consumer is not None else ()
-        for (topic, number), part in self._parts.items():
-            if part.fetched is not None:
-                positions.setdefault(topic, {})[number] = part.fetched
+        for (topic, number), part in dispatch.parts.items():
+            if part.position is not None:
+                positions.setdefault(topic, {})[number] = part.position
             if part.committed is not None:
                 committed.setdefault(topic, {})[number] = part.committed
             end = consumer.highwater(part.partition) if consumer and part.partition in assigned else None
-            if end is not None and part.fetched is not None:
-                lag[topic] = lag.get(topic, 0) + max(0, end - part.fetched)
+            if end is not None and part.position is not None:
+                lag[topic] = lag.get(topic, 0) + max(0, end - part.position)
         return GroupStatistics(
             group=self.group,
-            topics=self.topics,
-            outlets=len(self.members),
+            topics=tuple(sorted(self.topics)),
+            outlets=len(dispatch.members),
             positions=positions,
             committed=committed,
             lag=lag,
-            unsettled=sum(part.checkpoint.outstanding for part in self._parts.values()),
-            waiting=len(self._later),
+            unsettled=sum(part.checkpoint.outstanding for part in dispatch.parts.values()),
+            waiting=dispatch.delayed,
             commits=self._commits,
-            redelivered=self._redelivered,
-            late=self._late,
+            redelivered=dispatch.redelivered,
+            late=dispatch.late,
             rebalances=self._rebalances,
+            unwanted=dispatch.unwanted,
         )

@@ -1,0 +1,411 @@
+"""Who gets a record of a consumer group: the outlets of one process, their turns, and what they have not settled.
+
+Outlets that want the same records are a pool: all of a topic's (AMQP links), or what one interest matches (the MQTT
+clients of one shared subscription). A record goes to one member of every interest that matches it; members of its
+topic's own pool take part in the turns of the first of these, and have the records that no interest matches for
+themselves. In a topic's own pool a partition keeps to one member while that has room; elsewhere it is every member's
+turn, record by record (docs/adr/0019-shared-subscriptions.md). A pool without room holds back no other.
+
+A delivery belongs to one member at a time. What a member says about a record that is no longer its own is counted
+as late, and ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import Final
+
+from aiokafka import TopicPartition
+
+from flowcontrol.backoff import Backoff
+from gateway.kafka.contracts import Outlet
+from gateway.kafka.group_parts import Delivery, Interest, Member, Part, Pool, Selector
+from mapping.record import Received
+
+WAITING_RECORDS: Final = 2000
+WAITING_BYTES: Final = 8 * 1024 * 1024
+"""What may wait for pools without room while others go on. Beyond, reading stops for all: Kafka's log holds it."""
+
+DEMAND: Final = 500  # nobody asks for more at once
+
+
+class Dispatch:
+    """See the module. All of it is synchronous; `GroupReader` reads, commits and takes part in the group.
+
+    Attributes:
+        members: by outlet.
+        parts: the partitions that are ours.
+        topics: that some member wants records of.
+        suspended: whether nothing is handed out, since partitions may be moving.
+        progress: set when a settled prefix has grown.
+        returned: set when a member has settled a record or given one back while suspended.
+        redelivered, late, unwanted: see `GroupStatistics`.
+    """
+
+    def __init__(self, backoff: Backoff, changed: Callable[[], None]) -> None:
+        """`changed` is called when there may be something to hand out: call `push` soon."""
+        self.members: dict[Outlet, Member] = {}
+        self.parts: dict[TopicPartition, Part] = {}
+        self.topics: frozenset[str] = frozenset()
+        self.suspended = True
+        self.progress = asyncio.Event()
+        self.returned = asyncio.Event()
+        self.redelivered = self.late = self.unwanted = 0
+        self._backoff = backoff
+        self._changed = changed
+        self._selector: Selector | None = None
+        self._whole: dict[str, Pool] = {}  # by topic: members that want all of it
+        self._chosen: dict[Hashable, Pool] = {}  # by the interest's name
+        self._busy: dict[Pool, None] = {}  # pools with ready deliveries
+        self._waiting = self._waiting_bytes = 0  # ready deliveries
+        self._orphans: list[tuple[Received, Part, int]] = []  # of topics that nobody wants now, and their attempts
+        self._later: list[tuple[float, int, Delivery]] = []
+        self._order = itertools.count(1)
+        self._timer: asyncio.Handle | None = None
+        self._timer_due = 0.0  # uvloop's handles do not tell
+
+    # Outlets.
+
+    def add(self, outlet: Outlet, topics: Collection[str], interest: Interest | None) -> Member:
+        """An outlet joins."""
+        member = self.members[outlet] = Member(outlet)
+        if interest is None:
+            for topic in topics:
+                pool = self._whole.get(topic)
+                if pool is None:
+                    pool = self._whole[topic] = Pool(topic, (topic,), keeps=True)
+                member.pools.append(pool)
+        else:
+            self._selector = interest.selector
+            pool = self._chosen.get(interest.name)
+            if pool is None:
+                pool = self._chosen[interest.name] = Pool(interest.name, topics, keeps=False)
+            pool.topics = frozenset(topics)
+            member.pools.append(pool)
+        for pool in member.pools:
+            pool.members[member] = pool.free[member] = None
+            self._balance(pool)
+        self._topics_changed()
+        self.wake(member)
+        return member
+
+    def follow(self, name: Hashable, topics: Collection[str]) -> None:
+        """The topics of an interest have changed; nothing happens when it has no members."""
+        pool = self._chosen.get(name)
+        if pool is not None:
+            pool.topics = frozenset(topics)
+            self._topics_changed()
+
+    def remove(self, member: Member) -> None:
+        """An outlet leaves: what it has not settled is offered to the others of its pool first."""
+        del self.members[member.outlet]
+        for pool in member.pools:
+            del pool.members[member]
+            pool.free.pop(member, None)
+            if not pool.members:
+                del (self._whole if pool.keeps else self._chosen)[pool.name]  # type: ignore[arg-type]
+        for part in self.parts.values():
+            if part.home is member:
+                part.home = None
+        self._topics_changed()
+        held = list(member.held.values())
+        member.held.clear()
+        self.redelivered += len(held)
+        homeless = []
+        for delivery in reversed(held):
+            delivery.attempts += 1
+            if delivery.pool.members:
+                self._enqueue(delivery, first=True)
+            else:
+                homeless.append(delivery)
+        homeless.reverse()
+        for pool in member.pools:
+            while not pool.members and pool.ready:
+                homeless.append(self._dequeue(pool))
+        for delivery in homeless:
+            self._replace(delivery)
+        self._changed()
+
+    def wake(self, member: Member) -> None:
+        """An outlet has room again."""
+        if member.full:
+            member.full = False
+            for pool in member.pools:
+                pool.free[member] = None
+        self._changed()
+
+    def done(self, member: Member, record: Received) -> None:
+        """A record is settled."""
+        delivery = self._owned(member, record)
+        if delivery is not None:
+            self._finish(delivery.part, record.offset)
+
+    def again(self, member: Member, record: Received, *, failed: bool) -> None:
+        """A record is given back: offer it again after its back-off."""
+        delivery = self._owned(member, record)
+        if delivery is None:
+            return
+        delay = self._backoff.delay(delivery.attempts)
+        if failed:
+            delivery.attempts += 1
+        loop = asyncio.get_running_loop()
+        heapq.heappush(self._later, (loop.time() + delay, next(self._order), delivery))
+        self._set_timer(loop)
+
+    def decline(self, member: Member, record: Received) -> None:
+        """A record is not for this member: offer it to the others; when none is left it is settled."""
+        delivery = self._owned(member, record)
+        if delivery is None:
+            return
+        delivery.declined += (member,)
+        if delivery.pool.members:
+            self._enqueue(delivery, first=True)
+        else:
+            self._replace(delivery)
+        self._changed()
+
+    def attempts(self, member: Member, record: Received) -> int:
+        """How often the record was given to an outlet before and came back unsettled."""
+        delivery = member.held.get(id(record))
+        return delivery.attempts if delivery is not None else 0
+
+    def _owned(self, member: Member, record: Received) -> Delivery | None:
+        delivery = member.held.pop(id(record), None)  # who holds a record keeps it alive: its identity is its own
+        if delivery is None:
+            self.late += 1
+        elif self.suspended:
+            self.returned.set()
+        return delivery
+
+    def _finish(self, part: Part, offset: int) -> None:
+        copies = part.copies
+        if offset in copies:
+            copies[offset] -= 1
+            if copies[offset]:
+                return
+            del copies[offset]
+        if part.checkpoint.settle(offset) is not None and not self.progress.is_set():
+            self.progress.set()
+
+    # Records.
+
+    def take(self, record: Received, part: Part) -> None:
+        """A record was read."""
+        part.checkpoint.track(record.offset)
+        self._sort(record, part, 0)
+
+    def _sort(self, record: Received, part: Part, attempts: int) -> None:
+        """Queue a record for everybody who is to get it."""
+        pools = self._pools_of(record)
+        if pools:
+            if len(pools) > 1:
+                part.copies[record.offset] = len(pools)
+            for pool in pools:
+                delivery = Delivery(record, part, pool)
+                delivery.attempts = attempts
+                self._enqueue(delivery)
+        elif record.topic in self.topics:
+            self.unwanted += 1
+            self._finish(part, record.offset)
+        else:
+            self._orphans.append((record, part, attempts))  # the partition is about to go to somebody who wants it
+
+    def _pools_of(self, record: Received) -> Sequence[Pool]:
+        chosen = self._chosen
+        if chosen and self._selector is not None:
+            found = [pool for name in self._selector.select(record) if (pool := chosen.get(name)) is not None]
+            if found:
+                return found
+        whole = self._whole.get(record.topic)
+        return () if whole is None else (whole,)
+
+    def _replace(self, delivery: Delivery) -> None:
+        """The delivery's pool has no members any more."""
+        if delivery.record.offset in delivery.part.copies:
+            self.unwanted += 1
+            self._finish(delivery.part, delivery.record.offset)  # other interests have their own
+        else:
+            self._sort(delivery.record, delivery.part, delivery.attempts)
+
+    def _topics_changed(self) -> None:
+        pools = (*self._whole.values(), *self._chosen.values())
+        self.topics = frozenset(itertools.chain.from_iterable(pool.topics for pool in pools))
+        orphans, self._orphans = self._orphans, []
+        for record, part, attempts in orphans:
+            self._sort(record, part, attempts)
+
+    # Handing out.
+
+    @property
+    def demand(self) -> int:
+        """How many more records members would take, at most `DEMAND`; 0 when too much waits already."""
+        total = 0
+        if self._waiting < WAITING_RECORDS and self._waiting_bytes < WAITING_BYTES:
+            for pool in (*self._whole.values(), *self._chosen.values()):
+                for member in pool.free:
+                    total += member.outlet.demand
+                    if total >= DEMAND:
+                        return DEMAND
+        return total
+
+    def push(self) -> None:
+        """Give ready records to members that have room."""
+        for pool in tuple(self._busy):
+            self._push_pool(pool)
+
+    def _push_pool(self, pool: Pool) -> None:
+        ready = pool.ready
+        while ready and not self.suspended:
+            member = self._choose(pool, ready[0])
+            if member is None:
+                if self._may_be_wanted(pool, ready[0]):
+                    return
+                delivery = self._dequeue(pool)
+                self.unwanted += 1
+                self._finish(delivery.part, delivery.record.offset)
+                continue
+            delivery = self._dequeue(pool)
+            record = delivery.record
+            member.held[id(record)] = delivery  # before the offer: the outlet may settle from within
+            if not member.outlet.offer_nowait(record):
+                del member.held[id(record)]
+                self._enqueue(delivery, first=True)
+                member.full = True
+                for one in member.pools:
+                    one.free.pop(member, None)
+
+    def _choose(self, pool: Pool, delivery: Delivery) -> Member | None:
+        declined = delivery.declined
+        if pool.keeps:
+            home = delivery.part.home
+            if home is not None and not home.full and home not in declined:
+                return home
+        member = pool.next(declined)
+        others = self._helpers(pool, delivery)
+        if others is not None:
+            other = others.next(declined)
+            if other is not None and (member is None or other.served < member.served):
+                member = other
+        if member is not None:
+            member.served = next(self._order)
+            for one in member.pools:  # to the end of the turns
+                del one.free[member]
+                one.free[member] = None
+            if pool.keeps:
+                delivery.part.home = member
+        return member
+
+    def _helpers(self, pool: Pool, delivery: Delivery) -> Pool | None:
+        """Members that want everything of the topic: they share what only one interest matches."""
+        if pool.keeps or delivery.record.offset in delivery.part.copies:
+            return None
+        return self._whole.get(delivery.record.topic)
+
+    def _may_be_wanted(self, pool: Pool, delivery: Delivery) -> bool:
+        """Whether somebody has not declined."""
+        declined = delivery.declined
+        if not declined:
+            return True
+        others = self._helpers(pool, delivery)
+        candidates = pool.members if others is None else (*pool.members, *others.members)
+        return any(member not in declined for member in candidates)
+
+    def _balance(self, pool: Pool) -> None:
+        """Take partitions from members that have more than their share; they find a new home as records come."""
+        if not pool.keeps:
+            return
+        parts = [part for part in self.parts.values() if part.partition.topic in pool.topics]
+        share = -(-len(parts) // len(pool.members))
+        count: dict[Member, int] = {}
+        for part in parts:
+            if part.home is not None:
+                count[part.home] = count.get(part.home, 0) + 1
+                if count[part.home] > share:
+                    part.home = None
+
+    def _enqueue(self, delivery: Delivery, *, first: bool = False) -> None:
+        pool = delivery.pool
+        if first:
+            pool.ready.appendleft(delivery)
+        else:
+            pool.ready.append(delivery)
+        self._busy[pool] = None
+        self._waiting += 1
+        self._waiting_bytes += len(delivery.record.value or b"")
+
+    def _dequeue(self, pool: Pool) -> Delivery:
+        delivery = pool.ready.popleft()
+        if not pool.ready:
+            del self._busy[pool]
+        self._waiting -= 1
+        self._waiting_bytes -= len(delivery.record.value or b"")
+        return delivery
+
+    # Later attempts.
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        due = self._later[0][0]
+        if self._timer is not None:
+            if self._timer_due <= due:
+                return
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = loop.call_at(due, self._attempt_again)
+
+    def _attempt_again(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        while self._later and self._later[0][0] <= loop.time():
+            delivery = heapq.heappop(self._later)[2]
+            self.redelivered += 1
+            if delivery.pool.members:
+                self._enqueue(delivery)
+            else:
+                self._replace(delivery)
+        if self._later:
+            self._set_timer(loop)
+        self._changed()
+
+    # Partitions.
+
+    def keep(self, parts: Iterable[Part]) -> None:
+        """These are ours from now on; what belongs to others is forgotten, and what outlets hold of it is not theirs.
+
+        A part stays ours when the very object is among `parts`.
+        """
+        kept = {part.partition: part for part in parts}
+        for partition, part in self.parts.items():
+            part.ours = kept.get(partition) is part
+        self.parts = kept
+        for pool in tuple(self._busy):
+            for delivery in [self._dequeue(pool) for _ in range(len(pool.ready))]:
+                if delivery.part.ours:
+                    self._enqueue(delivery)
+        for member in self.members.values():
+            lost = [key for key, delivery in member.held.items() if not delivery.part.ours]
+            for key in lost:
+                del member.held[key]
+        self._later = [entry for entry in self._later if entry[2].part.ours]
+        heapq.heapify(self._later)
+        self._orphans = [orphan for orphan in self._orphans if orphan[1].ours]
+
+    def close(self) -> None:
+        """Forget everything; timers end."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._later.clear()
+        self.keep(())
+
+    @property
+    def held(self) -> int:
+        """How many deliveries members hold."""
+        return sum(len(member.held) for member in self.members.values())
+
+    @property
+    def delayed(self) -> int:
+        """How many deliveries wait for their next attempt."""
+        return len(self._later)
