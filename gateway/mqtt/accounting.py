@@ -43,9 +43,7 @@ class Accounting:
             The same, with all that is stored in `open`, and nothing left to scan.
         """
         found = await self._find(await self._ranges(flight.scan for flight in flights.values()))
-        return {
-            client_id: complete(flight, found.get(flight.nonce, set())) for client_id, flight in flights.items()
-        }
+        return {client_id: complete(flight, found.get(flight.nonce, set())) for client_id, flight in flights.items()}
 
     async def confirm(self, exchanges: Exchanges) -> None:
         """Settle the doubts of a session: Kafka did not answer in time, and may have stored it after all."""

@@ -154,7 +154,9 @@ class Flights:
         while waiting and waiting[0].offset < record.offset:
             self.end(waiting.popleft().packet_id)  # deleted from the log meanwhile
         if waiting and waiting[0].offset == record.offset:
-            return Verdict(waiting.popleft())
+            flight = waiting.popleft()
+            going = flight.packet_id in self._ids and flight.stage != PUBCOMP
+            return Verdict(flight) if going else FINISHED  # else the client has answered before it was sent again
         if record.offset < floor.reached:
             return FINISHED
         if record.offset < floor.unclear:

@@ -241,5 +241,3 @@ def combine(delivery: Delivery, client_id: str, wishes: Iterable[Wish]) -> Match
     if not wanted:
         return None
     return Match(min(qos, delivery.qos), retain and delivery.retain, identifiers)
-
-

@@ -417,9 +417,11 @@ class Session:
             match = match or _PLAIN
             message = self._prepare(record, delivery, match)
             assert self.client is not None
-            if message is None or self.client.send(
-                message, flight.stage, retain=match.retain, dup=True, packet_id=flight.packet_id
-            ) is None:
+            if (
+                message is None
+                or self.client.send(message, flight.stage, retain=match.retain, dup=True, packet_id=flight.packet_id)
+                is None
+            ):
                 self._end(flight.packet_id)
             return
         if match is not None and match.qos:  # what goes out at QoS 0 is not for those who were away

@@ -70,9 +70,7 @@ async def subscribe(
         session.feed()
 
 
-async def _subscribe_one(
-    client: Client, session: Session, services: Services, wish: Wish, answer: _Answer
-) -> None:
+async def _subscribe_one(client: Client, session: Session, services: Services, wish: Wish, answer: _Answer) -> None:
     options = wish.options
     topic_filter = options.topic_filter
     share = parse_share(topic_filter) if is_shared(topic_filter) else None

@@ -58,9 +58,7 @@ class Wills:
         published: how many were, ever.
     """
 
-    def __init__(
-        self, rules: Rules, publisher: Publisher, retained: Retained, wall_clock: Callable[[], int]
-    ) -> None:
+    def __init__(self, rules: Rules, publisher: Publisher, retained: Retained, wall_clock: Callable[[], int]) -> None:
         """A will goes the way of any other message."""
         self._rules = rules
         self._publisher = publisher
@@ -75,9 +73,7 @@ class Wills:
         """
         will = testament.will
         inbound = Inbound(self._rules, testament.version, client_id)
-        record = inbound.to_record(
-            will.topic, will.payload, will.qos, will.retain, will.properties, self._wall_clock()
-        )
+        record = inbound.to_record(will.topic, will.payload, will.qos, will.retain, will.properties, self._wall_clock())
         self.published += 1
         ticket = _Ticket(client_id, then)
         if will.retain:
