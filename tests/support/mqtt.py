@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import deque
 from typing import Any, TypeVar
 
 import paho.mqtt.client as paho
@@ -17,6 +18,7 @@ from protocols.mqtt.properties import NONE, Properties
 from tests.support.gateway import wait_until
 
 T = TypeVar("T")
+A = TypeVar("A", bound="packets.Acknowledgement | packets.Suback | packets.Unsuback")
 
 
 class PahoClient:
@@ -84,6 +86,7 @@ class RawClient:
         self._reader = reader
         self._writer = writer
         self._next_id = 0
+        self._aside: deque[packets.Packet] = deque()
 
     @classmethod
     async def open(cls, address: tuple[str, int], version: int = 5) -> RawClient:
@@ -125,6 +128,11 @@ class RawClient:
 
     async def receive(self, timeout: float = 10) -> packets.Packet:
         """Wait for the next packet; EOFError when the server has closed."""
+        if self._aside:
+            return self._aside.popleft()
+        return await self._read(timeout)
+
+    async def _read(self, timeout: float) -> packets.Packet:
         try:
             async with asyncio.timeout(timeout):
                 head = await self._reader.readexactly(2)
@@ -144,6 +152,14 @@ class RawClient:
         assert isinstance(packet, kind), packet
         return packet
 
+    async def answer(self, kind: type[A], packet_id: int, timeout: float = 10) -> A:
+        """Wait for the answer to a packet; what comes before it is kept for `receive`."""
+        while True:
+            packet = await self._read(timeout)
+            if isinstance(packet, kind) and packet.packet_id == packet_id:
+                return packet
+            self._aside.append(packet)
+
     async def expect_end(self) -> list[packets.Packet]:
         """Wait until the server closes; what it said before."""
         said = []
@@ -154,19 +170,17 @@ class RawClient:
             return said
 
     async def subscribe(self, *filters: str | packets.Subscription, **properties: Any) -> packets.Suback:
-        """Subscribe, QoS 2 unless told otherwise, and wait for SUBACK, which must come before anything else."""
+        """Subscribe, QoS 2 unless told otherwise, and wait for SUBACK."""
         wishes = tuple(
             one if isinstance(one, packets.Subscription) else packets.Subscription(one, 2) for one in filters
         )
         self.send(packets.Subscribe(self.new_id(), wishes, Properties(**properties) if properties else None))
-        suback = await self.expect(packets.Suback)
-        assert suback.packet_id == self._next_id
-        return suback
+        return await self.answer(packets.Suback, self._next_id)
 
     async def unsubscribe(self, *filters: str) -> packets.Unsuback:
         """Unsubscribe and wait for UNSUBACK."""
         self.send(packets.Unsubscribe(self.new_id(), filters))
-        return await self.expect(packets.Unsuback)
+        return await self.answer(packets.Unsuback, self._next_id)
 
     async def publish(self, topic: str, payload: bytes = b"", qos: int = 1, retain: bool = False, **more: Any) -> int:
         """Publish, go through the whole exchange, and give the first answer's reason code."""
@@ -176,14 +190,11 @@ class RawClient:
         if not qos:
             return 0
         if qos == 1:
-            puback = await self.expect(packets.Puback)
-            assert puback.packet_id == packet_id
-            return puback.reason_code
-        pubrec = await self.expect(packets.Pubrec)
-        assert pubrec.packet_id == packet_id
+            return (await self.answer(packets.Puback, packet_id)).reason_code
+        pubrec = await self.answer(packets.Pubrec, packet_id)
         if pubrec.reason_code < 0x80:
             self.send(packets.Pubrel(packet_id))
-            assert await self.expect(packets.Pubcomp) == packets.Pubcomp(packet_id)
+            assert await self.answer(packets.Pubcomp, packet_id) == packets.Pubcomp(packet_id)
         return pubrec.reason_code
 
     async def message(self, timeout: float = 10) -> packets.Publish:
@@ -193,7 +204,7 @@ class RawClient:
             self.send(packets.Puback(message.packet_id))
         elif message.qos == 2:
             self.send(packets.Pubrec(message.packet_id))
-            assert await self.expect(packets.Pubrel) == packets.Pubrel(message.packet_id)
+            assert await self.answer(packets.Pubrel, message.packet_id) == packets.Pubrel(message.packet_id)
             self.send(packets.Pubcomp(message.packet_id))
         return message
 

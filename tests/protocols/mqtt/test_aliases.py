@@ -57,7 +57,6 @@ class Client:
         return found
 
 
-@pytest.mark.clause("MQTT-3.3.2-10")
 def test_the_second_use_gives_an_alias_and_the_third_uses_it() -> None:
     connection = taking(5)
     for expected in ("30 * s'plant/1' 00 'x'", "30 * s'plant/1' v 23 0001 ; 'x'", "30 * s'' v 23 0001 ; 'x'"):
