@@ -359,7 +359,7 @@ class Client:
                 break
             position += 1
             record = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
-            if not allowed(record.topic, record.key) or (event.topic[0] == "$" and event.topic.startswith(SERVERS_OWN)):
+            if not allowed(record.topic, record.key) or (event.topic[0] == "$" and is_servers_own(event.topic)):
                 ready |= self._decline(event, _DENIED)
             elif special or event.retain or event.qos == EXACTLY_ONCE or event.properties is not None:
                 ready |= self._publish_special(event, record)
@@ -576,6 +576,16 @@ class Client:
             self._pump.flush()
 
 
+def is_servers_own(topic: str) -> bool:
+    """Whether clients shall not publish to a topic name, since it is the server's (section 4.7.2).
+
+    The state of a bridge is not: Mosquitto's bridges publish it.
+    """
+    if topic.startswith("$SYS/broker/connection/") and topic.endswith("/state"):
+        return False
+    return topic.startswith(("$SYS/", "$share/"))
+
+
 def is_text(payload: bytes) -> bool:
     """Whether a payload is what Payload Format Indicator 1 says it is: UTF-8 (section 3.3.2.3.2)."""
     try:
@@ -587,8 +597,6 @@ def is_text(payload: bytes) -> bool:
 
 REFUSED: Final = 0x80
 UNHEARD: Final = ReasonCode.NO_MATCHING_SUBSCRIBERS
-SERVERS_OWN: Final = ("$SYS/", "$share/")
-"""Topic names that clients shall not use among each other (section 4.7.2)."""
 _DENIED: Final = Result(Outcome.DENIED, reason="not allowed to publish to this topic")
 _NO_TEXT: Final = Result(Outcome.UNFIT, reason="the payload is no UTF-8 text")
 _WAITING: Final = frozenset(
