@@ -9,7 +9,7 @@ read again from the first unfinished record: one that is on the way is sent agai
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
@@ -42,27 +42,18 @@ FINISHED = Verdict(finished=True)
 UNCLEAR = Verdict(unclear=True)
 
 
-class _Floor:
-    """What is below was offered before the session came back; `unclear` until the log's end of then."""
-
-    __slots__ = ("reached", "unclear")
-
-    def __init__(self, reached: int, unclear: int) -> None:
-        self.reached = reached
-        self.unclear = unclear
-
-
 class Flights:
     """The deliveries on the way of one session, in the order in which they were sent."""
 
-    __slots__ = ("_floors", "_ids", "_last", "_waiting", "reached")
+    __slots__ = ("_floors", "_ids", "_last", "_unclear_until", "_waiting", "reached")
 
     def __init__(self, flights: Iterable[Flight] = (), reached: Places | None = None) -> None:
         """Begin with what a flight record says."""
         self._ids: dict[int, Flight | None] = {flight.packet_id: flight for flight in flights}
         self._last = 0
         self._waiting: dict[Place, collections.deque[Flight]] = {}
-        self._floors: dict[Place, _Floor] = {}
+        self._floors: dict[Place, int] = {}  # what is below was offered before the session came back
+        self._unclear_until = 0
         self.reached: Places = reached if reached is not None else {}
 
     def __len__(self) -> int:
@@ -106,11 +97,12 @@ class Flights:
 
     # coming back
 
-    def rewind(self, ends: Mapping[Place, int] | None) -> tuple[dict[Place, int], list[Flight]]:
+    def rewind(self, unclear_until: int) -> tuple[dict[Place, int], list[Flight]]:
         """The session has a connection again.
 
         Args:
-            ends: where the log ends now, if what was sent since the last flight record is not known.
+            unclear_until: epoch milliseconds up to which a gateway that died may have sent what no flight record
+                tells; 0: there is nothing such.
 
         Returns:
             Where to read each partition from, and what needs no reading: the deliveries that were received already
@@ -118,13 +110,14 @@ class Flights:
         """
         self._waiting.clear()
         self._floors.clear()
+        self._unclear_until = unclear_until
         at_once: list[Flight] = []
         starts: dict[Place, int] = {}
         for topic, partitions in self.reached.items():
             for partition, reached in partitions.items():
                 place = (topic, partition)
                 starts[place] = reached
-                self._floors[place] = _Floor(reached, 0 if ends is None else ends.get(place, 0))
+                self._floors[place] = reached
         for packet_id, flight in list(self._ids.items()):
             if flight is None:
                 del self._ids[packet_id]
@@ -136,7 +129,7 @@ class Flights:
                 starts[place] = min(starts.get(place, flight.offset), flight.offset)
         for place, waiting in self._waiting.items():
             self._waiting[place] = collections.deque(sorted(waiting, key=lambda flight: flight.offset))
-            self._floors.setdefault(place, _Floor(0, 0))
+            self._floors.setdefault(place, 0)
         return starts, at_once
 
     @property
@@ -157,9 +150,9 @@ class Flights:
             flight = waiting.popleft()
             going = flight.packet_id in self._ids and flight.stage != PUBCOMP
             return Verdict(flight) if going else FINISHED  # else the client has answered before it was sent again
-        if record.offset < floor.reached:
+        if record.offset < floor:
             return FINISHED
-        if record.offset < floor.unclear:
+        if record.timestamp <= self._unclear_until:
             return UNCLEAR
         if not waiting:
             del self._floors[place]
@@ -171,5 +164,5 @@ class Flights:
             partitions = live.get(topic)
             if partitions is None:
                 partitions = live[topic] = {}
-            partitions[partition] = max(partitions.get(partition, 0), floor.reached)
+            partitions[partition] = max(partitions.get(partition, 0), floor)
         return live

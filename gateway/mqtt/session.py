@@ -63,7 +63,7 @@ class Session:
         "journal",
         "nonce",
         "shares",
-        "unclean",
+        "unclear_until",
         "will",
     )
 
@@ -75,7 +75,7 @@ class Session:
         self.expiry = 0
         self.gone_at: int | None = None
         self.will: Testament | None = None
-        self.unclean = False  # its last gateway died: what was sent since the last flight record is not known
+        self.unclear_until = 0  # epoch ms: its last gateway died then, and may have sent what no flight record tells
         self.client: Client | None = None
         self.budget: Budget = services.publisher.connection_budget()
         self.filters: dict[str, Wish] = {}
@@ -113,13 +113,14 @@ class Session:
             gone_at=self.gone_at,
             subscriptions=(*self.filters.values(), *self.joined.values()),
             will=self.will,
-            unclean=self.unclean,
+            unclean=self.unclear_until > 0,
         )
 
     def restore(self, record: SessionRecord, flight: FlightRecord | None) -> None:
         """Become what the records say."""
         self.epoch, self.expiry, self.gone_at, self.will = record.epoch, record.expiry, record.gone_at, record.will
-        self.unclean = record.unclean or record.gone_at is None
+        if record.unclean or record.gone_at is None:
+            self.unclear_until = record.gone_at or self._services.wall_clock()
         for wish in record.subscriptions:
             topic_filter = wish.options.topic_filter
             (self.joined if is_shared(topic_filter) else self.filters)[topic_filter] = wish
@@ -213,16 +214,15 @@ class Session:
         filters = {name for name, wish in self.filters.items() if wish.options.qos}
         if self._held_topics:
             filters.add(self._held_topics)
-        now = router.places(filters, outlet)
-        ends = {(topic, number): end for topic, partitions in now.items() for number, end in partitions.items()}
-        starts, at_once = self._flights.rewind(ends if self.unclean else None)
+        starts, at_once = self._flights.rewind(self.unclear_until)
         self._back = self._flights.is_back
-        self.unclean = False
+        self.unclear_until = 0
         for flight in at_once:
             self._send_at_once(flight)
-        for topic, number in ends:
-            # A partition that is not in the record appeared while the client was away: all of it is wanted.
-            tail.catch_up(topic, router, outlet, number, starts.get((topic, number), 0), self._lost)
+        for topic, partitions in router.places(filters, outlet).items():
+            for number in partitions:
+                # A partition that is not in the record appeared while the client was away: all of it is wanted.
+                tail.catch_up(topic, router, outlet, number, starts.get((topic, number), 0), self._lost)
 
     async def _rejoin(self, client: Client, wish: Wish) -> None:
         """Take the place in a group again; what the group does not give is logged, since nobody asked."""
