@@ -278,6 +278,23 @@ class Tail:
             for partition, part in state.partitions.items()
         }
 
+    async def ahead(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
+        """Where something is stored in watched topics that was not fanned out yet.
+
+        Returns:
+            Topic and partition -> the end of the log as of the call, where it is ahead of the fan-out.
+
+        Raises:
+            Refused: Kafka does not answer.
+        """
+        asked = [partition for topic in topics if topic in self._topics for partition in self._topics[topic].partitions]
+        ends = await self._lookup.ends(asked) if asked else {}
+        return {
+            (partition.topic, partition.partition): end
+            for partition, end in ends.items()
+            if (part := self._partitions.get(partition)) is not None and end > part.position
+        }
+
     def statistics(self) -> TailStatistics:
         """See `TailStatistics`."""
         lag: dict[str, int] = {}

@@ -26,6 +26,9 @@ from protocols.mqtt.topics import SubscriptionTrie
 
 log = structlog.get_logger(__name__)
 
+Since = dict[tuple[str, int], int]
+"""Kafka topic and partition -> offset."""
+
 
 class Match(msgspec.Struct, frozen=True, gc=False):
     """How one session gets one message: all its matching filters in one delivery [MQTT-3.3.4-2, MQTT-3.3.4-3]."""
@@ -49,6 +52,29 @@ class Subscriber(Protocol):
         ...
 
 
+class _Entry(msgspec.Struct):
+    """A subscription in the trie; `since` holds partitions of which it wants only what lies at or after an offset."""
+
+    wish: Wish
+    since: Since | None
+
+    def is_early(self, record: Received) -> bool:
+        """Whether the record was stored before the subscription; forgets a mark that is passed."""
+        since = self.since
+        if since is None:
+            return False
+        place = (record.topic, record.partition)
+        first = since.get(place)
+        if first is None:
+            return False
+        if record.offset < first:
+            return True
+        del since[place]
+        if not since:
+            self.since = None
+        return False
+
+
 class Router:
     """Subscriptions of all sessions of this process."""
 
@@ -64,7 +90,7 @@ class Router:
         self._topics = topics
         self._tail = tail
         self._spawn = spawn
-        self._trie: SubscriptionTrie[Subscriber, Wish] = SubscriptionTrie()
+        self._trie: SubscriptionTrie[Subscriber, _Entry] = SubscriptionTrie()
         self._users: dict[str, int] = {}  # filter -> subscriptions with it
         self._watched: dict[str, set[str]] = {}  # Kafka topic -> filters that need it
         self._last: tuple[Received, Delivery | None] | None = None
@@ -85,8 +111,7 @@ class Router:
         Raises:
             Refused: the filter's topic is not for clients, or Kafka does not answer.
         """
-        await self.hold(wish.options.topic_filter)
-        return self.add(subscriber, wish)
+        return self.add(subscriber, wish, await self.hold(wish.options.topic_filter))
 
     def unsubscribe(self, subscriber: Subscriber, topic_filter: str) -> bool:
         """Take a subscription out; False when there was none."""
@@ -95,28 +120,43 @@ class Router:
             self.drop(topic_filter)
         return found
 
-    async def hold(self, topic_filter: str, topics: Iterable[str] | None = None) -> None:
+    async def hold(self, topic_filter: str, topics: Iterable[str] | None = None) -> Since:
         """Watch what a filter needs until `add` and `unsubscribe`, or `drop`.
 
         Args:
             topic_filter: the filter, or any other name for whoever needs `topics`.
             topics: Kafka topics, where they are known.
 
+        Returns:
+            What of the log was there before and is still to be fanned out: not for a new subscription.
+
         Raises:
             Refused: as `subscribe`.
         """
         self._users[topic_filter] = self._users.get(topic_filter, 0) + 1
         try:
-            for topic in await self._needed(topic_filter) if topics is None else topics:
+            needed = set(await self._needed(topic_filter) if topics is None else topics)
+            running = needed & self._watched.keys()
+            for topic in needed:
                 await self._watch(topic, topic_filter, beginning=False)
+            return await self._tail.ahead(running)
         except BaseException:
             self.drop(topic_filter)
             raise
 
-    def add(self, subscriber: Subscriber, wish: Wish) -> bool:
-        """Add or replace a subscription whose filter is held; False: it was there before, and the hold is dropped."""
+    def add(self, subscriber: Subscriber, wish: Wish, since: Since | None = None) -> bool:
+        """Add or replace a subscription whose filter is held.
+
+        Args:
+            subscriber: whose it is.
+            wish: the subscription.
+            since: what `hold` returned, if messages from before are not wanted.
+
+        Returns:
+            Whether it is new; if not, the hold is dropped.
+        """
         topic_filter = wish.options.topic_filter
-        new = self._trie.add(topic_filter, subscriber, wish)
+        new = self._trie.add(topic_filter, subscriber, _Entry(wish, since or None))
         if not new:
             self.drop(topic_filter)
         return new
@@ -172,8 +212,9 @@ class Router:
         if not found:
             return ()
         wishes: dict[Subscriber, list[Wish]] = {}
-        for subscriber, wish in found:
-            wishes.setdefault(subscriber, []).append(wish)
+        for subscriber, entry in found:
+            if entry.since is None or not entry.is_early(record):
+                wishes.setdefault(subscriber, []).append(entry.wish)
         outlets = []
         for subscriber, matching in wishes.items():
             match = combine(delivery, subscriber.client_id, matching)

@@ -18,7 +18,7 @@ from gateway.mqtt.flights import PUBACK, PUBCOMP, PUBREC, Flights
 from gateway.mqtt.journal import Journal
 from gateway.mqtt.outbox import Outbox
 from gateway.mqtt.records import Flight, FlightRecord, Places, SessionRecord, Testament, Wish, encode
-from gateway.mqtt.router import Match, combine
+from gateway.mqtt.router import Match, Since, combine
 from mapping.mqtt import Delivery, for_subscriber
 from mapping.record import Received
 from protocols.mqtt.encoding import PreparedPublish, prepare_publish
@@ -307,12 +307,14 @@ class Session:
 
     # subscriptions
 
-    def subscribed(self, wish: Wish) -> bool:
-        """Put a subscription in whose filter is held by the router; whether it is new."""
+    def subscribed(self, wish: Wish, since: Since) -> bool:
+        """Put a subscription in whose filter is held by the router, which said `since`; whether it is new."""
         self._make_outlets()
         self._own = None
+        if wish.options.topic_filter in self.filters:
+            since = {}  # it goes on: nothing is lost by replacing a subscription [MQTT-3.8.4-4]
         self.filters[wish.options.topic_filter] = wish
-        return self._services.router.add(self, wish)
+        return self._services.router.add(self, wish, since)
 
     def unsubscribed(self, topic_filter: str) -> bool:
         """Take a subscription out; what is on the way is still completed [MQTT-3.10.4-3]. Whether there was one."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.records import Wish
+from gateway.mqtt.router import Since
 from mapping.outcomes import Outcome
 from protocols.mqtt import events
 from protocols.mqtt.connection import Connection
@@ -87,11 +88,12 @@ async def _subscribe_one(client: Client, session: Session, services: Services, w
         return
     granted = min(options.qos, services.config.maximum_qos)
     wish = Wish(_at(options, granted), wish.identifier)
+    since: Since = {}
     try:
         if share is not None:
             await session.join(client, wish)
         else:
-            await services.router.hold(topic_filter)
+            since = await services.router.hold(topic_filter)
     except Refused as refused:
         answer.refuse(_NAMES.get(refused.outcome, ReasonCode.UNSPECIFIED_ERROR), refused.reason)
         return
@@ -100,7 +102,7 @@ async def _subscribe_one(client: Client, session: Session, services: Services, w
             services.router.drop(topic_filter)
         return
     if share is None:
-        session.subscribed(wish)
+        session.subscribed(wish, since)
         if options.retain_handling == AT_EACH or (options.retain_handling == IF_NEW and not known):
             answer.retained.append(wish)
     answer.codes.append(granted)
