@@ -1,0 +1,379 @@
+"""MQTT 5 clients whose session outlives their connections: what the standard asks of a client, on a bare socket.
+
+A client keeps what it must (4.1): QoS 1 and 2 messages that are not answered, with their packet identifiers, and the
+identifiers of QoS 2 messages that it received and that were not released. It connects again whenever the connection
+is gone, with Clean Start 0, and goes on where it was (4.4): PUBLISH again with DUP, PUBREL again.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import struct
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple, cast
+
+from loadtest.clients.mqtt_wire import (
+    RECEIVE_MAXIMUM,
+    Splitter,
+    connect_packet,
+    packet,
+    publish_packet,
+    read_varint,
+    subscribe_packet,
+)
+
+EXPIRY_S: Final = 3600
+AGAIN_S: Final = 0.05  # between two attempts to connect
+ANSWER_S: Final = 30.0  # to CONNECT and SUBSCRIBE
+CONNECT_S: Final = 5.0
+_FOUND, _NOT_FOUND = 0x00, 0x92
+PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
+
+
+class Event(NamedTuple):
+    """Something that happened to one message at one client; kept to tell the story of those that went wrong."""
+
+    at: float
+    what: str
+    packet_id: int
+    connection: int
+
+
+class KeptClient(abc.ABC, asyncio.Protocol):
+    """A client that never gives up.
+
+    Attributes:
+        connects: connections that were accepted.
+        sessions_lost: how often the server said that it had no session where there must have been one.
+        faults: what the server must not have done.
+    """
+
+    def __init__(self, address: tuple[str, int], client_id: str, *, receive_maximum: int | None = None) -> None:
+        self.client_id = client_id
+        self.connects = 0
+        self.sessions_lost = 0
+        self.faults: list[str] = []
+        self._address = address
+        self._receive_maximum = receive_maximum
+        self._had_session = False
+        self._splitter = Splitter()
+        self._transport: asyncio.Transport | None = None
+        self._gone = asyncio.Event()
+        self._stopping = False
+        self.connected = asyncio.Event()
+
+    async def run(self) -> None:
+        """Stay connected until `stop`."""
+        loop = asyncio.get_running_loop()
+        while not self._stopping:
+            self._gone.clear()
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    await loop.create_connection(lambda: self, *self._address)
+            except (OSError, TimeoutError):
+                await asyncio.sleep(AGAIN_S)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_S):
+                    await self._accepted()
+            if not self.connected.is_set() and not self._gone.is_set():
+                self.faults.append(f"no CONNACK in {ANSWER_S:g} s")
+                assert self._transport is not None
+                self._transport.abort()
+            await self._gone.wait()
+            await asyncio.sleep(AGAIN_S)
+
+    def stop(self) -> None:
+        """Say goodbye; `run` returns."""
+        self._stopping = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"\xe0\x00")
+            self._transport.close()
+
+    async def _accepted(self) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in (self.connected, self._gone)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send CONNECT; Clean Start only as long as there was no session."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._splitter = Splitter()
+        self._transport.write(
+            connect_packet(
+                self.client_id,
+                clean_start=not self._had_session,
+                session_expiry_s=EXPIRY_S,
+                receive_maximum=self._receive_maximum,
+            )
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """`run` connects again."""
+        self._transport = None
+        self.connected.clear()
+        self._gone.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Packets."""
+        for first, body in self._splitter.feed(data):
+            if first == 0x20:
+                self._connack(body)
+            elif first == 0xE0:
+                self.faults.append(f"DISCONNECT 0x{body[0] if body else 0:02x}") if body and body[0] != 0x8B else None
+            else:
+                self._packet(first, body)
+
+    def _connack(self, body: bytes) -> None:
+        if body[1]:
+            self.faults.append(f"CONNACK 0x{body[1]:02x}")
+            return
+        self.connects += 1
+        present = bool(body[0] & 1)
+        if self._had_session and not present:
+            self.sessions_lost += 1
+            self.faults.append(f"connection {self.connects}: the server has no session")
+        if present and not self._had_session:
+            self.faults.append("a session where there was none")
+        self._had_session = True
+        self._resume(present, _receive_maximum(body))
+        self.connected.set()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    @abc.abstractmethod
+    def _resume(self, present: bool, receive_maximum: int) -> None:
+        """The connection is accepted: go on."""
+
+    @abc.abstractmethod
+    def _packet(self, first: int, body: bytes) -> None:
+        """Any packet but CONNACK and DISCONNECT."""
+
+
+def _receive_maximum(connack: bytes) -> int:
+    """The property of a CONNACK, or its default; other properties are skipped by their type."""
+    widths = {0x11: 4, 0x21: 2, 0x24: 1, 0x25: 1, 0x27: 4, 0x22: 2, 0x28: 1, 0x29: 1, 0x2A: 1, 0x13: 2}
+    length, at = read_varint(connack, 2)
+    end = at + length
+    while at < end:
+        kind = connack[at]
+        at += 1
+        if kind == RECEIVE_MAXIMUM:
+            return int(struct.unpack_from(">H", connack, at)[0])
+        if kind in widths:
+            at += widths[kind]
+        else:  # strings; a user property has two
+            for _ in range(2 if kind == 0x26 else 1):
+                at += 2 + int(struct.unpack_from(">H", connack, at)[0])
+    return 65535
+
+
+class _Outgoing:
+    """A message on its way to the server."""
+
+    __slots__ = ("released", "sequence")
+
+    def __init__(self, sequence: int) -> None:
+        self.sequence = sequence
+        self.released = False  # QoS 2: PUBREC came
+
+
+class KeptPublisher(KeptClient):
+    """Publishes numbered messages, at most `window` unanswered.
+
+    Attributes:
+        total: how many messages there are; may be raised.
+        answered: how many are through: PUBACK, or PUBCOMP.
+        refused: answers with a reason code of failure; the message is sent anew under another identifier.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        client_id: str,
+        topic: str,
+        *,
+        qos: int,
+        payload: Callable[[int], bytes],
+        on_ack: Callable[[int], None],
+        window: int,
+    ) -> None:
+        super().__init__(address, client_id)
+        self.total = 0
+        self.answered = 0
+        self.refused: dict[int, int] = {}
+        self.stories: dict[int, list[Event]] = {}
+        self._topic = topic
+        self._qos = qos
+        self._payload = payload
+        self._on_ack = on_ack
+        self._window = window
+        self._room = window
+        self._next = 0
+        self._next_id = 1
+        self._anew: list[int] = []
+        self._outgoing: dict[int, _Outgoing] = {}  # by packet identifier, in the order of the first PUBLISH
+
+    @property
+    def finished(self) -> bool:
+        """Whether every message is through."""
+        return self.answered >= self.total
+
+    def push(self) -> None:
+        """Send what the window allows."""
+        if not self.connected.is_set():
+            return
+        out = bytearray()
+        while len(self._outgoing) < self._room and (self._anew or self._next < self.total):
+            if self._anew:
+                sequence = self._anew.pop(0)
+            else:
+                sequence = self._next
+                self._next += 1
+            while self._next_id in self._outgoing:
+                self._next_id = self._next_id % 65535 + 1
+            identifier, self._next_id = self._next_id, self._next_id % 65535 + 1
+            self._outgoing[identifier] = _Outgoing(sequence)
+            out += self._publish(identifier, sequence, dup=False)
+        if out:
+            self._write(bytes(out))
+
+    def _publish(self, identifier: int, sequence: int, *, dup: bool) -> bytes:
+        self._note(sequence, "PUBLISH DUP" if dup else "PUBLISH", identifier)
+        return publish_packet(self._topic, self._payload(sequence), self._qos, identifier, dup=dup)
+
+    def _note(self, sequence: int, what: str, identifier: int) -> None:
+        story = self.stories.setdefault(sequence, [])
+        story.append(Event(time.time(), what, identifier, self.connects))
+
+    def _resume(self, present: bool, receive_maximum: int) -> None:
+        self._room = min(self._window, receive_maximum)
+        out = bytearray()
+        for identifier, one in list(self._outgoing.items()):
+            if one.released and present:
+                self._note(one.sequence, "PUBREL again", identifier)
+                out += struct.pack(">BBH", PUBREL, 2, identifier)
+            elif one.released:
+                # The session is gone, and with it the exchange; the message itself was received [MQTT-4.3.3].
+                self._through(identifier)
+            else:
+                out += self._publish(identifier, one.sequence, dup=True)
+        self._write(bytes(out))
+        asyncio.get_running_loop().call_soon(self.push)
+
+    def _packet(self, first: int, body: bytes) -> None:
+        if first not in (PUBACK, PUBREC, PUBCOMP):
+            self.faults.append(f"packet 0x{first:02x}")
+            return
+        identifier = body[0] << 8 | body[1]
+        code = body[2] if len(body) > 2 else 0
+        one = self._outgoing.get(identifier)
+        name = {PUBACK: "PUBACK", PUBREC: "PUBREC", PUBCOMP: "PUBCOMP"}[first]
+        if one is None:
+            if first == PUBREC:
+                self._write(struct.pack(">BBHB", PUBREL, 3, identifier, _NOT_FOUND))
+            self.faults.append(f"{name} for the unknown identifier {identifier}")
+            return
+        self._note(one.sequence, f"{name} 0x{code:02x}" if code else name, identifier)
+        if (first == PUBACK) is not (self._qos == 1) or (first == PUBCOMP and not one.released):
+            self.faults.append(f"{name} at QoS {self._qos} for {identifier}")
+        elif first != PUBCOMP and code >= 0x80:
+            self.refused[code] = self.refused.get(code, 0) + 1
+            del self._outgoing[identifier]
+            self._anew.append(one.sequence)
+            self.push()
+        elif first == PUBREC:
+            one.released = True
+            self._write(struct.pack(">BBH", PUBREL, 2, identifier))
+        else:
+            if code not in (_FOUND, 0x10):
+                self.faults.append(f"{name} 0x{code:02x} for {identifier}")
+            self._through(identifier)
+            self.push()
+
+    def _through(self, identifier: int) -> None:
+        one = self._outgoing.pop(identifier)
+        self.answered += 1
+        self._on_ack(one.sequence)
+
+
+class KeptSubscriber(KeptClient):
+    """Subscribes once and takes every message; QoS 2 exactly once, as the standard's receiver (4.3.3, method A or B).
+
+    Attributes:
+        subscribed: SUBACK came.
+        duplicates_marked: QoS 2 messages that came again under an identifier that was still held.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        client_id: str,
+        topic_filter: str,
+        qos: int,
+        on_message: Callable[[bytes, int], None],
+        *,
+        receive_maximum: int | None = None,
+    ) -> None:
+        """`on_message` gets each payload with the QoS it came with."""
+        super().__init__(address, client_id, receive_maximum=receive_maximum)
+        self.subscribed = asyncio.Event()
+        self.duplicates_marked = 0
+        self._filter = topic_filter
+        self._qos = qos
+        self._on_message = on_message
+        self._held: set[int] = set()
+
+    def _resume(self, present: bool, receive_maximum: int) -> None:
+        if not present:
+            self._held.clear()
+        if not present or not self.subscribed.is_set():
+            self._write(subscribe_packet(1, [(self._filter, self._qos)]))
+
+    def _packet(self, first: int, body: bytes) -> None:
+        if first >> 4 == 3:
+            self._published(first, body)
+        elif first == PUBREL:
+            identifier = body[0] << 8 | body[1]
+            known = identifier in self._held
+            self._held.discard(identifier)
+            code = b"" if known else bytes((_NOT_FOUND,))
+            self._write(packet(PUBCOMP, body[:2] + code))
+        elif first == 0x90:
+            if body[-1] != self._qos:
+                self.faults.append(f"SUBACK 0x{body[-1]:02x}")
+            self.subscribed.set()
+        else:
+            self.faults.append(f"packet 0x{first:02x}")
+
+    def _published(self, first: int, body: bytes) -> None:
+        qos = first >> 1 & 3
+        at = 2 + struct.unpack_from(">H", body)[0]
+        identifier = b""
+        if qos:
+            identifier = body[at : at + 2]
+            at += 2
+        length, at = read_varint(body, at)
+        payload = body[at + length :]
+        if qos == 2:
+            number = identifier[0] << 8 | identifier[1]
+            if number in self._held:
+                self.duplicates_marked += 1
+                if not first & 0x08:
+                    self.faults.append(f"PUBLISH without DUP for {number}, which is not released")
+            else:
+                self._held.add(number)
+                self._on_message(payload, qos)
+            self._write(bytes((PUBREC, 2)) + identifier)
+            return
+        self._on_message(payload, qos)
+        if qos:
+            self._write(bytes((PUBACK, 2)) + identifier)

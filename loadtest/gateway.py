@@ -1,0 +1,145 @@
+"""A gateway as a process of its own, as a user starts it: pinned to a processor, killed, started again, weighed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+LISTENERS: Final = ("mqtt", "amqp", "http", "management")
+START_S: Final = 60.0
+STOP_S: Final = 20.0
+_POLL_S: Final = 0.01
+
+
+class GatewayProcess:
+    """One `trivium up`. The first start takes free ports; later ones the same again.
+
+    Attributes:
+        addresses: what the ready file says.
+        starts: how often it was started.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        bootstrap: str | None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        processors: set[int] | None = None,
+    ) -> None:
+        """Nothing runs yet.
+
+        Args:
+            directory: for its log, ready file and data.
+            bootstrap: Kafka's address; None: with its embedded broker.
+            environment: settings, `TRIVIUM_...`.
+            processors: where it may run (Linux).
+        """
+        self.addresses: dict[str, Any] = {}
+        self.starts = 0
+        self.log = directory / "gateway.log"
+        self._directory = directory
+        self._bootstrap = bootstrap
+        self._environment = dict(environment or {})
+        self._processors = processors
+        self._ready = directory / "ready.json"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def launch(self) -> None:
+        """Start it and do not wait."""
+        self._ready.unlink(missing_ok=True)
+        argv = [sys.executable, "-m", "gateway", "up", "--ready-file", str(self._ready)]
+        argv += ["--data-dir", str(self._directory / "data")]
+        for listener in LISTENERS:
+            argv += [f"--{listener}", self.addresses.get(listener, "127.0.0.1:0")]
+        if self._bootstrap is not None:
+            argv += ["--bootstrap-servers", self._bootstrap]
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self._environment},
+                start_new_session=True,
+            )
+        if self._processors:
+            os.sched_setaffinity(self._process.pid, self._processors)
+        self.starts += 1
+
+    async def start(self) -> None:
+        """Start it and wait until it is ready."""
+        await self.launch()
+        await self.wait_ready()
+
+    async def wait_ready(self) -> None:
+        """Wait until every listener accepts.
+
+        Raises:
+            RuntimeError: it ended instead, or takes too long.
+        """
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(START_S):
+                while not self._ready.exists():
+                    if self._process.returncode is not None:
+                        raise RuntimeError(f"the gateway ended: {self._last_lines()}")
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as error:
+            raise RuntimeError(f"the gateway is not ready after {START_S:g} s: {self._last_lines()}") from error
+        self.addresses = json.loads(self._ready.read_text())
+
+    def _last_lines(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
+
+    def address(self, listener: str) -> tuple[str, int]:
+        """Host and port."""
+        host, _, port = str(self.addresses[listener]).rpartition(":")
+        return host, int(port)
+
+    @property
+    def kafka(self) -> str:
+        """Kafka's address."""
+        return str(self.addresses["kafka"])
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def resident(self) -> int:
+        """Resident memory in bytes (Linux)."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def cpu(self) -> float:
+        """User and system CPU in seconds (Linux)."""
+        return process_cpu(self.pid)
+
+    async def kill(self) -> None:
+        """SIGKILL: as a crash would."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL when that takes too long."""
+        try:
+            await asyncio.wait_for(self._end(signal.SIGTERM), STOP_S)
+        except TimeoutError:
+            await self.kill()
+
+    async def _end(self, how: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(how)
+            await self._process.wait()
+
+
+def process_cpu(pid: int) -> float:
+    """User and system CPU of a process in seconds (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
