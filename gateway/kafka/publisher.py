@@ -371,7 +371,8 @@ class Publisher:
         return self.budget.records + len(self._refusals)
 
     def _check_drained(self) -> None:
-        if self._drained is not None and not self._outstanding():
+        # Within a turn the budgets do not know yet what an owner submits as it settles; its end comes here again.
+        if self._drained is not None and not self._stamp and not self._outstanding():
             self._drained.set()
 
     async def drain(self, timeout: float) -> bool:

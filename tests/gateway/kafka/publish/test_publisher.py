@@ -396,3 +396,20 @@ def test_settings_for_clients():
         client_settings(KafkaConfig())
     with pytest.raises(ConfigError, match="ssl_cafile"):
         client_settings(KafkaConfig(bootstrap_servers="a:1", security_protocol="SSL", ssl_cafile="/does/not/exist"))
+
+
+async def test_drain_waits_for_what_an_owner_submits_as_it_settles(bootstrap, new_topic, kit):
+    name = await new_topic(partitions=1)
+    async with kit(bootstrap) as k:
+        last = k.recorder()
+
+        class Chain:
+            """Submits a second record when the first is stored."""
+
+            def settle(self, tokens, offsets, result):
+                k.publisher.submit(Record(name, b"k", b"second"), last, "second")
+
+        await k.publisher.topic(name)
+        k.publisher.submit(Record(name, b"k", b"first"), Chain(), "first")
+        assert await k.publisher.drain(20)
+        assert last.outcomes() == {"second": Outcome.STORED}
