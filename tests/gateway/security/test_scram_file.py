@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.config import ConfigError
 from gateway.security.scram import derive
@@ -82,6 +84,18 @@ def test_a_bad_file_is_named_but_not_quoted(tmp_path: Path, lines: list[str], co
     assert str(caught.value).startswith(f"{KEY}: ")
     assert complaint in str(caught.value)
     assert "hunter2" not in str(caught.value)
+
+
+@given(st.text() | st.lists(st.sampled_from([*LINE, LINE, ":", "$", "\n", "#", "="])).map("".join))
+def test_any_text_is_users_or_a_complaint(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "any-scram"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        users = read_scram_file(path, KEY)
+    except ConfigError as error:
+        assert str(error).startswith(f"{KEY}: ")
+    else:
+        assert users.mechanisms == ("SCRAM-SHA-256",)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
