@@ -371,8 +371,7 @@ class Publisher:
         return self.budget.records + len(self._refusals)
 
     def _check_drained(self) -> None:
-        # Within a turn the budgets do not know yet what an owner submits as it settles; its end comes here again.
-        if self._drained is not None and not self._stamp and not self._outstanding():
+        if self._drained is not None and not self._outstanding():
             self._drained.set()
 
     async def drain(self, timeout: float) -> bool:
