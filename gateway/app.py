@@ -42,11 +42,13 @@ from gateway.mqtt.counters import Counters
 from gateway.mqtt.exchanges import Floors
 from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS, MqttFront
 from gateway.mqtt.login import Login
+from gateway.mqtt.recovery import find_exchanges
 from gateway.mqtt.retained import Retained
 from gateway.mqtt.router import Router
 from gateway.mqtt.services import Services
 from gateway.mqtt.sessions import TOPIC as SESSIONS
 from gateway.mqtt.sessions import Sessions
+from gateway.mqtt.sharing import Sharing
 from gateway.mqtt.wills import Wills
 from gateway.net.listener import ListenError, listen_error
 from gateway.net.upgrade import WebSocketEndpoint, WebSocketFront
@@ -263,7 +265,7 @@ class App:
         sessions = Sessions(
             identity,
             Wills(rules, publisher, retained, wall_clock),
-            Accounting(_nothing_found, lookup),
+            Accounting(partial(find_exchanges, client_settings(kafka, "recovery"), lookup), lookup),
             clock=loop.time,
             wall_clock=wall_clock,
             nonce=partial(secrets.token_hex, 6),
@@ -284,7 +286,7 @@ class App:
             router=router,
             sessions=sessions,
             retained=retained,
-            sharing=None,
+            sharing=Sharing(groups, rules, topics, router.delivery),
             floors=Floors(lookup),
             login=Login(authenticator),
             access=access,
@@ -477,10 +479,6 @@ def _calm_collector() -> None:
 def wall_clock() -> int:
     """Epoch milliseconds."""
     return time.time_ns() // 1_000_000
-
-
-async def _nothing_found(ranges: Any) -> dict[str, set[tuple[int, int]]]:
-    return {}
 
 
 async def _end(task: asyncio.Task[Any]) -> None:

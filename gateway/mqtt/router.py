@@ -15,9 +15,9 @@ import structlog
 from gateway.kafka.contracts import Outlet, Refused
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
+from gateway.mqtt.needs import needed_topics
 from gateway.mqtt.records import Places, Wish
 from mapping.mqtt import Delivery, from_record
-from mapping.outcomes import Outcome
 from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt.encoding import PreparedPublish, prepare_publish
@@ -135,7 +135,7 @@ class Router:
         """
         self._users[topic_filter] = self._users.get(topic_filter, 0) + 1
         try:
-            needed = set(await self._needed(topic_filter) if topics is None else topics)
+            needed = set(await needed_topics(topic_filter, self._rules, self._topics) if topics is None else topics)
             running = needed & self._watched.keys()
             for topic in needed:
                 await self._watch(topic, topic_filter, beginning=False)
@@ -221,21 +221,6 @@ class Router:
             if match is not None:
                 outlets.append(subscriber.outlet_for(record, match))
         return outlets
-
-    async def _needed(self, topic_filter: str) -> set[str]:
-        """The existing Kafka topics of a filter; a topic that the filter names is created when that is allowed."""
-        if topic_filter[0] in "+#":
-            await self._topics.refresh()  # what exists now is read from its end, what comes later from its beginning
-        needed = self._rules.kafka_topics(topic_filter, self._topics.names)
-        for topic in self._rules.literal_topics(topic_filter) - needed:
-            try:
-                await self._topics.get(topic)
-            except Refused as refused:
-                if refused.outcome is not Outcome.UNKNOWN_TOPIC:
-                    raise
-                continue  # it will be watched when it appears
-            needed.add(topic)
-        return needed
 
     async def _watch(self, topic: str, topic_filter: str, *, beginning: bool) -> None:
         if topic not in self._watched:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,12 +15,10 @@ from gateway.mqtt.login import Login
 from gateway.mqtt.retained import Retained
 from gateway.mqtt.router import Router
 from gateway.mqtt.sessions import Sessions
+from gateway.mqtt.sharing import Sharing
 from gateway.net.pump import Spawn
 from gateway.security.authorization import AccessList
 from mapping.rules import Rules
-
-if TYPE_CHECKING:
-    from gateway.mqtt.sharing import Sharing
 
 
 class Services(msgspec.Struct, frozen=True):

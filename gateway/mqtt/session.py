@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+AT_LEAST_ONCE: Final = 1
 _PLAIN: Final = Match(0, False, ())
 
 
@@ -91,7 +92,7 @@ class Session:
         self._back = False  # some of the log is read a second time
         self._places: Places = {}  # of a session without a connection
         self._retained: collections.deque[tuple[str, Wish]] | None = None
-        self._shared: dict[int, tuple[Share, Received]] = {}
+        self._shared: dict[int, tuple[Share, Received, int]] = {}
         self._unsent = 0  # deliveries that have an identifier and wait for the journal
         self._held_topics = ""
         self._gaps = 0
@@ -212,17 +213,17 @@ class Session:
             return
         outlet = self._make_outlets()
         filters = {name for name, wish in self.filters.items() if wish.options.qos}
-        if self._held_topics:
-            filters.add(self._held_topics)
         starts, at_once = self._flights.rewind(self.unclear_until)
         self._back = self._flights.is_back
         self.unclear_until = 0
         for flight in at_once:
             self._send_at_once(flight)
         for topic, partitions in router.places(filters, outlet).items():
+            # A partition that is not in the record appeared while the client was away: all of it is wanted.
             for number in partitions:
-                # A partition that is not in the record appeared while the client was away: all of it is wanted.
-                tail.catch_up(topic, router, outlet, number, starts.get((topic, number), 0), self._lost)
+                starts.setdefault((topic, number), 0)
+        for (topic, number), offset in starts.items():
+            tail.catch_up(topic, router, outlet, number, offset, self._lost)
 
     async def _rejoin(self, client: Client, wish: Wish) -> None:
         """Take the place in a group again; what the group does not give is logged, since nobody asked."""
@@ -253,10 +254,17 @@ class Session:
         """Leave the group of a shared subscription; whether there was one."""
         share = self.shares.pop(topic_filter, None)
         if share is not None:
-            for packet_id in [number for number, (other, _) in self._shared.items() if other is share]:
-                del self._shared[packet_id]
+            self._give_up(share)
             await share.leave()
         return self.joined.pop(topic_filter, None) is not None
+
+    def _give_up(self, share: Share) -> None:
+        """What is on the way from a group; at QoS 2 nobody else gets it [MQTT-4.8.2-5]."""
+        for packet_id, (other, record, qos) in list(self._shared.items()):
+            if other is share:
+                del self._shared[packet_id]
+                if qos > AT_LEAST_ONCE:
+                    share.done(record)
 
     def _send_at_once(self, flight: Flight) -> None:
         """A delivery of which the client has the message already, or whose message is a retained one."""
@@ -293,9 +301,9 @@ class Session:
                 services.tail.forget(outlet)
         self._lossy = self._lossless = self._own = None
         self._retained = None
-        self._shared.clear()
         shares, self.shares = self.shares, {}
         for share in shares.values():
+            self._give_up(share)
             services.spawn(share.leave())
 
     def _lost(self, count: int) -> None:
@@ -440,39 +448,56 @@ class Session:
 
     def take_shared(self, record: Received, match: Match, share: Share) -> None:
         """Send one message of a group (contract: `gateway.mqtt.sharing.SharedSubscriber`)."""
-        delivery = self._services.router.delivery(record)
-        packet_id = self._deliver(record, delivery, match, share=share) if delivery is not None else None
-        if not packet_id:
-            share.done(record)
+        client, delivery = self.client, self._services.router.delivery(record)
+        if client is None or not client.is_open or delivery is None:
+            share.again(record, failed=False)
+        elif not client.may_receive(record):
+            share.decline(record)
+        else:
+            message = self._prepare(record, delivery, match)
+            if message is None:
+                share.done(record)
+                return
+            sent = self._dispatch(client, message, record, match, share=share)
+            if sent is None:
+                share.decline(record)
+            elif not sent:
+                share.done(record)
 
     def _deliver(
+        self, record: Received, delivery: Delivery, match: Match, *, dup: bool = False, name: str = ""
+    ) -> None:
+        """Send one message; one that is expired, too large for the client or not allowed counts as delivered."""
+        client = self.client
+        if client is None or not client.is_open or not client.may_receive(record, name):
+            return
+        message = self._prepare(record, delivery, match) if not name else self._message(delivery, match.identifiers)
+        if message is not None:
+            self._dispatch(client, message, record, match, dup=dup, name=name)
+
+    def _dispatch(
         self,
+        client: Client,
+        message: PreparedPublish,
         record: Received,
-        delivery: Delivery,
         match: Match,
         *,
         dup: bool = False,
         name: str = "",
         share: Share | None = None,
     ) -> int | None:
-        """Send one message.
+        """Send one message that may be sent.
 
         Returns:
-            Its packet identifier, 0 at QoS 0; None: expired, or larger than the client takes, or not allowed, which
-            counts as delivered.
+            Its packet identifier, 0 at QoS 0; None: it is larger than the client takes.
         """
-        client = self.client
-        if client is None or not client.is_open or not client.may_receive(record, name):
-            return None
-        message = self._prepare(record, delivery, match) if not name else self._message(delivery, match.identifiers)
-        if message is None:
-            return None
         flights, qos = self._flights, match.qos
         if flights is None or not qos:
             packet_id = client.send(message, qos, retain=match.retain)
-        elif qos == PUBACK or share is not None:
-            packet_id = flights.begin(record if share is None else None, qos, name)
-            if client.send(message, qos, retain=match.retain, dup=dup and qos == PUBACK, packet_id=packet_id) is None:
+        elif qos == AT_LEAST_ONCE:
+            # What a group gave is not sent again to this session: it goes to another member.
+            packet_id = flights.begin(record if share is None else None, PUBACK, name)
+            if client.send(message, qos, retain=match.retain, dup=dup, packet_id=packet_id) is None:
                 flights.end(packet_id)
                 packet_id = None
         else:
@@ -481,12 +506,14 @@ class Session:
             self._unsent += 1
             assert self.journal is not None
             self.journal.save((self._send_stored, (client, packet_id, message, match.retain)))
+            if share is not None:
+                self.journal.save((share.done, record))  # it is this session's from then on [MQTT-4.8.2-4]
             return packet_id
-        if packet_id is None:
-            return None
-        if share is not None and packet_id:
-            self._shared[packet_id] = (share, record)
-        elif flights is not None and qos:
+        if not packet_id:
+            return packet_id
+        if share is not None:
+            self._shared[packet_id] = (share, record, qos)
+        elif flights is not None:
             self._services.sessions.touch(self)
         return packet_id
 
@@ -521,7 +548,7 @@ class Session:
         """PUBACK, PUBCOMP, or a PUBREC with an error came: the delivery is over."""
         shared = self._shared.pop(packet_id, None)
         if shared is not None:
-            share, record = shared
+            share, record, _ = shared
             share.done(record)
         if self._flights is not None:
             self._end(packet_id)
