@@ -37,6 +37,8 @@ _REFUSALS: tuple[tuple[type[kafka_errors.KafkaError], Outcome], ...] = (
     (kafka_errors.InconsistentGroupProtocolError, Outcome.BROKEN),  # its members do not know "range"
 )
 
+_LACKING: Final = (Outcome.UNKNOWN_TOPIC, Outcome.DENIED)
+
 
 class Membership:
     """An outlet's place in a group. Every record that it took must be settled by `done`, `again` or `decline`."""
@@ -159,8 +161,9 @@ class Groups:
             raise Refused(Outcome.UNFIT, "a group needs a topic")
         if self._stopped:
             raise Refused(Outcome.BUSY, "the gateway is stopping")
-        for topic in set(topics):
-            await self._lookup.partitions(topic)
+        reader = self._readers.get(group)
+        for topic in set(topics) if reader is None else set(topics) - reader.topics:
+            await self._check(topic, interest)
         async with self._lock(group):
             reader = self._readers.get(group)
             if reader is None:
@@ -223,6 +226,14 @@ class Groups:
         )
         reader.start()
         return reader
+
+    async def _check(self, topic: str, interest: Interest | None) -> None:
+        """Refuse a topic that cannot be read. An interest has topics that nobody has named: what it lacks, it lacks."""
+        try:
+            await self._lookup.partitions(topic)
+        except Refused as refused:
+            if interest is None or refused.outcome not in _LACKING:
+                raise
 
     async def _subscribe(self, reader: GroupReader) -> None:
         try:

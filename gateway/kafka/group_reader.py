@@ -39,6 +39,7 @@ from gateway.kafka.contracts import Outlet, Refused
 from gateway.kafka.group_dispatch import Dispatch
 from gateway.kafka.group_parts import GroupStatistics, Interest, Member, Part
 from gateway.kafka.replay import Spawn
+from mapping.outcomes import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -246,19 +247,26 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         finally:
             self._own_change = False
 
-    async def _find_starts(self, consumer: AIOKafkaConsumer, topics: Iterable[str]) -> None:
+    async def _find_starts(self, consumer: AIOKafkaConsumer, topics: frozenset[str]) -> None:
         """Fix where a new group begins, before it is joined.
 
         A group is new in a topic when no partition there has a committed offset. Where some have, the others are
         new partitions (or have been empty ever since), and are read from their beginning.
         """
-        for topic in sorted(self._latest.intersection(topics)):
-            partitions = await self._lookup.partitions(topic)
-            if not await committed_offsets(consumer, partitions):
-                self._starts.update(await self._lookup.ends(partitions))
-        self._latest.clear()
-        for partition in [partition for partition in self._starts if partition.topic not in self._dispatch.topics]:
-            del self._starts[partition]
+        partitions: list[TopicPartition] = []
+        for topic in self._latest.intersection(topics):
+            try:
+                partitions += await self._lookup.partitions(topic)
+            except Refused as refused:
+                if refused.outcome is Outcome.BUSY:
+                    raise
+        old = {partition.topic for partition in await committed_offsets(consumer, partitions)}
+        new = [partition for partition in partitions if partition.topic not in old]
+        if new:
+            self._starts |= await self._lookup.ends(new)
+        wanted = self._dispatch.topics
+        self._latest = (self._latest - topics) & wanted
+        self._starts = {partition: start for partition, start in self._starts.items() if partition.topic in wanted}
 
     async def _follow(self) -> None:
         """Keep the subscription what the outlets want while topics come and go and outlets leave."""
@@ -399,7 +407,6 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         """These are ours now, perhaps none."""
         consumer = self._consumer
         partitions = set(assigned)
-        self._rebalances += 1
         if consumer is None or consumer.assignment() != partitions:
             return  # the subscription has changed meanwhile: there will be another assignment
         consumer.pause(*partitions)  # until our positions are set
@@ -425,6 +432,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                 consumer.seek(partition, part.position)
             parts.append(part)
         dispatch.keep(parts)
+        self._rebalances += 1
         consumer.resume(*partitions)
         dispatch.suspended = False
         if starts:
