@@ -156,11 +156,11 @@ class Client:
         chosen = {"qos": qos, "no_local": False, "retain_as_published": False, "retain_handling": 0, **options}
         wanted = [{"filter": one, **chosen} for one in filters]
         answer = self._driver.send("subscribe", self, filters=wanted, properties=properties or {})
-        return list((await asyncio.wait_for(answer, WAIT_S))["reasons"])
+        return list((await self._answer(answer))["reasons"])
 
     async def unsubscribe(self, *filters: str) -> list[int] | None:
         """Unsubscribe; UNSUBACK's codes, where the version or the library has them."""
-        return (await asyncio.wait_for(self._driver.send("unsubscribe", self, filters=filters), WAIT_S))["reasons"]
+        return (await self._answer(self._driver.send("unsubscribe", self, filters=filters)))["reasons"]
 
     def send(
         self, topic: str, payload: bytes = b"", qos: int = 1, *, retain: bool = False, **properties: Any
@@ -174,11 +174,15 @@ class Client:
 
     async def publish(self, topic: str, payload: bytes = b"", qos: int = 1, **options: Any) -> int:
         """Publish and wait for the end of the exchange; the reason code."""
-        return (await asyncio.wait_for(self.send(topic, payload, qos, **options), WAIT_S))["reason"]
+        return int((await self._answer(self.send(topic, payload, qos, **options)))["reason"])
 
     async def acknowledge(self, count: int) -> None:
         """Acknowledge the oldest messages of a client that holds its acknowledgements."""
         await asyncio.wait_for(self._driver.send("acknowledge", self, count=count), WAIT_S)
+
+    async def reauthenticate(self) -> None:
+        """Prove once more who it is."""
+        await self._answer(self._driver.send("reauthenticate", self))
 
     async def disconnect(self, reason: int = 0, **properties: Any) -> None:
         """Say goodbye."""
@@ -212,6 +216,15 @@ class Client:
         """Wait until the connection was closed so often in all; what is known of the last reason."""
         await self._until(lambda: len(self.closed) >= count, "the connection's end", wait_s)
         return self.closed[-1]
+
+    async def _answer(self, answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+        """Wait for an answer, or for the end of the connection that would have brought it."""
+        ends = len(self.closed)
+        answer.add_done_callback(lambda _: self._changed.set())
+        await self._until(lambda: answer.done() or len(self.closed) > ends, "an answer", WAIT_S)
+        if not answer.done():
+            raise RefusedError(f"{self}: closed before the answer: {self.closed[-1]}")
+        return answer.result()
 
     async def _until(self, is_so: Any, what: str, wait_s: float) -> None:
         try:

@@ -1,0 +1,41 @@
+"""A shared subscription whose members are clients of different libraries."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from tests.interop.mqtt.clients import HIVEMQ, MQTTJS, PAHO, PAHO_311
+from tests.interop.mqtt.conftest import NewClient
+from tests.support.gateway import wait_until
+
+
+async def test_four_libraries_share_and_the_rest_takes_over_from_one_that_leaves(
+    new_client: NewClient, branch: str
+) -> None:
+    publisher = await new_client(PAHO)
+    members = [await new_client(kind) for kind in (PAHO, PAHO_311, MQTTJS, HIVEMQ)]
+    group = f"$share/g-{uuid.uuid4().hex[:8]}/{branch}/#"
+    for member in members:
+        assert await member.subscribe(group, qos=1) == [1]
+
+    async def publish(numbers: range) -> None:
+        answers = [publisher.send(f"{branch}/{number % 20}", b"%d" % number) for number in numbers]
+        await asyncio.wait_for(asyncio.gather(*answers), 15)
+
+    def seen() -> list[int]:
+        return sorted(int(one.payload) for member in members for one in member.messages)
+
+    await publish(range(200))
+    await wait_until(lambda: len(seen()) >= 200, 15)
+    assert seen() == list(range(200))
+    assert all(member.messages for member in members), "everybody has a part"
+
+    await members[3].disconnect()
+    await members[2].unsubscribe(group)
+    counts = [len(member.messages) for member in members]
+    await publish(range(200, 400))
+    await wait_until(lambda: len(seen()) >= 400, 15)
+    assert seen() == list(range(400))
+    assert [len(member.messages) for member in members[2:]] == counts[2:]
+    assert all(len(member.messages) > before for member, before in zip(members[:2], counts[:2], strict=True))
