@@ -158,6 +158,7 @@ class App:
         self._stop = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
         self._stopping_since = float("inf")  # of the loop's clock
+        self._failure: ConfigError | None = None
         self._broker = broker
         self._fronts: list[Front] = []
         self._management: Management | None = None
@@ -183,6 +184,8 @@ class App:
         finally:
             if self._ready_file is not None:
                 self._ready_file.unlink(missing_ok=True)
+        if self._failure is not None:
+            raise StartError(str(self._failure))
 
     def _on_stop(self) -> None:
         if not self._stop.is_set():
@@ -190,6 +193,11 @@ class App:
             self._stop.set()
         if self._starting is not None:
             self._starting.cancel()
+
+    def _give_up(self, error: ConfigError) -> None:
+        """What Kafka says forbids to go on: stop in order, and end with the reason."""
+        self._failure = error
+        self._on_stop()
 
     async def _start_or_stop(self, group: asyncio.TaskGroup, stack: contextlib.AsyncExitStack) -> None:
         """Start; a signal meanwhile ends the start, and what was started already is stopped as ever."""
@@ -256,6 +264,7 @@ class App:
             spawn=spawn,
             partitions=config.mqtt.state_partitions,
             largest_bytes=config.mqtt.max_packet_bytes + MEBIBYTE,
+            failed=self._give_up,
         )
         retained = Retained(
             state, publisher, rules, limit=1_000_000, limit_bytes=256 * MEBIBYTE, spawn=spawn, wall_clock=wall_clock

@@ -159,6 +159,7 @@ class StateTopics:
         spawn: Spawn,
         partitions: int,
         largest_bytes: int,
+        failed: Callable[[ConfigError], None],
     ) -> None:
         """Nothing is asked before `start`.
 
@@ -169,6 +170,7 @@ class StateTopics:
             spawn: starts a task of the application's task group.
             partitions: of a topic that is created.
             largest_bytes: the largest record (and request) that a created topic takes.
+            failed: told, instead of loading, that a topic is not compacted: the application must end.
         """
         self._kafka = dict(kafka)
         self._topics = topics
@@ -176,6 +178,7 @@ class StateTopics:
         self._spawn = spawn
         self._partitions = partitions
         self._largest_bytes = largest_bytes
+        self._failed = failed
         self._tables: dict[str, StateTopic] = {}
         self._positions: dict[TopicPartition, int] = {}  # the next offset to apply; absent: the beginning
         self._goals: dict[TopicPartition, int] = {}  # until loaded: what must be reached
@@ -209,8 +212,7 @@ class StateTopics:
     async def start(self) -> None:
         """Begin to read; returns at once, `loaded` tells when everything is there.
 
-        Kafka need not be there: it is tried until it is. The task ends with a ConfigError, which ends the
-        application, when a topic is not compacted.
+        Kafka need not be there: it is tried until it is.
         """
         self._task = self._spawn(self._run())
 
@@ -231,8 +233,12 @@ class StateTopics:
         return StateStatistics(int(self.loaded.is_set()), tables)
 
     async def _run(self) -> None:
-        for table in self._tables.values():
-            table.partitions = (await self._found(table.name)).partitions
+        try:
+            for table in self._tables.values():
+                table.partitions = (await self._found(table.name)).partitions
+        except ConfigError as error:
+            self._failed(error)
+            return
         while True:
             consumer = AIOKafkaConsumer(
                 **self._kafka,

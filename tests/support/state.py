@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gateway.config import BudgetConfig, KafkaConfig
+from gateway.config import BudgetConfig, ConfigError, KafkaConfig
 from gateway.kafka.client import client_settings
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.state import StateTopics
@@ -28,6 +28,7 @@ class StateProcess:
         )
         self.kafka = client_settings(config, "state")
         self.spawn = group.create_task
+        self.failures: list[ConfigError] = []
         self.topics = Topics(config, create=create, spawn=self.spawn, clock=loop.time)
         self.publisher = Publisher(
             config,
@@ -45,6 +46,7 @@ class StateProcess:
             spawn=self.spawn,
             partitions=partitions,
             largest_bytes=config.max_request_bytes,
+            failed=self.failures.append,
         )
 
 
