@@ -267,7 +267,13 @@ class App:
             failed=self._give_up,
         )
         retained = Retained(
-            state, publisher, rules, limit=1_000_000, limit_bytes=256 * MEBIBYTE, spawn=spawn, wall_clock=wall_clock
+            state,
+            publisher,
+            rules,
+            limit=config.mqtt.max_retained,
+            limit_bytes=config.mqtt.max_retained_bytes,
+            spawn=spawn,
+            wall_clock=wall_clock,
         )
         identity = GatewayIdentity(config.data_dir)
         stack.callback(identity.close)
