@@ -240,6 +240,7 @@ MESSAGES = st.tuples(
 )
 
 
+@pytest.mark.clause("MQTT-3.1.2-26", "MQTT-3.3.2-11")
 @given(st.integers(1, 4), st.sampled_from([None, 40, 60]), st.lists(MESSAGES, max_size=80))
 @settings(max_examples=200, deadline=None)
 def test_the_client_sees_the_right_topics(
