@@ -14,6 +14,7 @@ from tests.support.mqtt import RawClient
 from tests.support.topics import until_led
 
 Connect = Callable[..., Awaitable[RawClient]]
+Settled = Callable[[], Awaitable[None]]
 
 
 @pytest.fixture(scope="session")
@@ -33,16 +34,29 @@ def place(ground: str) -> str:
 
 @pytest.fixture
 async def connect(gateway: GatewayProcess) -> AsyncIterator[Connect]:
-    """Connect `RawClient`s to the gateway: `connect(client_id, version=4, clean_start=False, ...)`."""
+    """Connect `RawClient`s to the gateway, or another one: `connect(client_id, version=4, clean_start=False, ...)`."""
     clients: list[RawClient] = []
 
-    async def one(client_id: str | None = None, **options: Any) -> RawClient:
-        clients.append(await RawClient.connect(gateway.address("mqtt"), client_id, **options))
+    async def one(client_id: str | None = None, /, to: GatewayProcess = gateway, **options: Any) -> RawClient:
+        clients.append(await RawClient.connect(to.address("mqtt"), client_id, **options))
         return clients[-1]
 
     yield one
     for client in clients:
         client.drop()
+
+
+@pytest.fixture
+def settled(connect: Connect, place: str) -> Settled:
+    """Wait until the gateway has read all that was published: a subscription after that begins behind it."""
+
+    async def wait() -> None:
+        client = await connect()
+        await client.subscribe(f"{place}-settled")
+        await client.publish(f"{place}-settled", b"", 0)
+        await client.message()
+
+    return wait
 
 
 @pytest.fixture

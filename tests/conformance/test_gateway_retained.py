@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocols.mqtt.packets import Subscription
-from tests.conformance.conftest import Connect
+from tests.conformance.conftest import Connect, Settled
 
 BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
 
@@ -14,7 +14,7 @@ BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
 @pytest.mark.clause("MQTT311-3.3.1-5", "MQTT311-3.3.1-6", "MQTT311-3.3.1-7", "MQTT311-3.3.1-8", "MQTT311-3.3.1-9")
 @pytest.mark.clause("MQTT311-3.1.2-7")
 @BOTH
-async def test_the_last_retained_message(connect: Connect, place: str, version: int) -> None:
+async def test_the_last_retained_message(connect: Connect, settled: Settled, place: str, version: int) -> None:
     established = await connect(version=version)
     await established.subscribe(f"{place}/#")
     sender = await connect(version=version)
@@ -24,6 +24,7 @@ async def test_the_last_retained_message(connect: Connect, place: str, version: 
     await sender.publish(f"{place}/b/c", b"four", 2, retain=True)
     await established.message()
     await sender.disconnect()  # the messages are no part of its session
+    await settled()
     new = await connect(version=version)
     await new.subscribe(f"{place}/#")
     got = await new.messages(2)
@@ -36,13 +37,14 @@ async def test_the_last_retained_message(connect: Connect, place: str, version: 
 
 @pytest.mark.clause("MQTT-3.3.1-6", "MQTT-3.3.1-7", "MQTT311-3.3.1-10", "MQTT311-3.3.1-11")
 @BOTH
-async def test_an_empty_message_removes_it(connect: Connect, place: str, version: int) -> None:
+async def test_an_empty_message_removes_it(connect: Connect, settled: Settled, place: str, version: int) -> None:
     established, sender = await connect(version=version), await connect(version=version)
     await established.subscribe(f"{place}/a")
     for topic, payload in (("a", b"one"), ("a", b""), ("b", b"")):
         await sender.publish(f"{place}/{topic}", payload, 1, retain=True)
     assert [(m.payload, m.retain) for m in await established.messages(2)] == [(b"one", False), (b"", False)]
     await sender.publish(f"{place}/end", b"two", 1, retain=True)
+    await settled()
     new = await connect(version=version)
     await new.subscribe(f"{place}/+")
     assert (await new.message()).payload == b"two"
@@ -51,12 +53,13 @@ async def test_an_empty_message_removes_it(connect: Connect, place: str, version
 
 @pytest.mark.clause("MQTT-3.3.1-8", "MQTT311-3.3.1-12")
 @BOTH
-async def test_other_messages_leave_it_alone(connect: Connect, place: str, version: int) -> None:
+async def test_other_messages_leave_it_alone(connect: Connect, settled: Settled, place: str, version: int) -> None:
     sender = await connect(version=version)
     await sender.publish(f"{place}/a", b"kept", 1, retain=True)
     for payload in (b"ordinary", b""):
         for topic in ("a", "b"):
             await sender.publish(f"{place}/{topic}", payload, 1)
+    await settled()
     new = await connect(version=version)
     await new.subscribe(f"{place}/+")
     assert ((m := await new.message()).payload, m.retain) == (b"kept", True)
@@ -64,9 +67,10 @@ async def test_other_messages_leave_it_alone(connect: Connect, place: str, versi
 
 
 @pytest.mark.clause("MQTT-3.3.1-9", "MQTT-3.3.1-10", "MQTT-3.3.1-11", "MQTT-3.8.4-4")
-async def test_retain_handling(connect: Connect, place: str) -> None:
+async def test_retain_handling(connect: Connect, settled: Settled, place: str) -> None:
     sender = await connect()
     await sender.publish(f"{place}/a", b"kept", 1, retain=True)
+    await settled()
     client = await connect()
     for handling, is_sent in ((1, True), (1, False), (0, True), (0, True), (2, False), (1, False)):
         await client.subscribe(Subscription(f"{place}/a", 1, retain_handling=handling))
@@ -81,9 +85,10 @@ async def test_retain_handling(connect: Connect, place: str) -> None:
 
 
 @pytest.mark.clause("MQTT311-3.8.4-3")
-async def test_every_subscription_of_311_gets_it(connect: Connect, place: str) -> None:
+async def test_every_subscription_of_311_gets_it(connect: Connect, settled: Settled, place: str) -> None:
     client = await connect(version=4)
     await client.publish(f"{place}/a", b"kept", 1, retain=True)
+    await settled()
     for qos in (0, 1, 1):
         await client.subscribe(Subscription(f"{place}/a", qos))
         assert ((m := await client.message()).payload, m.retain, m.qos) == (b"kept", True, qos)

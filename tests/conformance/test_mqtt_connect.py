@@ -6,6 +6,7 @@ import pytest
 
 from protocols.connection import ConnectionFailed
 from protocols.errors import UsageError
+from protocols.mqtt.connection import Limits
 from protocols.mqtt.events import ConnectReceived
 from protocols.mqtt.properties import Properties
 from protocols.mqtt.reasons import ReasonCode
@@ -177,6 +178,17 @@ def test_nothing_is_processed_after_a_refusal(version: int) -> None:
     assert goodbye(connection) == (0x20, 0x87 if version == 5 else 5)
     assert say(connection, "c0 00") == []
     assert connection.data_to_send() == b""
+
+
+@pytest.mark.clause("MQTT311-4.8.0-2")
+@BOTH
+def test_a_full_buffer_ends_the_connection(version: int) -> None:
+    """The standard's own example of a passing trouble."""
+    connection = new(Limits(max_held_bytes=10))
+    say(connection, CONNECTS[version])
+    assert connection.receive_data(b"\x30" * 10) == []
+    assert failed(connection.receive_data(b"\x30")) == "0x97"
+    assert goodbye(connection) == (0x20, 0x97 if version == 5 else 3)
 
 
 @pytest.mark.clause("MQTT-3.1.4-5", "MQTT-3.2.0-1", "MQTT-3.2.2-1", "MQTT311-3.1.4-4", "MQTT311-3.2.0-1")
