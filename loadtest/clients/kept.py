@@ -29,6 +29,7 @@ EXPIRY_S: Final = 3600
 AGAIN_S: Final = 0.05  # between two attempts to connect
 ANSWER_S: Final = 30.0  # to CONNECT and SUBSCRIBE
 CONNECT_S: Final = 5.0
+PING_S: Final = 20.0
 _FOUND, _NOT_FOUND = 0x00, 0x92
 PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
 
@@ -83,7 +84,11 @@ class KeptClient(abc.ABC, asyncio.Protocol):
                 self.faults.append(f"no CONNACK in {ANSWER_S:g} s")
                 assert self._transport is not None
                 self._transport.abort()
-            await self._gone.wait()
+            while not self._gone.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PING_S):
+                        await self._gone.wait()
+                self._write(b"\xc0\0")
             await asyncio.sleep(AGAIN_S)
 
     def stop(self) -> None:
@@ -126,8 +131,9 @@ class KeptClient(abc.ABC, asyncio.Protocol):
             if first == 0x20:
                 self._connack(body)
             elif first == 0xE0:
-                self.faults.append(f"DISCONNECT 0x{body[0] if body else 0:02x}") if body and body[0] != 0x8B else None
-            else:
+                if not body or body[0] != 0x8B:  # that one says goodbye for a stop that was asked for
+                    self.faults.append(f"DISCONNECT 0x{body[0] if body else 0:02x}")
+            elif first != 0xD0:
                 self._packet(first, body)
 
     def _connack(self, body: bytes) -> None:
@@ -192,7 +198,7 @@ class KeptPublisher(KeptClient):
     Attributes:
         total: how many messages there are; may be raised.
         answered: how many are through: PUBACK, or PUBCOMP.
-        refused: answers with a reason code of failure; the message is sent anew under another identifier.
+        refused: answers by their reason code of failure; the message is sent anew under another identifier.
     """
 
     def __init__(
@@ -288,8 +294,7 @@ class KeptPublisher(KeptClient):
         elif first != PUBCOMP and code >= 0x80:
             self.refused[code] = self.refused.get(code, 0) + 1
             del self._outgoing[identifier]
-            self._anew.append(one.sequence)
-            self.push()
+            self._anew.append(one.sequence)  # with the next `push`
         elif first == PUBREC:
             one.released = True
             self._write(struct.pack(">BBH", PUBREL, 2, identifier))

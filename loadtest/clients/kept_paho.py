@@ -1,12 +1,13 @@
-"""The same with Eclipse Paho, unmodified: a client that nobody here wrote keeps its session and comes back.
+"""The same with Eclipse Paho, unmodified: a client that nobody here wrote keeps its session and resends by itself.
 
-Paho runs its own thread; it resends by itself. What it tells us is taken over into the event loop.
+Paho runs its own thread; what it tells us is taken over into the event loop. Connecting again is ours: with every
+attempt that fails Paho 2.1 forgets a bit more of its session (`_messages_reconnect_reset_out`, called twice, makes a
+message that has its PUBREC one that was never published). So it is let in only when the gateway is there to stay.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,31 +20,47 @@ EXPIRY_S: Final = 3600
 
 
 class PahoClient:
-    """What both have in common: a connection that Paho renews."""
+    """What both have in common.
+
+    Attributes:
+        door: open: connect now.
+    """
 
     def __init__(self, address: tuple[str, int], client_id: str) -> None:
         self.client_id = client_id
         self.connects = 0
         self.sessions_lost = 0
         self.faults: list[str] = []
-        self._loop = asyncio.get_running_loop()
-        self._client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTv5)
-        self._client.reconnect_delay_set(1, 1)
-        self._client.on_connect = self._on_connect
-        self._address = address
         self.connected = asyncio.Event()
+        self.door = asyncio.Event()
+        self._address = address
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTv5, reconnect_on_failure=False)
+        self._client.on_connect = self._on_connect
+        self._client.on_disconnect = self._on_disconnect
 
-    def start(self) -> None:
-        """Connect and stay connected."""
+    async def run(self) -> None:
+        """Stay connected, while the door is open, until `stop`."""
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = EXPIRY_S
-        self._client.connect_async(*self._address, clean_start=False, properties=properties)
-        self._client.loop_start()
+        while not self._stopping.is_set():
+            await self.door.wait()
+            self._gone.clear()
+            self._client.connect(*self._address, clean_start=False, properties=properties)
+            self._client.loop_start()
+            await self._gone.wait()
+            self.connected.clear()
+            await asyncio.to_thread(self._client.loop_stop)
 
-    async def stop(self) -> None:
-        """Say goodbye."""
+    def stop(self) -> None:
+        """Say goodbye; `run` returns."""
+        self._stopping.set()
         self._client.disconnect()
-        await asyncio.to_thread(self._client.loop_stop)
+
+    def _on_disconnect(self, client: Client, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
+        self._loop.call_soon_threadsafe(self._gone.set)
 
     def _on_connect(self, client: Client, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
         if reason.is_failure:
@@ -80,8 +97,6 @@ class PahoPublisher(PahoClient):
         self._topic, self._qos, self._payload, self._on_ack, self._window = topic, qos, payload, on_ack, window
         self._next = 0
         self._waiting: dict[int, int] = {}  # Paho's message id -> sequence
-        self._early: set[int] = set()
-        self._lock = threading.Lock()
         self._client.max_inflight_messages_set(window)
         self._client.on_publish = self._on_publish
 
@@ -93,21 +108,23 @@ class PahoPublisher(PahoClient):
     def push(self) -> None:
         """Hand Paho what the window allows."""
         while self.connected.is_set() and self._next < self.total and len(self._waiting) < self._window:
-            with self._lock:
-                info = self._client.publish(self._topic, self._payload(self._next), self._qos)
-                self._waiting[info.mid] = self._next
-                self._next += 1
+            info = self._client.publish(self._topic, self._payload(self._next), self._qos)
+            self._waiting[info.mid] = self._next
+            self._next += 1
 
     def _on_publish(self, client: Client, userdata: Any, mid: int, reason: Any, properties: Any) -> None:
-        with self._lock:
-            sequence = self._waiting.pop(mid, None)
+        # Not here: Paho holds its locks, and `push` may be inside `publish`, whose message this may be.
+        self._loop.call_soon_threadsafe(self._answered, mid, reason)
+
+    def _answered(self, mid: int, reason: Any) -> None:
+        sequence = self._waiting.pop(mid, None)
         if sequence is None:
             self.faults.append(f"an answer for the unknown identifier {mid}")
         elif reason.is_failure:
             self.faults.append(f"message {sequence} refused: {reason}")
         else:
             self.answered += 1
-            self._loop.call_soon_threadsafe(self._on_ack, sequence)
+            self._on_ack(sequence)
 
 
 class PahoSubscriber(PahoClient):

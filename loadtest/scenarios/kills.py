@@ -26,7 +26,7 @@ from loadtest.numbering import Number, Numbering
 from loadtest.verify import Arrivals, Ledger
 
 PAYLOAD: Final = 64
-STALLED_S: Final = 60.0  # without any progress: something hangs
+STALLED_S: Final = 20.0  # without any progress: something hangs
 _TICK_S: Final = 0.01
 _SHOWN: Final = 5
 
@@ -98,6 +98,7 @@ class Round:
         self._senders: list[tuple[int, Publisher]] = []  # with its QoS; its place is its number
         self._subscribers: list[tuple[int, Subscriber, Receiver]] = []
         self._started = 0.0
+        self._loading = True
         self._pushing = True
 
     async def run(self) -> Outcome:
@@ -107,20 +108,19 @@ class Round:
         began = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             for client in self._clients():
-                if isinstance(client, KeptPublisher | KeptSubscriber):
-                    tasks.create_task(client.run())
-                else:
-                    client.start()
+                tasks.create_task(client.run())
+            self._let_in(True)
             problems = []
             try:
                 await self._until(lambda: all(one.subscribed.is_set() for _, one, _ in self._subscribers), "SUBACK")
                 self._started = time.monotonic()
-                pusher = tasks.create_task(self._push())
+                tasks.create_task(self._push())
                 for kill in range(self._plan.kills):
                     await self._kill(kill)
+                await self._gateway.wait_ready()
+                self._let_in(True)
                 await self._until(self._progressed(), "answers after the last kill")
-                self._pushing = False
-                await pusher
+                self._loading = False
                 await self._until(lambda: all(one.finished for _, one in self._senders), "all answers")
                 await self._until(self._all_delivered, "all deliveries")
             except TimeoutError as error:
@@ -128,14 +128,17 @@ class Round:
             finally:
                 self._pushing = False
                 for client in self._clients():
-                    if isinstance(client, KeptPublisher | KeptSubscriber):
-                        client.stop()
-                    else:
-                        await client.stop()
+                    client.stop()
         return await self._judge(problems, time.monotonic() - began)
 
     def _clients(self) -> list[Publisher | Subscriber]:
         return [one for _, one in self._senders] + [one for _, one, _ in self._subscribers]
+
+    def _let_in(self, yes: bool) -> None:
+        """Open or shut the door to Paho's clients; see `kept_paho`."""
+        for client in self._clients():
+            if isinstance(client, PahoPublisher | PahoSubscriber):
+                (client.door.set if yes else client.door.clear)()
 
     def _make_clients(self) -> None:
         plan, address, run = self._plan, self._gateway.address("mqtt"), self._numbering.run
@@ -161,9 +164,9 @@ class Round:
         return lambda sequence: self._ledger.acknowledge(number, sequence)
 
     async def _push(self) -> None:
-        """Keep the senders at their rate; what they have when this ends is what there is to send."""
+        """Keep the senders at their rate while there is load, then let them finish what they have."""
         while self._pushing:
-            due = int((time.monotonic() - self._started) * self._plan.rate)
+            due = int((time.monotonic() - self._started) * self._plan.rate) if self._loading else 0
             for _, sender in self._senders:
                 # A sender that was held up does not catch up at once: that would be one burst, not load.
                 sender.total = max(sender.total, min(due, sender.answered + 4 * self._plan.window))
@@ -182,9 +185,11 @@ class Round:
             when = "while it was starting"
         else:
             await self._gateway.wait_ready()
+            self._let_in(True)
             await self._until(self._progressed(), f"answers before kill {kill + 1}")
             await asyncio.sleep(chance.uniform(0, plan.between))
             when = "under load"
+        self._let_in(False)
         await self._gateway.kill()
         self._say(f"kill {kill + 1} of {plan.kills} {when}: {self._ledger.total} acknowledged so far")
         await self._gateway.launch()
