@@ -123,6 +123,11 @@ async def commit_offsets(consumer: AIOKafkaConsumer, offsets: Mapping[TopicParti
     await consumer._coordinator.commit_offsets(None, stored)
 
 
+def stop_waiting(consumer: AIOKafkaConsumer) -> None:
+    """Let whoever waits in `subscribe` go on without an assignment: none will come any more."""
+    consumer._subscription._notify_assignment_waiters()
+
+
 def rejoin(consumer: AIOKafkaConsumer) -> None:
     """Have the group assigned anew."""
     consumer._coordinator.request_rejoin()

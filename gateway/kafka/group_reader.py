@@ -33,6 +33,7 @@ from gateway.kafka.consumers import (
     is_broken,
     received,
     rejoin,
+    stop_waiting,
     subscribe,
 )
 from gateway.kafka.contracts import Outlet, Refused
@@ -59,6 +60,7 @@ FOLLOW_S: Final = 2.0
 group, and new topics often come in swarms."""
 
 COMMIT_TIMEOUT_S: Final = 3.0
+BEGINNINGS_TIMEOUT_S: Final = 1.5
 RETRY_S: Final = 0.5
 
 
@@ -140,6 +142,8 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             self._consumer = None
             self._connected.clear()
             self.topics = frozenset()
+            stop_waiting(consumer)
+            self._assigned.set()
             await close_consumer(consumer, 2.0 if answered else 0.2)
         self._dispatch.close()
 
@@ -244,6 +248,8 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         try:
             await subscribe(consumer, topics, self)
             await self._assigned.wait()
+            if consumer is not self._consumer:
+                raise KafkaError("the group was left meanwhile")
         finally:
             self._own_change = False
 
@@ -411,16 +417,24 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             return  # the subscription has changed meanwhile: there will be another assignment
         consumer.pause(*partitions)  # until our positions are set
         try:
-            async with asyncio.timeout(COMMIT_TIMEOUT_S):
-                committed = await committed_offsets(consumer, partitions)
+            async with asyncio.timeout(COMMIT_TIMEOUT_S), self._committing:
+                begun = await self._begin(consumer, partitions)
         except (KafkaError, TimeoutError) as error:
             log.warning("group %s: no committed offsets: %r", self.group, error)
             await asyncio.sleep(RETRY_S)
             rejoin(consumer)
             return
+        if begun:
+            await self._commit()  # where the group begins, if it has just begun
+            self._assigned.set()
+            self._push_soon()
+
+    async def _begin(self, consumer: AIOKafkaConsumer, partitions: set[TopicPartition]) -> bool:
+        """Set the positions of what was assigned, and let it flow; False when it is not ours any more."""
+        committed = await committed_offsets(consumer, partitions)
         starts = await self._starts_of(partitions - committed.keys())
         if consumer.assignment() != partitions:
-            return
+            return False
         dispatch = self._dispatch
         parts = []
         for partition in partitions:
@@ -435,10 +449,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._rebalances += 1
         consumer.resume(*partitions)
         dispatch.suspended = False
-        if starts:
-            await self._commit()
-        self._assigned.set()
-        self._push_soon()
+        return True
 
     async def _starts_of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Where the group begins in partitions for which it has committed nothing."""
@@ -446,7 +457,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         others = [partition for partition in partitions if partition not in starts]
         if others:
             try:
-                async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                async with asyncio.timeout(BEGINNINGS_TIMEOUT_S):
                     starts |= await self._lookup.beginnings(others)
             except (Refused, TimeoutError) as error:
                 # One of them has no leader, say. aiokafka finds each one's beginning when it can be found.

@@ -30,7 +30,7 @@ COUNTERS: Final[dict[str, frozenset[str]]] = {
     "tail": frozenset(
         {"records", "offers", "offered", "dropped", "fell_behind", "gaps", "assignments"},
     ),
-    "kafka": frozenset({"commits", "redelivered", "late", "rebalances"}),
+    "kafka": frozenset({"commits", "redelivered", "late", "rebalances", "unwanted"}),
 }  # fmt: skip
 """By source: the fields that only grow although their name does not say so."""
 

@@ -1,0 +1,290 @@
+"""Who gets which record, without Kafka: the same for any order of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flowcontrol.backoff import Backoff
+from gateway.kafka import group_dispatch
+from gateway.kafka.group_dispatch import Dispatch
+from gateway.kafka.group_parts import Interest, Part
+from mapping.record import Received
+
+PARTITION = TopicPartition("t", 0)
+
+
+class ByKey:
+    """Interests are letters; a record matches those in its key."""
+
+    def select(self, record: Received) -> list[str]:
+        return list((record.key or b"").decode())
+
+
+SELECTOR = ByKey()
+
+
+class Sink:
+    """An outlet with a window, which declines what it is told to."""
+
+    lossy = False
+
+    def __init__(self, room: int = 1_000_000) -> None:
+        self.room = room
+        self.got: list[Received] = []
+        self.held: list[Received] = []
+        self.declines = False
+        self.member: Any = None
+        self.dispatch: Any = None
+
+    @property
+    def demand(self) -> int:
+        return self.room
+
+    @property
+    def offsets(self) -> list[int]:
+        return [record.offset for record in self.got]
+
+    def offer_nowait(self, record: Received) -> bool:
+        if not self.room:
+            return False
+        if self.declines:
+            self.dispatch.decline(self.member, record)
+            return True
+        self.room -= 1
+        self.got.append(record)
+        self.held.append(record)
+        return True
+
+    def done(self, record: Received) -> None:
+        self.held.remove(record)
+        self.room += 1
+        self.dispatch.done(self.member, record)
+        self.dispatch.wake(self.member)
+
+
+class World:
+    def __init__(self, partitions: int = 1) -> None:
+        self.dispatch = Dispatch(Backoff(0.001, 0.002, random=lambda: 0.0), lambda: None)
+        self.parts = [Part(TopicPartition("t", number), 0, 0) for number in range(partitions)]
+        self.dispatch.keep(self.parts)
+        self.dispatch.suspended = False
+        self.next = [0] * partitions
+
+    def join(self, sink: Sink, interest: str = "") -> Sink:
+        sink.dispatch = self.dispatch
+        sink.member = self.dispatch.add(sink, ["t"], Interest(SELECTOR, interest) if interest else None)
+        return sink
+
+    def read(self, *keys: str, partition: int = 0, value: bytes = b"") -> None:
+        part = self.parts[partition]
+        for key in keys:
+            record = Received("t", key.encode(), value, (), 0, partition, self.next[partition])
+            self.next[partition] += 1
+            self.dispatch.take(record, part)
+        self.dispatch.push()
+
+    @property
+    def committable(self) -> int | None:
+        return self.parts[0].committable
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_members_of_an_interest_take_turns(world: World) -> None:
+    sinks = [world.join(Sink(), "a") for _ in range(3)]
+    world.read(*"aaaaaaa")
+    assert [sink.offsets for sink in sinks] == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+def test_a_partition_keeps_to_one_of_those_who_want_all() -> None:
+    world = World(partitions=2)
+    one, two = world.join(Sink(3)), world.join(Sink())
+    world.read(*"aaa", partition=0)
+    world.read(*"aaa", partition=1)
+    assert [{record.partition for record in sink.got} for sink in (one, two)] == [{0}, {1}]
+    world.read("a", partition=0)  # no room where it belongs
+    assert two.got[-1].partition == 0
+
+
+def test_those_who_want_all_take_turns_with_an_interest(world: World) -> None:
+    whole, chosen = world.join(Sink()), world.join(Sink(), "a")
+    world.read(*"aaaabb")
+    assert whole.offsets == [1, 3, 4, 5]
+    assert chosen.offsets == [0, 2]
+
+
+def test_who_has_had_nothing_for_longest_is_next(world: World) -> None:
+    whole, chosen = world.join(Sink()), [world.join(Sink(), "a") for _ in range(3)]
+    world.read(*"aaaaaaaa")
+    assert [len(sink.got) for sink in (whole, *chosen)] == [2, 2, 2, 2]
+
+
+def test_a_pool_without_room_holds_back_no_other(world: World) -> None:
+    full, other = world.join(Sink(1), "a"), world.join(Sink(), "b")
+    world.read(*"aaabab")
+    assert (full.offsets, other.offsets) == ([0], [3, 5])
+    full.done(full.held[0])
+    world.dispatch.push()
+    assert full.offsets == [0, 1]
+
+
+def test_reading_stops_when_too_much_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = world.join(Sink(1), "a")
+    world.join(Sink(), "b")
+    assert world.dispatch.demand == group_dispatch.DEMAND
+    world.read(*"a" * 5, value=bytes(group_dispatch.WAITING_BYTES // 4))
+    assert world.dispatch.demand == 0
+    for _ in range(2):
+        full.done(full.held[0])
+        world.dispatch.push()
+    assert world.dispatch.demand == group_dispatch.DEMAND
+    monkeypatch.setattr(group_dispatch, "WAITING_RECORDS", 2)
+    assert world.dispatch.demand == 0
+
+
+def test_a_copy_for_each_interest_is_settled_when_all_are(world: World) -> None:
+    one, two = world.join(Sink(), "a"), world.join(Sink(), "b")
+    world.read("ab", "a")
+    one.done(one.held[0])
+    assert world.committable is None
+    two.done(two.held[0])
+    assert world.committable == 1
+
+
+def test_an_interest_without_members_leaves_nothing_behind(world: World) -> None:
+    one, two = world.join(Sink(1), "a"), world.join(Sink(), "b")
+    world.read("a", "a", "ab", "b")
+    world.dispatch.remove(one.member)
+    world.dispatch.push()
+    assert two.offsets == [2, 3]
+    for record in list(two.held):
+        two.done(record)
+    assert world.committable == 4
+    assert world.dispatch.unwanted == 3
+
+
+def test_what_an_interest_leaves_goes_to_those_who_want_all(world: World) -> None:
+    chosen = world.join(Sink(), "a")
+    world.read("a", "a")
+    whole = world.join(Sink())
+    world.dispatch.remove(chosen.member)
+    world.dispatch.push()
+    assert whole.offsets == [0, 1]
+    assert [world.dispatch.attempts(whole.member, record) for record in whole.got] == [1, 1]
+
+
+def test_what_nobody_wants_waits_as_long_as_the_topic_may_go_to_others(world: World) -> None:
+    """The last member for a topic has left; until Kafka has moved the partition its records must not be settled."""
+    one = world.join(Sink(), "a")
+    world.read("a")
+    world.dispatch.remove(one.member)
+    world.read("a", "b")
+    assert world.dispatch.topics == frozenset()
+    assert world.parts[0].checkpoint.outstanding == 3
+    back = world.join(Sink(), "a")  # before it was moved
+    world.dispatch.push()
+    assert back.offsets == [0, 1]
+    assert world.dispatch.unwanted == 1
+
+
+def test_a_record_that_all_decline_is_settled(world: World) -> None:
+    one, two, late = world.join(Sink(), "a"), world.join(Sink(1), "a"), Sink()
+    two.declines = True
+    world.read("a")
+    one.declines = True
+    world.read("a")
+    assert (one.offsets, two.offsets, world.dispatch.unwanted) == ([0], [], 1)
+    two.room = 0  # who has no room is asked later
+    world.read("a")
+    assert world.parts[0].checkpoint.outstanding == 2
+    world.join(late, "a")
+    world.dispatch.push()
+    assert late.offsets == [2]
+
+
+def test_a_lost_partition_is_forgotten(world: World) -> None:
+    sink = world.join(Sink(2), "a")
+    world.read(*"aaa")
+    world.dispatch.keep(())
+    sink.dispatch.done(sink.member, sink.held[0])
+    assert (world.dispatch.late, world.dispatch.held) == (1, 0)
+    sink.room = 5
+    world.dispatch.wake(sink.member)
+    world.dispatch.push()
+    assert len(sink.got) == 2
+
+
+async def test_what_is_given_back_comes_again_later(world: World) -> None:
+    one = world.join(Sink(), "a")
+    world.read("a")
+    world.dispatch.again(one.member, one.held.pop(), failed=True)
+    world.dispatch.remove(one.member)
+    two = world.join(Sink(), "a")
+    async with asyncio.timeout(5):
+        while not two.got:
+            world.dispatch.push()
+            await asyncio.sleep(0)
+    assert world.dispatch.attempts(two.member, two.got[0]) == 1
+    assert world.dispatch.delayed == 0
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("read"), st.sampled_from(["a", "b", "ab", "c", ""])),
+        st.tuples(st.just("join"), st.sampled_from(["", "a", "b"])),
+        st.tuples(st.sampled_from(["leave", "done", "decline"]), st.integers(0, 50)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(ACTIONS)
+def test_every_record_is_settled_and_none_is_settled_twice(actions: list[tuple[str, Any]]) -> None:
+    world = World()
+    sinks: list[Sink] = [world.join(Sink(2), "a")]
+    settled: Counter[tuple[int, str]] = Counter()
+
+    def finish(sink: Sink) -> None:
+        record = sink.held[0]
+        sink.done(record)
+        settled[record.offset, str(sink.member.pools[0].name)] += 1
+
+    for action, argument in actions:
+        if action == "read":
+            world.read(argument)
+        elif action == "join":
+            sinks.append(world.join(Sink(2), argument))
+        elif not sinks:
+            continue
+        elif action == "leave":
+            world.dispatch.remove(sinks.pop(argument % len(sinks)).member)
+        elif action == "decline":
+            sink = sinks[argument % len(sinks)]
+            sink.declines = not sink.declines
+        elif sinks[argument % len(sinks)].held:
+            finish(sinks[argument % len(sinks)])
+        world.dispatch.push()
+        held = Counter(record.offset for sink in sinks for record in sink.held)
+        assert all(count <= 2 for count in held.values())  # at most one in each interest
+    sinks.extend(world.join(Sink(), interest) for interest in ("", "a", "b"))  # with room for everything
+    for _ in range(len(actions) * 2 + 2):
+        world.dispatch.push()
+        for sink in sinks:
+            while sink.held:
+                finish(sink)
+    assert world.parts[0].checkpoint.outstanding == 0
+    assert world.committable == (world.next[0] or None)
+    assert world.parts[0].copies == {}
+    assert all(count == 1 for count in settled.values())
+    assert (world.dispatch.held, world.dispatch._waiting, world.dispatch._waiting_bytes) == (0, 0, 0)
