@@ -88,6 +88,11 @@ class Splitter:
         """Whether no part of a packet waits for its rest."""
         return not self._buffer
 
+    def take(self) -> bytes:
+        """Take the part of a packet that waits for its rest."""
+        rest, self._buffer = self._buffer, b""
+        return rest
+
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """The packets that are complete now."""
         buffer = self._buffer + data

@@ -94,32 +94,35 @@ class Sender(asyncio.Protocol, abc.ABC):
 
 
 class WindowedSender(Sender):
-    """A sender of prepared packets, each a message, with at most the pace's window unanswered."""
+    """A sender of prepared packets, each a message, with at most the pace's window unanswered.
+
+    `sent_at` says when each was written.
+    """
 
     def __init__(self, packets: Sequence[bytes], pace: Pace, on_ack: OnAck) -> None:
         super().__init__(len(packets), pace, on_ack)
         self._packets = packets
-        self._sent_at: list[float] = []
+        self.sent_at: list[float] = []
         self._limit = self.total  # messages that the peer lets us send in total
 
     @property
     def sent(self) -> int:
         """Messages written."""
-        return len(self._sent_at)
+        return len(self.sent_at)
 
     def push(self) -> None:
         """Write what the pace and the peer allow."""
         assert self._transport is not None
-        sent = len(self._sent_at)
+        sent = len(self.sent_at)
         room = min(self.pace.room(sent, self.answered), self._limit - sent, CHUNK)
         if room > 0 and not self._transport.is_closing():
             self._transport.write(b"".join(self._packets[sent : sent + room]))
-            self._sent_at.extend([time.perf_counter()] * room)
+            self.sent_at.extend([time.perf_counter()] * room)
 
     def _timed(self, index: int, now: float) -> None:
-        self.latencies.record(now - self._sent_at[index])
+        self.latencies.record(now - self.sent_at[index])
 
     def _timed_run(self, first: int, behind: int, now: float) -> None:
         """The same for a run; messages written at once have one time."""
-        for sent_at, count in collections.Counter(self._sent_at[first:behind]).items():
+        for sent_at, count in collections.Counter(self.sent_at[first:behind]).items():
             self.latencies.record_many(now - sent_at, count)
