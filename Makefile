@@ -46,8 +46,11 @@ jars: $(INSTALLED)
 run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=30 ends by itself
 	@$(BIN)/python -m loadtest.demo $(if $(DURATION),--duration $(DURATION)) $(if $(TRIGGER),--trigger $(TRIGGER))
 
+# Most of the time of the tests is waiting.
+WORKERS ?= 2
+
 test: setup lint  ## Run all checks and all tests; ARGS="-k name" for some
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 clients: setup  ## Fetch the foreign MQTT clients of the tests (needs node, npm and a JDK)
 	@$(BIN)/python -m tests.interop.mqtt.toolchains

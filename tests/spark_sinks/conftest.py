@@ -36,8 +36,9 @@ def spark_jars() -> list[Path]:
 
 @pytest.fixture(scope="session")
 def spark(spark_jars: list[Path]) -> Iterator[SparkSession]:
-    """Slots for a real-time query of two partitions and everything beside it."""
-    started = session("tests", master="local[8]", jars=spark_jars, log_level="OFF", quick_start=True)
+    """Slots for a real-time query of two partitions and everything beside it; real-time batches of less than 5 s."""
+    short = {"spark.sql.streaming.realTimeMode.minBatchDuration": "1s"}
+    started = session("tests", master="local[8]", jars=spark_jars, log_level="OFF", quick_start=True, conf=short)
     yield started
     started.stop()
     end_jvm()

@@ -20,6 +20,8 @@ from spark_sinks.progress import Progress
 from spark_sinks.sinks import REAL_TIME
 from spark_sinks.sources import topics_of
 
+BATCH_MS = 2_000  # of the real-time trigger
+
 Model = Callable[..., dict[tuple[str, int], tuple[int, float, int]]]
 
 
@@ -129,7 +131,7 @@ async def test_malformed_and_late_readings_are_dead_lettered(
 async def test_real_time_results_come_at_once_and_late_readings_at_the_checkpoint(
     *, run_job: Any, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Model, options: Options
 ) -> None:
-    options = msgspec.structs.replace(options, trigger=REAL_TIME, interval_ms=5_000)
+    options = msgspec.structs.replace(options, trigger=REAL_TIME, interval_ms=BATCH_MS)
     readings = Readings(producer, options.source)
     await producer.send_and_wait(options.source, b"hot", b"oven")
     job = await run_job(options)
@@ -149,7 +151,7 @@ async def test_real_time_results_come_at_once_and_late_readings_at_the_checkpoin
 async def test_real_time_goes_on_from_its_checkpoint(
     *, run_job: Any, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Model, options: Options
 ) -> None:
-    options = msgspec.structs.replace(options, trigger=REAL_TIME, interval_ms=5_000)
+    options = msgspec.structs.replace(options, trigger=REAL_TIME, interval_ms=BATCH_MS)
     readings = Readings(producer, options.source)
     job = await run_job(options)
     await readings.send(20)
