@@ -247,7 +247,7 @@ class Wire:
     """A TCP way to the gateway that can be cut, as a client's network may be; its port stays the same."""
 
     def __init__(self, target: tuple[str, int]) -> None:
-        self._target = target
+        self.target = target
         self._writers: set[asyncio.StreamWriter] = set()
 
     @asynccontextmanager
@@ -267,7 +267,7 @@ class Wire:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(*self._target)
+        far_reader, far_writer = await asyncio.open_connection(*self.target)
         ends = {writer, far_writer}
         self._writers |= ends
         async with asyncio.TaskGroup() as group:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from tests.interop.mqtt.clients import EVERY, HIVEMQ, MQTTJS, MQTTJS_311, PAHO, PAHO_311, VERSION_5, Kind, each
 from tests.interop.mqtt.conftest import NewClient
 from tests.interop.mqtt.drivers import Wire
+from tests.support.gateway import GatewayProcess
 
 KEPT = {"clean": False, "properties": {"session_expiry_interval": 300}}
 # amqtt's client forgets what it had not finished when it loses a connection.
@@ -87,6 +89,41 @@ async def test_exactly_once_from_a_client_whose_network_breaks(
     await watcher.received(150)
     assert await client.publish(f"{branch}/end", b"150", 2) == 0
     assert [int(one.payload) for one in await watcher.received(151)] == list(range(151))
+
+
+async def test_all_libraries_go_on_after_the_gateway_was_killed(
+    new_client: NewClient, new_gateway: Callable[..., GatewayProcess], bootstrap: str, branch: str
+) -> None:
+    """SIGKILL amid QoS 2 in both directions; each client finds its session again at the next gateway."""
+    doomed = await new_gateway(bootstrap, name="doomed").start()
+    async with Wire(doomed.address("mqtt")).laid() as wire:
+        watcher = await new_client(PAHO)
+        await watcher.subscribe(f"{branch}/up/#", qos=2)
+        clients = {kind: await new_client(kind, through=wire, **KEPT) for kind in FINISHING}
+        answers = []
+        for kind, client in clients.items():
+            assert await client.subscribe(f"{branch}/down", qos=2) == [2]
+            answers += [client.send(f"{branch}/up/{kind}", b"%d" % number, 2) for number in range(100)]
+        news = [watcher.send(f"{branch}/down", b"%d" % number, 2) for number in range(100)]
+        await watcher.received(50)
+        await doomed.kill()
+        wire.cut()
+        assert {answer["reason"] for answer in await asyncio.wait_for(asyncio.gather(*news), 15)} == {0}
+        heir = await new_gateway(bootstrap, name="heir").start()
+        wire.target = heir.address("mqtt")
+        for client in clients.values():
+            await client.ended()
+            connack = await client.connect(**KEPT)
+            assert (connack.reason, connack.session_present) == (0, True), client
+        assert {answer["reason"] for answer in await asyncio.wait_for(asyncio.gather(*answers), 15)} == {0}
+        assert await watcher.publish(f"{branch}/down", b"100", 2) == 0
+        for client in clients.values():
+            assert [int(one.payload) for one in await client.received(101)] == list(range(101)), client
+        await watcher.received(100 * len(clients))
+        for kind in clients:
+            seen = [int(one.payload) for one in watcher.messages if one.topic == f"{branch}/up/{kind}"]
+            assert seen == list(range(100)), kind
+        assert await heir.stop() == 0
 
 
 @pytest.mark.parametrize("kind", **each(EVERY))
