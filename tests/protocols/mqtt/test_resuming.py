@@ -43,8 +43,7 @@ def resumed(
 # the client's identifiers
 
 
-@pytest.mark.clause("MQTT-4.3.3-10")
-@pytest.mark.clause("MQTT-4.3.3-11")
+@pytest.mark.clause("MQTT-4.3.3-11", "MQTT311-4.3.3-2")
 @pytest.mark.parametrize("version", [5, 4, 3])
 def test_a_release_of_an_earlier_connection_s_message(version: int) -> None:
     connection = resumed(received=[7], connect=CONNECTS[version])
@@ -54,7 +53,6 @@ def test_a_release_of_an_earlier_connection_s_message(version: int) -> None:
     assert connection.inbound.used == 0
 
 
-@pytest.mark.clause("MQTT-4.9.0-1")
 def test_a_message_sent_again_takes_no_place() -> None:
     connection = resumed(received=[7], announced=Properties(receive_maximum=1))
     events = say(connection, "3c * s't' 0007 00 'x'", "34 * s't' 0008 00")
