@@ -1,6 +1,6 @@
 """Acknowledgements of one client's publishes, in order of arrival.
 
-Kafka answers per partition, so fates come back in any order; the acknowledgements must not [MQTT-4.6.0-2], and a
+Kafka answers per partition, so fates come back in any order; the acknowledgements must not [MQTT311-4.6.0-2], and a
 record that failed must not be overtaken by a later success.
 """
 

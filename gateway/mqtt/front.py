@@ -16,7 +16,7 @@ from gateway.net.pump import Spawn
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.states import Limits
 
-WEBSOCKET_SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")  # [MQTT-6.0.0-3]; some 3.1 clients offer only the latter
+WEBSOCKET_SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")  # [MQTT-6.0.0-4]; some 3.1 clients offer only the latter
 
 
 class Statistics(msgspec.Struct, frozen=True):

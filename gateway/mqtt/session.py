@@ -363,7 +363,7 @@ class Session:
 
     @property
     def room(self) -> int:
-        """Free places in the client's window [MQTT-3.3.4-7], 0 while the socket is full."""
+        """Free places in the client's window [MQTT-3.3.4-9], 0 while the socket is full."""
         client = self.client
         return max(0, client.window - self._unsent) if client is not None and client.takes_more else 0
 

@@ -28,7 +28,7 @@ def due_at(testament: Testament, expiry: int, gone_at: int) -> int:
         gone_at: end of the connection, epoch milliseconds.
 
     Returns:
-        Epoch milliseconds [MQTT-3.1.3-9].
+        Epoch milliseconds [MQTT-3.1.2-8].
     """
     properties = testament.will.properties or NONE
     delay = properties.will_delay_interval or 0

@@ -268,7 +268,7 @@ class KeptPublisher(KeptClient):
                 self._note(one.sequence, "PUBREL again", identifier)
                 out += struct.pack(">BBH", PUBREL, 2, identifier)
             elif one.released:
-                # The session is gone, and with it the exchange; the message itself was received [MQTT-4.3.3].
+                # The session is gone, and with it the exchange; the message itself was received (section 4.3.3).
                 self._through(identifier)
             else:
                 out += self._publish(identifier, one.sequence, dup=True)
