@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
-from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import ConsumerStoppedError, KafkaError
 
 from flowcontrol.backoff import Backoff
 from gateway.kafka.consumers import (
+    ASSIGNORS,
     CHUNK,
     FETCH_WAIT_MS,
     ISOLATION,
@@ -43,10 +43,6 @@ from gateway.kafka.replay import Spawn
 from mapping.outcomes import Outcome
 
 log = logging.getLogger(__name__)
-
-ASSIGNORS: Final = (RangePartitionAssignor,)
-"""The one strategy that the default settings of the Java client and of librdkafka know too; members of one group
-must have one in common. (aiokafka 0.14 joins twice when it is given two.)"""
 
 NO_POLL_LIMIT_MS: Final = 2**31 - 1
 """A group must not lose us because clients are slow; our being alive is what the heartbeats say."""

@@ -30,7 +30,7 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import OffsetAndMetadata
 
-from gateway.kafka.consumers import CHUNK, close_consumer, received
+from gateway.kafka.consumers import ASSIGNORS, CHUNK, close_consumer, received
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 from mapping.record import Received
@@ -120,6 +120,7 @@ class Member:
             fetch_min_bytes=settings.fetch_min_bytes,
             fetch_max_bytes=FETCH_BYTES,
             isolation_level=settings.isolation_level,
+            partition_assignment_strategy=ASSIGNORS,
             max_poll_interval_ms=round((settings.idle_s + POLL_INTERVAL_MARGIN_S) * 1000),
         )
         self._held: dict[TopicPartition, list[Received]] = {}
