@@ -1,16 +1,18 @@
 """`python -m loadtest SCENARIO`: load on a gateway, judged by what is in Kafka afterwards.
 
-`steady` works on a gateway started with `trivium up --ready-file FILE`; `kills` starts and kills its own.
+`steady` works on a gateway started with `trivium up --ready-file FILE`; the others start their own.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvloop
 
@@ -19,6 +21,7 @@ from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Report
 from loadtest.scenarios.kills import Plan, Round
+from loadtest.scenarios.memory import Crowd, allow_files, weigh
 from loadtest.scenarios.steady import PROTOCOLS, Load, judge, send
 from loadtest.verify import Ledger
 
@@ -57,6 +60,16 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     kills.add_argument("--seed", type=int, default=plan.seed)
     kills.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     kills.add_argument("--json", type=Path, help="write the report here as well")
+    memory = scenarios.add_parser("memory", help="resident memory of idle connections and offline sessions")
+    memory.add_argument("--bootstrap", help="Kafka; without it one is started")
+    crowd = Crowd()
+    memory.add_argument("--connections", type=int, default=crowd.connections)
+    memory.add_argument("--sessions", type=int, default=crowd.sessions)
+    memory.add_argument("--backlog", type=int, default=crowd.backlog, help="messages for each session")
+    memory.add_argument("--returning", type=int, default=crowd.returning, help="sessions that come back for them")
+    memory.add_argument("--payload", type=int, default=crowd.payload, help="bytes")
+    memory.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
+    memory.add_argument("--json", type=Path, help="write the report here as well")
     return parser.parse_args(argv)
 
 
@@ -98,12 +111,13 @@ async def steady(options: argparse.Namespace) -> int:
     return 0 if good else 1
 
 
-async def kills(options: argparse.Namespace) -> int:
-    """Run it; 0 when every promise was kept."""
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-kills-"))
+@contextlib.asynccontextmanager
+async def own_gateway(options: argparse.Namespace) -> AsyncIterator[GatewayProcess]:
+    """A gateway of ours, and, unless there is a `--bootstrap`, a Kafka that survives it."""
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
     for part in ("kafka", "gateway"):
         (directory / part).mkdir(parents=True, exist_ok=True)
-    # A gateway of its own is only the host of the broker that survives.
+    # A gateway that nobody talks to is only the host of the broker.
     host = None if options.bootstrap else GatewayProcess(directory / "kafka", None)
     gateway = None
     try:
@@ -111,24 +125,55 @@ async def kills(options: argparse.Namespace) -> int:
             await host.start()
         gateway = GatewayProcess(directory / "gateway", host.kafka if host is not None else options.bootstrap)
         await gateway.start()
-        plan = Plan(**{name: getattr(options, name) for name in Plan._fields})
-        outcome = await Round(gateway, plan, lambda text: print(text, file=sys.stderr)).run()
+        yield gateway
     finally:
         for process in (gateway, host):
             if process is not None:
                 await process.stop()
-    report = Report("kills")
-    report.add(**outcome.row())
-    report.print()
-    for problem in outcome.problems:
-        print(problem, file=sys.stderr)
     print(f"logs: {directory}", file=sys.stderr)
+
+
+def say(text: str) -> None:
+    """What is going on, for whoever waits."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def conclude(options: argparse.Namespace, report: Report, problems: list[str]) -> int:
+    """Print and write the report; the exit code."""
+    report.print()
+    for problem in problems:
+        print(problem, file=sys.stderr)
     if options.json:
         options.json.write_text(report.to_json())
-    return 1 if outcome.problems else 0
+    return 1 if problems else 0
 
 
-RUN: Final = {"steady": steady, "kills": kills}
+async def kills(options: argparse.Namespace) -> int:
+    """Run it; 0 when every promise was kept."""
+    async with own_gateway(options) as gateway:
+        outcome = await Round(gateway, Plan(**chosen(options, Plan._fields)), say).run()
+    report = Report("kills")
+    report.add(**outcome.row())
+    return conclude(options, report, outcome.problems)
+
+
+async def memory(options: argparse.Namespace) -> int:
+    """Run it; 0 when every session that came back got everything."""
+    allow_files()
+    crowd = Crowd(**chosen(options, Crowd._fields))
+    async with own_gateway(options) as gateway:
+        weight = await weigh(gateway, crowd, say)
+    report = Report("memory")
+    report.add(**weight.row(crowd))
+    return conclude(options, report, weight.problems)
+
+
+def chosen(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    """The options of these names."""
+    return {name: getattr(options, name) for name in names}
+
+
+RUN: Final = {"steady": steady, "kills": kills, "memory": memory}
 
 
 def main() -> None:

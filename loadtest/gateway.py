@@ -58,8 +58,7 @@ class GatewayProcess:
         argv += ["--data-dir", str(self._directory / "data")]
         for listener in LISTENERS:
             argv += [f"--{listener}", self.addresses.get(listener, "127.0.0.1:0")]
-        if self._bootstrap is not None:
-            argv += ["--bootstrap-servers", self._bootstrap]
+        argv += ["--kafka-port", "0"] if self._bootstrap is None else ["--bootstrap-servers", self._bootstrap]
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *argv,

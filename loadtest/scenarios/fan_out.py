@@ -100,8 +100,9 @@ async def fan_out(kafka: str, address: tuple[str, int], fan: Fan, pid: int) -> S
         _, waiting = await asyncio.wait(waiting, timeout=0.5)
     cpu = process_cpu(pid) - cpu
     deliveries = sum(one.got for one in followers)
-    for one in (publisher, *followers):
-        one.close()
+    publisher.close()
+    for follower in followers:
+        follower.close()
     lost = fan.messages * fan.subscribers - deliveries
     return Spread(
         deliveries, lost, last - began, publish_seconds, latencies, cpu / deliveries * 1e6 if deliveries else 0.0

@@ -1,0 +1,303 @@
+"""Scenario `memory`: what idle connections and offline sessions cost the gateway, in resident memory.
+
+An offline session must cost its record and no more, however much was published for it: the log is its queue. Some of
+the sessions come back at the end and must get every message, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import struct
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple, cast
+
+from loadtest.clients.mqtt import Publisher
+from loadtest.clients.mqtt_wire import Splitter, connect_packet, read_varint, subscribe_packet
+from loadtest.clients.pace import Pace
+from loadtest.clients.topics import create_topic
+from loadtest.gateway import GatewayProcess
+from loadtest.numbering import Numbering
+
+AT_ONCE: Final = 200
+EXPIRY_S: Final = 3600
+STEP_S: Final = 60.0  # for one connection to do its part
+SETTLE_S: Final = 2.0
+FILES: Final = 65_536
+
+
+class Crowd(NamedTuple):
+    """How many connections, sessions and messages for each; how many of the sessions come back."""
+
+    connections: int = 10_000
+    sessions: int = 10_000
+    backlog: int = 1_000
+    returning: int = 300
+    payload: int = 100
+
+
+class Weight(NamedTuple):
+    """What came of it, in bytes each."""
+
+    per_connection: float
+    per_session: float  # when it has gone offline
+    per_session_with_backlog: float
+    per_session_after_returns: float
+    session_seconds: float
+    publish_seconds: float
+    return_seconds: float
+    returned: int
+    problems: list[str]
+
+    def row(self, crowd: Crowd) -> dict[str, float | int]:
+        """As columns of a report."""
+        return {
+            **crowd._asdict(),
+            "bytes per idle connection": round(self.per_connection),
+            "bytes per offline session": round(self.per_session),
+            "with its backlog": round(self.per_session_with_backlog),
+            "after some returned": round(self.per_session_after_returns),
+            "sessions made per second": round(crowd.sessions / self.session_seconds),
+            "published in s": round(self.publish_seconds, 1),
+            "returned": self.returned,
+            "messages to them per second": round(self.returned * crowd.backlog / self.return_seconds),
+            "problems": len(self.problems),
+        }
+
+
+class Step(asyncio.Protocol):
+    """Writes its bytes and waits for packets with the first bytes `wanted`, in order; `goodbye` ends it."""
+
+    def __init__(self, data: bytes, wanted: Sequence[int], goodbye: bytes = b"") -> None:
+        self._data = data
+        self._wanted = list(wanted)
+        self._goodbye = goodbye
+        self._splitter = Splitter()
+        self.transport: asyncio.Transport | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Write."""
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.write(self._data)
+
+    def data_received(self, data: bytes) -> None:
+        """Packets."""
+        for first, body in self._splitter.feed(data):
+            if not self._wanted or first != self._wanted[0] or (first == 0x20 and body[1]):
+                self._end(ConnectionAbortedError(f"packet 0x{first:02x} {body.hex()}"))
+                return
+            self._wanted.pop(0)
+        if not self._wanted and self._goodbye and self.transport is not None:
+            self.transport.write(self._goodbye)  # and then the server closes
+        elif not self._wanted:
+            self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end, wanted or not."""
+        self._end(exc or (ConnectionResetError("closed too early") if self._wanted else None))
+
+    def _end(self, error: Exception | None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
+
+class Returning(asyncio.Protocol):
+    """Comes back to its session and takes the backlog; QoS 1 is acknowledged at once.
+
+    Attributes:
+        sequences: numbers of the messages, as they came.
+        present: what CONNACK said of the session.
+    """
+
+    def __init__(self, client_id: str, numbering: Numbering, expected: int) -> None:
+        self._client_id = client_id
+        self._numbering = numbering
+        self._expected = expected
+        self._splitter = Splitter()
+        self._transport: asyncio.Transport | None = None
+        self.present: bool | None = None
+        self.sequences: list[int] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """CONNECT without Clean Start."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(
+            connect_packet(self._client_id, clean_start=False, session_expiry_s=EXPIRY_S, keep_alive_s=0)
+        )
+
+    def data_received(self, data: bytes) -> None:
+        """CONNACK, PUBLISH."""
+        acks = bytearray()
+        for first, body in self._splitter.feed(data):
+            if first == 0x20:
+                self.present = bool(body[0])
+            elif first & 0xF0 == 0x30:
+                at = 2 + struct.unpack_from(">H", body)[0]
+                acks += b"\x40\2" + body[at : at + 2]
+                length, at = read_varint(body, at + 2)
+                number = self._numbering.read(body[at + length :])
+                if number is not None:
+                    self.sequences.append(number.sequence)
+        if acks and self._transport is not None:
+            self._transport.write(bytes(acks))
+        if len(self.sequences) >= self._expected and not self.done.done():
+            self.done.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Too early, unless it was done."""
+        if not self.done.done():
+            self.done.set_exception(exc or ConnectionResetError("closed too early"))
+
+    def close(self) -> None:
+        """Say goodbye; the session stays."""
+        if self._transport is not None:
+            self._transport.write(b"\xe0\x00")
+            self._transport.close()
+
+
+def allow_files() -> None:
+    """Let this process and its children have many sockets."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def weigh(gateway: GatewayProcess, crowd: Crowd, say: Callable[[str], None]) -> Weight:
+    """Run it on a gateway that was started after `allow_files`."""
+    problems: list[str] = []
+    numbering = Numbering()
+    topic = f"memory-{numbering.run}"
+    await create_topic(gateway.kafka, topic)
+    await _sessions(gateway, numbering, f"{topic}-warm-up/#", range(AT_ONCE), "warm-up")
+    per_connection = await _connections(gateway, crowd, numbering)
+    say(f"{per_connection:.0f} bytes per idle connection")
+
+    before = await _settled(gateway)
+    began = time.monotonic()
+    await _sessions(gateway, numbering, f"{topic}/#", range(crowd.sessions), "session")
+    session_seconds = time.monotonic() - began
+    empty = await _settled(gateway)
+    say(f"{crowd.sessions / session_seconds:.0f} sessions a second, {(empty - before) / crowd.sessions:.0f} bytes each")
+
+    began = time.monotonic()
+    await _publish(gateway, topic, numbering, crowd)
+    publish_seconds = time.monotonic() - began
+    full = await _settled(gateway)
+    say(f"with a backlog of {crowd.backlog}: {(full - before) / crowd.sessions:.0f} bytes each")
+
+    began = time.monotonic()
+    returned = await _return(gateway, numbering, crowd, problems)
+    return_seconds = time.monotonic() - began
+    after = await _settled(gateway)
+    sessions = crowd.sessions
+    return Weight(
+        per_connection, (empty - before) / sessions, (full - before) / sessions, (after - before) / sessions,
+        session_seconds, publish_seconds, return_seconds, returned, problems,
+    )  # fmt: skip
+
+
+async def _settled(gateway: GatewayProcess) -> int:
+    await asyncio.sleep(SETTLE_S)
+    return gateway.resident()
+
+
+async def _connections(gateway: GatewayProcess, crowd: Crowd, numbering: Numbering) -> float:
+    before = await _settled(gateway)
+    steps: list[Step] = []
+
+    async def connect(number: int) -> None:
+        data = connect_packet(f"{numbering.run}-idle-{number}", keep_alive_s=600)
+        step = await _step(gateway, partial(Step, data, [0x20]))
+        steps.append(step)
+
+    await _in_turn(range(crowd.connections), connect)
+    weight = (await _settled(gateway) - before) / max(1, crowd.connections)
+    for step in steps:
+        assert step.transport is not None
+        step.transport.abort()
+    return weight
+
+
+async def _sessions(
+    gateway: GatewayProcess, numbering: Numbering, topic_filter: str, numbers: Sequence[int], kind: str
+) -> None:
+    """Make sessions and leave them."""
+
+    async def make(number: int) -> None:
+        data = connect_packet(f"{numbering.run}-{kind}-{number}", session_expiry_s=EXPIRY_S)
+        data += subscribe_packet(1, [(topic_filter, 1)])
+        step = await _step(gateway, partial(Step, data, [0x20, 0x90], b"\xe0\x00"))
+        assert step.transport is not None
+        step.transport.close()
+
+    await _in_turn(numbers, make)
+
+
+async def _step(gateway: GatewayProcess, make: Callable[[], Step]) -> Step:
+    async with asyncio.timeout(STEP_S):
+        _, step = await asyncio.get_running_loop().create_connection(make, *gateway.address("mqtt"))
+        await step.done
+    return step
+
+
+async def _publish(gateway: GatewayProcess, topic: str, numbering: Numbering, crowd: Crowd) -> None:
+    payloads = [numbering.payload(0, sequence, crowd.payload) for sequence in range(crowd.backlog)]
+    pace = Pace(50, None)
+    make = partial(
+        Publisher, f"{topic}-publisher", f"{topic}/news", payloads, pace, lambda first, behind: None
+    )
+    _, publisher = await asyncio.get_running_loop().create_connection(make, *gateway.address("mqtt"))
+    await publisher.connected
+    pace.start()
+    publisher.push()
+    await publisher.finished
+    publisher.close()
+
+
+async def _return(gateway: GatewayProcess, numbering: Numbering, crowd: Crowd, problems: list[str]) -> int:
+    """Some sessions come back, all at once in groups; returns how many got everything."""
+    good = 0
+    expected = list(range(crowd.backlog))
+
+    async def come_back(number: int) -> None:
+        nonlocal good
+        name = f"{numbering.run}-session-{number}"
+        make = partial(Returning, name, numbering, crowd.backlog)
+        _, client = await asyncio.get_running_loop().create_connection(make, *gateway.address("mqtt"))
+        try:
+            async with asyncio.timeout(STEP_S):
+                await client.done
+        except (TimeoutError, ConnectionError) as error:
+            problems.append(f"{name}: {type(error).__name__} after {len(client.sequences)} messages")
+        if not client.present:
+            problems.append(f"{name}: session present is {client.present}")
+        elif client.sequences != expected:
+            problems.append(f"{name}: {len(client.sequences)} messages, {len(set(client.sequences))} different")
+        else:
+            good += 1
+        client.close()
+
+    step = max(1, crowd.sessions // max(1, crowd.returning))
+    await _in_turn(range(0, step * crowd.returning, step), come_back)
+    return good
+
+
+async def _in_turn(numbers: Sequence[int], work: Callable[[int], Awaitable[None]]) -> None:
+    """Do it for every number, `AT_ONCE` at a time."""
+    todo = iter(numbers)
+
+    async def worker() -> None:
+        for number in todo:
+            await work(number)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(worker())
