@@ -50,7 +50,8 @@ async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 2.0) -> No
 
     With Kafka unreachable aiokafka's own `stop` waits for requests that nobody will answer; then its tasks
     are ended and its connections closed. Soon after a start, `stop` lets out the CancelledError of a task of its own
-    that it cancelled before its first step; a task group would take that for our end, and say nothing.
+    that it cancelled before its first step; a task group would take that for our end, and say nothing. At other
+    times it swallows the one that is meant for us.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -61,9 +62,10 @@ async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 2.0) -> No
     except (TimeoutError, KafkaError):
         await _abandon(consumer)
     except asyncio.CancelledError:
-        if task.cancelling() > cancelled:
-            raise
-        await _abandon(consumer)
+        if task.cancelling() == cancelled:
+            await _abandon(consumer)
+    if task.cancelling() > cancelled:
+        raise asyncio.CancelledError
 
 
 async def _abandon(consumer: AIOKafkaConsumer) -> None:
