@@ -29,6 +29,7 @@ from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Received, Record
 from protocols.connection import ConnectionFailed
 from protocols.mqtt import events
+from protocols.mqtt.codec import is_text
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.encoding import PreparedPublish
 from protocols.mqtt.packets import Connect, Version
@@ -384,7 +385,7 @@ class Client:
         ):
             return self._decline(event, _NO_TEXT)
         slot = self._acks.arrive(event.packet_id, event.qos) if event.qos else None
-        if slot is not None and services.config.report_no_subscribers:
+        if slot is not None and services.config.report_no_subscribers and event.qos != EXACTLY_ONCE:
             slot.unheard = not services.router.has_subscribers(event.topic)
         if event.qos == EXACTLY_ONCE:
             session = self.session
@@ -584,15 +585,6 @@ def is_servers_own(topic: str) -> bool:
     if topic.startswith("$SYS/broker/connection/") and topic.endswith("/state"):
         return False
     return topic.startswith(("$SYS/", "$share/"))
-
-
-def is_text(payload: bytes) -> bool:
-    """Whether a payload is what Payload Format Indicator 1 says it is: UTF-8 (section 3.3.2.3.2)."""
-    try:
-        payload.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 REFUSED: Final = 0x80

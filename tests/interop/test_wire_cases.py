@@ -1,0 +1,101 @@
+"""Mosquitto's wire cases: all pass but those that docs/conformance-mqtt.md names.
+
+The cases and the tool that replays them lie beside the repository; see the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.gateway import GatewayProcess
+from tests.support.mqtt import RawClient
+from tests.support.outside import NOT_HERE, SHARED
+
+TOOL = SHARED / "tools" / "wirecases.py"
+PAGE = Path(__file__).parents[2] / "docs" / "conformance-mqtt.md"
+CASES = 1826
+RETAINED = ("subpub/nap", "subpub/rap", "topic")
+
+CONFIG = """
+[kafka]
+create_topics = true
+[mqtt]
+topic_alias_maximum = 10  # Mosquitto's; a case wants 11 refused
+report_no_subscribers = true
+"""
+Case = tuple[str, str]
+"""File, and group and name of the case with single blanks."""
+
+pytestmark = pytest.mark.skipif(not TOOL.exists(), reason=f"Mosquitto's wire cases are {NOT_HERE}")
+
+
+def named(heading: str) -> set[Case]:
+    """Give the cases of a table of the page."""
+    section = PAGE.read_text(encoding="utf-8").partition(f"### {heading}\n")[2].partition("\n##")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    return {(file, f"{group} {case}") for file, group, case, *_ in rows[2:]}
+
+
+def normal(case: str) -> str:
+    """Group and name of a case as the page writes them."""
+    return re.sub(r"[\s|]+", " ", case).strip()
+
+
+async def replay(gateway: GatewayProcess, report: Path, only: str = "") -> list[dict[str, str | bool]]:
+    """Run the tool; its rows."""
+    host, port = gateway.address("mqtt")
+    options = ["--host", host, "--port", str(port), "--timeout", "3", "--json", str(report), "--only", only]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(TOOL), *options, stdout=asyncio.subprocess.DEVNULL
+    )
+    assert await asyncio.wait_for(process.wait(), 120) == 0
+    return load(report)
+
+
+def load(report: Path) -> list[dict[str, str | bool]]:
+    """Read what the tool wrote."""
+    rows: list[dict[str, str | bool]] = json.loads(report.read_text())
+    return rows
+
+
+async def forget_retained(gateway: GatewayProcess) -> None:
+    """Delete the retained messages that an earlier run, or a case that ended early, has left behind."""
+    client = await RawClient.connect(gateway.address("mqtt"))
+    for topic in RETAINED:
+        await client.publish(topic, qos=1, retain=True)
+    await client.disconnect()
+
+
+def failures(rows: list[dict[str, str | bool]]) -> dict[Case, str]:
+    """Why each case failed that did; of several with one name, the last."""
+    return {(str(row["file"]), normal(str(row["case"]))): str(row["why"]) for row in rows if not row["ok"]}
+
+
+async def test_every_case(bootstrap: str, new_gateway: Callable[..., GatewayProcess], tmp_path: Path) -> None:
+    gateway = await new_gateway(bootstrap, config=CONFIG).start()
+    contradicting = named("Cases that contradict the standard")
+    by_chance = named("Cases that ask for an order that the standard does not give")
+    assert len(contradicting) == 6
+    assert len(by_chance) == 10
+    await forget_retained(gateway)
+    rows = await replay(gateway, tmp_path / "all.json")
+    assert len(rows) == CASES
+    failed = failures(rows)
+    assert contradicting - failed.keys() == set(), "the page names cases that pass"
+    unexpected = failed.keys() - contradicting - by_chance
+    left: dict[Case, str] = {}
+    for row in rows:
+        if (row["file"], normal(str(row["case"]))) not in unexpected:
+            continue
+        # Again and alone: the first use of a topic creates it, and one that ended early spoils those behind it.
+        await forget_retained(gateway)
+        alone = failures(await replay(gateway, tmp_path / "one.json", f"{row['file']} {row['case']}"))
+        left.update({case: why for case, why in alone.items() if case not in by_chance})
+    assert left == {}
