@@ -163,6 +163,7 @@ class App:
         self._fronts: list[Front] = []
         self._management: Management | None = None
         self._publisher: Publisher | None = None
+        self._state: StateTopics | None = None
         self._stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -257,7 +258,7 @@ class App:
         stack.push_async_callback(groups.stop)
 
         router = Router(rules, topics, tail, spawn)
-        state = StateTopics(
+        state = self._state = StateTopics(
             client_settings(kafka, "state"),
             topics,
             publisher,
@@ -430,15 +431,17 @@ class App:
         stack.push_async_callback(management.stop)
 
     def _readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Ready: every listener accepts and Kafka answers."""
+        """Ready: every listener accepts, Kafka answers, and the sessions and retained messages are loaded."""
         kafka = self._publisher is not None and self._publisher.reachable
         listeners = {front.name: front.accepting for front in self._fronts}
-        ready = kafka and all(listeners.values()) and not self._stopping
-        return ready, {"kafka": kafka, "listeners": listeners, "stopping": self._stopping}
+        state = self._state is not None and self._state.loaded.is_set()
+        ready = kafka and state and all(listeners.values()) and not self._stopping
+        return ready, {"kafka": kafka, "state": state, "listeners": listeners, "stopping": self._stopping}
 
     async def _announce(self, publisher: Publisher) -> None:
         """Write the ready file once everything answers."""
-        while not publisher.reachable and not self._stop.is_set():
+        assert self._state is not None
+        while not (publisher.reachable and self._state.loaded.is_set()) and not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), READY_POLL_S)
         if not self._stop.is_set():

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from aiokafka import TopicPartition
 
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.exchanges import Exchanges
 from gateway.mqtt.records import FlightRecord, Places
+from mapping.outcomes import Outcome
+
+RETRY_S: Final = 0.5
 
 Found = Mapping[str, set[tuple[int, int]]]
 """Session nonce -> packet identifier and sequence of each exchange that is stored."""
@@ -55,14 +59,20 @@ class Accounting:
         ranges: dict[TopicPartition, int] = {}
         for scan in scans:
             for topic, places in scan.items():
-                try:
-                    partitions = await self._lookup.partitions(topic)
-                except Refused:
-                    continue  # it is gone, and what was stored in it
-                for partition in partitions:
+                for partition in await self._partitions(topic):
                     offset = places.get(partition.partition, 0)
                     ranges[partition] = min(offset, ranges.get(partition, offset))
         return ranges
+
+    async def _partitions(self, topic: str) -> tuple[TopicPartition, ...]:
+        """A topic's partitions, asked for until Kafka answers; none when it is gone, and what was stored in it."""
+        while True:
+            try:
+                return await self._lookup.partitions(topic)
+            except Refused as refused:
+                if refused.outcome is not Outcome.BUSY:
+                    return ()
+            await asyncio.sleep(RETRY_S)
 
 
 def complete(flight: FlightRecord, found: Iterable[tuple[int, int]]) -> FlightRecord:

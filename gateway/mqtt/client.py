@@ -6,15 +6,13 @@ What outlives the connection is the `Session`; this is the pump's handler and th
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Any, Final
 
 import structlog
 
-from flowcontrol.budget import Budget
-from gateway.kafka.contracts import Refused, Result
-from gateway.mqtt.acks import AckQueue, Slot
-from gateway.mqtt.counters import Counters
+from gateway.kafka.contracts import Refused
+from gateway.mqtt.incoming import EXACTLY_ONCE, REFUSED, Incoming
 from gateway.mqtt.login import Dialogue
 from gateway.mqtt.records import Testament
 from gateway.mqtt.services import Services
@@ -24,12 +22,10 @@ from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
 from gateway.security.exchange import Done, Failed
 from gateway.security.identity import Identity
-from mapping.mqtt import Inbound
-from mapping.outcomes import ANSWERS, Outcome
-from mapping.record import Received, Record
+from mapping.outcomes import Outcome
+from mapping.record import Received
 from protocols.connection import ConnectionFailed
 from protocols.mqtt import events
-from protocols.mqtt.codec import is_text
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.encoding import PreparedPublish
 from protocols.mqtt.packets import Connect, Version
@@ -40,38 +36,20 @@ log = structlog.get_logger(__name__)
 
 KAFKA_SHUT: Final = "kafka"
 OWN_SHARE_SHUT: Final = "connection"
-EXACTLY_ONCE: Final = 2
-
-
-class Unanswered:
-    """The owner of a connection's QoS 0 records: nobody waits for them, but they count against its budget."""
-
-    __slots__ = ("_counters", "budget")
-
-    def __init__(self, budget: Budget, counters: Counters) -> None:
-        self.budget = budget
-        self._counters = counters
-
-    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """A QoS 0 message is owed no answer; one that was not stored is counted."""
-        if result.outcome is not Outcome.STORED:
-            self._counters.lost_at_qos_0 += len(tokens)
+WRITE_AT: Final = 65_536  # bytes of deliveries that wait for their turn to be written; more are written at once
 
 
 class Client:
     """The client at the other end of one connection."""
 
     __slots__ = (
-        "_acks",
         "_connection",
         "_dialogue",
         "_gone",
-        "_inbound",
+        "_incoming",
         "_pump",
         "_services",
         "_starved",
-        "_unanswered",
-        "budget",
         "client_id",
         "grant",
         "session",
@@ -80,16 +58,13 @@ class Client:
     def __init__(self, connection: Connection, services: Services) -> None:
         """Nobody is known yet."""
         self.client_id = ""
-        self.budget: Budget | None = None  # the session's, once there is one
         self.grant: Grant | None = None
         self.session: Session | None = None
         self._connection = connection
         self._services = services
         self._pump: Pump | None = None
         self._dialogue: Dialogue | None = None
-        self._inbound: Inbound | None = None
-        self._unanswered: Unanswered | None = None
-        self._acks = AckQueue()
+        self._incoming: Incoming | None = None
         self._starved = False
         self._gone = False
 
@@ -106,7 +81,8 @@ class Client:
             event = received[position]
             kind = type(event)
             if kind is events.PublishReceived:
-                position = self._publish(received, position)
+                assert self._incoming is not None  # nothing is parsed before CONNACK
+                position = self._incoming.publish(received, position)
                 continue
             position += 1
             if kind is events.PubackReceived:
@@ -117,7 +93,8 @@ class Client:
             elif kind is events.PubrecReceived:
                 self._received(event)
             elif kind is events.PubrelReceived:
-                self._released(event)
+                assert self._incoming is not None
+                self._incoming.release(event.packet_id)
             elif kind is events.PubcompReceived:
                 self._acknowledged(event.packet_id)
             elif kind is events.DisconnectReceived:
@@ -145,7 +122,7 @@ class Client:
     def disconnected(self, reason: str) -> None:
         """The socket is gone; records on their way to Kafka stay on it."""
         self._gone = True
-        self._acks.clear()
+        self._incoming = None
         self._leave(with_will=True)
         if self.client_id:
             log.info("client gone", client=self.client_id, reason=reason)
@@ -175,7 +152,7 @@ class Client:
             await subscribe(self, self._connection, self._services, event)
         else:
             await unsubscribe(self, self._connection, self._services, event)
-        self._flush()
+        self.flush()
         if rest and not self._gone:
             waiting = self.handle(rest)
             if waiting is not None:
@@ -232,7 +209,6 @@ class Client:
         asked = connect.properties if connect.properties is not None else NONE
         grant = self.grant = services.access.for_identity(identity)
         self.client_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
-        self._inbound = Inbound(services.rules, connect.version, self.client_id)
         refusal = self._judge_will(connect, grant)
         if refusal is not None:
             return self._refuse(*refusal)
@@ -240,13 +216,15 @@ class Client:
         try:
             session, present = await services.sessions.open(
                 self.client_id,
+                identity.name,
                 clean_start=connect.clean_start,
                 expiry=self._expiry(connect, asked),
                 will=will,
                 services=services,
             )
         except Refused as refused:
-            return self._refuse(ReasonCode.SERVER_UNAVAILABLE, refused.reason)
+            denied = refused.outcome is Outcome.DENIED
+            return self._refuse(ReasonCode.NOT_AUTHORIZED if denied else ReasonCode.SERVER_UNAVAILABLE, refused.reason)
         if self._is_over:
             services.sessions.leave(session, with_will=True)
             return []
@@ -258,8 +236,7 @@ class Client:
             reserved=session.reserved_ids,
         )
         self.session = session
-        self.budget = session.budget
-        self._unanswered = Unanswered(session.budget, services.counters)
+        self._incoming = Incoming(self, self._connection, session, grant, services)
         if not services.publisher.gate.is_open:
             self._brake(KAFKA_SHUT)
         if not session.budget.gate.is_open:
@@ -331,139 +308,23 @@ class Client:
             properties = Properties(server_reference=reference)
             self.say_goodbye(ReasonCode.USE_ANOTHER_SERVER, "the gateway is stopping", properties)
 
+    # what a session's exchanges need (`gateway.mqtt.exchanges.Talker`)
+
+    def answered(self) -> None:
+        """Results of publishes are known."""
+        if self._incoming is not None:
+            self._incoming.answered()
+
+    def complete(self, packet_id: int) -> None:
+        """Say PUBCOMP."""
+        self._connection.send_pubcomp(packet_id)
+        self.flush_soon()
+
     def say_goodbye(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> None:
         """Close from our side; the will is published all the same."""
         self._leave(with_will=True)
         self._connection.send_disconnect(code, reason, properties)
-        self._flush()
-
-    # publish: client to Kafka
-
-    def _publish(self, received: list[Any], position: int) -> int:
-        """Hand the publishes from `position` on to Kafka; acknowledged is what every in-sync replica has.
-
-        Returns:
-            Where the first event stands that is no publish. A run of them is one loop: this is the hot path.
-        """
-        inbound, grant, services = self._inbound, self.grant, self._services
-        assert inbound is not None
-        assert grant is not None
-        to_record, allowed = inbound.to_record, grant.publish
-        submit, arrive, unanswered = services.publisher.submit, self._acks.arrive, self._unanswered
-        now_ms = services.wall_clock()
-        first, count = position, len(received)
-        special = services.config.report_no_subscribers
-        ready = False
-        while position < count:
-            event = received[position]
-            if type(event) is not events.PublishReceived:
-                break
-            position += 1
-            record = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
-            if not allowed(record.topic, record.key) or (event.topic[0] == "$" and is_servers_own(event.topic)):
-                ready |= self._decline(event, _DENIED)
-            elif special or event.retain or event.qos == EXACTLY_ONCE or event.properties is not None:
-                ready |= self._publish_special(event, record)
-            elif event.qos:
-                submit(record, self, arrive(event.packet_id))
-            else:
-                submit(record, unanswered)
-        services.counters.published += position - first
-        if ready:
-            self._acknowledge()
-        return position
-
-    def _publish_special(self, event: events.PublishReceived, record: Record) -> bool:
-        """A publish that is retained, or of QoS 2, or has properties; whether an acknowledgement may be due."""
-        services = self._services
-        properties = event.properties
-        if (
-            properties is not None
-            and properties.payload_format_indicator
-            and services.config.check_payload_format
-            and not is_text(event.payload)
-        ):
-            return self._decline(event, _NO_TEXT)
-        slot = self._acks.arrive(event.packet_id, event.qos) if event.qos else None
-        if slot is not None and services.config.report_no_subscribers and event.qos != EXACTLY_ONCE:
-            slot.unheard = not services.router.has_subscribers(event.topic)
-        if event.qos == EXACTLY_ONCE:
-            session = self.session
-            if session is not None:
-                assert slot is not None
-                session.incoming().publish(record, event.packet_id, slot, event.topic if event.retain else "")
-            return True
-        owner = self._unanswered if slot is None else self
-        assert owner is not None
-        if event.retain:
-            services.retained.put(record, event.topic, owner, slot)
-        else:
-            services.publisher.submit(record, owner, slot)
-        return False
-
-    def _decline(self, event: events.PublishReceived, result: Result) -> bool:
-        """Refuse a publish; whether an acknowledgement may be due."""
-        if not event.qos:
-            self._services.counters.refused += 1
-            return False
-        self._acks.arrive(event.packet_id, event.qos).result = result
-        return True
-
-    def settle(self, tokens: Sequence[Slot], offsets: Sequence[int], result: Result) -> None:
-        """Kafka answered for some publishes (contract: `gateway.kafka.contracts.Owner`)."""
-        for slot in tokens:
-            slot.result = result
-        self.answered()
-
-    def answered(self) -> None:
-        """Results of publishes are known."""
-        if not self._gone:
-            self._acknowledge()
-            self._flush()
-
-    def _acknowledge(self) -> None:
-        """Send the acknowledgements that are due, in order of arrival."""
-        connection, counters = self._connection, self._services.counters
-        good: list[int] = []
-        for slot in self._acks.ready():
-            result = slot.result
-            assert result is not None
-            outcome = result.outcome
-            code = slot.unheard * UNHEARD if outcome is Outcome.STORED else ANSWERS[outcome].mqtt
-            if not code and slot.qos != EXACTLY_ONCE:
-                good.append(slot.packet_id)
-                continue
-            connection.send_pubacks(good)
-            counters.acknowledged += len(good)
-            good = []
-            if code < REFUSED:
-                counters.acknowledged += 1
-                send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
-                send(slot.packet_id, code)
-                continue
-            counters.refused += 1
-            # A failure cannot be said in 3.1.1, and 0x95 is no code of PUBACK: the connection is the scope left.
-            if connection.version is not Version.V5 or code == ReasonCode.PACKET_TOO_LARGE:
-                self.say_goodbye(ReasonCode(code), result.reason)
-                return
-            send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
-            send(slot.packet_id, code, result.reason or None)
-        connection.send_pubacks(good)
-        counters.acknowledged += len(good)
-
-    def _released(self, event: events.PubrelReceived) -> None:
-        """PUBREL: the exchange ends when that is stored.
-
-        One that is not known has ended before, and its PUBCOMP was lost: success is said again [MQTT-4.3.3-11].
-        """
-        session = self.session
-        if session is not None and not (session.exchanges is not None and session.exchanges.release(event.packet_id)):
-            self._connection.send_pubcomp(event.packet_id)
-
-    def complete(self, packet_id: int) -> None:
-        """Say PUBCOMP (contract: `gateway.mqtt.exchanges.Talker`)."""
-        self._connection.send_pubcomp(packet_id)
-        self.flush_soon()
+        self.flush()
 
     # brakes: TCP is the last one, and silence is not judged while it is on
 
@@ -490,7 +351,7 @@ class Client:
             self._pump.resume_reading(reason)
             if self._pump.reading:
                 self._connection.resume_keepalive(self._services.clock())
-                self._flush()
+                self.flush()
 
     # deliveries: the session's side
 
@@ -510,6 +371,16 @@ class Client:
     def takes_more(self) -> bool:
         """Whether something can be sent, and the socket's buffer is below its mark."""
         return self._connection.is_open and self._pump is not None and self._pump.writable
+
+    @property
+    def takes_packets(self) -> bool:
+        """Whether a PUBLISH at QoS 0 has the same bytes for this client as for others of its version."""
+        return not self._connection.gives_aliases
+
+    @property
+    def is_v5(self) -> bool:
+        """Whether the client speaks MQTT 5.0."""
+        return self._connection.version is Version.V5
 
     @property
     def window(self) -> int:
@@ -541,8 +412,23 @@ class Client:
             self._services.counters.too_large += 1
             return None
         self._services.counters.delivered += 1
-        self.flush_soon()
+        if self._connection.unsent > WRITE_AT:
+            self.flush()
+        else:
+            self.flush_soon()
         return sent
+
+    def send_packet(self, packet: bytes) -> None:
+        """Send a PUBLISH at QoS 0 that is encoded already; see `takes_packets`."""
+        connection, counters = self._connection, self._services.counters
+        if not connection.send_encoded(packet):
+            counters.too_large += 1
+            return
+        counters.delivered += 1
+        if connection.unsent > WRITE_AT:
+            self.flush()
+        elif self._pump is not None:
+            self._pump.flush_soon()
 
     def send_pubrel(self, packet_id: int) -> None:
         """Send PUBREL."""
@@ -572,25 +458,12 @@ class Client:
         if self._pump is not None:
             self._pump.flush_soon()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what waits to be said."""
         if self._pump is not None:
             self._pump.flush()
 
 
-def is_servers_own(topic: str) -> bool:
-    """Whether clients shall not publish to a topic name, since it is the server's (section 4.7.2).
-
-    The state of a bridge is not: Mosquitto's bridges publish it.
-    """
-    if topic.startswith("$SYS/broker/connection/") and topic.endswith("/state"):
-        return False
-    return topic.startswith(("$SYS/", "$share/"))
-
-
-REFUSED: Final = 0x80
-UNHEARD: Final = ReasonCode.NO_MATCHING_SUBSCRIBERS
-_DENIED: Final = Result(Outcome.DENIED, reason="not allowed to publish to this topic")
-_NO_TEXT: Final = Result(Outcome.UNFIT, reason="the payload is no UTF-8 text")
 _WAITING: Final = frozenset(
     {events.ConnectReceived, events.AuthReceived, events.SubscribeReceived, events.UnsubscribeReceived}
 )

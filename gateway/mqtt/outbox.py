@@ -24,6 +24,10 @@ class Sender(Protocol):
         """Whether the socket's buffer is below its mark."""
         ...
 
+    def send_lossy(self, record: Received, match: Match) -> bool:
+        """Send it at QoS 0; False when there is no room."""
+        ...
+
     def deliver(self, record: Received, match: Match) -> None:
         """Send it; there is room."""
         ...
@@ -53,10 +57,15 @@ class Outbox:
 
     def offer_nowait(self, record: Received) -> bool:
         """Send the record; False when there is no room. One that the router has not noted is caught up on."""
+        noted = self.noted
+        if self.lossy and noted is not None and noted[0] is record:
+            if self._sender.send_lossy(record, noted[1]):
+                return True
+            self._counters.dropped += 1
+            return False
         if not (self._sender.takes_more if self.lossy else self._sender.room):
             self._counters.dropped += self.lossy
             return False
-        noted = self.noted
         if noted is not None and noted[0] is record:
             self._sender.deliver(record, noted[1])
         else:

@@ -48,6 +48,7 @@ class SessionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         nonce: of this session's life; a later session of the client id has another.
+        principal: who opened it; nobody else gets it.
         epoch: counts the gateways that had it.
         owner: the gateway that has it, an `id/incarnation`; "" when none has.
         expiry: Session Expiry Interval in seconds; `NEVER`.
@@ -58,6 +59,7 @@ class SessionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     nonce: str
+    principal: str
     epoch: int
     owner: str = ""
     expiry: int = 0

@@ -7,7 +7,7 @@ once, matched once, and offered to each session once, whatever number of its fil
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Iterable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
@@ -20,11 +20,13 @@ from gateway.mqtt.records import Places, Wish
 from mapping.mqtt import Delivery, from_record
 from mapping.record import Received
 from mapping.rules import Rules
-from protocols.mqtt.encoding import PreparedPublish, prepare_publish
+from protocols.mqtt.encoding import PreparedPublish, encode_prepared, prepare_publish
 from protocols.mqtt.packets import Version
 from protocols.mqtt.topics import SubscriptionTrie
 
 log = structlog.get_logger(__name__)
+
+PLANNED: Final = 100_000  # topics and outlets in plans that are remembered, about 16 bytes each
 
 Since = dict[tuple[str, int], int]
 """Kafka topic and partition -> offset."""
@@ -38,6 +40,12 @@ class Match(msgspec.Struct, frozen=True, gc=False):
     identifiers: tuple[int, ...]
 
 
+class NotingOutlet(Outlet, Protocol):
+    """An outlet that is told beforehand how the record matched that it will be offered."""
+
+    noted: tuple[Received, Match] | None
+
+
 class Subscriber(Protocol):
     """A session as the router sees it. Its two outlets differ in what may be dropped."""
 
@@ -47,8 +55,8 @@ class Subscriber(Protocol):
         """By identity."""
         ...
 
-    def outlet_for(self, record: Received, match: Match) -> Outlet:
-        """The outlet that is to be offered `record`, having noted how it matched."""
+    def outlet_for(self, match: Match) -> NotingOutlet:
+        """The outlet of deliveries that match so; the same for as long as the session's subscriptions stay."""
         ...
 
 
@@ -75,6 +83,23 @@ class _Entry(msgspec.Struct):
         return False
 
 
+class _Plan:
+    """Who gets the messages of one topic.
+
+    Attributes:
+        outlets: those that get every one of them.
+        alike: the same, by how they match.
+        judged: subscriptions that may not want a message: No Local, or one that was stored before.
+    """
+
+    __slots__ = ("alike", "judged", "outlets")
+
+    def __init__(self) -> None:
+        self.outlets: list[NotingOutlet] = []
+        self.alike: list[tuple[Match, list[NotingOutlet]]] = []
+        self.judged: list[tuple[Subscriber, list[_Entry]]] = []
+
+
 class Router:
     """Subscriptions of all sessions of this process."""
 
@@ -94,7 +119,10 @@ class Router:
         self._users: dict[str, int] = {}  # filter -> subscriptions with it
         self._watched: dict[str, set[str]] = {}  # Kafka topic -> filters that need it
         self._last: tuple[Received, Delivery | None] | None = None
+        self._plans: dict[tuple[str, int, bool], _Plan] = {}
+        self._planned = 0
         self._prepared: dict[Version, tuple[Received, PreparedPublish]] = {}
+        self._packets: tuple[Received | None, list[bytes | None]] = (None, [])
         self.unmapped = 0  # records without an MQTT topic name
         topics.watch(self._topics_changed)
 
@@ -117,6 +145,7 @@ class Router:
         """Take a subscription out; False when there was none."""
         found = self._trie.remove(topic_filter, subscriber)
         if found:
+            self._forget_plans()
             self.drop(topic_filter)
         return found
 
@@ -156,6 +185,7 @@ class Router:
             Whether it is new; if not, the hold is dropped.
         """
         topic_filter = wish.options.topic_filter
+        self._forget_plans()
         new = self._trie.add(topic_filter, subscriber, _Entry(wish, since or None))
         if not new:
             self.drop(topic_filter)
@@ -202,25 +232,76 @@ class Router:
             found = self._prepared[version] = (record, message)
         return found[1]
 
+    def packet(self, record: Received, v5: bool, retain: bool) -> bytes | None:
+        """The whole PUBLISH that all receivers of one version get at QoS 0; encoded once while a record is offered.
+
+        Returns:
+            None: it has an expiry, which is counted down and checked for each receiver.
+        """
+        packets = self._packets
+        if packets[0] is not record:
+            packets = self._packets = (record, [None] * 4)
+        packet = packets[1][2 * v5 + retain]
+        if packet is None:
+            delivery = self.delivery(record)
+            if delivery is None or delivery.expires is not None:
+                return None
+            version = Version.V5 if v5 else Version.V311
+            packet = encode_prepared(self.prepared(record, delivery, version), retain=retain)
+            packets[1][2 * v5 + retain] = packet
+        return packet
+
     def select(self, record: Received) -> Collection[Outlet]:
         """The outlets of the sessions whose filters match."""
         delivery = self.delivery(record)
         if delivery is None:
             self.unmapped += 1
             return ()
-        found = self._trie.match(delivery.topic)
-        if not found:
-            return ()
-        wishes: dict[Subscriber, list[Wish]] = {}
-        for subscriber, entry in found:
-            if entry.since is None or not entry.is_early(record):
-                wishes.setdefault(subscriber, []).append(entry.wish)
-        outlets = []
-        for subscriber, matching in wishes.items():
-            match = combine(delivery, subscriber.client_id, matching)
-            if match is not None:
-                outlets.append(subscriber.outlet_for(record, match))
+        shape = (delivery.topic, delivery.qos, delivery.retain)
+        plan = self._plans.get(shape)
+        if plan is None:
+            plan = self._plan(shape)
+        for match, alike in plan.alike:
+            noted = (record, match)
+            for outlet in alike:
+                outlet.noted = noted
+        if not plan.judged:
+            return plan.outlets
+        outlets = list(plan.outlets)
+        for subscriber, entries in plan.judged:
+            wishes = [entry.wish for entry in entries if entry.since is None or not entry.is_early(record)]
+            found = combine(delivery, subscriber.client_id, wishes)
+            if found is not None:
+                outlet = subscriber.outlet_for(found)
+                outlet.noted = (record, found)
+                outlets.append(outlet)
         return outlets
+
+    def _plan(self, shape: tuple[str, int, bool]) -> _Plan:
+        """Who gets the messages of one topic, QoS and RETAIN flag, for as long as no subscription changes."""
+        topic, qos, retain = shape
+        entries: dict[Subscriber, list[_Entry]] = {}
+        for subscriber, entry in self._trie.match(topic):
+            entries.setdefault(subscriber, []).append(entry)
+        if self._planned >= PLANNED:
+            self._forget_plans()
+        self._planned += 1 + len(entries)
+        plan = self._plans[shape] = _Plan()
+        alike: dict[Match, list[NotingOutlet]] = {}
+        for subscriber, matching in entries.items():
+            if any(entry.since is not None or entry.wish.options.no_local for entry in matching):
+                plan.judged.append((subscriber, matching))
+                continue
+            match = merge(qos, retain, [entry.wish for entry in matching])
+            outlet = subscriber.outlet_for(match)
+            alike.setdefault(match, []).append(outlet)
+            plan.outlets.append(outlet)
+        plan.alike = list(alike.items())
+        return plan
+
+    def _forget_plans(self) -> None:
+        self._plans.clear()
+        self._planned = 0
 
     async def _watch(self, topic: str, topic_filter: str, *, beginning: bool) -> None:
         if topic not in self._watched:
@@ -249,21 +330,18 @@ class Router:
 
 
 def combine(delivery: Delivery, client_id: str, wishes: Iterable[Wish]) -> Match | None:
-    """One delivery for all matching subscriptions of a session: the highest QoS, every identifier.
+    """One delivery for all matching subscriptions of a session.
 
     None when no subscription wants it: No Local, and the session published it itself [MQTT-3.8.3-3].
     """
-    qos, retain, wanted = 0, False, False
-    identifiers: tuple[int, ...] = ()
-    own = delivery.client is not None and delivery.client == client_id
-    for wish in wishes:
-        if own and wish.options.no_local:
-            continue
-        wanted = True
-        qos = max(qos, wish.options.qos)
-        retain = retain or wish.options.retain_as_published
-        if wish.identifier:
-            identifiers += (wish.identifier,)
-    if not wanted:
-        return None
-    return Match(min(qos, delivery.qos), retain and delivery.retain, identifiers)
+    if delivery.client is not None and delivery.client == client_id:
+        wishes = [wish for wish in wishes if not wish.options.no_local]
+    wishes = list(wishes)
+    return merge(delivery.qos, delivery.retain, wishes) if wishes else None
+
+
+def merge(qos: int, retain: bool, wishes: Collection[Wish]) -> Match:
+    """One delivery of a message for subscriptions that all want it: the highest QoS, every identifier."""
+    wanted = max(wish.options.qos for wish in wishes)
+    kept = retain and any(wish.options.retain_as_published for wish in wishes)
+    return Match(min(wanted, qos), kept, tuple(wish.identifier for wish in wishes if wish.identifier))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from flowcontrol.budget import Budget
-from gateway.kafka.contracts import Outlet, Owner, Refused
+from gateway.kafka.contracts import Owner, Refused
 from gateway.mqtt.exchanges import Exchanges
 from gateway.mqtt.flights import PUBACK, PUBCOMP, PUBREC, Flights
 from gateway.mqtt.journal import Journal
@@ -63,14 +63,16 @@ class Session:
         "joined",
         "journal",
         "nonce",
+        "principal",
         "shares",
         "unclear_until",
         "will",
     )
 
-    def __init__(self, client_id: str, nonce: str, services: Services, *, kept: bool) -> None:
-        """A new session; `kept`: it may outlive its connection."""
+    def __init__(self, client_id: str, principal: str, nonce: str, services: Services, *, kept: bool) -> None:
+        """A new session of `principal`; `kept`: it may outlive its connection."""
         self.client_id = client_id
+        self.principal = principal
         self.nonce = nonce
         self.epoch = 0
         self.expiry = 0
@@ -108,6 +110,7 @@ class Session:
         """The session's record as of now."""
         return SessionRecord(
             nonce=self.nonce,
+            principal=self.principal,
             epoch=self.epoch,
             owner=owner,
             expiry=self.expiry,
@@ -170,7 +173,7 @@ class Session:
         )
         return self.exchanges
 
-    def incoming(self) -> Exchanges:
+    def receiving(self) -> Exchanges:
         """The exchanges of the client's QoS 2 messages; made when the first comes."""
         return self.exchanges if self.exchanges is not None else self._make_exchanges()
 
@@ -347,11 +350,10 @@ class Session:
             self._lossy = Outbox(self, counters, lossy=True)
         return self._lossless
 
-    def outlet_for(self, record: Received, match: Match) -> Outlet:
+    def outlet_for(self, match: Match) -> Outbox:
         """The outlet of this delivery's QoS (contract: `gateway.mqtt.router.Subscriber`)."""
         outlet = self._lossless if match.qos else self._lossy
         assert outlet is not None
-        outlet.noted = (record, match)
         return outlet
 
     # room
@@ -399,6 +401,20 @@ class Session:
             self._deliver(place, kept.delivery, Match(qos, True, identifiers), name=topic)
 
     # deliveries
+
+    def send_lossy(self, record: Received, match: Match) -> bool:
+        """Send one message of the log at QoS 0, if there is room (contract: `gateway.mqtt.outbox.Sender`)."""
+        client = self.client
+        if client is None or not client.takes_more:
+            return False
+        packet = None
+        if client.takes_packets and not match.identifiers:
+            packet = self._services.router.packet(record, client.is_v5, match.retain)
+        if packet is None:
+            self.deliver(record, match)
+        elif client.may_receive(record):
+            client.send_packet(packet)
+        return True
 
     def deliver(self, record: Received, match: Match) -> None:
         """Send one message of the log (contract: `gateway.mqtt.outbox.Sender`)."""

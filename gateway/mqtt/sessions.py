@@ -22,13 +22,13 @@ from gateway.identity import GatewayIdentity
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.state import StateTopic
 from gateway.mqtt.accounting import Accounting
+from gateway.mqtt.gateways import SIGN_S, Gateways
 from gateway.mqtt.records import (
     FLIGHT,
     GATEWAY,
     NEVER,
     SESSION,
     FlightRecord,
-    GatewayRecord,
     SessionRecord,
     Testament,
     decode_flight,
@@ -49,8 +49,6 @@ log = structlog.get_logger(__name__)
 TOPIC: Final = "__trivium_sessions"
 TICK_S: Final = 1.0  # positions are written that often
 ROUND_S: Final = 60.0  # positions of sessions that got nothing
-SIGN_S: Final = 5.0
-SILENT_S: Final = 15.0  # three signs of life are missing
 RELEASE_S: Final = 3.0  # for another gateway to let go of a session
 CLOSING_S: Final = 3.0
 READY_S: Final = 10.0  # a CONNECT waits so long for the state to be loaded
@@ -111,12 +109,11 @@ class Sessions:
             wall_clock: epoch milliseconds.
             nonce: makes names that are not repeated.
         """
-        self.owner = f"{identity.name}/{identity.incarnation}"
+        self.gateways = Gateways(identity, clock, wall_clock)
+        self.owner = self.gateways.owner
         self.live: dict[str, Session] = {}
         self.takeovers = 0
         self.expired = 0
-        self._gateway_id = identity.name
-        self._incarnation = identity.incarnation
         self._wills = wills
         self._accounting = accounting
         self._clock = clock
@@ -126,15 +123,12 @@ class Sessions:
         self._mark = ((GW_OWNER, self.owner.encode()),)
         self._records: dict[str, bytes] = {}
         self._flights: dict[str, bytes] = {}
-        self._heard: dict[str, tuple[str, float]] = {}  # gateway id -> incarnation, when
         self._deadlines: list[tuple[int, str]] = []
         self._touched: set[Session] = set()
         self._leaving: set[Session] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._released: dict[str, asyncio.Event] = {}
         self._ready = asyncio.Event()
-        self._quiet_until = 0.0  # until then a gateway that we have not heard of may be alive
-        self._orphans = True  # there may be sessions of gateways that are gone
 
     def __len__(self) -> int:
         """Sessions with a connection here."""
@@ -157,12 +151,7 @@ class Sessions:
         elif kind + "/" == SESSION:
             self._apply_session(name, record.value)
         elif kind + "/" == GATEWAY:
-            sign = decode_gateway(record.value)
-            if sign is None:
-                self._heard.pop(name, None)
-                self._orphans = True
-            elif self._ready.is_set() or self._wall_clock() - sign.at < SILENT_S * 1000:
-                self._heard[name] = (sign.incarnation, self._clock())
+            self.gateways.apply(name, decode_gateway(record.value))
 
     def restarted(self, partition: int) -> None:
         """A partition of the table is read anew (contract: `gateway.kafka.state.Restarted`).
@@ -254,12 +243,20 @@ class Sessions:
     # CONNECT
 
     async def open(
-        self, client_id: str, *, clean_start: bool, expiry: int, will: Testament | None, services: Services
+        self,
+        client_id: str,
+        principal: str,
+        *,
+        clean_start: bool,
+        expiry: int,
+        will: Testament | None,
+        services: Services,
     ) -> tuple[Session, bool]:
         """Give the client id to a new connection; a former one is told and closed [MQTT-3.1.4-3].
 
         Args:
             client_id: of CONNECT, or assigned.
+            principal: who the client is. Another's session is not given away, nor ended.
             clean_start: what there was is discarded [MQTT-3.1.2-4].
             expiry: Session Expiry Interval in seconds.
             will: of CONNECT.
@@ -269,7 +266,7 @@ class Sessions:
             The session, prepared but not attached, and whether it was there before [MQTT-3.2.2-2].
 
         Raises:
-            Refused: Kafka does not answer, or refuses to store it.
+            Refused: DENIED: the session is somebody else's; else Kafka does not answer, or refuses to store it.
         """
         if not self._ready.is_set():
             try:
@@ -281,6 +278,7 @@ class Sessions:
         if lock is None:
             lock = self._locks[client_id] = asyncio.Lock()
         async with lock:
+            self._check_owner(client_id, principal)
             former = self.live.get(client_id)
             if former is not None and former.client is not None:
                 self.takeovers += 1
@@ -291,7 +289,7 @@ class Sessions:
             present = session is not None
             if session is None:
                 self._end(client_id)
-                session = Session(client_id, self._nonce(), services, kept=expiry > 0)
+                session = Session(client_id, principal, self._nonce(), services, kept=expiry > 0)
             await session.prepare()
             self._leaving.discard(session)
             session.expiry, session.will, session.gone_at = expiry, will, None
@@ -305,6 +303,17 @@ class Sessions:
                     raise
             return session, present
 
+    def _check_owner(self, client_id: str, principal: str) -> None:
+        """Refuse a client id whose session belongs to another principal."""
+        session = self.live.get(client_id)
+        owner = session.principal if session is not None else None
+        if session is None:
+            record = decode_session(self._records.get(client_id))
+            if record is not None and not self._is_over(record):
+                owner = record.principal
+        if owner is not None and owner != principal:
+            raise Refused(Outcome.DENIED, "the client id is somebody else's")
+
     async def _find(self, client_id: str, services: Services) -> Session | None:
         """The session of a client id, from memory or from its records."""
         session = self.live.get(client_id)
@@ -315,7 +324,7 @@ class Sessions:
         record = decode_session(self._records.get(client_id))
         if record is None or self._is_over(record):
             return None
-        if record.gone_at is None and self._is_alive(record.owner):
+        if record.gone_at is None and self.gateways.is_alive(record.owner):
             await self._take_over(client_id, record)
         record = decode_session(self._records.get(client_id))
         if record is None:
@@ -323,7 +332,7 @@ class Sessions:
         flight = decode_flight(self._flights.get(client_id))
         if flight is not None and flight.scan and not flight.final:
             flight = (await self._accounting.account({client_id: flight}))[client_id]
-        session = Session(client_id, record.nonce, services, kept=True)
+        session = Session(client_id, record.principal, record.nonce, services, kept=True)
         session.restore(record, flight)
         return session
 
@@ -343,7 +352,7 @@ class Sessions:
 
     def _is_over(self, record: SessionRecord) -> bool:
         if record.gone_at is None or record.expiry == NEVER:
-            return record.gone_at is None and record.expiry == 0 and not self._is_alive(record.owner)
+            return record.gone_at is None and record.expiry == 0 and not self.gateways.is_alive(record.owner)
         return record.gone_at + 1000 * record.expiry <= self._wall_clock()
 
     # the end of a connection
@@ -413,13 +422,14 @@ class Sessions:
     async def run(self, loaded: asyncio.Event) -> None:
         """Everything that time brings: positions, signs of life, wills, expiries, gateways that fell silent."""
         await loaded.wait()
-        self._quiet_until = self._clock() + SILENT_S
-        await self._adopt(lambda owner: owner.rpartition("/")[0] == self._gateway_id)  # what our predecessor left
+        self.gateways.loaded()
+        await self._adopt(self.gateways.is_predecessor)
         self._ready.set()
         for tick in itertools.count():
             if tick % int(SIGN_S / TICK_S) == 0:
                 self._sign()
-                await self._bury()
+                if self.gateways.bury():
+                    await self._adopt(self.gateways.adopts)
             if tick % int(ROUND_S / TICK_S) == 0:
                 self._round()
             self._save_positions()
@@ -428,8 +438,8 @@ class Sessions:
 
     def _sign(self) -> None:
         assert self._table is not None
-        sign = encode(GatewayRecord(self._incarnation, self._wall_clock()))
-        self._table.write((GATEWAY + self._gateway_id).encode(), sign, self._mark, owner=None)
+        sign = encode(self.gateways.sign())
+        self._table.write((GATEWAY + self.gateways.name).encode(), sign, self._mark, owner=None)
 
     def _save_positions(self) -> None:
         touched, self._touched = self._touched, set()
@@ -491,45 +501,6 @@ class Sessions:
 
     # gateways that are gone
 
-    def _is_alive(self, owner: str) -> bool:
-        gateway_id, _, incarnation = owner.rpartition("/")
-        if owner == self.owner:
-            return True
-        if gateway_id == self._gateway_id:
-            return False  # we are its successor
-        heard = self._heard.get(gateway_id)
-        return heard is not None and heard[0] == incarnation and self._clock() - heard[1] < SILENT_S
-
-    def _adopts(self, owner: str) -> bool:
-        """Whether we care for what a gateway left: our predecessor's, and as the first of those alive any other's."""
-        if self._is_alive(owner):
-            return False
-        if owner.rpartition("/")[0] == self._gateway_id:
-            return True
-        now = self._clock()
-        others = [name for name, (_, when) in self._heard.items() if now - when < SILENT_S]
-        return all(self._gateway_id <= name for name in others)
-
-    async def _bury(self) -> None:
-        """What gateways left that fell silent since."""
-        owners: dict[str, bool] = {}
-
-        def adopts(owner: str) -> bool:
-            known = owners.get(owner)
-            if known is None:
-                known = owners[owner] = self._adopts(owner)
-            return known
-
-        now = self._clock()
-        for name, (_, when) in list(self._heard.items()):
-            if now - when > SILENT_S:
-                del self._heard[name]
-                self._orphans = True
-                log.warning("a gateway fell silent", gateway=name)
-        if self._orphans and now >= self._quiet_until:
-            self._orphans = False
-            await self._adopt(adopts)
-
     async def _adopt(self, adopts: Callable[[str], bool]) -> None:
         """Take over the sessions of owners that are gone: their clients are gone since now."""
         unclear: dict[str, FlightRecord] = {}
@@ -581,7 +552,7 @@ class Sessions:
             log.warning("not all sessions were written", sessions=len(self._leaving))
         if self._ready.is_set():
             assert self._table is not None
-            self._table.write((GATEWAY + self._gateway_id).encode(), None, self._mark, owner=None)
+            self._table.write((GATEWAY + self.gateways.name).encode(), None, self._mark, owner=None)
 
     def statistics(self) -> Statistics:
         """See `Statistics`."""

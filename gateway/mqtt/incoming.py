@@ -1,0 +1,202 @@
+"""What a client publishes: into Kafka, and the acknowledgements in order of arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from flowcontrol.budget import Budget
+from gateway.kafka.contracts import Result
+from gateway.mqtt.acks import AckQueue, Slot
+from gateway.mqtt.counters import Counters
+from gateway.mqtt.session import Session
+from gateway.security.authorization import Grant
+from mapping.mqtt import Inbound
+from mapping.outcomes import ANSWERS, Outcome
+from mapping.record import Record
+from protocols.mqtt import events
+from protocols.mqtt.codec import is_text
+from protocols.mqtt.connection import Connection
+from protocols.mqtt.packets import Version
+from protocols.mqtt.reasons import ReasonCode
+
+if TYPE_CHECKING:
+    from gateway.mqtt.client import Client
+    from gateway.mqtt.services import Services
+
+EXACTLY_ONCE: Final = 2
+REFUSED: Final = 0x80
+UNHEARD: Final = ReasonCode.NO_MATCHING_SUBSCRIBERS
+_DENIED: Final = Result(Outcome.DENIED, reason="not allowed to publish to this topic")
+_NO_TEXT: Final = Result(Outcome.UNFIT, reason="the payload is no UTF-8 text")
+
+
+class Unanswered:
+    """The owner of a connection's QoS 0 records: nobody waits for them, but they count against its budget."""
+
+    __slots__ = ("_counters", "budget")
+
+    def __init__(self, budget: Budget, counters: Counters) -> None:
+        self.budget = budget
+        self._counters = counters
+
+    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        """A QoS 0 message is owed no answer; one that was not stored is counted."""
+        if result.outcome is not Outcome.STORED:
+            self._counters.lost_at_qos_0 += len(tokens)
+
+
+class Incoming:
+    """The publishes of one connection; the owner of its records of QoS 1, those of QoS 2 are the session's."""
+
+    __slots__ = (
+        "_acks",
+        "_allowed",
+        "_client",
+        "_connection",
+        "_inbound",
+        "_services",
+        "_session",
+        "_unanswered",
+        "budget",
+    )
+
+    def __init__(
+        self, client: Client, connection: Connection, session: Session, grant: Grant, services: Services
+    ) -> None:
+        """The client is known, and may publish what `grant` allows."""
+        self.budget: Budget = session.budget
+        self._client = client
+        self._connection = connection
+        self._session = session
+        self._services = services
+        self._allowed = grant.publish
+        self._inbound = Inbound(services.rules, client.version, client.client_id)
+        self._unanswered = Unanswered(session.budget, services.counters)
+        self._acks = AckQueue()
+
+    def publish(self, received: list[Any], position: int) -> int:
+        """Hand the publishes from `position` on to Kafka; acknowledged is what every in-sync replica has.
+
+        Returns:
+            Where the first event stands that is no publish. A run of them is one loop: this is the hot path.
+        """
+        services = self._services
+        to_record, allowed = self._inbound.to_record, self._allowed
+        submit, arrive, unanswered = services.publisher.submit, self._acks.arrive, self._unanswered
+        now_ms = services.wall_clock()
+        first, count = position, len(received)
+        special = services.config.report_no_subscribers
+        ready = False
+        while position < count:
+            event = received[position]
+            if type(event) is not events.PublishReceived:
+                break
+            position += 1
+            record = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
+            if not allowed(record.topic, record.key) or (event.topic[0] == "$" and is_servers_own(event.topic)):
+                ready |= self._decline(event, _DENIED)
+            elif special or event.retain or event.qos == EXACTLY_ONCE or event.properties is not None:
+                ready |= self._publish_special(event, record)
+            elif event.qos:
+                submit(record, self, arrive(event.packet_id))
+            else:
+                submit(record, unanswered)
+        services.counters.published += position - first
+        if ready:
+            self._acknowledge()
+        return position
+
+    def _publish_special(self, event: events.PublishReceived, record: Record) -> bool:
+        """A publish that is retained, or of QoS 2, or has properties; whether an acknowledgement may be due."""
+        services = self._services
+        properties = event.properties
+        if (
+            properties is not None
+            and properties.payload_format_indicator
+            and services.config.check_payload_format
+            and not is_text(event.payload)
+        ):
+            return self._decline(event, _NO_TEXT)
+        slot = self._acks.arrive(event.packet_id, event.qos) if event.qos else None
+        if slot is not None and services.config.report_no_subscribers and event.qos != EXACTLY_ONCE:
+            slot.unheard = not services.router.has_subscribers(event.topic)
+        if event.qos == EXACTLY_ONCE:
+            assert slot is not None
+            self._session.receiving().publish(record, event.packet_id, slot, event.topic if event.retain else "")
+            return True
+        owner = self._unanswered if slot is None else self
+        if event.retain:
+            services.retained.put(record, event.topic, owner, slot)
+        else:
+            services.publisher.submit(record, owner, slot)
+        return False
+
+    def _decline(self, event: events.PublishReceived, result: Result) -> bool:
+        """Refuse a publish; whether an acknowledgement may be due."""
+        if not event.qos:
+            self._services.counters.refused += 1
+            return False
+        self._acks.arrive(event.packet_id, event.qos).result = result
+        return True
+
+    def settle(self, tokens: Sequence[Slot], offsets: Sequence[int], result: Result) -> None:
+        """Kafka answered for some publishes (contract: `gateway.kafka.contracts.Owner`)."""
+        for slot in tokens:
+            slot.result = result
+        self.answered()
+
+    def answered(self) -> None:
+        """Results of publishes are known."""
+        if self._connection.is_open:
+            self._acknowledge()
+            self._client.flush()
+
+    def _acknowledge(self) -> None:
+        """Send the acknowledgements that are due, in order of arrival."""
+        connection, counters = self._connection, self._services.counters
+        good: list[int] = []
+        for slot in self._acks.ready():
+            result = slot.result
+            assert result is not None
+            outcome = result.outcome
+            code = slot.unheard * UNHEARD if outcome is Outcome.STORED else ANSWERS[outcome].mqtt
+            if not code and slot.qos != EXACTLY_ONCE:
+                good.append(slot.packet_id)
+                continue
+            connection.send_pubacks(good)
+            counters.acknowledged += len(good)
+            good = []
+            if code < REFUSED:
+                counters.acknowledged += 1
+                send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
+                send(slot.packet_id, code)
+                continue
+            counters.refused += 1
+            # A failure cannot be said in 3.1.1, and 0x95 is no code of PUBACK: the connection is the scope left.
+            if connection.version is not Version.V5 or code == ReasonCode.PACKET_TOO_LARGE:
+                self._client.say_goodbye(ReasonCode(code), result.reason)
+                return
+            send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
+            send(slot.packet_id, code, result.reason or None)
+        connection.send_pubacks(good)
+        counters.acknowledged += len(good)
+
+    def release(self, packet_id: int) -> None:
+        """PUBREL: the exchange ends when that is stored.
+
+        One that is not known has ended before, and its PUBCOMP was lost: success is said again [MQTT-4.3.3-11].
+        """
+        exchanges = self._session.exchanges
+        if exchanges is None or not exchanges.release(packet_id):
+            self._connection.send_pubcomp(packet_id)
+
+
+def is_servers_own(topic: str) -> bool:
+    """Whether clients shall not publish to a topic name, since it is the server's (section 4.7.2).
+
+    The state of a bridge is not: Mosquitto's bridges publish it.
+    """
+    if topic.startswith("$SYS/broker/connection/") and topic.endswith("/state"):
+        return False
+    return topic.startswith(("$SYS/", "$share/"))

@@ -1,0 +1,227 @@
+"""QoS 2 from clients: whatever the order of events, and wherever the gateway dies, each message is stored once.
+
+The log and the topic of sessions are lists here: what is tested is the arithmetic of marks, sequences and floors, on
+every interleaving that hypothesis finds. `loadtest.scenarios.kills` shows the same with Kafka and SIGKILL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowcontrol.budget import Budget
+from gateway.kafka.contracts import Result
+from gateway.mqtt.accounting import Accounting
+from gateway.mqtt.acks import Slot
+from gateway.mqtt.exchanges import Exchanges, Floors
+from gateway.mqtt.journal import Journal
+from gateway.mqtt.records import FlightRecord, decode_flight, encode
+from gateway.mqtt.recovery import Found, parse
+from mapping.outcomes import Outcome
+from mapping.record import MQTT_EXCHANGE, Record
+
+TOPICS = ("t", "u")
+PARTITIONS = 2
+
+
+class Kafka:
+    """A log that outlives gateways, and the last flight record that was stored."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.log: dict[TopicPartition, list[Record]] = {
+            TopicPartition(topic, number): [] for topic in TOPICS for number in range(PARTITIONS)
+        }
+        self.flight = encode(FlightRecord("n", 1))
+
+    async def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
+        return tuple(TopicPartition(topic, number) for number in range(PARTITIONS))
+
+    async def ends(self, partitions: Any) -> dict[TopicPartition, int]:
+        return {partition: len(self.log[partition]) for partition in partitions}
+
+    async def find(self, ranges: Any) -> Found:
+        found: Found = {}
+        for partition, offset in ranges.items():
+            for record in self.log[partition][offset:]:
+                for name, value in record.headers:
+                    if name == MQTT_EXCHANGE:
+                        parsed = parse(value)
+                        assert parsed is not None
+                        nonce, packet_id, sequence = parsed
+                        found.setdefault(nonce, set()).add((packet_id, sequence))
+        return found
+
+
+class Gateway:
+    """One life of a gateway with one session: writes go out in order, and are answered when Kafka likes."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self.kafka = kafka
+        self.waiting: list[tuple[str, Any]] = []  # writes on their way, in order
+        self.completed: list[int] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.journal = Journal(self.write_flight)
+        self.exchanges = Exchanges(
+            "n",
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            Floors(kafka),  # type: ignore[arg-type]
+            Budget(1 << 30, 1 << 30),
+            self.journal,
+            lambda work: self.tasks.append(asyncio.ensure_future(work)),
+            lambda: self,
+        )
+
+    async def recover(self) -> None:
+        flight = decode_flight(self.kafka.flight)
+        assert flight is not None
+        accounting = Accounting(self.kafka.find, self.kafka)
+        self.exchanges.restore((await accounting.account({"c": flight}))["c"])
+
+    def submit(self, record: Record, owner: Exchanges, token: Any) -> None:
+        self.waiting.append(("record", (record, owner, token)))
+
+    def put(self, record: Record, topic: str, owner: Exchanges, token: Any) -> None:
+        self.submit(record, owner, token)
+
+    def write_flight(self, owner: Any) -> None:
+        value = encode(FlightRecord("n", 1, **self.exchanges.describe(leaving=False)))
+        self.waiting.append(("flight", (value, owner)))
+
+    def answered(self) -> None:
+        """Results are known."""
+
+    def complete(self, packet_id: int) -> None:
+        self.completed.append(packet_id)
+
+    def store_one(self) -> None:
+        """Kafka answers one of the writes; those of one kind are answered in order."""
+        kind = self.kafka.chance.choice([kind for kind, _ in self.waiting])
+        position = next(number for number, (other, _) in enumerate(self.waiting) if other == kind)
+        _, write = self.waiting.pop(position)
+        self.store(kind, write, tell=True)
+
+    def store(self, kind: str, write: Any, *, tell: bool) -> None:
+        if kind == "flight":
+            value, owner = write
+            self.kafka.flight = value
+            if tell:
+                owner.settle([None], [0], Result(Outcome.STORED, 0))
+            return
+        record, owner, token = write
+        partition = TopicPartition(record.topic, int(record.key))
+        self.kafka.log[partition].append(record)
+        if tell:
+            owner.settle([token], [len(self.kafka.log[partition]) - 1], Result(Outcome.STORED, partition.partition))
+
+    def die(self) -> None:
+        """Some of what is on the way is stored all the same, of each kind the first ones."""
+        chance = self.kafka.chance
+        for kind in ("record", "flight"):
+            writes = [write for other, write in self.waiting if other == kind]
+            for write in writes[: chance.randint(0, len(writes))]:
+                self.store(kind, write, tell=False)
+        self.journal.stop()
+        for task in self.tasks:
+            task.cancel()
+
+
+class Client:
+    """A client that keeps its state as the standard says: what it has no PUBREC for it sends again."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.sent: dict[int, Record] = {}  # no PUBREC yet
+        self.releasing: set[int] = set()  # no PUBCOMP yet
+        self.slots: dict[int, Slot] = {}
+        self.number = 0
+
+    def publish(self, gateway: Gateway) -> None:
+        free = [packet_id for packet_id in range(1, 5) if packet_id not in self.sent and packet_id not in self.releasing]
+        if free:
+            packet_id = self.chance.choice(free)
+            key = b"%d" % self.chance.randrange(PARTITIONS)
+            record = Record(self.chance.choice(TOPICS), key, b"%d" % self.number)
+            self.number += 1
+            self.sent[packet_id] = record
+            self.send(gateway, packet_id)
+
+    def send(self, gateway: Gateway, packet_id: int) -> None:
+        slot = self.slots[packet_id] = Slot(packet_id, None, 2)
+        gateway.exchanges.publish(self.sent[packet_id], packet_id, slot)
+
+    def read(self, gateway: Gateway) -> None:
+        for packet_id, slot in list(self.slots.items()):
+            if slot.result is not None and self.chance.random() < 0.7:
+                assert slot.result.outcome is Outcome.STORED
+                del self.slots[packet_id], self.sent[packet_id]
+                self.releasing.add(packet_id)
+                self.release(gateway, packet_id)
+        for packet_id in gateway.completed:
+            self.releasing.discard(packet_id)
+        gateway.completed.clear()
+
+    def release(self, gateway: Gateway, packet_id: int) -> None:
+        if not gateway.exchanges.release(packet_id):
+            self.releasing.discard(packet_id)  # PUBCOMP at once
+
+    def reconnect(self, gateway: Gateway) -> None:
+        self.slots.clear()
+        for packet_id in list(self.sent):
+            self.send(gateway, packet_id)
+        for packet_id in list(self.releasing):
+            self.release(gateway, packet_id)
+
+
+async def turns() -> None:
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.clause("MQTT-4.3.3-10")
+@pytest.mark.clause("MQTT311-4.3.3-2")
+@given(st.randoms(use_true_random=False), st.integers(1, 120))
+@settings(max_examples=60, deadline=None)
+def test_each_message_is_stored_once_wherever_the_gateway_dies(chance: random.Random, steps: int) -> None:
+    async def run() -> None:
+        kafka, client = Kafka(chance), Client(chance)
+        gateway = Gateway(kafka)
+        for _ in range(steps):
+            step = chance.random()
+            if step < 0.3:
+                client.publish(gateway)
+            elif step < 0.75:
+                if gateway.waiting:
+                    gateway.store_one()
+            elif step < 0.9:
+                client.read(gateway)
+            elif step < 0.94:
+                client.reconnect(gateway)
+            elif step < 0.96:
+                if gateway.exchanges.rest():
+                    gateway.journal.save()
+            else:
+                gateway.die()
+                gateway = Gateway(kafka)
+                await gateway.recover()
+                client.reconnect(gateway)
+            await turns()
+        for _ in range(1000):
+            if gateway.waiting:
+                gateway.store_one()
+            await turns()
+            client.read(gateway)
+            if not (client.sent or client.releasing):
+                break
+        assert not (client.sent or client.releasing), "everything is answered in the end"
+        values = sorted(int(record.value or b"") for log in kafka.log.values() for record in log)
+        assert values == list(range(client.number))
+
+    asyncio.run(run())
