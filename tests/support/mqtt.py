@@ -105,7 +105,11 @@ class RawClient:
         if client_id is None:
             client_id = f"r-{uuid.uuid4().hex[:12]}"
         client.send(packets.Connect(client.version, client_id, **fields))
-        client.connack = await client.expect(packets.Connack)
+        try:
+            client.connack = await client.expect(packets.Connack)
+        except BaseException:
+            client.drop()
+            raise
         return client
 
     @property
