@@ -15,7 +15,7 @@ from gateway.observe.metrics import Histogram, Metrics
 MESSAGES: Final = frozenset(
     {
         "published", "acknowledged", "refused", "delivered", "delivered_acknowledged", "expired", "too_large",
-        "dropped", "lost_at_qos_0", "failed_connections", "refused_connections",
+        "dropped", "gaps", "lost_at_qos_0", "failed_connections", "refused_connections",
     }
 )  # fmt: skip
 COUNTERS: Final[dict[str, frozenset[str]]] = {
