@@ -70,6 +70,11 @@ class Checkpoint:
         return len(self._open)
 
     @property
+    def span(self) -> int:
+        """How many offsets are kept: from the first outstanding one on, settled or not."""
+        return len(self._order)
+
+    @property
     def committable(self) -> int | None:
         """The offset to commit, or None while the first tracked offset is outstanding."""
         return self._committable

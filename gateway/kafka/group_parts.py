@@ -57,9 +57,10 @@ class Part:
         committed: what Kafka has, as far as we know.
         home: the member that gets its records while it has room (pools without an interest).
         ours: whether it still is.
+        stalled: not read on, since too much lies behind a record that is not settled.
     """
 
-    __slots__ = ("checkpoint", "committed", "copies", "home", "ours", "partition", "position", "start")
+    __slots__ = ("checkpoint", "committed", "copies", "home", "ours", "partition", "position", "stalled", "start")
 
     def __init__(self, partition: TopicPartition, position: int | None, committed: int | None) -> None:
         self.partition = partition
@@ -70,6 +71,7 @@ class Part:
         self.committed = committed
         self.home: Member | None = None
         self.ours = True
+        self.stalled = False
 
     @property
     def committable(self) -> int | None:
@@ -146,6 +148,7 @@ class GroupStatistics(msgspec.Struct, frozen=True):
         late: settlements of records that were no longer the outlet's, ever.
         rebalances: assignments received, ever.
         unwanted: records settled since no outlet here wants them, ever.
+        stalled: partitions not read on, since too much lies behind a record that is not settled.
     """
 
     group: str
@@ -161,3 +164,4 @@ class GroupStatistics(msgspec.Struct, frozen=True):
     late: int
     rebalances: int
     unwanted: int = 0
+    stalled: int = 0

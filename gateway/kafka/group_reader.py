@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 NO_POLL_LIMIT_MS: Final = 2**31 - 1
 """A group must not lose us because clients are slow; our being alive is what the heartbeats say."""
 
+HEARTBEAT_MS: Final = 1000
+"""A rebalance waits until the last member has learnt of it by its heartbeat, and stops the group so long."""
+
 STALL_S: Final = 0.5
 """Without demand for so long, partitions are paused. Shorter stalls keep what was fetched at hand, since pausing
 throws it away; either way at most one fetch per partition is held."""
@@ -54,6 +57,10 @@ throws it away; either way at most one fetch per partition is held."""
 FOLLOW_S: Final = 2.0
 """At least so long between two changes of the subscription that no join waits for: each is a rebalance of the whole
 group, and new topics often come in swarms."""
+
+SPAN: Final = 50_000
+"""Records of a partition that may lie behind one that nobody settles. Each costs some 100 bytes here, and comes again
+when the partition moves. A thousand clients with windows of 20 on one partition stay below."""
 
 COMMIT_TIMEOUT_S: Final = 3.0
 BEGINNINGS_TIMEOUT_S: Final = 1.5
@@ -93,7 +100,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             "max_partition_fetch_bytes": 256 * 1024,
             "fetch_max_bytes": 4 * 1024 * 1024,
             "session_timeout_ms": session_timeout_ms,
-            "heartbeat_interval_ms": session_timeout_ms // 3,
+            "heartbeat_interval_ms": min(HEARTBEAT_MS, session_timeout_ms // 3),
             "rebalance_timeout_ms": max(30_000, session_timeout_ms),
             "max_poll_interval_ms": NO_POLL_LIMIT_MS,
         }
@@ -109,6 +116,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._push_due = False
         self._paused = False
         self._own_change = False
+        self._stalled: set[Part] = set()
         self._woken = asyncio.Event()
         self._stale = asyncio.Event()
         self._connected = asyncio.Event()
@@ -311,6 +319,8 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         dispatch = self._dispatch
         dispatch.push()
+        if self._stalled:
+            self._unstall(consumer)
         demand = dispatch.demand
         if demand <= 0:
             await self._wait_demand(consumer)
@@ -331,6 +341,23 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             for source in records:
                 take(received(source), part)
             part.position = records[-1].offset + 1
+            if part.checkpoint.span > SPAN:
+                self._stall(part)
+
+    def _stall(self, part: Part) -> None:
+        log.warning("group %s: %s waits for a record that is not settled", self.group, part.partition)
+        part.stalled = True
+        self._stalled.add(part)
+        if self._consumer is not None:
+            self._consumer.pause(part.partition)
+
+    def _unstall(self, consumer: AIOKafkaConsumer) -> None:
+        self._stalled = {part for part in self._stalled if part.ours}
+        for part in [part for part in self._stalled if part.checkpoint.span <= SPAN // 2]:
+            part.stalled = False
+            self._stalled.remove(part)
+            if part.partition in consumer.assignment():
+                consumer.resume(part.partition)
 
     async def _wait_demand(self, consumer: AIOKafkaConsumer) -> None:
         self._woken.clear()
@@ -348,8 +375,9 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def _resume(self) -> None:
         self._paused = False
-        if self._consumer is not None and (paused := self._consumer.paused()):
-            self._consumer.resume(*paused)
+        if self._consumer is not None:
+            stalled = {part.partition for part in self._stalled}
+            self._consumer.resume(*(self._consumer.paused() - stalled))
 
     # Committing and rebalancing.
 
@@ -443,7 +471,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             parts.append(part)
         dispatch.keep(parts)
         self._rebalances += 1
-        consumer.resume(*partitions)
+        consumer.resume(*(part.partition for part in parts if not part.stalled))
         dispatch.suspended = False
         return True
 
@@ -490,4 +518,5 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             late=dispatch.late,
             rebalances=self._rebalances,
             unwanted=dispatch.unwanted,
+            stalled=sum(part.stalled for part in dispatch.parts.values()),
         )

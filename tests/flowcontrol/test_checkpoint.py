@@ -57,6 +57,7 @@ def test_an_offset_settles_once_and_only_if_tracked() -> None:
             checkpoint.settle(wrong)
     assert 7 not in checkpoint
     assert 9 in checkpoint
+    assert (checkpoint.outstanding, checkpoint.span) == (2, 3)
     assert checkpoint.settle(3) == 8
     with pytest.raises(UntrackedOffsetError):
         checkpoint.settle(3)

@@ -9,8 +9,10 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
+from gateway.kafka import group_reader
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
+from mapping.record import Received
 
 
 @pytest.fixture
@@ -205,6 +207,37 @@ async def test_no_room_holds_the_log_and_the_membership(readers, producer, new_t
         await asyncio.sleep(0)
     holder.check_complete(5000)
     assert readers.groups.statistics()[0].rebalances == 1
+
+
+async def test_a_record_that_is_never_settled_stops_its_partition_in_the_end(
+    readers, producer, new_topic, group, monkeypatch
+) -> None:
+    monkeypatch.setattr(group_reader, "SPAN", 1000)
+    topic = await new_topic(partitions=2)
+    await fill(producer, topic, 6000, partitions=2)
+    holder = await join(readers, group, [topic], readers.Holder())
+    stuck: list[Received] = []
+
+    def settle_but_the_first() -> None:
+        for record in holder.held:
+            if record.partition == 0 and record.offset == 0:
+                stuck.append(record)
+            else:
+                holder.membership.done(record)
+        holder.held.clear()
+
+    def is_stalled() -> bool:
+        settle_but_the_first()
+        return readers.groups.statistics()[0].stalled == 1
+
+    await readers.wait_until(is_stalled)
+    await readers.wait_until(lambda: settle_but_the_first() or len(holder.by_partition()[topic, 1]) == 3000)
+    behind = len(holder.by_partition()[topic, 0])
+    assert 1000 <= behind <= 1000 + 500
+    holder.membership.done(stuck[0])
+    await readers.wait_until(lambda: settle_but_the_first() or len(holder.got) == 6000)
+    holder.check_complete(6000)
+    await readers.wait_until(lambda: readers.groups.statistics()[0].stalled == 0)
 
 
 async def test_two_processes_share_the_group_and_hand_over_cleanly(readers, producer, new_topic, group) -> None:
