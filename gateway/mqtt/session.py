@@ -441,14 +441,11 @@ class Session:
             match = self._match(delivery)
         if flight is not None:
             match = match or _PLAIN
-            message = self._prepare(record, delivery, match)
+            message = self._message(delivery, match.identifiers)  # it was sent: it does not expire [MQTT-4.3.3-7]
             assert self.client is not None
-            if (
-                message is None
-                or self.client.send(message, flight.stage, retain=match.retain, dup=True, packet_id=flight.packet_id)
-                is None
-            ):
-                self._end(flight.packet_id)
+            packet_id = flight.packet_id
+            if self.client.send(message, flight.stage, retain=match.retain, dup=True, packet_id=packet_id) is None:
+                self._end(packet_id)
             return
         if match is not None and match.qos:  # what goes out at QoS 0 is not for those who were away
             self._deliver(record, delivery, match, dup=dup)
@@ -510,18 +507,20 @@ class Session:
         flights, qos = self._flights, match.qos
         if flights is None or not qos:
             packet_id = client.send(message, qos, retain=match.retain)
-        elif qos == AT_LEAST_ONCE:
+        elif qos == AT_LEAST_ONCE and (share is not None or not self._unsent):
             # What a group gave is not sent again to this session: it goes to another member.
             packet_id = flights.begin(record if share is None else None, PUBACK, name)
             if client.send(message, qos, retain=match.retain, dup=dup, packet_id=packet_id) is None:
                 flights.end(packet_id)
                 packet_id = None
         else:
-            # The identifier is stored before the message leaves: after a crash it goes out under the same one.
-            packet_id = flights.begin(record, PUBREC, name)
+            # The identifier is stored before the message leaves: after a crash it goes out under the same one. A QoS 1
+            # message stays behind those that wait for it: sending again has the log's order [MQTT311-4.6.0-1].
+            packet_id = flights.begin(record, PUBACK if qos == AT_LEAST_ONCE else PUBREC, name)
             self._unsent += 1
             assert self.journal is not None
-            self.journal.save((self._send_stored, (client, packet_id, message, match.retain)))
+            again = dup and qos == AT_LEAST_ONCE
+            self.journal.save((self._send_stored, (client, packet_id, message, qos, match.retain, again)))
             if share is not None:
                 self.journal.save((share.done, record))  # it is this session's from then on [MQTT-4.8.2-4]
             return packet_id
@@ -550,12 +549,12 @@ class Session:
         properties = for_subscriber(delivery, identifiers, now_ms)
         return prepare_publish(delivery.topic, delivery.payload, properties, self.client.version)
 
-    def _send_stored(self, argument: tuple[Client, int, PreparedPublish, bool]) -> None:
-        client, packet_id, message, retain = argument
+    def _send_stored(self, argument: tuple[Client, int, PreparedPublish, int, bool, bool]) -> None:
+        client, packet_id, message, qos, retain, dup = argument
         if client is not self.client:
             return  # it is sent when the session comes back
         self._unsent -= 1
-        if client.is_open and client.send(message, PUBREC, retain=retain, packet_id=packet_id) is None:
+        if client.is_open and client.send(message, qos, retain=retain, dup=dup, packet_id=packet_id) is None:
             self._end(packet_id)
 
     # the client's answers to them
