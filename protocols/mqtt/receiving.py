@@ -27,6 +27,7 @@ from protocols.mqtt.states import UNLIMITED, Awaits, Limits, State, Turn, check_
 
 TOPIC_CACHE: Final = 1024  # topics of one connection that are known to be good; a sensor has a few, a bridge many
 GRACE: Final = 1.5  # of the keep alive [MQTT-3.1.2-22]
+MISSES: Final = 4  # packets of one read without one like them behind: its topics change all the time
 PINGRESP: Final = b"\xd0\x00"
 
 
@@ -58,7 +59,7 @@ class Receiver(Sender):
         position = 0
         size = len(buffer)
         needed = 2
-        taken = 0
+        taken = misses = 0
         room = self.inbound.free
         known = self._topics
         flags_table = self._flags
@@ -159,11 +160,12 @@ class Receiver(Sender):
                         self._qos2.add(packet_id)
                 found.append(received(topic, buffer[at:end], qos, retain, dup, packet_id, properties))
                 position = end
-                if properties is None and qos != 2 and end < size and buffer[end] == first:
+                if properties is None and qos != 2 and end < size and buffer[end] == first and misses < MISSES:
                     before = len(found)
                     position = self._parse_alike(buffer, start, end, room - taken, found)
                     if qos:
                         taken += len(found) - before
+                    misses += position == end
         except PeerError as fault:
             found.append(self._fail(fault))
             return
