@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.config import Address
 from gateway.net.listener import Listener
-from gateway.net.pump import Handler, Pump, Spawn
+from gateway.net.pump import Handler, Pump, Spawn, Writes
 from protocols.connection import Connection
 
 STOPPING: Final = "stopping"
@@ -25,6 +25,7 @@ class SocketFront(abc.ABC):
         """Nothing is opened before `start`; `name` is the configuration's section."""
         self.name = name
         self._spawn = spawn
+        self._writes = Writes()
         self.listener = Listener(name, address, self._make_pump, tls)
 
     @abc.abstractmethod
@@ -66,4 +67,4 @@ class SocketFront(abc.ABC):
 
     def _make_pump(self, lost: Callable[[Pump], None]) -> Pump:
         connection, session = self.open()
-        return Pump(connection, session, self._spawn, asyncio.get_running_loop().time, lost)
+        return Pump(connection, session, self._spawn, asyncio.get_running_loop().time, lost, writes=self._writes)

@@ -22,6 +22,7 @@ WRITE_HIGH: Final = 256 * 1024  # stop producing above it, credit or not (flow c
 WRITE_LOW: Final = 64 * 1024
 LINGER_S: Final = 1.0  # how long a closed connection is drained, so that the goodbye is not lost in a reset
 HELD: Final = "held"
+WRITES_PER_TURN: Final = 128  # about a millisecond
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 """Starts a task that the application's TaskGroup owns."""
@@ -47,12 +48,43 @@ class Handler(Protocol):
         ...
 
 
+class Writes:
+    """Pumps that are to be flushed soon: at the end of the loop turn, a bounded number in each.
+
+    A fan-out to many makes more of them than one turn should write. Then the others wait for the next turn, and what
+    comes for them meanwhile leaves with the same write: the busier, the fewer system calls for each message.
+    """
+
+    __slots__ = ("_scheduled", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: collections.deque[Pump] = collections.deque()
+        self._scheduled = False
+
+    def add(self, pump: Pump) -> None:
+        """Flush `pump` soon; it must not be waiting already."""
+        self._waiting.append(pump)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._write)
+
+    def _write(self) -> None:
+        waiting = self._waiting
+        try:
+            for _ in range(min(len(waiting), WRITES_PER_TURN)):
+                waiting.popleft().flush_now()
+        finally:
+            self._scheduled = bool(waiting)
+            if waiting:
+                asyncio.get_running_loop().call_soon(self._write)
+
+
 class Pump(asyncio.Protocol):
     """One socket with one sans-io connection and the session that gives it meaning."""
 
     __slots__ = (
         "_brakes", "_clock", "_closed", "_events", "_flushing", "_holding", "_lost", "_spawn", "_timer", "_timer_at",
-        "connection", "handler", "lingering", "peer", "transport", "writable",
+        "_writes", "connection", "handler", "lingering", "peer", "transport", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -62,9 +94,21 @@ class Pump(asyncio.Protocol):
         spawn: Spawn,
         clock: Callable[[], float],
         lost: Callable[[Pump], None] | None = None,
+        *,
+        writes: Writes | None = None,
     ) -> None:
-        """Join the parts; `lost` is told when the socket is gone, after the handler."""
+        """Join the parts.
+
+        Args:
+            connection: what the bytes mean.
+            handler: what the events mean.
+            spawn: starts a task of the application.
+            clock: the loop's.
+            lost: told when the socket is gone, after the handler.
+            writes: shared by the pumps of one listener; None: this one has its own.
+        """
         self._lost = lost
+        self._writes = writes if writes is not None else Writes()
         self.connection = connection
         self.handler = handler
         self.transport: asyncio.Transport | None = None
@@ -163,10 +207,15 @@ class Pump(asyncio.Protocol):
             self._arm(deadline)
 
     def flush_soon(self) -> None:
-        """Flush once at the end of this loop turn, however often it is asked for in it."""
+        """Flush once at the end of this loop turn, or of a later one when there is much to write."""
         if not self._flushing:
             self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush_now)
+            self._writes.add(self)
+
+    def flush_now(self) -> None:
+        """The turn of a pump that waited: called by its `Writes`."""
+        self._flushing = False
+        self.flush()
 
     def pause_reading(self, reason: str) -> None:
         """Stop reading the socket until `resume_reading` was called for every reason."""
@@ -212,10 +261,6 @@ class Pump(asyncio.Protocol):
             self.transport.abort()
 
     # inside
-
-    def _flush_now(self) -> None:
-        self._flushing = False
-        self.flush()
 
     def _dispatch(self, events: list[Any]) -> None:
         if not events:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gateway.config import Address
 from gateway.net.listener import Listener, ListenError
-from gateway.net.pump import Pump
+from gateway.net.pump import WRITES_PER_TURN, Pump, Writes
 from tests.support.gateway import wait_until
 from tests.support.lines import Echo, Lines
 
@@ -119,3 +120,40 @@ async def test_an_address_in_use_is_named_with_its_key() -> None:
         with pytest.raises(ListenError) as caught:
             await twice.start()
         assert str(caught.value) == f"amqp.address: {server.listener.bound} is in use by another program"
+
+
+async def test_a_thousand_that_are_to_write_do_so_in_turns_and_each_once() -> None:
+    loop = asyncio.get_running_loop()
+    turn = 0
+    written: dict[int, list[int]] = collections.defaultdict(list)
+
+    class Waiting:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def flush_now(self) -> None:
+            written[self.number].append(turn)
+            if self.number == 5:
+                raise RuntimeError("our bug, in one of them")
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        if turn < 20:
+            loop.call_soon(count)
+
+    errors: list[Any] = []
+    loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    try:
+        writes = Writes()
+        for number in range(1000):
+            writes.add(cast(Pump, Waiting(number)))
+        count()
+        await wait_until(lambda: turn == 20)
+    finally:
+        loop.set_exception_handler(None)
+    assert [len(turns) for turns in written.values()] == [1] * 1000
+    assert list(written) == list(range(1000))
+    busiest = collections.Counter(turns[0] for turns in written.values()).most_common(1)[0][1]
+    assert busiest <= WRITES_PER_TURN
+    assert [str(error) for error in errors] == ["our bug, in one of them"]
