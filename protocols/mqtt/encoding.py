@@ -43,6 +43,12 @@ def prepare_publish(topic: str, payload: bytes, properties: Properties | None, v
     return PreparedPublish(encode_text(topic), payload)
 
 
+def encode_prepared(message: PreparedPublish, *, retain: bool) -> bytes:
+    """The whole packet at QoS 0."""
+    body = message.topic + message.rest
+    return bytes((0x30 | retain,)) + encode_varint(len(body)) + body
+
+
 def encode_packet(packet: Packet, version: Version) -> bytes:
     """Encode one packet.
 

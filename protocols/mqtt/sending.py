@@ -219,6 +219,27 @@ class Sender:
         out += rest
         return chosen
 
+    def send_encoded(self, packet: bytes) -> bool:
+        """Send a whole PUBLISH at QoS 0, made by `encode_prepared`; only when `gives_aliases` is false.
+
+        Returns:
+            Whether it was sent: not when it is larger than the client takes [MQTT-3.1.2-25].
+        """
+        if len(packet) > self._max_out:
+            return False
+        self._out += packet
+        return True
+
+    @property
+    def gives_aliases(self) -> bool:
+        """Whether the client takes topic aliases, so that its packets are its own."""
+        return self._given is not None
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes wait to be written."""
+        return len(self._out)
+
     def _send_aliased(self, message: PreparedPublish, alias: int, first: int, packet_id: int | None) -> int | None:
         """Send a message with a topic alias among its properties; None: larger than the client takes.
 
