@@ -176,6 +176,10 @@ class Client:
         """Publish and wait for the end of the exchange; the reason code."""
         return int((await self._answer(self.send(topic, payload, qos, **options)))["reason"])
 
+    async def flush(self) -> None:
+        """Wait until the driver has done what it was told before."""
+        await self._answer(self._driver.send("flush", self))
+
     async def acknowledge(self, count: int) -> None:
         """Acknowledge the oldest messages of a client that holds its acknowledgements."""
         await asyncio.wait_for(self._driver.send("acknowledge", self, count=count), WAIT_S)
@@ -281,7 +285,7 @@ class Wire:
                 writer.write(data)
                 await writer.drain()
             writer.write_eof()
-        except OSError:
+        except (OSError, RuntimeError):  # cut: uvloop's transports say the latter
             pass
         finally:
             writer.close()

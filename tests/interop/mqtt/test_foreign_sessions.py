@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -79,7 +80,7 @@ async def test_exactly_once_from_a_client_whose_network_breaks(
     answers = []
     for turn in range(3):
         answers += [client.send(f"{branch}/a", b"%d" % (turn * 50 + number), 2) for number in range(50)]
-        await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED, timeout=15)
+        await client.flush()  # HiveMQ's client takes nothing while it is not connected
         await watcher.received(turn * 50 + 3)
         wire.cut()
         await client.ended(turn + 1)
@@ -92,11 +93,15 @@ async def test_exactly_once_from_a_client_whose_network_breaks(
 
 
 async def test_all_libraries_go_on_after_the_gateway_was_killed(
-    new_client: NewClient, new_gateway: Callable[..., GatewayProcess], bootstrap: str, branch: str
+    new_client: NewClient,
+    new_gateway: Callable[..., GatewayProcess],
+    bootstrap: str,
+    tmp_path: Path,
+    branch: str,
 ) -> None:
-    """SIGKILL amid QoS 2 in both directions; each client finds its session again at the next gateway."""
-    doomed = await new_gateway(bootstrap, name="doomed").start()
-    async with Wire(doomed.address("mqtt")).laid() as wire:
+    """SIGKILL amid QoS 2 in both directions; each client finds its session again at the same gateway, started anew."""
+    gateway = await new_gateway(bootstrap, "--data-dir", str(tmp_path / "data")).start()
+    async with Wire(gateway.address("mqtt")).laid() as wire:
         watcher = await new_client(PAHO)
         await watcher.subscribe(f"{branch}/up/#", qos=2)
         clients = {kind: await new_client(kind, through=wire, **KEPT) for kind in FINISHING}
@@ -104,17 +109,19 @@ async def test_all_libraries_go_on_after_the_gateway_was_killed(
         for kind, client in clients.items():
             assert await client.subscribe(f"{branch}/down", qos=2) == [2]
             answers += [client.send(f"{branch}/up/{kind}", b"%d" % number, 2) for number in range(100)]
+        for client in clients.values():
+            await client.flush()
         news = [watcher.send(f"{branch}/down", b"%d" % number, 2) for number in range(100)]
         await watcher.received(50)
-        await doomed.kill()
+        await gateway.kill()
         wire.cut()
         assert {answer["reason"] for answer in await asyncio.wait_for(asyncio.gather(*news), 15)} == {0}
-        heir = await new_gateway(bootstrap, name="heir").start()
-        wire.target = heir.address("mqtt")
         for client in clients.values():
             await client.ended()
-            connack = await client.connect(**KEPT)
-            assert (connack.reason, connack.session_present) == (0, True), client
+        await gateway.start()
+        wire.target = gateway.address("mqtt")
+        for connack in await asyncio.gather(*(client.connect(**KEPT) for client in clients.values())):
+            assert (connack.reason, connack.session_present) == (0, True)
         assert {answer["reason"] for answer in await asyncio.wait_for(asyncio.gather(*answers), 15)} == {0}
         assert await watcher.publish(f"{branch}/down", b"100", 2) == 0
         for client in clients.values():
@@ -123,7 +130,7 @@ async def test_all_libraries_go_on_after_the_gateway_was_killed(
         for kind in clients:
             seen = [int(one.payload) for one in watcher.messages if one.topic == f"{branch}/up/{kind}"]
             assert seen == list(range(100)), kind
-        assert await heir.stop() == 0
+        assert await gateway.stop() == 0
 
 
 @pytest.mark.parametrize("kind", **each(EVERY))

@@ -8,6 +8,7 @@ import com.hivemq.client.mqtt.MqttGlobalPublishFilter;
 import com.hivemq.client.mqtt.datatypes.MqttQos;
 import com.hivemq.client.mqtt.datatypes.MqttTopicFilter;
 import com.hivemq.client.mqtt.datatypes.MqttUtf8String;
+import com.hivemq.client.mqtt.exceptions.MqttClientStateException;
 import com.hivemq.client.mqtt.mqtt5.Mqtt5AsyncClient;
 import com.hivemq.client.mqtt.mqtt5.Mqtt5Client;
 import com.hivemq.client.mqtt.mqtt5.Mqtt5ClientConfig;
@@ -60,6 +61,7 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.concurrent.TimeUnit;
 import javax.crypto.Mac;
 import javax.crypto.SecretKeyFactory;
 import javax.crypto.spec.PBEKeySpec;
@@ -209,9 +211,24 @@ public class Driver {
             long delay = command.get("will").get("properties").path("will_delay_interval").asLong(0);
             builder = builder.willPublish(will.extendAsWill().delayInterval(delay).build());
         }
-        return client.connect(builder.build())
+        return connect(builder.build())
                 .exceptionally(error -> (Mqtt5ConnAck) refusal(error, Mqtt5ConnAckException.class))
                 .thenApply(Driver::connack);
+    }
+
+    /** Connect as soon as it may be: the end of a connection is told shortly before. */
+    CompletableFuture<Mqtt5ConnAck> connect(Mqtt5Connect message) {
+        return client.connect(message)
+                .handle(
+                        (connack, error) -> {
+                            Throwable cause = error instanceof CompletionException ? error.getCause() : error;
+                            if (cause == null) return CompletableFuture.completedFuture(connack);
+                            if (!(cause instanceof MqttClientStateException))
+                                return CompletableFuture.<Mqtt5ConnAck>failedFuture(cause);
+                            var soon = CompletableFuture.delayedExecutor(5, TimeUnit.MILLISECONDS);
+                            return CompletableFuture.supplyAsync(() -> message, soon).thenCompose(this::connect);
+                        })
+                .thenCompose(connected -> connected);
     }
 
     static ObjectNode connack(Mqtt5ConnAck connack) {
@@ -332,6 +349,7 @@ public class Driver {
             case "subscribe": return subscribe(command);
             case "unsubscribe": return unsubscribe(command);
             case "publish": return send(command);
+            case "flush": return CompletableFuture.completedFuture(JSON.createObjectNode());
             case "acknowledge": return acknowledge(command);
             case "disconnect": return disconnect(command);
             case "reauthenticate": return reauthenticate();

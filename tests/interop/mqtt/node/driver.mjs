@@ -186,6 +186,8 @@ const verbs = {
       });
     }),
 
+  flush: () => ({}),
+
   disconnect: ({ client, reason, properties }) =>
     new Promise((resolve) => {
       const said = { reasonCode: reason, properties: toLibrary(properties) };

@@ -87,6 +87,9 @@ class Client:
         await self.client.publish(command["topic"], payload, qos=command["qos"], retain=command["retain"])
         return {"reason": 0, "properties": {}}
 
+    async def flush(self, _command: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
     async def release(self, _command: dict[str, Any]) -> dict[str, Any]:
         if self.client._connected_state.is_set():
             await self.client.disconnect()
