@@ -22,7 +22,7 @@ from protocols.mqtt.framing import FrameBuffer, read_length
 from protocols.mqtt.packets import Packet, Version
 from protocols.mqtt.properties import NONE, decode_properties
 from protocols.mqtt.reasons import PacketType, ReasonCode, malformed, protocol_error
-from protocols.mqtt.sending import Sender
+from protocols.mqtt.sending import OPEN, PUBACK, Sender
 from protocols.mqtt.states import UNLIMITED, Awaits, Limits, State, Turn, check_legal, publish_flags
 
 TOPIC_CACHE: Final = 1024  # topics of one connection that are known to be good; a sensor has a few, a bridge many
@@ -59,12 +59,12 @@ class Receiver(Sender):
         position = 0
         size = len(buffer)
         needed = 2
-        taken = misses = 0
+        taken = freed = misses = 0
         room = self.inbound.free
         known = self._topics
         flags_table = self._flags
         v5 = 1 if self.version is Version.V5 else 0
-        is_open = self.state is State.OPEN
+        is_open = self.state is OPEN
         limit = self._max_in
         aliases = self._announced.topic_alias_maximum or 0
         awaited = self._awaited
@@ -79,9 +79,9 @@ class Receiver(Sender):
                 if not publish:
                     if first == 0x40 and length == 2 and is_open and start + 2 <= size:
                         packet_id = buffer[start] << 8 | buffer[start + 1]
-                        if awaited.get(packet_id) is Awaits.PUBACK:
+                        if awaited.get(packet_id) is PUBACK:
                             del awaited[packet_id]
-                            self.outbound.release()
+                            freed += 1
                             found.append(acknowledged(packet_id))
                             position = start + 2
                             continue
@@ -109,10 +109,13 @@ class Receiver(Sender):
                     if taken:
                         self.inbound.take(taken)
                         taken = 0
+                    if freed:
+                        self.outbound.release(freed)
+                        freed = 0
                     self._packet(first, buffer, start, end, found)
                     position = end
                     state = self.state
-                    if state is not State.OPEN:
+                    if state is not OPEN:
                         if state is State.CLOSED:
                             return
                         if state is State.CONNECTING:
@@ -171,6 +174,8 @@ class Receiver(Sender):
             return
         if taken:
             self.inbound.take(taken)
+        if freed:
+            self.outbound.release(freed)
         if position:
             self._heard_at = self._now
         if position < size:

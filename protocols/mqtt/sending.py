@@ -23,6 +23,12 @@ from protocols.mqtt.states import LARGEST_PACKET, UNLIMITED, Awaits, State
 NO_TOPIC: Final = b"\0\0"
 _CONNACK_CODES: Final = REASON_CODES[PacketType.CONNACK]
 
+# Python 3.11 takes 0.2 us to look up a member of an enumeration, a fifth of what a PUBLISH costs.
+OPEN: Final = State.OPEN
+PUBACK: Final = Awaits.PUBACK
+PUBREC: Final = Awaits.PUBREC
+_V5: Final = Version.V5
+
 
 class Sender:
     """What a server says on one connection. Two directions are two windows and two sets of packet identifiers.
@@ -79,7 +85,7 @@ class Sender:
 
     def send_pubacks(self, packet_ids: Sequence[int]) -> None:
         """Acknowledge many QoS 1 messages with success; four bytes each."""
-        if self.state is not State.OPEN or not packet_ids:
+        if self.state is not OPEN or not packet_ids:
             return
         count = len(packet_ids)
         self.inbound.release(count)
@@ -95,9 +101,9 @@ class Sender:
         Raises:
             UsageError: a failure for a 3.1.1 client.
         """
-        if self.state is not State.OPEN:
+        if self.state is not OPEN:
             return
-        if reason_code and self.version is not Version.V5:
+        if reason_code and self.version is not _V5:
             if reason_code >= 0x80:
                 raise UsageError("PUBACK of 3.1.1 has no reason code; close the connection")
             reason_code = 0
@@ -113,10 +119,10 @@ class Sender:
         Raises:
             UsageError: a failure for a 3.1.1 client.
         """
-        if self.state is not State.OPEN:
+        if self.state is not OPEN:
             return
         if reason_code >= 0x80:
-            if self.version is not Version.V5:
+            if self.version is not _V5:
                 raise UsageError("PUBREC of 3.1.1 has no reason code; close the connection")
             self._release_qos2(packet_id)
         self._say(packets.Pubrec(packet_id, reason_code, self._explain(reason_string)))
@@ -127,19 +133,19 @@ class Sender:
         One that nobody knows is answered too. 0x92 may be said to it, and need not be: after a lost PUBCOMP it is no
         error (section 3.7.2.1).
         """
-        if self.state is not State.OPEN:
+        if self.state is not OPEN:
             return
         self._release_qos2(packet_id)
-        self._say(packets.Pubcomp(packet_id, reason_code if self.version is Version.V5 else 0))
+        self._say(packets.Pubcomp(packet_id, reason_code if self.version is _V5 else 0))
 
     def send_suback(self, packet_id: int, reason_codes: Sequence[int], properties: Properties | None = None) -> None:
         """Answer a SUBSCRIBE, one code per filter [MQTT-3.8.4-6]; 3.1.1 gets 0x80 for every failure."""
-        if self.state is State.OPEN:
+        if self.state is OPEN:
             self._say(packets.Suback(packet_id, tuple(reason_codes), self._allowed(properties)))
 
     def send_unsuback(self, packet_id: int, reason_codes: Sequence[int], properties: Properties | None = None) -> None:
         """Answer an UNSUBSCRIBE [MQTT-3.10.4-4], one code per filter [MQTT-3.11.3-2]."""
-        if self.state is State.OPEN:
+        if self.state is OPEN:
             self._say(packets.Unsuback(packet_id, tuple(reason_codes), self._allowed(properties)))
 
     # verbs: our messages
@@ -189,7 +195,7 @@ class Sender:
         packet_id: int | None = None,
     ) -> int | None:
         """Send what `prepare_publish` encoded for this version; otherwise as `send_publish`."""
-        if self.state is not State.OPEN:
+        if self.state is not OPEN:
             raise UsageError(f"PUBLISH in state {self.state.name}")
         head = message.topic
         rest = message.rest
@@ -212,7 +218,7 @@ class Sender:
             out += head
             out += rest
             return 0
-        chosen = self._take_id(Awaits.PUBACK if qos == 1 else Awaits.PUBREC, packet_id)
+        chosen = self._take_id(PUBACK if qos == 1 else PUBREC, packet_id)
         out += header
         out += head
         out += chosen.to_bytes(2)
@@ -264,7 +270,7 @@ class Sender:
         header = _header(first, length)
         if len(header) + length > self._max_out:
             return None
-        chosen = self._take_id(Awaits.PUBACK if qos == 1 else Awaits.PUBREC, packet_id) if qos else 0
+        chosen = self._take_id(PUBACK if qos == 1 else PUBREC, packet_id) if qos else 0
         out = self._out
         out += header
         out += topic
@@ -285,16 +291,16 @@ class Sender:
         Raises:
             UsageError: its PUBLISH has no PUBREC yet.
         """
-        if self.state is not State.OPEN:
+        if self.state is not OPEN:
             return
         awaited = self._awaited.get(packet_id)
         if awaited is Awaits.RESERVED:
             self._awaited[packet_id] = Awaits.RESUMED
         elif awaited is Awaits.PUBREL:
             self._awaited[packet_id] = Awaits.PUBCOMP
-        elif awaited in (Awaits.PUBACK, Awaits.PUBREC):
+        elif awaited in (PUBACK, PUBREC):
             raise UsageError(f"PUBREL for packet identifier {packet_id} before its PUBREC")
-        self._say(packets.Pubrel(packet_id, reason_code if self.version is Version.V5 else 0))
+        self._say(packets.Pubrel(packet_id, reason_code if self.version is _V5 else 0))
 
     def release_reserved(self, packet_id: int) -> None:
         """Free an identifier that was reserved and will not be sent again; nothing for any other."""
@@ -317,13 +323,13 @@ class Sender:
         self._out += data
 
     def _say_disconnect(self, code: int, reason: str | None, properties: Properties) -> None:
-        if self.version is Version.V5:
+        if self.version is _V5:
             if reason is not None:
                 properties = msgspec.structs.replace(properties, reason_string=reason)
             self._say(packets.Disconnect(code, properties))
 
     def _say_connack(self, code: int, reason: str | None, properties: Properties) -> None:
-        if self.version is Version.V5:
+        if self.version is _V5:
             if code not in _CONNACK_CODES:
                 code = ReasonCode.UNSPECIFIED_ERROR
             if reason is not None:
