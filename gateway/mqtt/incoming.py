@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 EXACTLY_ONCE: Final = 2
 REFUSED: Final = 0x80
 UNHEARD: Final = ReasonCode.NO_MATCHING_SUBSCRIBERS
+STORED: Final = Outcome.STORED  # looked up once: Python 3.11 takes 0.2 us for a member of an enumeration
 _DENIED: Final = Result(Outcome.DENIED, reason="not allowed to publish to this topic")
 _NO_TEXT: Final = Result(Outcome.UNFIT, reason="the payload is no UTF-8 text")
 
@@ -42,7 +43,7 @@ class Unanswered:
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
         """A QoS 0 message is owed no answer; one that was not stored is counted."""
-        if result.outcome is not Outcome.STORED:
+        if result.outcome is not STORED:
             self._counters.lost_at_qos_0 += len(tokens)
 
 
@@ -159,8 +160,7 @@ class Incoming:
         for slot in self._acks.ready():
             result = slot.result
             assert result is not None
-            outcome = result.outcome
-            code = slot.unheard * UNHEARD if outcome is Outcome.STORED else ANSWERS[outcome].mqtt
+            code = (UNHEARD if slot.unheard else 0) if result.outcome is STORED else ANSWERS[result.outcome].mqtt
             if not code and slot.qos != EXACTLY_ONCE:
                 good.append(slot.packet_id)
                 continue
