@@ -50,16 +50,18 @@ EXPECTED = Seen(KEY, BODY, CONTENT_TYPE, CORRELATION, REPLY_TO, PROPERTIES)
 # senders
 
 
-def send_mqtt(gateway: GatewayProcess, topic: str) -> None:
+def send_mqtt(gateway: GatewayProcess, topic: str, qos: int = 1, retain: bool = False) -> None:
     client = paho.Client(CallbackAPIVersion.VERSION2, client_id=f"send-{uuid.uuid4().hex}", protocol=paho.MQTTv5)
-    client.connect(*gateway.address("mqtt"))
+    kept = Properties(PacketTypes.CONNECT)
+    kept.SessionExpiryInterval = 60 if qos == 2 else 0
+    client.connect(*gateway.address("mqtt"), properties=kept)
     client.loop_start()
     properties = Properties(PacketTypes.PUBLISH)
     properties.ContentType = CONTENT_TYPE
     properties.CorrelationData = CORRELATION.encode()
     properties.ResponseTopic = REPLY_TO
     properties.UserProperty = PROPERTIES
-    client.publish(f"{topic}/{KEY}", BODY, qos=1, properties=properties).wait_for_publish(WAIT_S)
+    client.publish(f"{topic}/{KEY}", BODY, qos, retain, properties).wait_for_publish(WAIT_S)
     client.disconnect()
     client.loop_stop()
 
@@ -96,6 +98,8 @@ async def send_http(gateway: GatewayProcess, topic: str) -> None:
 async def send(protocol: str, gateway: GatewayProcess, topic: str) -> None:
     if protocol == "mqtt":
         await asyncio.to_thread(send_mqtt, gateway, topic)
+    elif protocol == "mqtt, QoS 2, retained":  # of a session that is kept, whose records carry what a crash needs
+        await asyncio.to_thread(send_mqtt, gateway, topic, 2, True)
     elif protocol == "amqp":
         await asyncio.to_thread(send_amqp, gateway, topic)
     else:
@@ -230,7 +234,7 @@ async def receive_kafka(gateway: GatewayProcess, topic: str) -> Receiving:
 RECEIVERS = {"mqtt": receive_mqtt, "amqp": receive_amqp, "http": receive_http, "kafka": receive_kafka}
 
 
-@pytest.mark.parametrize("sender", ["mqtt", "amqp", "http"])
+@pytest.mark.parametrize("sender", ["mqtt", "mqtt, QoS 2, retained", "amqp", "http"])
 async def test_a_record_leaves_by_every_protocol_as_it_entered_by_one(
     gateway: GatewayProcess, new_topic: Callable[..., Awaitable[str]], sender: str
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from gateway.kafka import ivy, jars
 from gateway.kafka.jars import Jar, JarError, ensure_jars
+from tools.lock_jars import TESTS_LOCK
 
 ROOT = Path(__file__).parents[3]
 TOTAL = len(jars.locked_jars("spark"))
@@ -230,9 +231,9 @@ def test_cache_directory(tmp_path):
     assert jars.cache_directory({}) == jars.cache_directory({"XDG_CACHE_HOME": "relative"}) == default
 
 
-def test_lock_names_every_jar_once():
-    for name in jars.SETS:
-        locked = jars.locked_jars(name)
+def test_locks_name_every_jar_once():
+    for name, lock in [*((name, None) for name in jars.SETS), ("hivemq", TESTS_LOCK)]:
+        locked = jars.locked_jars(name, lock)
         assert all(isinstance(jar, Jar) and len(bytes.fromhex(jar.sha256)) == 32 for jar in locked)
         assert len({jar.file_name for jar in locked}) == len(locked)
     assert jars.locked_version("kafka", "kafka_2.13") == jars.locked_version("kafka", "kafka-clients") == "4.3.1"

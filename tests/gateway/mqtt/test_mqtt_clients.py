@@ -1,9 +1,8 @@
-"""MQTT as its users see it: paho, mosquitto's tools and amqtt's client against a running gateway."""
+"""MQTT as its users see it: paho against a running gateway; other libraries are in `tests/interop/mqtt`."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import aiokafka
 import paho.mqtt.client as paho
 import pytest
-from amqtt.client import MQTTClient
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -235,43 +233,6 @@ async def test_an_illegal_packet_closes_its_own_connection_only(gateway: Gateway
     writer.close()
     await bystander.publish(f"t-{uuid.uuid4().hex[:6]}/ok", b"fine")
     await bystander.close()
-
-
-@pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="mosquitto-clients is not installed")
-@pytest.mark.clause("MQTT311-7.0.0-2")
-@pytest.mark.parametrize("version", ["5", "mqttv311"])
-async def test_mosquitto_pub_and_sub(gateway: GatewayProcess, new_topic: NewTopic, version: str) -> None:
-    topic = await new_topic()
-    host, port = gateway.address("mqtt")
-    where = ["-h", host, "-p", str(port), "-V", version, "-q", "1"]
-    subscriber = await asyncio.create_subprocess_exec(
-        "stdbuf", "-oL", "mosquitto_sub", *where, "-t", f"{topic}/#", "-C", "2", "-F", "%t %p", "-d",
-        stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert subscriber.stdout is not None
-    lines: list[bytes] = []
-    while not any(b"Subscribed" in line for line in lines):
-        lines.append(await asyncio.wait_for(subscriber.stdout.readline(), 10))
-    publisher = await asyncio.create_subprocess_exec("mosquitto_pub", *where, "-t", f"{topic}/a", "-m", "hello")
-    assert await asyncio.wait_for(publisher.wait(), 10) == 0
-    publisher = await asyncio.create_subprocess_exec("mosquitto_pub", *where, "-t", topic, "-m", "world")
-    assert await asyncio.wait_for(publisher.wait(), 10) == 0
-    rest = await asyncio.wait_for(subscriber.stdout.read(), 10)
-    assert await subscriber.wait() == 0
-    assert {f"{topic}/a hello".encode(), f"{topic} world".encode()} <= set(rest.splitlines())
-
-
-async def test_the_amqtt_client(gateway: GatewayProcess, new_topic: NewTopic) -> None:
-    topic = await new_topic()
-    client = MQTTClient(client_id=f"amqtt-{uuid.uuid4().hex[:8]}")
-    host, port = gateway.address("mqtt")
-    await client.connect(f"mqtt://{host}:{port}/")
-    await client.subscribe([(f"{topic}/+", 1)])
-    await client.publish(f"{topic}/a", b"by amqtt", qos=1)
-    message = await asyncio.wait_for(client.deliver_message(), 10)
-    assert message is not None
-    assert (message.topic, bytes(message.data)) == (f"{topic}/a", b"by amqtt")
-    await client.disconnect()
 
 
 async def test_a_slow_subscriber_at_qos_1_gets_everything_in_order_and_holds_nobody(
