@@ -155,44 +155,6 @@ async def test_a_second_connection_takes_the_client_id_over(gateway: GatewayProc
     await asyncio.to_thread(first.paho.loop_stop)
 
 
-async def test_what_is_not_served_is_announced(gateway: GatewayProcess) -> None:
-    properties = Properties(PacketTypes.CONNECT)
-    properties.SessionExpiryInterval = 3600
-    client = await Client(gateway, reconnect_on_failure=False).connect(properties=properties)
-    said = client.connack_properties
-    assert (said.MaximumQoS, said.RetainAvailable, said.SharedSubscriptionAvailable) == (1, 0, 0)
-    assert said.SessionExpiryInterval == 0
-    assert said.ReceiveMaximum == 256
-    await client.close()
-
-
-@pytest.mark.parametrize(
-    ("act", "code"),
-    [
-        (lambda client: client.publish("t/x", b"", qos=2), 0x9B),
-        (lambda client: client.publish("t/x", b"", qos=1, retain=True), 0x9A),
-        (lambda client: client.subscribe("$share/g/t/#"), 0x9E),
-    ],
-)
-async def test_what_was_announced_as_missing_is_refused(
-    gateway: GatewayProcess, act: Callable[[paho.Client], Any], code: int
-) -> None:
-    client = await Client(gateway, reconnect_on_failure=False).connect()
-    act(client.paho)
-    await wait_until(lambda: client.disconnected is not None)
-    assert client.disconnected.value == code
-    await asyncio.to_thread(client.paho.loop_stop)
-
-
-@pytest.mark.parametrize(("protocol", "code"), [(paho.MQTTv5, 0x83), (paho.MQTTv311, 0x88)])
-async def test_a_will_is_refused_not_forgotten(gateway: GatewayProcess, protocol: int, code: int) -> None:
-    client = Client(gateway, protocol=protocol, reconnect_on_failure=False)
-    client.paho.will_set("t/will", b"gone")
-    await client.connect()
-    assert client.connack.value == code  # paho shows 3.1.1's return code 3 as 0x88
-    await asyncio.to_thread(client.paho.loop_stop)
-
-
 async def test_a_record_too_large_for_its_topic_is_refused_and_loses_nothing_else(
     gateway: GatewayProcess, new_topic: NewTopic, bootstrap: str
 ) -> None:
