@@ -22,7 +22,7 @@ from protocols.mqtt.framing import FrameBuffer, read_length
 from protocols.mqtt.packets import Packet, Version
 from protocols.mqtt.properties import NONE, decode_properties
 from protocols.mqtt.reasons import PacketType, ReasonCode, malformed, protocol_error
-from protocols.mqtt.sending import OPEN, PUBACK, Sender
+from protocols.mqtt.sending import OPEN, PUBACK, PUBCOMP, PUBREC, PUBREL, Sender
 from protocols.mqtt.states import UNLIMITED, Awaits, Limits, State, Turn, check_legal, publish_flags
 
 TOPIC_CACHE: Final = 1024  # topics of one connection that are known to be good; a sensor has a few, a bridge many
@@ -77,12 +77,16 @@ class Receiver(Sender):
                 start = position + 2
                 publish = is_open and first & 0xF0 == 0x30
                 if not publish:
-                    if first == 0x40 and length == 2 and is_open and start + 2 <= size:
+                    if length == 2 and is_open and start + 2 <= size:
                         packet_id = buffer[start] << 8 | buffer[start + 1]
-                        if awaited.get(packet_id) is PUBACK:
-                            del awaited[packet_id]
-                            freed += 1
-                            found.append(acknowledged(packet_id))
+                        if first == 0x40:
+                            if awaited.get(packet_id) is PUBACK:
+                                del awaited[packet_id]
+                                freed += 1
+                                found.append(acknowledged(packet_id))
+                                position = start + 2
+                                continue
+                        elif self._exchange(first, packet_id, found):
                             position = start + 2
                             continue
                     check_legal(first, self.state, self.version, self._method)
@@ -241,6 +245,25 @@ class Receiver(Sender):
             add(received(topic, buffer[at:behind], qos, retain, dup, packet_id, None))
             end = behind
         return end
+
+    def _exchange(self, first: int, packet_id: int, found: list[Any]) -> bool:
+        """Take a step of a QoS 2 exchange that says nothing but its identifier; False: it needs a closer look."""
+        if first == 0x62:
+            if not packet_id:
+                return False
+            found.append(events.PubrelReceived(packet_id))
+            return True
+        awaited = self._awaited.get(packet_id)
+        if first == 0x50 and awaited is PUBREC:
+            self._awaited[packet_id] = PUBREL
+            found.append(events.PubrecReceived(packet_id))
+            return True
+        if first == 0x70 and awaited is PUBCOMP:
+            del self._awaited[packet_id]
+            self.outbound.release()
+            found.append(events.PubcompReceived(packet_id))
+            return True
+        return False
 
     def _packet(self, first: int, buffer: bytes, start: int, end: int, found: list[Any]) -> None:
         """Act on any packet but PUBLISH."""

@@ -27,6 +27,8 @@ _CONNACK_CODES: Final = REASON_CODES[PacketType.CONNACK]
 OPEN: Final = State.OPEN
 PUBACK: Final = Awaits.PUBACK
 PUBREC: Final = Awaits.PUBREC
+PUBREL: Final = Awaits.PUBREL
+PUBCOMP: Final = Awaits.PUBCOMP
 _V5: Final = Version.V5
 
 
@@ -125,7 +127,10 @@ class Sender:
             if self.version is not _V5:
                 raise UsageError("PUBREC of 3.1.1 has no reason code; close the connection")
             self._release_qos2(packet_id)
-        self._say(packets.Pubrec(packet_id, reason_code, self._explain(reason_string)))
+        if reason_code:
+            self._say(packets.Pubrec(packet_id, reason_code, self._explain(reason_string)))
+        else:
+            self._out += b"\x50\x02" + packet_id.to_bytes(2)
 
     def send_pubcomp(self, packet_id: int, reason_code: int = 0) -> None:
         """Answer a PUBREL [MQTT-4.3.3-11]; the identifier is free again.
@@ -136,7 +141,10 @@ class Sender:
         if self.state is not OPEN:
             return
         self._release_qos2(packet_id)
-        self._say(packets.Pubcomp(packet_id, reason_code if self.version is _V5 else 0))
+        if reason_code and self.version is _V5:
+            self._say(packets.Pubcomp(packet_id, reason_code))
+        else:
+            self._out += b"\x70\x02" + packet_id.to_bytes(2)
 
     def send_suback(self, packet_id: int, reason_codes: Sequence[int], properties: Properties | None = None) -> None:
         """Answer a SUBSCRIBE, one code per filter [MQTT-3.8.4-6]; 3.1.1 gets 0x80 for every failure."""
@@ -296,11 +304,14 @@ class Sender:
         awaited = self._awaited.get(packet_id)
         if awaited is Awaits.RESERVED:
             self._awaited[packet_id] = Awaits.RESUMED
-        elif awaited is Awaits.PUBREL:
-            self._awaited[packet_id] = Awaits.PUBCOMP
+        elif awaited is PUBREL:
+            self._awaited[packet_id] = PUBCOMP
         elif awaited in (PUBACK, PUBREC):
             raise UsageError(f"PUBREL for packet identifier {packet_id} before its PUBREC")
-        self._say(packets.Pubrel(packet_id, reason_code if self.version is _V5 else 0))
+        if reason_code and self.version is _V5:
+            self._say(packets.Pubrel(packet_id, reason_code))
+        else:
+            self._out += b"\x62\x02" + packet_id.to_bytes(2)
 
     def release_reserved(self, packet_id: int) -> None:
         """Free an identifier that was reserved and will not be sent again; nothing for any other."""

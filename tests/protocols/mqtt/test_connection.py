@@ -563,6 +563,39 @@ def test_a_refused_qos_2_message_is_over() -> None:
     assert connection.outbound.used == 0
 
 
+@pytest.mark.parametrize("version", [5, 4, 3])
+def test_acknowledgements_of_every_kind_in_one_read(version: int) -> None:
+    connection = opened(version)
+    for _ in range(2):
+        for qos in (1, 1, 2, 1):
+            connection.send_publish("t", b"", qos)
+    connection.data_to_send()
+    events = say(
+        connection, "40 02 0001", "40 02 0002", "50 02 0003", "c0 00", "40 02 0004", "62 02 0009", "50 02 0007"
+    )
+    assert events == [
+        PubackReceived(1), PubackReceived(2), PubrecReceived(3), PubackReceived(4), PubrelReceived(9),
+        PubrecReceived(7),
+    ]  # fmt: skip
+    assert connection.outbound.used == 5
+    connection.send_pubrel(3)
+    connection.send_pubrel(7)
+    connection.send_pubcomp(9)
+    assert connection.data_to_send() == bytes.fromhex("d000 62020003 62020007 70020009")
+    events = say(connection, "70 02 0007", "40 02 0005", "40 02 0005", "70 02 0003", "40 02 0006", "62 02 0000")
+    assert [type(one) for one in events[:-1]] == [PubcompReceived, PubackReceived, PubcompReceived, PubackReceived]
+    assert failed(events) == "0x82"
+    assert connection.outbound.used == 1
+
+
+def test_topics_in_every_pattern() -> None:
+    connection = opened(announced=Properties(receive_maximum=100))
+    topics = "aaabbbabababababababababcaaaaaabbc"
+    events = say(connection, *(f"32 * s'{topic}' {at + 1:04x} 00" for at, topic in enumerate(topics)))
+    assert [(one.topic, one.packet_id) for one in events] == [(topic, at + 1) for at, topic in enumerate(topics)]
+    assert connection.inbound.used == len(topics)
+
+
 @pytest.mark.parametrize(
     ("qos", "answer"), [(1, "50 02 0001"), (1, "70 02 0001"), (2, "40 02 0001"), (2, "70 02 0001")]
 )
