@@ -12,7 +12,7 @@ LONGEST = (
     SPARK,
     "tests/faults/",
     "tests/gateway/test_process.py",
-    "tests/interop/test_demo.py",
+    "tests/interop/",
     "tests/gateway/",
 )
 """Where the tests are that take long, by the beginning of their paths; what is not here comes behind."""
