@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.mqtt.clients import EVERY, HIVEMQ, MQTTJS, MQTTJS_311, PAHO, PAHO_311, VERSION_5, Kind, each
+from tests.interop.mqtt.clients import (
+    EVERY,
+    HIVEMQ,
+    MQTTJS,
+    MQTTJS_311,
+    PAHO,
+    PAHO_311,
+    VERSION_5,
+    WEBSOCKET,
+    Kind,
+    each,
+)
 from tests.interop.mqtt.conftest import NewClient
 from tests.interop.mqtt.drivers import Wire
 from tests.support.gateway import GatewayProcess
@@ -18,7 +29,7 @@ KEPT = {"clean": False, "properties": {"session_expiry_interval": 300}}
 FINISHING = [PAHO, PAHO_311, MQTTJS, MQTTJS_311, HIVEMQ]
 
 
-@pytest.mark.parametrize("kind", **each(EVERY))
+@pytest.mark.parametrize("kind", **each(EVERY + WEBSOCKET))
 async def test_a_kept_session_gets_what_came_meanwhile(new_client: NewClient, branch: str, kind: Kind) -> None:
     publisher = await new_client(PAHO)
     client = await new_client(kind, connected=False)
