@@ -40,7 +40,7 @@ from mapping.record import (
     Record,
 )
 from protocols.amqp import primitives
-from protocols.amqp.primitives import DecodeError, decode
+from protocols.amqp.primitives import DecodeError, compound, decode, skip
 from protocols.amqp.sections import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
@@ -52,7 +52,7 @@ from protocols.amqp.sections import (
     scan,
 )
 
-__all__ = ["Destination", "Unmappable", "gateway_headers", "to_record"]
+__all__ = ["Destination", "Unmappable", "gateway_headers", "recipient", "to_record"]
 
 PROTOCOL: Final = b"amqp10"
 CREATION_WINDOW_MS: Final = 24 * 3600 * 1000
@@ -84,6 +84,31 @@ def to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
     except DecodeError as error:
         raise Unmappable(Outcome.UNFIT, str(error)) from None
 
+
+def recipient(data: bytes) -> str | None:
+    """The `to` of a message (part 3.2.4); None when it has none.
+
+    Raises:
+        Unmappable: UNFIT.
+    """
+    try:
+        for code, _, at, end in scan(data):
+            if code == PROPERTIES:
+                count, place, after = compound(data, at, end)
+                if count <= _TO:
+                    return None
+                for _ in range(_TO):
+                    place = skip(data, place, after)
+                address, _ = decode(data, place, after)
+                if address is not None and type(address) is not str:
+                    raise DecodeError("a property `to` that is no string")
+                return address
+    except DecodeError as error:
+        raise Unmappable(Outcome.UNFIT, str(error)) from None
+    return None
+
+
+_TO: Final = 2  # its place among the properties
 
 # The beginnings of sections in the usual form: a numeric descriptor in two bytes, then a short or a long compound.
 _HEADER: Final = b"\x00\x53\x70\xc0"

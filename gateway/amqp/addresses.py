@@ -79,7 +79,7 @@ def parse_source(address: str | None) -> SourceAddress:
 
 def _stripped(address: str | None) -> str:
     if not address:
-        raise AddressError(NOT_IMPLEMENTED, "a link without an address is not offered")
+        raise AddressError(INVALID_FIELD, "a link needs an address")
     for prefix in _PREFIXES:
         if address.startswith(prefix):
             return address[len(prefix) :]

@@ -14,6 +14,7 @@ from gateway.amqp.answers import delivery_state
 from mapping.amqp import Destination, Unmappable, to_record
 from mapping.outcomes import Outcome
 from protocols.amqp.links import Link
+from protocols.amqp.outcomes import rejected
 
 if TYPE_CHECKING:
     from gateway.amqp.session import AmqpSession
@@ -33,14 +34,14 @@ class IncomingLink:
     __slots__ = ("_allowed", "_session", "_submit", "destination", "link", "touched", "window")
 
     def __init__(
-        self, session: AmqpSession, link: Link, destination: Destination, limit: int, allowed: Allowed | None
+        self, session: AmqpSession, link: Link, destination: Destination | None, limit: int, allowed: Allowed | None
     ) -> None:
         """Take an accepted link.
 
         Args:
             session: the connection's.
             link: the engine's.
-            destination: where its messages go.
+            destination: where its messages go; None while that is not known (`gateway.amqp.relay`).
             limit: the largest window, in messages.
             allowed: asked for each record's key; None when every key is allowed.
         """
@@ -55,6 +56,7 @@ class IncomingLink:
     def receive(self, delivery: Any, data: bytes, now_ms: int) -> None:
         """Take one message."""
         self.window.arrive(len(data))
+        assert self.destination is not None
         try:
             record = to_record(data, self.destination, now_ms)
         except Unmappable as unmappable:
@@ -70,12 +72,13 @@ class IncomingLink:
         self.window.arrive(size)
         self.refuse(delivery, Outcome.TOO_LARGE, f"{size} bytes, the limit is {self.link.limit}")
 
-    def refuse(self, delivery: Any, outcome: Outcome, reason: str) -> None:
-        """Settle a message that does not reach Kafka."""
+    def refuse(self, delivery: Any, outcome: Outcome, reason: str, condition: str | None = None) -> None:
+        """Settle a message that does not reach Kafka; rejected with `condition` where the outcome's is too general."""
         self.window.settle()
         self._session.services.counts.incoming[outcome] += 1
         if delivery is not None:
-            self._session.engine.settle_delivery(self.link, delivery, delivery_state(self.link, outcome, reason))
+            state = rejected(condition, reason) if condition else delivery_state(self.link, outcome, reason)
+            self._session.engine.settle_delivery(self.link, delivery, state)
 
     def top_up(self) -> None:
         """Grant credit if there is room and it is worth a frame."""
@@ -84,7 +87,8 @@ class IncomingLink:
         if not link.attached:
             return
         services = self._session.services
-        shut = services.shut_gate(self.destination.topic)
+        destination = self.destination
+        shut = services.shut_gate(destination.topic if destination is not None else None)
         if shut is not None:
             services.wait_for(shut, self)
             return

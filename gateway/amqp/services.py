@@ -124,11 +124,13 @@ class Services:
         self._starved: dict[Gate, set[IncomingLink]] = {}
         self._callbacks: dict[Gate, Callable[[bool], None]] = {}
 
-    def shut_gate(self, topic: str) -> Gate | None:
-        """The budget gate that forbids more credit for `topic` now, if any."""
+    def shut_gate(self, topic: str | None) -> Gate | None:
+        """The budget gate that forbids more credit for `topic` now, if any; None is no topic in particular."""
         publisher = self.publisher
         if not publisher.gate.is_open:
             return publisher.gate
+        if topic is None:
+            return None
         gate = publisher.topic_gate(topic)
         return None if gate.is_open else gate
 

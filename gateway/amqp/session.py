@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import operator
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Final
 
 import structlog
 
 from flowcontrol.budget import Budget
-from gateway.amqp.addresses import AddressError, SourceAddress, parse_source, parse_target
+from gateway.amqp.addresses import AddressError, SourceAddress, TargetAddress, parse_source, parse_target
 from gateway.amqp.answers import delivery_state, refusal
 from gateway.amqp.incoming import IncomingLink
 from gateway.amqp.login import Login
 from gateway.amqp.outgoing import OutgoingLink
+from gateway.amqp.relay import RelayLink
 from gateway.amqp.services import PRODUCT, Services
 from gateway.kafka.contracts import Refused, Result
+from gateway.kafka.topics import TopicInfo
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
 from gateway.security.exchange import Continue, Done, Failed
@@ -57,6 +59,7 @@ log = structlog.get_logger(__name__)
 
 WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn before they are written: bounds what waits inside the engine
 _LINK_OF: Final = operator.itemgetter(0)  # of a token
+CAPABILITIES: Final = ("ANONYMOUS-RELAY",)  # of a connection
 TARGET_CAPABILITIES: Final = ("queue", "topic")  # a sender cannot tell them apart: both only mean "store it"
 
 
@@ -188,6 +191,22 @@ class AmqpSession:
         """The wall clock, epoch milliseconds."""
         return self.services.wall_clock()
 
+    def destination(self, address: str, parsed: TargetAddress, info: TopicInfo) -> Destination:
+        """Where messages of this connection go that are sent to `address`."""
+        identity = self._identity
+        assert identity is not None
+        return Destination(
+            topic=parsed.topic,
+            address_bytes=address.encode(),
+            partition=parsed.partition,
+            key=parsed.key,
+            user=identity.name,
+            headers=gateway_headers(self._container_id),
+            before_ms=info.before_ms,
+            after_ms=info.after_ms,
+            partitions=info.partitions,
+        )
+
     def wrote(self, size: int) -> None:
         """Something was sent: write it with what else is sent in this turn, or at once when that is much."""
         self._written += size
@@ -241,7 +260,7 @@ class AmqpSession:
                 self._opened(event)
             case LinkRequested(link=link):
                 if not self._is_lost(link):
-                    self._start(self._attach(link))
+                    self.start(self._attach(link))
             case LinkDetached(link=link):
                 if event.by_us:
                     self._log.info("link detached", link=link.name, error=event.error)
@@ -284,11 +303,12 @@ class AmqpSession:
         self._identity = identity
         self._grant = self.services.access.for_identity(identity)
         self._container_id = event.container_id
-        self._connection.open((), (("product", PRODUCT),))
+        self._connection.open(CAPABILITIES, (("product", PRODUCT),))
         self._log = self._log.bind(client=event.container_id)
         self._log.info("connection opened", principal=identity.name)
 
-    def _start(self, work: Any) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin what ends with the connection at the latest."""
         task = self.pump.spawn(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -318,6 +338,10 @@ class AmqpSession:
 
     async def _attach_incoming(self, link: Link) -> None:
         services = self.services
+        if link.target.kind is TerminusKind.TARGET and not link.target.address:
+            relay = RelayLink(self, link, services.config.link_credit, self._grant.publish)
+            self._accept_incoming(link, relay, services.config.max_message_bytes)
+            return
         address = parse_target(link.target.address)
         if not self._grant.publish.some(address.topic):
             raise AddressError(UNAUTHORIZED_ACCESS, f"no right to publish to {address.topic}")
@@ -326,25 +350,15 @@ class AmqpSession:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"{address.topic} has {info.partitions} partitions")
         if self._is_lost(link):
             return
-        identity = self._identity
-        assert identity is not None
-        destination = Destination(
-            topic=address.topic,
-            address_bytes=(link.target.address or "").encode(),
-            partition=address.partition,
-            key=address.key,
-            user=identity.name,
-            headers=gateway_headers(self._container_id),
-            before_ms=info.before_ms,
-            after_ms=info.after_ms,
-            partitions=info.partitions,
-        )
+        destination = self.destination(link.target.address or "", address, info)
         allowed = None if self._grant.publish.uniform(address.topic) else self._grant.publish
         incoming = IncomingLink(self, link, destination, services.config.link_credit, allowed)
+        self._accept_incoming(link, incoming, min(services.config.max_message_bytes, info.max_message_bytes))
+
+    def _accept_incoming(self, link: Link, incoming: IncomingLink, limit: int) -> None:
         link.context = incoming
         self._incoming.add(incoming)
-        services.senders += 1
-        limit = min(services.config.max_message_bytes, info.max_message_bytes)
+        self.services.senders += 1
         self.engine.accept_link(link, max_message_bytes=limit, capabilities=self._honest(link.target.capabilities))
         incoming.top_up()
 

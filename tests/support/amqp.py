@@ -6,12 +6,41 @@ import asyncio
 import concurrent.futures
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from proton import ConnectionException, Message
 from proton.utils import BlockingConnection
 
+from gateway.amqp.front import AmqpFront
+
 WAIT_S = 40
+TIMEOUT = 20
+T = TypeVar("T")
+
+
+async def as_client(front: AmqpFront, work: Callable[[BlockingConnection], T], **options: Any) -> T:
+    """Run `work` with a blocking connection in a thread."""
+
+    def run() -> T:
+        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT, **options)
+        try:
+            return work(connection)
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(run)
+
+
+def data(body: bytes, **fields: Any) -> Message:
+    """A message with one Data section."""
+    return Message(body=body, inferred=True, **fields)
+
+
+def body_of(message: Message) -> bytes:
+    """The bytes of its Data section."""
+    found = message.body
+    assert isinstance(found, memoryview | bytes)
+    return bytes(found)
 
 
 class ThreadedSender:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 
@@ -18,3 +20,35 @@ async def until_led(admin: AIOKafkaAdminClient, name: str) -> None:
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(pause.wait(), 0.01)
+
+
+async def read_all(bootstrap: str, topic: str) -> list[Any]:
+    """Every record of a topic, partition by partition."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap)
+    await consumer.start()
+    try:
+        async with asyncio.timeout(20):
+            while not (numbers := consumer.partitions_for_topic(topic)):
+                await consumer._client.force_metadata_update()
+            partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
+            consumer.assign(partitions)
+            ends = await consumer.end_offsets(partitions)
+            await consumer.seek_to_beginning()
+            found = []
+            while any([await consumer.position(part) < end for part, end in ends.items()]):
+                for records in (await consumer.getmany(timeout_ms=500)).values():
+                    found += records
+            return found
+    finally:
+        await consumer.stop()
+
+
+async def produce(bootstrap: str, topic: str, values: list[bytes], **fields: Any) -> None:
+    """Write records with the same key, headers and partition (`fields`)."""
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
+    await producer.start()
+    try:
+        for value in values:
+            await producer.send(topic, value, **fields)
+    finally:
+        await producer.stop()

@@ -1,0 +1,107 @@
+"""The anonymous relay: a link without a target address, whose messages say themselves where they go (`to`).
+
+What is wrong with one message's address is told by its outcome, as an attach to that address would have been refused;
+the link lives on. A topic that has not been heard of is looked up; its messages wait for that and keep their order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from gateway.amqp.addresses import AddressError, TargetAddress, parse_target
+from gateway.amqp.incoming import Allowed, IncomingLink
+from gateway.kafka.contracts import Refused
+from gateway.kafka.topics import TopicInfo
+from mapping.amqp import Destination, Unmappable, recipient
+from mapping.outcomes import Outcome
+from protocols.amqp.links import Link
+from protocols.amqp.outcomes import NOT_FOUND, PRECONDITION_FAILED, UNAUTHORIZED_ACCESS
+
+if TYPE_CHECKING:
+    from gateway.amqp.session import AmqpSession
+
+KNOWN_ADDRESSES: Final = 256  # of one link; a peer that uses more pays for the look-up
+_OUTCOMES: Final = {NOT_FOUND: Outcome.UNKNOWN_TOPIC, UNAUTHORIZED_ACCESS: Outcome.DENIED}
+
+
+class _Message(NamedTuple):
+    to: str
+    address: TargetAddress
+    delivery: Any
+    data: bytes
+
+
+class RelayLink(IncomingLink):
+    """One link of a peer that sends to anywhere.
+
+    `destination` is that of the last message: while its topic's budget is shut, the link gets no credit.
+    """
+
+    __slots__ = ("_known", "_waiting")
+
+    def __init__(self, session: AmqpSession, link: Link, limit: int, allowed: Allowed) -> None:
+        """Take an accepted link; `allowed` is asked for each message."""
+        super().__init__(session, link, None, limit, allowed)
+        self._known: dict[str, tuple[TopicInfo, Destination]] = {}
+        self._waiting: dict[str, list[_Message]] = {}  # by topic
+
+    def receive(self, delivery: Any, data: bytes, now_ms: int) -> None:
+        """Take one message."""
+        try:
+            to = recipient(data)
+            if not to:
+                raise AddressError(PRECONDITION_FAILED, "a message to an anonymous target needs the property `to`")
+            address = parse_target(to)
+        except AddressError as error:
+            self.window.arrive(len(data))
+            outcome = _OUTCOMES.get(error.error.condition, Outcome.UNFIT)
+            self.refuse(delivery, outcome, error.error.description, error.error.condition)
+            return
+        except Unmappable as unmappable:
+            self.window.arrive(len(data))
+            self.refuse(delivery, unmappable.outcome, unmappable.reason)
+            return
+        message = _Message(to, address, delivery, data)
+        waiting = self._waiting.get(address.topic)
+        info = self._session.services.publisher.known_topic(address.topic)
+        if waiting is None and info is not None:
+            self._store(message, info, now_ms)
+            return
+        self.window.arrive(len(data))
+        if waiting is None:
+            waiting = self._waiting[address.topic] = []
+            self._session.start(self._look_up(address.topic))
+        waiting.append(message)
+
+    def _store(self, message: _Message, info: TopicInfo, now_ms: int) -> None:
+        to, address, delivery, data = message
+        known, destination = self._known.get(to, (None, None))
+        if destination is None or known is not info:
+            destination = self._session.destination(to, address, info)
+            if len(self._known) >= KNOWN_ADDRESSES:
+                self._known.clear()
+            self._known[to] = (info, destination)
+        self.destination = destination
+        if address.partition is not None and address.partition >= info.partitions:
+            self.window.arrive(len(data))
+            self.refuse(delivery, Outcome.UNKNOWN_TOPIC, f"{address.topic} has {info.partitions} partitions")
+            return
+        super().receive(delivery, data, now_ms)
+
+    async def _look_up(self, topic: str) -> None:
+        """Learn of a topic, and go on with what waits for it."""
+        session = self._session
+        refused: Refused | None = None
+        try:
+            info = await session.services.publisher.topic(topic)
+        except Refused as error:
+            refused = error
+        now_ms = session.now_ms()
+        for message in self._waiting.pop(topic):
+            if refused is not None:
+                self.refuse(message.delivery, refused.outcome, refused.reason)
+            else:
+                self.window.settle()  # it arrives once more
+                self._store(message, info, now_ms)
+        self.top_up()
+        session.flush_soon()

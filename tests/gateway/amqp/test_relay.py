@@ -1,0 +1,98 @@
+"""The anonymous relay: messages that say themselves where they go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proton import Delivery, Message
+from proton.utils import BlockingConnection
+
+from gateway.amqp.front import AmqpFront
+from gateway.config import AccessRule, SecurityConfig
+from protocols.amqp import outcomes
+from tests.support.amqp import as_client, data
+from tests.support.topics import read_all
+
+TIMEOUT = 20
+
+
+def outcome(connection: BlockingConnection, link: Any, message: Message) -> tuple[int, str | None]:
+    """Send; the state and the condition of the answer."""
+    connection.wait(lambda: link.credit > 0, timeout=TIMEOUT)
+    delivery = link.send(message)
+    connection.wait(lambda: delivery.settled, timeout=TIMEOUT)
+    condition = delivery.remote.condition
+    return int(delivery.remote_state), condition.name if condition is not None else None
+
+
+async def test_each_message_finds_its_topic(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+    """Also the first ones, whose topic has to be looked up, in order; the link outlives what cannot be sent."""
+    one, two = await new_topic(partitions=1), await new_topic(partitions=2)
+    count = 20
+
+    def send(connection: BlockingConnection) -> list[tuple[int, str | None]]:
+        assert "ANONYMOUS-RELAY" in [str(name) for name in connection.conn.remote_offered_capabilities]
+        sender = connection.create_sender(None)
+        link = sender.link
+        connection.wait(lambda: link.credit > 2 * count, timeout=TIMEOUT)
+        deliveries = []
+        for number in range(count):
+            deliveries.append(link.send(data(b"%d" % number, address=one)))
+            deliveries.append(link.send(data(b"%d" % number, address=f"topic://{two}/partitions/1")))
+        connection.wait(lambda: all(delivery.settled for delivery in deliveries), timeout=TIMEOUT)
+        assert {delivery.remote_state for delivery in deliveries} == {Delivery.ACCEPTED}
+        return [
+            outcome(connection, link, message)
+            for message in (
+                data(b"nowhere"),
+                data(b"unknown", address="no-such-topic"),
+                data(b"internal", address="__consumer_offsets"),
+                data(b"a group", address=f"{one}/group.id/g"),
+                data(b"no such partition", address=f"{two}/partitions/7"),
+                data(b"by key", address=f"/topics/{two}/some/key", id="m1"),
+            )
+        ]
+
+    assert await as_client(front, send) == [
+        (outcomes.REJECTED, outcomes.PRECONDITION_FAILED),
+        (outcomes.REJECTED, outcomes.NOT_FOUND),
+        (outcomes.REJECTED, outcomes.UNAUTHORIZED_ACCESS),
+        (outcomes.REJECTED, outcomes.INVALID_FIELD),
+        (outcomes.REJECTED, outcomes.NOT_FOUND),
+        (outcomes.ACCEPTED, None),
+    ]
+    numbers = [b"%d" % number for number in range(count)]
+    assert [record.value for record in await read_all(bootstrap, one)] == numbers
+    records = await read_all(bootstrap, two)
+    assert [record.value for record in records if record.partition == 1 and record.key is None] == numbers
+    keyed = [record for record in records if record.value == b"by key"]
+    assert [record.key for record in keyed] == [b"some/key"]
+    assert dict(keyed[0].headers)["message-id"] == b"m1"
+
+
+async def test_rights_are_asked_for_each_message(start_front: Any, new_topic: Any) -> None:
+    allowed, denied = await new_topic(), await new_topic()
+    front = await start_front(security=SecurityConfig(access=(AccessRule(action="publish", topic=allowed),)))
+
+    def send(connection: BlockingConnection) -> list[tuple[int, str | None]]:
+        link = connection.create_sender(None).link
+        return [outcome(connection, link, data(b"x", address=topic)) for topic in (denied, allowed)]
+
+    assert await as_client(front, send) == [
+        (outcomes.REJECTED, outcomes.UNAUTHORIZED_ACCESS),
+        (outcomes.ACCEPTED, None),
+    ]
+
+
+async def test_a_lost_connection_forgets_what_waits_for_a_topic(front: AmqpFront) -> None:
+    """The message's topic is being looked up when the socket goes."""
+
+    def send(connection: BlockingConnection) -> None:
+        link = connection.create_sender(None).link
+        connection.wait(lambda: link.credit > 0, timeout=TIMEOUT)
+        link.send(data(b"x", address="no-such-topic-either"))
+
+    await as_client(front, send)
+    assert front.listener is not None
+    await front.listener.wait_closed(TIMEOUT)
+    assert front.statistics().senders == 0
