@@ -100,6 +100,7 @@ class Groups:
         random: Callable[[], float],
         commit_interval_s: float = 1.0,
         revoke_wait_s: float = 3.0,
+        return_wait_s: float = 30.0,
         session_timeout_ms: int = 10_000,
         join_timeout_s: float = 30.0,
     ) -> None:
@@ -112,6 +113,8 @@ class Groups:
             random: for the jitter of redelivery.
             commit_interval_s: the least time between two commits of a reader.
             revoke_wait_s: how long a rebalance waits for records that outlets hold.
+            return_wait_s: how long records are kept for an interest that has lost its last outlet here, while others
+                keep its partitions here: clients come back.
             session_timeout_ms: Kafka's `session.timeout.ms`.
             join_timeout_s: how long a join may take before it is Refused as BUSY.
         """
@@ -121,6 +124,7 @@ class Groups:
         self._backoff = Backoff(0.1, 30.0, random=random)
         self._commit_interval_s = commit_interval_s
         self._revoke_wait_s = revoke_wait_s
+        self._return_wait_s = return_wait_s
         self._session_timeout_ms = session_timeout_ms
         self._join_timeout_s = join_timeout_s
         self._readers: dict[str, GroupReader] = {}
@@ -186,6 +190,11 @@ class Groups:
         if reader is not None:
             reader.follow(interest.name, topics)
 
+    def knows(self, group: str, interest: Interest) -> bool:
+        """Whether an interest has outlets, or records are kept for it: then its selector will be told to forget it."""
+        reader = self._readers.get(group)
+        return reader is not None and reader.dispatch.knows(interest.name)
+
     async def leave(self, reader: GroupReader, member: Member) -> None:
         """Called by `Membership.leave`."""
         reader.remove(member)
@@ -222,6 +231,7 @@ class Groups:
             group,
             commit_interval_s=self._commit_interval_s,
             revoke_wait_s=self._revoke_wait_s,
+            return_wait_s=self._return_wait_s,
             session_timeout_ms=self._session_timeout_ms,
         )
         reader.start()

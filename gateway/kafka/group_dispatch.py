@@ -6,6 +6,9 @@ topic's own pool take part in the turns of the first of these, and have the reco
 themselves. In a topic's own pool a partition keeps to one member while that has room; elsewhere it is every member's
 turn, record by record (docs/adr/0019-shared-subscriptions.md). A pool without room holds back no other.
 
+An interest that has lost its last member keeps its records for a while, when its partitions stay here for others: a
+client whose connection broke comes back. Then they are settled, as are records that nobody here wants.
+
 A delivery belongs to one member at a time. What a member says about a record that is no longer its own is counted
 as late, and ignored.
 """
@@ -45,8 +48,14 @@ class Dispatch:
         redelivered, late, unwanted: see `GroupStatistics`.
     """
 
-    def __init__(self, backoff: Backoff, changed: Callable[[], None]) -> None:
-        """`changed` is called when there may be something to hand out: call `push` soon."""
+    def __init__(self, backoff: Backoff, changed: Callable[[], None], *, return_wait_s: float) -> None:
+        """Nothing is handed out yet: `keep` tells the partitions.
+
+        Args:
+            backoff: for records that are given back.
+            changed: called when there may be something to hand out: call `push` soon.
+            return_wait_s: how long an interest without members keeps its records.
+        """
         self.members: dict[Outlet, Member] = {}
         self.parts: dict[TopicPartition, Part] = {}
         self.topics: frozenset[str] = frozenset()
@@ -56,6 +65,8 @@ class Dispatch:
         self.redelivered = self.late = self.unwanted = 0
         self._backoff = backoff
         self._changed = changed
+        self._return_wait_s = return_wait_s
+        self._left: dict[Pool, asyncio.TimerHandle] = {}  # interests that have lost their last member
         self._selector: Selector | None = None
         self._whole: dict[str, Pool] = {}  # by topic: members that want all of it
         self._chosen: dict[Hashable, Pool] = {}  # by the interest's name
@@ -83,6 +94,8 @@ class Dispatch:
             pool = self._chosen.get(interest.name)
             if pool is None:
                 pool = self._chosen[interest.name] = Pool(interest.name, topics, keeps=False)
+            elif pool in self._left:
+                self._left.pop(pool).cancel()
             pool.topics = frozenset(topics)
             member.pools.append(pool)
         for pool in member.pools:
@@ -99,6 +112,10 @@ class Dispatch:
             pool.topics = frozenset(topics)
             self._topics_changed()
 
+    def knows(self, name: Hashable) -> bool:
+        """Whether an interest has members, or records that are kept for it."""
+        return name in self._chosen
+
     def remove(self, member: Member) -> None:
         """An outlet leaves: what it has not settled is offered to the others of its pool first."""
         del self.members[member.outlet]
@@ -106,7 +123,7 @@ class Dispatch:
             del pool.members[member]
             pool.free.pop(member, None)
             if not pool.members:
-                del (self._whole if pool.keeps else self._chosen)[pool.name]  # type: ignore[arg-type]
+                self._emptied(pool)
         for part in self.parts.values():
             if part.home is member:
                 part.home = None
@@ -117,17 +134,43 @@ class Dispatch:
         homeless = []
         for delivery in reversed(held):
             delivery.attempts += 1
-            if delivery.pool.members:
+            if self._lives(delivery.pool):
                 self._enqueue(delivery, first=True)
             else:
                 homeless.append(delivery)
         homeless.reverse()
         for pool in member.pools:
-            while not pool.members and pool.ready:
+            while not self._lives(pool) and pool.ready:
                 homeless.append(self._dequeue(pool))
         for delivery in homeless:
             self._replace(delivery)
         self._changed()
+
+    def _emptied(self, pool: Pool) -> None:
+        """A pool has lost its last member."""
+        if pool.keeps:
+            del self._whole[str(pool.name)]
+        elif self._return_wait_s:
+            self._left[pool] = asyncio.get_running_loop().call_later(self._return_wait_s, self._end, pool)
+        else:
+            self._forget(pool)
+
+    def _forget(self, pool: Pool) -> None:
+        del self._chosen[pool.name]
+        if self._selector is not None:
+            self._selector.forget(pool.name)
+
+    def _end(self, pool: Pool) -> None:
+        """Nobody has come back to an interest."""
+        self._left.pop(pool).cancel()
+        self._forget(pool)
+        for delivery in [self._dequeue(pool) for _ in range(len(pool.ready))]:
+            self._replace(delivery)
+        self._changed()
+
+    def _lives(self, pool: Pool) -> bool:
+        """Whether records are kept for it: it has members, or may have again."""
+        return bool(pool.members) or pool in self._left
 
     def wake(self, member: Member) -> None:
         """An outlet has room again."""
@@ -161,7 +204,7 @@ class Dispatch:
         if delivery is None:
             return
         delivery.declined += (member,)
-        if delivery.pool.members:
+        if self._lives(delivery.pool):
             self._enqueue(delivery, first=True)
         else:
             self._replace(delivery)
@@ -232,7 +275,7 @@ class Dispatch:
 
     def _topics_changed(self) -> None:
         pools = (*self._whole.values(), *self._chosen.values())
-        self.topics = frozenset(itertools.chain.from_iterable(pool.topics for pool in pools))
+        self.topics = frozenset(itertools.chain.from_iterable(pool.topics for pool in pools if pool.members))
         orphans, self._orphans = self._orphans, []
         for record, part, attempts in orphans:
             self._sort(record, part, attempts)
@@ -243,7 +286,7 @@ class Dispatch:
     def demand(self) -> int:
         """How many more records members would take, at most `DEMAND`; 0 when too much waits already."""
         total = 0
-        if self._waiting < WAITING_RECORDS and self._waiting_bytes < WAITING_BYTES:
+        if self._has_space():
             for pool in (*self._whole.values(), *self._chosen.values()):
                 for member in pool.free:
                     total += member.outlet.demand
@@ -251,8 +294,14 @@ class Dispatch:
                         return DEMAND
         return total
 
+    def _has_space(self) -> bool:
+        return self._waiting < WAITING_RECORDS and self._waiting_bytes < WAITING_BYTES
+
     def push(self) -> None:
         """Give ready records to members that have room."""
+        if self._left and not self._has_space():
+            for pool in [pool for pool in self._left if pool.ready]:
+                self._end(pool)  # it would hold back those who are here
         for pool in tuple(self._busy):
             self._push_pool(pool)
 
@@ -307,7 +356,7 @@ class Dispatch:
     def _may_be_wanted(self, pool: Pool, delivery: Delivery) -> bool:
         """Whether somebody has not declined."""
         declined = delivery.declined
-        if not declined:
+        if not declined or pool in self._left:
             return True
         others = self._helpers(pool, delivery)
         candidates = pool.members if others is None else (*pool.members, *others.members)
@@ -361,7 +410,7 @@ class Dispatch:
         while self._later and self._later[0][0] <= loop.time():
             delivery = heapq.heappop(self._later)[2]
             self.redelivered += 1
-            if delivery.pool.members:
+            if self._lives(delivery.pool):
                 self._enqueue(delivery)
             else:
                 self._replace(delivery)
@@ -399,6 +448,8 @@ class Dispatch:
             self._timer = None
         self._later.clear()
         self.keep(())
+        for pool in tuple(self._left):
+            self._end(pool)
 
     @property
     def held(self) -> int:

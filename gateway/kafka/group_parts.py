@@ -21,6 +21,10 @@ class Selector(Protocol):
         """The names of the interests that the record matches; one without members is ignored."""
         ...
 
+    def forget(self, name: Hashable) -> None:
+        """An interest has no members any more, and nothing is kept for it."""
+        ...
+
 
 class Interest(NamedTuple):
     """What some outlets of a group want of its topics, instead of everything.

@@ -85,6 +85,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         *,
         commit_interval_s: float,
         revoke_wait_s: float,
+        return_wait_s: float,
         session_timeout_ms: int,
     ) -> None:
         self.group = group
@@ -108,7 +109,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._lookup = lookup
         self._commit_interval_s = commit_interval_s
         self._revoke_wait_s = revoke_wait_s
-        self._dispatch = Dispatch(backoff, self._push_soon)
+        self._dispatch = Dispatch(backoff, self._push_soon, return_wait_s=return_wait_s)
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._latest: set[str] = set()  # topics that a new group begins at their end

@@ -12,7 +12,8 @@ their turns with them, and to its members elsewhere. docs/adr/0019-shared-subscr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import functools
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Final, Protocol
 
 from gateway.kafka.group import Groups, Membership
@@ -179,10 +180,11 @@ class _Filter:
 class _Group:
     """The shared subscriptions of one share name; finds those that a record matches (`group_parts.Selector`)."""
 
-    __slots__ = ("_rules", "_trie", "filters")
+    __slots__ = ("_emptied", "_rules", "_trie", "filters")
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, emptied: Callable[[], object]) -> None:
         self._rules = rules
+        self._emptied = emptied
         self._trie: SubscriptionTrie[str, None] = SubscriptionTrie()
         self.filters: dict[str, _Filter] = {}
 
@@ -194,10 +196,15 @@ class _Group:
             self._trie.add(text, text, None)
         return found
 
-    def drop(self, text: str) -> None:
-        """A shared subscription has no members any more."""
-        del self.filters[text]
-        self._trie.remove(text, text)
+    def forget(self, name: Hashable) -> None:
+        """Nothing is kept any more for a shared subscription, unless it has members again."""
+        text = str(name)
+        one = self.filters.get(text)
+        if one is not None and not one.shares:
+            del self.filters[text]
+            self._trie.remove(text, text)
+            if not self.filters:
+                self._emptied()
 
     def select(self, record: Received) -> Sequence[str]:
         """The filters that the record's topic matches; none when it has no MQTT topic."""
@@ -244,7 +251,10 @@ class Sharing:
             Refused: no legal group, no right to it or to the topic, or Kafka does not answer.
         """
         while True:
-            group = self._names.setdefault(shared.group, _Group(self._rules))
+            group = self._names.get(shared.group)
+            if group is None:
+                emptied = functools.partial(self._names.pop, shared.group)
+                group = self._names[shared.group] = _Group(self._rules, emptied)
             one = group.filter(shared.topic_filter)
             share = one.shares.get(subscriber)
             if share is None:
@@ -264,10 +274,8 @@ class Sharing:
         group = self._names[share.group]
         one = group.filters[share.topic_filter]
         del one.shares[subscriber]
-        if not one.shares:
-            group.drop(share.topic_filter)
-            if not group.filters:
-                del self._names[share.group]
+        if not self._groups.knows(share.group, one.interest):
+            group.forget(share.topic_filter)  # it has never come so far
 
     def _topics_changed(self, appeared: Iterable[str], disappeared: Iterable[str]) -> None:
         appeared, gone = frozenset(appeared), frozenset(disappeared)

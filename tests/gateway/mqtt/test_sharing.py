@@ -84,14 +84,19 @@ class Client:
 class Process:
     """The groups of one gateway process, wired as the application does it."""
 
-    def __init__(self, bootstrap: str, rules: Rules) -> None:
+    def __init__(self, bootstrap: str, rules: Rules, *, return_wait_s: float = 0.3) -> None:
         config = KafkaConfig(bootstrap_servers=bootstrap)
         self.tasks: set[asyncio.Task[Any]] = set()
         clock = asyncio.get_running_loop().time
         self.topics = Topics(config, create=False, spawn=self.spawn, clock=clock)
         self.lookup = Lookup(client_settings(config, "lookup"), ensure=self.topics.get)
         self.groups = Groups(
-            client_settings(config, "group"), self.spawn, self.lookup, random=random.random, revoke_wait_s=0.5
+            client_settings(config, "group"),
+            self.spawn,
+            self.lookup,
+            random=random.random,
+            revoke_wait_s=0.5,
+            return_wait_s=return_wait_s,
         )
         self.rules = rules
         self.sharing = Sharing(self.groups, rules, self.topics, lambda record: from_record(record, rules))
@@ -182,6 +187,7 @@ async def test_members_take_turns(process, producer, new_topic, bootstrap, group
         for share in client.shares.values():
             await share.leave()
     assert len(process.sharing) == 0
+    assert process.sharing._names == {}
     assert process.groups.statistics() == ()
     assert await committed(bootstrap, group, topic) == [300]
 
@@ -259,6 +265,26 @@ async def test_filters_that_overlap_get_a_copy_each(process, producer, new_topic
     await narrow.shares[f"{topic}/a"].leave()  # its subscription ends, and with it what it has not acknowledged
     await wait_until(lambda: process.group.committed == {topic: {0: 20}})
     assert sum(len(client.got) for client in wide) == 20
+    assert list(process.sharing._names[group].filters) == [f"{topic}/#"]
+
+
+async def test_who_comes_back_soon_has_missed_nothing(bootstrap, producer, new_topic, group) -> None:
+    """Another filter of the group keeps the partition here meanwhile."""
+    process = Process(bootstrap, Rules(), return_wait_s=60)
+    topic = await new_topic(partitions=1)
+    other = await process.join(Client(), group, f"{topic}/b")
+    client = await process.join(Client(), group, f"{topic}/a")
+    await publish(producer, topic, 5)
+    await wait_until(lambda: len(client.held) == 5)
+    await client.shares[f"{topic}/a"].leave()
+    await publish(producer, topic, 5, first=5)
+    await publish(producer, topic, 1, key="b", first=10)
+    await wait_until(lambda: other.got)
+    back = await process.join(Client(), group, f"{topic}/a")
+    await wait_until(lambda: len(back.got) == 10)
+    assert back.values == [b"%d" % number for number in range(10)]
+    assert process.group.unwanted == 0
+    await process.stop()
 
 
 async def test_what_a_leaving_member_has_not_acknowledged_goes_on_at_once(process, producer, new_topic, group) -> None:

@@ -26,6 +26,9 @@ class ByKey:
     def select(self, record: Received) -> list[str]:
         return list((record.key or b"").decode())
 
+    def forget(self, name: object) -> None:
+        assert name in {"a", "b"}
+
 
 SELECTOR = ByKey()
 
@@ -70,8 +73,9 @@ class Sink:
 
 
 class World:
-    def __init__(self, partitions: int = 1) -> None:
-        self.dispatch = Dispatch(Backoff(0.001, 0.002, random=lambda: 0.0), lambda: None)
+    def __init__(self, partitions: int = 1, return_wait_s: float = 0) -> None:
+        backoff = Backoff(0.001, 0.002, random=lambda: 0.0)
+        self.dispatch = Dispatch(backoff, lambda: None, return_wait_s=return_wait_s)
         self.parts = [Part(TopicPartition("t", number), 0, 0) for number in range(partitions)]
         self.dispatch.keep(self.parts)
         self.dispatch.suspended = False
@@ -195,6 +199,45 @@ def test_what_nobody_wants_waits_as_long_as_the_topic_may_go_to_others(world: Wo
     world.dispatch.push()
     assert back.offsets == [0, 1]
     assert world.dispatch.unwanted == 1
+
+
+async def test_who_comes_back_soon_has_missed_nothing() -> None:
+    world = World(return_wait_s=60)
+    one, other = world.join(Sink(), "a"), world.join(Sink(), "b")
+    world.read("a", "b", "a")
+    world.dispatch.remove(one.member)
+    world.read("a", "b", "c")
+    assert world.dispatch.knows("a")
+    assert other.offsets == [1, 4]
+    back = world.join(Sink(), "a")
+    world.dispatch.push()
+    assert back.offsets == [0, 2, 3]
+    assert [world.dispatch.attempts(back.member, record) for record in back.got] == [1, 1, 0]
+    world.dispatch.close()
+
+
+async def test_who_does_not_come_back_is_given_up() -> None:
+    world = World(return_wait_s=0.01)
+    one, other = world.join(Sink(), "a"), world.join(Sink(), "b")
+    world.read("a", "b")
+    other.done(other.held[0])
+    world.dispatch.remove(one.member)
+    assert world.committable is None
+    async with asyncio.timeout(5):
+        await world.dispatch.progress.wait()
+    assert (world.committable, world.dispatch.unwanted, world.dispatch.knows("a")) == (2, 1, False)
+
+
+async def test_who_is_waited_for_holds_back_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_dispatch, "WAITING_RECORDS", 10)
+    world = World(return_wait_s=60)
+    one, other = world.join(Sink(), "a"), world.join(Sink(), "b")
+    world.dispatch.remove(one.member)
+    world.read(*"a" * 10)
+    assert world.dispatch.demand == group_dispatch.DEMAND
+    assert world.dispatch.unwanted == 10
+    world.read(*"ab")
+    assert other.offsets == [11]
 
 
 def test_a_record_that_all_decline_is_settled(world: World) -> None:
