@@ -236,12 +236,11 @@ class Connection(Receiver):
 
     def _restore(self, received: Iterable[int], reserved: Iterable[int]) -> None:
         """Take over what a session brings along; none of it has a place in this connection's windows."""
-        self._resumed.update(received)
-        self._qos2.update(self._resumed)
+        self._qos2.update(dict.fromkeys(received, False))
         self._awaited.update(dict.fromkeys(reserved, Awaits.RESERVED))
-        for packet_id in (*self._resumed, *self._awaited):
+        for packet_id in (*self._qos2, *self._awaited):
             if not 1 <= packet_id <= UNLIMITED:
                 raise UsageError(f"a packet identifier is 1..{UNLIMITED}, got {packet_id}")
         # The client's own count gains a place with each PUBCOMP, also for a PUBLISH of an earlier connection
         # (section 4.9): it may then have as many more on the way.
-        self.inbound.limit += len(self._resumed)
+        self.inbound.limit += len(self._qos2)

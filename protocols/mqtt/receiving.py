@@ -164,7 +164,7 @@ class Receiver(Sender):
                     if taken > room:
                         raise PeerError(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, "more messages on the way than allowed")
                     if qos == 2:
-                        self._qos2.add(packet_id)
+                        self._qos2[packet_id] = True
                 found.append(received(topic, buffer[at:end], qos, retain, dup, packet_id, properties))
                 position = end
                 if properties is None and qos != 2 and end < size and buffer[end] == first and misses < MISSES:
