@@ -53,6 +53,7 @@ class PahoClient:
             await self._gone.wait()
             self.connected.clear()
             await asyncio.to_thread(self._client.loop_stop)
+            self._client._reset_sockets(sockpair_only=True)  # `loop_start` makes new ones and forgets these
 
     def stop(self) -> None:
         """Say goodbye; `run` returns."""
