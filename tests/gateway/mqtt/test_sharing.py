@@ -235,7 +235,8 @@ async def test_each_filter_gets_its_own(process, producer, new_topic, bootstrap,
     other = await process.join(Client(), group, f"{topic}/b/+")
     for number in range(50):
         for key in ("a/x", "b/x", "b/x/y", "c"):
-            await publish(producer, topic, 1, key, first=number)
+            await producer.send(topic, b"%d" % number, key.encode(), partition=0)
+    await producer.flush()
     await wait_until(lambda: len(other.got) == 50)
     assert len(full.got) == 1  # and the other filter was not held back by it
     await wait_until(lambda: process.group.unwanted == 100)
