@@ -294,10 +294,8 @@ class Sender:
         """Go on with a QoS 2 exchange of ours [MQTT-4.3.3-4], also with a reserved one of an earlier connection.
 
         Only PUBLISH takes a place in the client's window (section 4.9), so nothing bounds how many exchanges are
-        resumed here. For an identifier that is not in use the answer to PUBREC is said, and nothing is awaited.
-
-        Raises:
-            UsageError: its PUBLISH has no PUBREC yet.
+        resumed here. For an identifier that is not in use the answer to PUBREC is said, and nothing is awaited. For
+        one whose PUBLISH has no PUBREC yet nothing is said: the PUBREC came before the identifier was used for it.
         """
         if self.state is not OPEN:
             return
@@ -306,8 +304,8 @@ class Sender:
             self._awaited[packet_id] = Awaits.RESUMED
         elif awaited is PUBREL:
             self._awaited[packet_id] = PUBCOMP
-        elif awaited in (PUBACK, PUBREC):
-            raise UsageError(f"PUBREL for packet identifier {packet_id} before its PUBREC")
+        elif awaited is PUBREC or awaited is PUBACK:
+            return
         if reason_code and self.version is _V5:
             self._say(packets.Pubrel(packet_id, reason_code))
         else:

@@ -13,7 +13,14 @@ from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection, Limits, State
 from protocols.mqtt.decoding import decode_packet
 from protocols.mqtt.encoding import encode_packet
-from protocols.mqtt.events import ConnectReceived, DisconnectReceived, Event, PublishReceived, PubrelReceived
+from protocols.mqtt.events import (
+    ConnectReceived,
+    DisconnectReceived,
+    Event,
+    PublishReceived,
+    PubrecReceived,
+    PubrelReceived,
+)
 from protocols.mqtt.packets import Packet, Version
 from protocols.mqtt.properties import TABLE, WILL, Kind, Properties
 from protocols.mqtt.reasons import REASON_CODES, PacketType
@@ -188,13 +195,19 @@ class Server:
             event = waiting.pop(0)
             self.events.append(event)
             if type(event) is ConnectReceived and not self.connection.closing:
-                waiting += self.connection.accept(properties=Properties(topic_alias_maximum=3))
+                announced = Properties(topic_alias_maximum=3)
+                waiting += self.connection.accept(properties=announced, received=[2], reserved=[1, 5])
+                if self.connection.is_open and self.acknowledges:
+                    for qos in (1, 2, 2):
+                        self.connection.send_publish("plant/1", b"x", qos)
             elif not self.acknowledges:
                 continue
             elif type(event) is PublishReceived and event.qos:
                 (self.connection.send_puback if event.qos == 1 else self.connection.send_pubrec)(event.packet_id)
             elif type(event) is PubrelReceived:
                 self.connection.send_pubcomp(event.packet_id)
+            elif type(event) is PubrecReceived and event.reason_code < 0x80:
+                self.connection.send_pubrel(event.packet_id)
         self.sent += self.connection.data_to_send()
 
 
@@ -214,11 +227,12 @@ SEEDS = [
         "30 * s't/u' 00 'x'", "32 * s't' 0001 v 23 0001 26 s'k' s'v' ; 'x'", "34 * s't' 0002 00", "62 02 0002",
         "40 02 0001", "82 * 0001 v 0b 01 ; s'a/+' 01 s'$share/g/b' 02", "a2 * 0002 00 s'a/+'", "c0 00",
         "e0 * 04 v 1f s'bye' ;", "30 * s'' v 23 0001 ; 'y'", "50 * 0001 91 v 1f s'no' ;", "70 03 0001 92",
-        "f0 * 18 v 15 s'M' ;",
+        "f0 * 18 v 15 s'M' ;", "40 02 0002", "50 02 0003", "70 02 0003", "50 02 0005", "70 02 0005", "62 02 0009",
     )
 ]  # fmt: skip
 STREAMS = st.lists(st.one_of(st.sampled_from(SEEDS), st.binary(max_size=8)), max_size=12).map(b"".join)
-OPENINGS = st.sampled_from([wire(text) for text in CONNECTS.values()] + [b""])
+ALIASES = "10 * s'MQTT' 05 00 000a v 22 0002 21 0003 ; s'me'"
+OPENINGS = st.sampled_from([wire(text) for text in (*CONNECTS.values(), ALIASES)] + [b""])
 
 
 @st.composite

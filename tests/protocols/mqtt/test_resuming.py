@@ -179,11 +179,16 @@ def test_a_pubrec_of_nothing_is_answered_and_forgotten() -> None:
 
 def test_no_release_before_its_pubrec() -> None:
     connection = resumed()
+    assert say(connection, "50 02 0002") == [PubrecReceived(2)]  # of nothing, and answered too late
     connection.send_publish("t", b"", 1)
     connection.send_publish("t", b"", 2)
+    connection.data_to_send()
     for packet_id in (1, 2):
-        with pytest.raises(UsageError):
-            connection.send_pubrel(packet_id)
+        connection.send_pubrel(packet_id)
+    assert connection.data_to_send() == b""
+    assert say(connection, "50 02 0002") == [PubrecReceived(2)]
+    connection.send_pubrel(2)
+    assert connection.data_to_send() == bytes.fromhex("62020002")
 
 
 def test_every_identifier_can_be_reserved() -> None:
