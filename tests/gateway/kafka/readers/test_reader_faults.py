@@ -75,7 +75,7 @@ async def test_a_silent_broker_neither_hangs_a_subscriber_nor_the_stop(new_broke
     broker = new_broker()
     await broker.start()
     await make_topic(broker.bootstrap_servers, 1)
-    here = type(readers)(broker.bootstrap_servers, lookup_timeout_s=1.0, join_timeout_s=1.0)
+    here = type(readers)(broker.bootstrap_servers, lookup_timeout_s=1.0)
     await here.tail.start()
     sink, held = readers.Sink(), readers.Holder()
     await here.tail.watch(TOPIC, readers.Fan(sink))
