@@ -23,6 +23,7 @@ from loadtest.report import Report
 from loadtest.scenarios.kills import Plan, Round
 from loadtest.scenarios.memory import Crowd, allow_files, weigh
 from loadtest.scenarios.steady import PROTOCOLS, Load, judge, send
+from loadtest.scenarios.table import make_way, measure
 from loadtest.verify import Ledger
 
 
@@ -70,6 +71,14 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     memory.add_argument("--payload", type=int, default=crowd.payload, help="bytes")
     memory.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     memory.add_argument("--json", type=Path, help="write the report here as well")
+    table = scenarios.add_parser("table", help="every figure of docs/performance.md about MQTT's speed")
+    table.add_argument("--bootstrap", help="Kafka; without it one is started")
+    table.add_argument("--rounds", type=int, default=3, help="of each row; the one with the least CPU counts")
+    table.add_argument("--share", type=float, default=1.0, help="of the messages, for a quick look")
+    table.add_argument("--only", default="", help="rows whose name contains this")
+    table.add_argument("--unpinned", action="store_true", help="leave the processors to the system")
+    table.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
+    table.add_argument("--json", type=Path, help="write the report here as well")
     return parser.parse_args(argv)
 
 
@@ -112,7 +121,7 @@ async def steady(options: argparse.Namespace) -> int:
 
 
 @contextlib.asynccontextmanager
-async def own_gateway(options: argparse.Namespace) -> AsyncIterator[GatewayProcess]:
+async def own_gateway(options: argparse.Namespace, processors: set[int] | None = None) -> AsyncIterator[GatewayProcess]:
     """A gateway of ours, and, unless there is a `--bootstrap`, a Kafka that survives it."""
     directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
     for part in ("kafka", "gateway"):
@@ -123,7 +132,8 @@ async def own_gateway(options: argparse.Namespace) -> AsyncIterator[GatewayProce
     try:
         if host is not None:
             await host.start()
-        gateway = GatewayProcess(directory / "gateway", host.kafka if host is not None else options.bootstrap)
+        bootstrap = host.kafka if host is not None else options.bootstrap
+        gateway = GatewayProcess(directory / "gateway", bootstrap, processors=processors)
         await gateway.start()
         yield gateway
     finally:
@@ -168,12 +178,26 @@ async def memory(options: argparse.Namespace) -> int:
     return conclude(options, report, weight.problems)
 
 
+async def table(options: argparse.Namespace) -> int:
+    """Run it; 0 when nothing that was promised is missing."""
+    allow_files()
+    processors = None if options.unpinned else make_way()
+    async with own_gateway(options, processors) as gateway:
+        rows = await measure(gateway, options.rounds, options.share, options.only, say)
+    report = Report("MQTT, one gateway process", lines=True)
+    for row in rows:
+        report.add(**row)
+    bad = ("lost", "doubled", "out of order", "errors")
+    problems = [f"{row['']}: {name} {row[name]}" for row in rows for name in bad if row.get(name)]
+    return conclude(options, report, problems)
+
+
 def chosen(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     """The options of these names."""
     return {name: getattr(options, name) for name in names}
 
 
-RUN: Final = {"steady": steady, "kills": kills, "memory": memory}
+RUN: Final = {"steady": steady, "kills": kills, "memory": memory, "table": table}
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
+WIDTH: Final = 140  # of a table with rows as lines
 _LONGEST_US: Final = 600_000_000
 
 
@@ -62,8 +63,10 @@ class Latencies:
 class Report:
     """The rows of one run."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, *, lines: bool = False) -> None:
+        """With `lines` a row is printed as a line; otherwise as a column, since there are more measures than runs."""
         self.title = title
+        self._lines = lines
         self.rows: list[dict[str, Any]] = []
 
     def add(self, **columns: Any) -> None:
@@ -75,14 +78,20 @@ class Report:
         return json.dumps({"title": self.title, "rows": self.rows}, indent=2)
 
     def print(self, console: Console | None = None) -> None:
-        """Print the table: a row of the report is a column here, since there are more measures than runs."""
+        """Print the table."""
+        measures = list(dict.fromkeys(column for row in self.rows for column in row))
+        cells = [[_text(row.get(measure, "")) for measure in measures] for row in self.rows]
+        if self._lines:
+            heads, lines = measures, cells
+        else:
+            heads = [""] * (len(self.rows) + 1)
+            lines = [list(line) for line in zip(measures, *cells, strict=True)]
         table = Table(title=self.title)
-        table.add_column("")
-        for _ in self.rows:
-            table.add_column(justify="right")
-        for measure in dict.fromkeys(column for row in self.rows for column in row):
-            table.add_row(measure, *(_text(row.get(measure, "")) for row in self.rows))
-        (console or Console()).print(table)
+        for number, head in enumerate(heads):
+            table.add_column(head, justify="right" if number else "left")
+        for line in lines:
+            table.add_row(*line)
+        (console or Console(width=WIDTH if self._lines else None)).print(table)
 
 
 def _text(value: Any) -> str:
