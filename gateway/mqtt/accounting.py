@@ -82,11 +82,15 @@ def complete(flight: FlightRecord, found: Iterable[tuple[int, int]]) -> FlightRe
         flight: as it was written last.
         found: packet identifier and sequence of every exchange of the session that is in the log.
     """
-    still_open = dict(flight.open)
+    found = set(found)
+    still_open = {**flight.open, **dict(found & flight.doubts.items())}
     mark = max((flight.mark, *(sequence + 1 for sequence in flight.released)))
     released = set(flight.released)
     for packet_id, sequence in sorted(found, key=lambda pair: pair[1]):
         mark = max(mark, sequence + 1)
         if sequence >= flight.mark and sequence not in released:
             still_open[packet_id] = sequence
-    return FlightRecord(flight.nonce, flight.epoch, flight.reached, flight.flights, mark, still_open)
+    doubts = dict(still_open.items() & flight.doubts.items())
+    return FlightRecord(
+        flight.nonce, flight.epoch, flight.reached, flight.flights, mark, still_open, doubts=doubts, final=flight.final
+    )

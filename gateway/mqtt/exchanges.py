@@ -28,6 +28,7 @@ from gateway.mqtt.retained import Retained
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Record
 
+HELD_OVERHEAD: Final = 64  # what a held record is counted for beside its key and value
 _STORED: Final = Result(Outcome.STORED)
 
 
@@ -69,20 +70,24 @@ class Exchange:
         sequence: counts the exchanges of the session.
         topic: where it is stored.
         retained: its MQTT topic, if it is to be retained.
-        slot: the place of its last PUBLISH in the line of acknowledgements.
+        slots: the places of its PUBLISHes in the line of acknowledgements; it may come again before Kafka answers.
         stored: Kafka has it.
         released: PUBREL came before Kafka answered.
+        refused: PUBREC may have said that it failed, though Kafka has it: without DUP a PUBLISH is a new message.
     """
 
-    __slots__ = ("packet_id", "released", "retained", "sequence", "slot", "stored", "topic")
+    __slots__ = ("packet_id", "refused", "released", "retained", "sequence", "slots", "stored", "topic")
 
-    def __init__(self, packet_id: int, sequence: int, topic: str = "", *, stored: bool = False) -> None:
+    def __init__(
+        self, packet_id: int, sequence: int, topic: str = "", *, stored: bool = False, refused: bool = False
+    ) -> None:
         self.packet_id = packet_id
         self.sequence = sequence
         self.topic = topic
         self.retained = ""
-        self.slot: Slot | None = None
+        self.slots: list[Slot] = []
         self.stored = stored
+        self.refused = refused
         self.released = False
 
 
@@ -133,22 +138,24 @@ class Exchanges:
         self._spawn = spawn
         self._talker = talker
         self._known: dict[int, Exchange] = {}
-        self._releasing: set[int] = set()  # PUBCOMP waits for the journal
+        self._releasing: dict[int, Talker | None] = {}  # PUBCOMP waits for the journal; who sent PUBREL last
         self._next = 0
         self._unanswered: dict[int, None] = {}  # sequences, ascending
         self._released: set[int] = set()
         self.scan: Places = {}
         self._fresh: tuple[int, Places] | None = None  # right from this sequence on
         self._covered: set[str] = set()  # topics whose floor is in a stored flight record
-        self._held: list[tuple[Record, Exchange]] = []
+        self._held: list[tuple[Record, Exchange, int]] = []  # each with what it is counted for
         self._learning = False
         self._quiet = False
         self._doubts: dict[int, int] = {}  # packet identifier -> sequence of records whose fate is unknown
+        self._when_idle: Callable[[], None] | None = None
 
     def restore(self, record: FlightRecord) -> None:
         """Begin with what a flight record says; nothing of it is left to be scanned."""
         self._known = {
-            packet_id: Exchange(packet_id, sequence, stored=True) for packet_id, sequence in record.open.items()
+            packet_id: Exchange(packet_id, sequence, stored=True, refused=record.doubts.get(packet_id) == sequence)
+            for packet_id, sequence in record.open.items()
         }
         self._next = max((record.mark, *(sequence + 1 for sequence in record.released)))
 
@@ -157,7 +164,7 @@ class Exchanges:
         doubts, self._doubts = self._doubts, {}
         for packet_id, sequence in found:
             if doubts.get(packet_id) == sequence and packet_id not in self._known:
-                self._known[packet_id] = Exchange(packet_id, sequence, stored=True)
+                self._known[packet_id] = Exchange(packet_id, sequence, stored=True, refused=True)
 
     def describe(self, *, leaving: bool) -> dict[str, Any]:
         """The exchanges' part of the flight record, as of now; `leaving`: the session has no connection."""
@@ -179,6 +186,10 @@ class Exchanges:
             "open": {one.packet_id: one.sequence for one in self._known.values() if one.stored and one.sequence < mark},
             "released": tuple(self._released),
             "scan": self.scan,
+            "doubts": {
+                **{one.packet_id: one.sequence for one in self._known.values() if one.refused},
+                **self._doubts,
+            },
         }
 
     @property
@@ -196,9 +207,21 @@ class Exchanges:
         """Whether a record is on its way to Kafka."""
         return bool(self._unanswered)
 
+    def when_idle(self, then: Callable[[], None]) -> None:
+        """The session goes elsewhere: forget what is held, and call `then` when Kafka has answered for the rest."""
+        for _, exchange, _ in self._held:
+            self._unanswered.pop(exchange.sequence, None)
+            if self._known.get(exchange.packet_id) is exchange:
+                del self._known[exchange.packet_id]
+        self._let_go(len(self._held))
+        if self._unanswered:
+            self._when_idle = then
+        else:
+            then()
+
     # from the client
 
-    def publish(self, record: Record, packet_id: int, slot: Slot, retained: str = "") -> None:
+    def publish(self, record: Record, packet_id: int, slot: Slot, retained: str = "", *, dup: bool = False) -> None:
         """A PUBLISH came: store it, unless it is one that came before [MQTT-4.3.3-10].
 
         Args:
@@ -206,16 +229,22 @@ class Exchanges:
             packet_id: the client's.
             slot: gets its result when PUBREC may be sent, at once or later.
             retained: the MQTT topic, if the message is to be retained.
+            dup: its DUP flag.
         """
         exchange = self._known.get(packet_id)
+        if exchange is not None and exchange.refused and not dup:
+            self._released.add(exchange.sequence)  # the client has read that it failed [MQTT-4.3.3-9]
+            exchange = None
         if exchange is not None:
             if exchange.stored:
                 slot.result = _STORED
-            exchange.slot = slot
+            else:
+                exchange.slots.append(slot)
             return
         self._quiet = False
+        self._doubts.pop(packet_id, None)
         exchange = self._known[packet_id] = Exchange(packet_id, self._next, record.topic)
-        exchange.slot = slot
+        exchange.slots.append(slot)
         exchange.retained = retained
         self._next += 1
         self._unanswered[exchange.sequence] = None
@@ -227,7 +256,9 @@ class Exchanges:
         if record.topic in self._covered and not self._held:
             self._submit(record, exchange)
             return
-        self._held.append((record, exchange))
+        size = HELD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
+        self.budget.take(size)
+        self._held.append((record, exchange, size))
         if not self._learning:
             self._learning = True
             self._spawn(self._cover())
@@ -249,6 +280,7 @@ class Exchanges:
             if packet_id not in self._releasing:
                 return False
             assert self._journal is not None
+            self._releasing[packet_id] = self._talker()
             self._journal.save((self._complete, packet_id))
         elif exchange.stored:
             self._finish(exchange)
@@ -259,17 +291,17 @@ class Exchanges:
     def _finish(self, exchange: Exchange) -> None:
         packet_id = exchange.packet_id
         del self._known[packet_id]
+        self._releasing[packet_id] = self._talker()
         if self._journal is None:
             self._complete(packet_id)
             return
         self._released.add(exchange.sequence)
-        self._releasing.add(packet_id)
         self._journal.save((self._complete, packet_id))
 
     def _complete(self, packet_id: int) -> None:
-        self._releasing.discard(packet_id)
-        talker = self._talker()
-        if talker is not None:
+        """Say PUBCOMP to the connection that sent PUBREL; another one will send it again, and be answered then."""
+        talker = self._releasing.pop(packet_id, None)
+        if talker is not None and talker is self._talker():
             talker.complete(packet_id)
 
     # from Kafka
@@ -284,13 +316,16 @@ class Exchanges:
         talker = self._talker()
         if talker is not None:
             talker.answered()
+        if self._when_idle is not None and not self._unanswered:
+            then, self._when_idle = self._when_idle, None
+            then()
 
     def _answer(self, exchange: Exchange, result: Result, stored: bool) -> None:
         self._unanswered.pop(exchange.sequence, None)
         exchange.stored = stored
-        if exchange.slot is not None:
-            exchange.slot.result = result
-            exchange.slot = None
+        for slot in exchange.slots:
+            slot.result = result
+        exchange.slots.clear()
         if not stored:
             # The exchange is over, by PUBREC with an error or by the end of the connection [MQTT-4.3.3-9].
             if self._known.get(exchange.packet_id) is exchange:
@@ -303,7 +338,7 @@ class Exchanges:
     # the floors of a topic are stored before its first record
 
     async def _cover(self) -> None:
-        for topic in dict.fromkeys(record.topic for record, _ in self._held):
+        for topic in dict.fromkeys(record.topic for record, _, _ in self._held):
             if topic in self._covered:
                 continue
             try:
@@ -317,22 +352,34 @@ class Exchanges:
         self._journal.save((self._submit_held, frozenset(self.scan)))
 
     def _refuse(self, topic: str, result: Result) -> None:
-        refused = [exchange for record, exchange in self._held if record.topic == topic]
-        self._held = [(record, exchange) for record, exchange in self._held if record.topic != topic]
+        refused = [held for held in self._held if held[0].topic == topic]
+        self._held = [held for held in self._held if held[0].topic != topic] + refused
+        self._let_go(len(refused))
         if refused:
-            self.settle(refused, (), result)
+            self.settle([exchange for _, exchange, _ in refused], (), result)
+            for _, exchange, _ in refused:
+                self._doubts.pop(exchange.packet_id, None)  # Kafka was not given it
+
+    def _let_go(self, count: int) -> None:
+        """The last `count` held records are held no longer."""
+        for _ in range(count):
+            self.budget.give(self._held.pop()[2])
 
     def _submit_held(self, covered: frozenset[str]) -> None:
         self._learning = False
         self._covered |= covered
-        held, self._held = self._held, []
-        for position, (record, exchange) in enumerate(held):
+        submitted = 0
+        for record, exchange, _ in self._held:
             if record.topic not in self._covered:
-                self._held = held[position:]
                 self._learning = True
                 self._spawn(self._cover())
-                return
+                break
             self._submit(record, exchange)
+            submitted += 1
+        done = self._held[:submitted]
+        del self._held[:submitted]
+        for _, _, size in done:  # after taking again, so that the gate does not flap
+            self.budget.give(size)
 
     def rest(self) -> bool:
         """Called now and then: a session that is quiet for that long gives up its floors, so that they do not age.

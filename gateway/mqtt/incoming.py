@@ -124,7 +124,9 @@ class Incoming:
             slot.unheard = not services.router.has_subscribers(event.topic)
         if event.qos == EXACTLY_ONCE:
             assert slot is not None
-            self._session.receiving().publish(record, event.packet_id, slot, event.topic if event.retain else "")
+            self._session.receiving().publish(
+                record, event.packet_id, slot, event.topic if event.retain else "", dup=event.dup
+            )
             return True
         owner = self._unanswered if slot is None else self
         if event.retain:

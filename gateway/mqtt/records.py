@@ -100,7 +100,8 @@ class FlightRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         mark: exchanges of the client's QoS 2 messages with a lower sequence are accounted for in `open`.
         open: packet identifier -> sequence of those that are stored and not released.
         released: sequences from `mark` on that are released.
-        scan: where exchanges from `mark` on can be in the log: at or above these offsets.
+        scan: where exchanges from `mark` on, and doubts, can be in the log: at or above these offsets.
+        doubts: packet identifier -> sequence of exchanges that were refused, though they may be stored.
         final: its writer has let go of the session, and this is all there is to know.
     """
 
@@ -112,6 +113,7 @@ class FlightRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     open: dict[int, int] = {}
     released: tuple[int, ...] = ()
     scan: Places = {}
+    doubts: dict[int, int] = {}
     final: bool = False
 
 
