@@ -1,0 +1,279 @@
+"""JMS selectors over records: what a selector's names mean (docs/amqp.md has the list for users).
+
+Three sets of names: the headers that JMS lets a selector name (3.8.1.1), `amqp.` and a field of the message's header or
+properties (with underscores, as in Qpid), `amqp.annotation.` and a message annotation; everything else is an
+application property. A record that came by MQTT, HTTP or from a Kafka client has the same names: its headers are the
+application properties, without types.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from mapping.amqp_values import BINARY_ID, ID_PREFIX, STRING_ID, ULONG_ID, header_name, property_name
+from mapping.record import (
+    AMQP_DURABLE,
+    AMQP_PRIORITY,
+    AMQP_SECTIONS,
+    AMQP_TYPES,
+    CONTENT_ENCODING,
+    CONTENT_TYPE,
+    CORRELATION_ID,
+    CREATION_TIME,
+    EXPIRY,
+    GROUP_ID,
+    GROUP_SEQUENCE,
+    GW_PROTOCOL,
+    MESSAGE_ID,
+    REPLY_TO,
+    REPLY_TO_GROUP_ID,
+    SUBJECT,
+    TO,
+    USER_ID,
+    Received,
+)
+from mapping.selector_logic import Untyped, Value
+from mapping.selectors import compile_selector
+from protocols.amqp.primitives import DecodeError, Described, Pairs, decode
+from protocols.amqp.sections import MESSAGE_ANNOTATIONS, scan
+
+AMQP_PREFIX: Final = "amqp."
+ANNOTATION_PREFIX: Final = "amqp.annotation."
+DEFAULT_PRIORITY: Final = 4  # AMQP part 3.2.1 and JMS 3.4.10
+_NUMBER_LIMIT: Final = 20  # digits: no 64-bit integer has more
+_INTEGERS: Final = frozenset("BHILghilt")  # letters of `amqp.types`
+_FLOATS: Final = frozenset("fd")
+
+
+class _Message:
+    """A record on its way through one evaluation; its headers are looked through at most twice."""
+
+    __slots__ = ("_fields", "_properties", "record")
+
+    def __init__(self, record: Received) -> None:
+        self.record = record
+        self._fields: dict[str, bytes | None] | None = None
+        self._properties: dict[str, Value] | None = None
+
+    def field(self, name: str) -> bytes | None:
+        """The value of one of our headers; the first of that name counts, as on the way to an AMQP peer."""
+        if self._fields is None:
+            self._fields = dict(reversed(self.record.headers))
+        return self._fields.get(name)
+
+    def property(self, stored: str) -> Value:
+        """An application property, by the name of its header."""
+        if self._properties is None:
+            self._properties = self._read_properties()
+        return self._properties.get(stored)
+
+    def _read_properties(self) -> dict[str, Value]:
+        own = [(name, value) for name, value in self.record.headers if property_name(name) is not None]
+        letters = _text(self.field(AMQP_TYPES)) or ""
+        plain = str if self.field(GW_PROTOCOL) == b"amqp10" else Untyped
+        found: dict[str, Value] = {}
+        for place, (name, value) in enumerate(own):
+            if name not in found:
+                found[name] = _typed(value, letters[place] if len(letters) == len(own) else "", plain)
+        return found
+
+    def annotation(self, name: str) -> Value:
+        """A message annotation as the sender wrote it."""
+        sidecar = self.field(AMQP_SECTIONS)
+        if not sidecar:
+            return None
+        try:
+            for code, _, at, end in scan(sidecar):
+                if code == MESSAGE_ANNOTATIONS:
+                    annotations = decode(sidecar, at, end)[0]
+                    return _simple(annotations.get(name)) if isinstance(annotations, Pairs) else None
+        except DecodeError:
+            return None  # not written by us
+        return None
+
+
+_Read = Callable[[_Message], Value]
+
+
+def selector(text: str) -> Callable[[Received], bool]:
+    """The function that tells whether a record is selected. Raises SelectorError."""
+    condition = compile_selector(text, _resolve)
+    return lambda record: condition(_Message(record))
+
+
+def _resolve(name: str) -> _Read:
+    """What a name stands for. Raises ValueError."""
+    known = _NAMES.get(name)
+    if known is not None:
+        return known
+    if name.startswith(ANNOTATION_PREFIX):
+        annotation = name[len(ANNOTATION_PREFIX) :]
+        return _COORDINATES.get(annotation) or (lambda message: message.annotation(annotation))
+    if name.startswith(AMQP_PREFIX):
+        raise ValueError(f"{name!r} is no field that a selector may name")
+    if name.startswith("JMS") and name[3:4].isupper() and not name.startswith("JMSX"):
+        raise ValueError(f"{name!r} is no header that a selector may name")
+    stored = header_name(name.encode(errors="replace"))
+    return lambda message: message.property(stored)
+
+
+# Values.
+
+
+def _text(raw: bytes | None) -> str | None:
+    if raw is None:
+        return None
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _integer(raw: bytes | None) -> int | None:
+    if raw is None or len(raw) > _NUMBER_LIMIT or not raw.removeprefix(b"-").isdigit():
+        return None
+    return int(raw)
+
+
+def _typed(raw: bytes | None, letter: str, plain: type[str]) -> Value:
+    """A header's value as the application property that it was; what does not fit its type is a text."""
+    if raw is None:
+        return None
+    if letter in _INTEGERS:
+        number = _integer(raw)
+        if number is not None:
+            return number
+    elif letter in _FLOATS:
+        try:
+            return float(raw)
+        except ValueError:
+            pass
+    elif letter == "b" and raw in (b"true", b"false"):
+        return raw == b"true"
+    elif letter == "x":
+        return raw
+    text = _text(raw)
+    return raw if text is None else plain(text)
+
+
+def _simple(value: Any) -> Value:
+    """A decoded AMQP value as a selector's."""
+    if isinstance(value, Described):
+        value = value.value
+    if isinstance(value, bool | int | float | str | bytes):
+        return value
+    return str(value) if isinstance(value, uuid.UUID) else None
+
+
+def _id(raw: bytes | None) -> Value:
+    """An id in its own type."""
+    if raw is None or not raw.startswith(ID_PREFIX):
+        return _text(raw)
+    if raw.startswith(BINARY_ID):
+        try:
+            return bytes.fromhex(raw[len(BINARY_ID) :].decode())
+        except ValueError:
+            return _text(raw)
+    if raw.startswith(ULONG_ID):
+        return _integer(raw[len(ULONG_ID) :])
+    kind, _, rest = raw.partition(b":")
+    return _text(rest if kind in (b"AMQP_UUID", b"AMQP_STRING") else raw)
+
+
+def _jms_id(raw: bytes | None) -> str | None:
+    """An id as JMS clients see it: the AMQP binding's prefixes behind `ID:`."""
+    text = _text(raw)
+    if text is None or text.startswith("ID:"):
+        return text
+    return "ID:" + text if text.startswith(ID_PREFIX.decode()) else None
+
+
+def _message_id(message: _Message) -> Value:
+    raw = message.field(MESSAGE_ID)
+    return _jms_id(raw) or (None if raw is None else f"ID:AMQP_NO_PREFIX:{_text(raw)}")
+
+
+def _correlation_id(message: _Message) -> Value:
+    raw = message.field(CORRELATION_ID)
+    if raw is not None and raw.startswith(STRING_ID):
+        return _text(raw[len(STRING_ID) :])
+    return _jms_id(raw) or _text(raw)  # an application's own needs no prefix
+
+
+def _sent_at(message: _Message) -> Value:
+    created = _integer(message.field(CREATION_TIME))
+    return message.record.timestamp if created is None else created
+
+
+def _priority(message: _Message) -> Value:
+    priority = _integer(message.field(AMQP_PRIORITY))
+    return DEFAULT_PRIORITY if priority is None else priority
+
+
+def _durable(message: _Message) -> bool:
+    """As the message is delivered: what has no header section of its own comes from a log."""
+    return message.field(AMQP_SECTIONS) is None or message.field(AMQP_DURABLE) is not None
+
+
+def _offset(message: _Message) -> Value:
+    return message.record.offset
+
+
+def _texts(name: str) -> _Read:
+    return lambda message: _text(message.field(name))
+
+
+def _numbers(name: str) -> _Read:
+    return lambda message: _integer(message.field(name))
+
+
+def _ids(name: str) -> _Read:
+    return lambda message: _id(message.field(name))
+
+
+_NAMES: Final[dict[str, _Read]] = {
+    "JMSMessageID": _message_id,
+    "JMSCorrelationID": _correlation_id,
+    "JMSType": _texts(SUBJECT),
+    "JMSTimestamp": _sent_at,
+    "JMSPriority": _priority,
+    "JMSDeliveryMode": lambda message: "PERSISTENT" if _durable(message) else "NON_PERSISTENT",
+    "JMSXGroupID": _texts(GROUP_ID),
+    "JMSXGroupSeq": _numbers(GROUP_SEQUENCE),
+    "JMSXUserID": _texts(USER_ID),
+    "amqp.durable": _durable,
+    "amqp.priority": _priority,
+    "amqp.message_id": _ids(MESSAGE_ID),
+    "amqp.user_id": _texts(USER_ID),
+    "amqp.to": _texts(TO),
+    "amqp.subject": _texts(SUBJECT),
+    "amqp.reply_to": _texts(REPLY_TO),
+    "amqp.correlation_id": _ids(CORRELATION_ID),
+    "amqp.content_type": _texts(CONTENT_TYPE),
+    "amqp.content_encoding": _texts(CONTENT_ENCODING),
+    "amqp.absolute_expiry_time": _numbers(EXPIRY),
+    "amqp.creation_time": _sent_at,
+    "amqp.group_id": _texts(GROUP_ID),
+    "amqp.group_sequence": _numbers(GROUP_SEQUENCE),
+    "amqp.reply_to_group_id": _texts(REPLY_TO_GROUP_ID),
+}
+
+
+def _key(message: _Message) -> Value:
+    key = message.record.key
+    text = _text(key)
+    return key if text is None else text
+
+
+_COORDINATES: Final[dict[str, _Read]] = {
+    "x-opt-bridge.topic": lambda message: message.record.topic,
+    "x-opt-bridge.partition": lambda message: message.record.partition,
+    "x-opt-bridge.key": _key,
+    "x-opt-bridge.offset": _offset,
+    "x-opt-sequence-number": _offset,
+    "x-opt-offset": lambda message: Untyped(message.record.offset),
+    "x-opt-enqueued-time": lambda message: message.record.timestamp,
+}
+"""Annotations that every message of ours has, whatever its sender wrote."""

@@ -1,0 +1,241 @@
+"""What the parts of a JMS selector do with a message: functions that make functions (see `selectors`).
+
+Logic has three values (JMS 2.0, 3.8.1.2); unknown is None. Values of different kinds are never equal and never
+unequal: such a comparison is FALSE (3.8.1.1).
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+LIKE_LIMIT: Final = 8192  # characters of a text that LIKE looks at; a longer one gives unknown
+_LONG_LOW, _LONG_HIGH = -(1 << 63), 1 << 63
+
+Value = bool | int | float | str | bytes | None
+"""What a name can stand for; None when there is none. Bytes are present, and like nothing."""
+
+Truth = bool | None
+Getter = Callable[[Any], Value]
+Calculate = Callable[[Any, Any], int | float | None]
+
+
+class Untyped(str):
+    """A text that came without a type (a Kafka header): beside a number or a boolean it is read as one."""
+
+    __slots__ = ()
+
+
+def combination(parts: Sequence[Getter], *, decisive: bool) -> Getter:
+    """OR is decided by the first TRUE, AND by the first FALSE; else an unknown part makes the whole unknown."""
+
+    def combined(message: Any) -> Truth:
+        result: Truth = not decisive
+        for part in parts:
+            truth = part(message)
+            if truth is decisive:
+                return decisive
+            if truth is None:
+                result = None
+        return result
+
+    return combined
+
+
+def negation(part: Getter) -> Getter:
+    """NOT; of unknown it is unknown."""
+
+    def negated(message: Any) -> Truth:
+        truth = part(message)
+        return None if truth is None else not truth
+
+    return negated
+
+
+def as_condition(get: Getter) -> Getter:
+    """A name as a condition: what is no boolean is unknown."""
+    return lambda message: _boolean(get(message))
+
+
+_BOOLEANS: Final = {"true": True, "false": False}
+_DECIMAL: Final = re.compile(
+    r"([+-]?[0-9]{1,19})|[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?"
+)
+
+
+def _boolean(value: Value) -> Truth:
+    """The value as a truth, if it is one."""
+    if type(value) is bool:
+        return value
+    return _BOOLEANS.get(value.lower()) if type(value) is Untyped else None
+
+
+def _number(value: Value) -> int | float | None:
+    """The value as a number, if it is one."""
+    kind = type(value)
+    if kind is int or kind is float:
+        return value  # type: ignore[return-value]
+    if kind is Untyped:
+        found = _DECIMAL.fullmatch(value)  # type: ignore[arg-type]
+        if found is not None:
+            return int(found[0]) if found[1] else float(found[0])
+    return None
+
+
+def text_equality(get: Getter, text: str, *, equal: bool) -> Getter:
+    """A name beside a text, as in nearly all selectors: a text equals no value of another kind."""
+    if equal:
+        return lambda message: None if (value := get(message)) is None else value == text
+    return lambda message: None if (value := get(message)) is None else isinstance(value, str) and value != text
+
+
+def equality(left: Getter, right: Getter, *, equal: bool) -> Getter:
+    """Values of one kind are equal or unequal; of two kinds they are neither, and the comparison is FALSE."""
+
+    def compared(message: Any) -> Truth:
+        first = left(message)
+        second = right(message)
+        if first is None or second is None:
+            return None
+        same = _same(first, second)
+        return False if same is None else same is equal
+
+    return compared
+
+
+def _same(first: Value, second: Value) -> bool | None:
+    """Whether two values are equal; None when they are of different kinds."""
+    if isinstance(first, str) and isinstance(second, str):
+        return first == second
+    if type(first) is bool or type(second) is bool:
+        truth, other = _boolean(first), _boolean(second)
+        return None if truth is None or other is None else truth is other
+    number, another = _number(first), _number(second)
+    return None if number is None or another is None else number == another
+
+
+_ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
+def ordering(sign: str, left: Getter, right: Getter) -> Getter:
+    """Numbers have an order; other values have none (3.8.1.1), and the comparison is FALSE."""
+    holds = _ORDERS[sign]
+
+    def compared(message: Any) -> Truth:
+        first = left(message)
+        second = right(message)
+        if first is None or second is None:
+            return None
+        number, other = _number(first), _number(second)
+        return False if number is None or other is None else holds(number, other)
+
+    return compared
+
+
+def membership(get: Getter, texts: frozenset[str], numbers: frozenset[int | float]) -> Getter:
+    """IN: equal to one of the literals."""
+
+    def member(message: Any) -> Truth:
+        value = get(message)
+        if value is None:
+            return None
+        if isinstance(value, str) and value in texts:
+            return True
+        return bool(numbers) and _number(value) in numbers
+
+    return member
+
+
+def _fitted(number: int | float) -> int | float:
+    return float(number) if type(number) is int and not _LONG_LOW <= number < _LONG_HIGH else number
+
+
+def _divided(number: Any, by: Any) -> int | float | None:
+    """Java's division: of integers it is cut off towards zero. By zero it is unknown."""
+    if by == 0:
+        return None
+    if type(number) is int and type(by) is int:
+        whole = abs(number) // abs(by)
+        return _fitted(whole if (number < 0) == (by < 0) else -whole)
+    return float(float(number) / by)
+
+
+ARITHMETIC: Final[dict[str, Calculate]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": _divided,
+}  # fmt: skip
+
+
+def calculation(first: Getter, steps: Sequence[tuple[Calculate, Getter]]) -> Getter:
+    """From left to right; what is no number makes the whole unknown."""
+
+    def calculated(message: Any) -> int | float | None:
+        total = _number(first(message))
+        for calculate, operand in steps:
+            number = _number(operand(message))
+            if total is None or number is None:
+                return None
+            total = calculate(total, number)
+            if total is not None:
+                total = _fitted(total)
+        return total
+
+    return calculated
+
+
+def likeness(get: Getter, fits: Callable[[str], bool]) -> Getter:
+    """LIKE; `fits` is of `pattern`."""
+
+    def like(message: Any) -> Truth:
+        text = get(message)
+        if text is None:
+            return None
+        if not isinstance(text, str):
+            return False
+        return fits(text) if len(text) <= LIKE_LIMIT else None
+
+    return like
+
+
+def pattern(text: str, escape: str) -> tuple[Callable[[str], bool], int]:
+    """The test for a LIKE pattern, and how many characters stand in parts with an _.
+
+    % is any text, _ any character. Parts between two % have a fixed length, so that the first place where one fits is
+    the best one, and no way back is ever tried. A part with an _ costs its length at every place.
+
+    Raises:
+        ValueError: nothing stands behind an escape character.
+    """
+    parts: list[list[str | None]] = [[]]  # None stands for any character
+    characters = iter(text)
+    for character in characters:
+        if character == escape:
+            literal = next(characters, None)
+            if literal is None:
+                raise ValueError("an escape character at the end of a pattern")
+            parts[-1].append(literal)
+        elif character == "%":
+            parts.append([])
+        else:
+            parts[-1].append(None if character == "_" else character)
+    wild = sum(len(part) for part in parts if None in part)
+    forms = ["".join("." if character is None else re.escape(character) for character in part) for part in parts]
+    first, *middle = (re.compile(form, re.DOTALL) for form in forms)
+    if not middle:
+        return (lambda text: first.fullmatch(text) is not None), wild
+    last = middle.pop()
+    tail = len(parts[-1])
+
+    def fits(text: str) -> bool:
+        found = first.match(text)
+        for expression in middle:
+            if found is None:
+                return False
+            found = expression.search(text, found.end())
+        end = len(text) - tail
+        return found is not None and found.end() <= end and last.match(text, end) is not None
+
+    return fits, wild
