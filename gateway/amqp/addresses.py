@@ -3,10 +3,12 @@
     T                    send; receive what is stored from now on
     T/partitions/N       send to one partition
     T/group.id/G         receive as a member of consumer group G
+    T::S                 receive for the named subscription S, which is consumer group S
     T/anything/else      send with the key `anything/else` (the spelling of MQTT topics, so that a reply address
                          works in every protocol)
 
-`topic://T`, `queue://T`, `/topics/T` and `/queues/T` are other spellings of `T`. Nothing here knows whether a topic
+`topic://T`, `queue://T`, `/topics/T` and `/queues/T` are other spellings of `T`; who receives from a queue shares its
+messages with the queue's other receivers (`gateway.amqp.sources`). Nothing here knows whether a topic
 exists.
 """
 
@@ -20,10 +22,11 @@ import msgspec
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 from protocols.amqp.outcomes import INVALID_FIELD, NOT_FOUND, NOT_IMPLEMENTED, UNAUTHORIZED_ACCESS, Error
 
-_PREFIXES: Final = ("topic://", "queue://", "/topics/", "/queues/")
+_QUEUES: Final = ("queue://", "/queues/")
+_PREFIXES: Final = ("topic://", "/topics/", *_QUEUES)
 _PARTITION: Final = re.compile(r"(.+)/partitions/([0-9]{1,9})")
 _GROUP: Final = "/group.id/"
-_DURABLE: Final = "::"
+_SUBSCRIPTION: Final = "::"
 GROUP_LIMIT: Final = 249  # characters; Kafka has no bound, but the name becomes part of keys and metrics
 
 
@@ -44,10 +47,19 @@ class TargetAddress(msgspec.Struct, frozen=True):
 
 
 class SourceAddress(msgspec.Struct, frozen=True):
-    """Where a peer receives from; `group` None is the tail of the log."""
+    """Where a peer receives from.
+
+    Attributes:
+        topic: the Kafka topic.
+        group: the consumer group; None when the address names none.
+        subscription: the group was named as a subscription.
+        queue: the address is a queue's.
+    """
 
     topic: str
     group: str | None = None
+    subscription: bool = False
+    queue: bool = False
 
 
 def parse_target(address: str | None) -> TargetAddress:
@@ -70,11 +82,14 @@ def parse_source(address: str | None) -> SourceAddress:
         if not group or len(group) > GROUP_LIMIT:
             raise AddressError(INVALID_FIELD, f"{address!r} names no consumer group")
         return SourceAddress(_topic(topic), group)
-    if _DURABLE in path:
-        raise AddressError(NOT_IMPLEMENTED, "named subscriptions are not offered; use T/group.id/G")
+    topic, marker, group = path.partition(_SUBSCRIPTION)
+    if marker:
+        if not group or len(group) > GROUP_LIMIT:
+            raise AddressError(INVALID_FIELD, f"{address!r} names no subscription")
+        return SourceAddress(_topic(topic), group, subscription=True)
     if _PARTITION.fullmatch(path) or "/" in path:
         raise AddressError(NOT_IMPLEMENTED, "receiving from a part of a topic is not offered; use T or T/group.id/G")
-    return SourceAddress(_topic(path))
+    return SourceAddress(_topic(path), queue=address is not None and address.startswith(_QUEUES))
 
 
 def _stripped(address: str | None) -> str:

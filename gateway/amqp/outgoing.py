@@ -10,15 +10,21 @@ import asyncio
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
+import structlog
+
+from gateway.amqp.sources import Source
+from gateway.kafka.contracts import Refused
 from mapping.amqp_out import from_record
 from mapping.record import Received
 from protocols.amqp import outcomes
 from protocols.amqp.links import Link
-from protocols.amqp.outcomes import State
+from protocols.amqp.outcomes import Error, State
 
 if TYPE_CHECKING:
     from gateway.amqp.session import AmqpSession
     from gateway.kafka.group import Membership
+
+log = structlog.get_logger(__name__)
 
 DRAIN_S: Final = 0.2
 """How long a drain (part 2.6.7) may look for records before the rest of the credit is given back: a fetch that is on
@@ -36,28 +42,31 @@ class OutgoingLink:
     """
 
     __slots__ = (
-        "_draining", "_engine", "_left", "_membership", "_selected", "_session", "_settled", "_waits", "link", "lossy",
-        "topic", "unsettled",
+        "_draining", "_engine", "_left", "_membership", "_selected", "_session", "_settled", "_source", "_waits",
+        "link", "lossy", "topic", "unsettled",
     )  # fmt: skip
 
-    def __init__(self, session: AmqpSession, link: Link, topic: str, *, settled: bool) -> None:
+    def __init__(self, session: AmqpSession, link: Link, source: Source, *, settled: bool) -> None:
         """Take a link that is not accepted yet; its demand is 0 until it is."""
         self._session = session
         self._engine = session.engine
         self._settled = settled
+        self._source = source
         self._membership: Membership | None = None
         self._selected = (self,)
         self._draining: asyncio.TimerHandle | None = None
         self._left = False
         self._waits = True  # said "no room", or has not been asked yet
         self.link = link
-        self.topic = topic
+        self.topic = source.topic
         self.lossy = False
         self.unsettled = 0
 
     def joined(self, membership: Membership) -> None:
         """The group that this link receives for."""
         self._membership = membership
+        if self._left:
+            self._session.pump.spawn(membership.leave())
 
     # Outlet and Fanout
 
@@ -145,18 +154,41 @@ class OutgoingLink:
         else:
             self._session.services.tail.room(self)
 
-    def leave(self) -> None:
-        """The link is gone: what is unsettled goes back to the group."""
+    def steal(self) -> None:
+        """Another link has attached to this one's subscription (part 2.6.1: the link has moved there)."""
+        self._session.detach(self, Error(outcomes.STOLEN, "the subscription was attached elsewhere"))
+        self.leave()
+
+    def leave(self, *, unsubscribe: bool = False) -> None:
+        """The link is gone: what is unsettled goes back to the group.
+
+        Args:
+            unsubscribe: the peer has closed the terminus, so that a subscription of its own ends.
+        """
         if self._left:
             return
         self._left = True
         if self._draining is not None:
             self._draining.cancel()
+        source, services = self._source, self._session.services
+        if source.group is None:
+            services.tail.unwatch(self.topic, self)
+            services.tail.forget(self)
+            return
+        if services.subscriptions.get(source.group) is self:
+            del services.subscriptions[source.group]
+        ends = source.subscription and (unsubscribe or source.volatile)
+        self._session.pump.spawn(self._depart(source.group, ends=ends))
+
+    async def _depart(self, group: str, *, ends: bool) -> None:
         if self._membership is not None:
-            self._session.pump.spawn(self._membership.leave())
-        else:
-            self._session.services.tail.unwatch(self.topic, self)
-            self._session.services.tail.forget(self)
+            await self._membership.leave()
+        if not ends:
+            return
+        try:
+            await self._session.services.groups.delete(group, self.topic)
+        except Refused as refused:
+            log.warning("subscription not deleted", group=group, reason=refused.reason)
 
     def _drained(self) -> None:
         self._draining = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -17,6 +17,9 @@ from gateway.kafka.publisher import Publisher
 from gateway.kafka.tail import Tail
 from gateway.security.authorization import AccessList
 from mapping.outcomes import Outcome
+
+if TYPE_CHECKING:
+    from gateway.amqp.outgoing import OutgoingLink
 
 PRODUCT: Final = "trivium"
 
@@ -96,6 +99,7 @@ class Services:
         counts: see `Counts`.
         sessions: the open connections'.
         senders: incoming links of the process; they share the budget.
+        subscriptions: the one link of each exclusive subscription, by its group.
     """
 
     def __init__(
@@ -121,6 +125,7 @@ class Services:
         self.counts = Counts()
         self.sessions: set[SessionLike] = set()
         self.senders = 0
+        self.subscriptions: dict[str, OutgoingLink] = {}
         self._starved: dict[Gate, set[IncomingLink]] = {}
         self._callbacks: dict[Gate, Callable[[bool], None]] = {}
 

@@ -15,14 +15,16 @@ from typing import Any, Final
 import structlog
 
 from flowcontrol.budget import Budget
-from gateway.amqp.addresses import AddressError, SourceAddress, TargetAddress, parse_source, parse_target
+from gateway.amqp.addresses import AddressError, TargetAddress, parse_target
 from gateway.amqp.answers import delivery_state, refusal
 from gateway.amqp.incoming import IncomingLink
 from gateway.amqp.login import Login
 from gateway.amqp.outgoing import OutgoingLink
 from gateway.amqp.relay import RelayLink
 from gateway.amqp.services import PRODUCT, Services
+from gateway.amqp.sources import Source, resumed, source_of, subscription_of
 from gateway.kafka.contracts import Refused, Result
+from gateway.kafka.group import OffsetReset
 from gateway.kafka.topics import TopicInfo
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
@@ -30,6 +32,7 @@ from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.identity import Identity
 from mapping.amqp import Destination, gateway_headers
 from mapping.outcomes import Outcome
+from mapping.record import is_topic_name
 from protocols.amqp.connection import Connection
 from protocols.amqp.engine import Engine
 from protocols.amqp.events import (
@@ -48,6 +51,7 @@ from protocols.amqp.events import (
 from protocols.amqp.links import SETTLED, Link, TerminusKind
 from protocols.amqp.outcomes import (
     CONNECTION_FORCED,
+    NOT_FOUND,
     NOT_IMPLEMENTED,
     UNAUTHORIZED_ACCESS,
     Error,
@@ -59,7 +63,7 @@ log = structlog.get_logger(__name__)
 
 WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn before they are written: bounds what waits inside the engine
 _LINK_OF: Final = operator.itemgetter(0)  # of a token
-CAPABILITIES: Final = ("ANONYMOUS-RELAY",)  # of a connection
+CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
 TARGET_CAPABILITIES: Final = ("queue", "topic")  # a sender cannot tell them apart: both only mean "store it"
 
 
@@ -221,6 +225,18 @@ class AmqpSession:
         if not self.gone:
             self.pump.flush_soon()
 
+    def detach(self, outgoing: OutgoingLink, error: Error) -> None:
+        """End a receiver's link from our side."""
+        link = outgoing.link
+        self._log.info("link detached", link=link.name, error=error)
+        if not self.gone and not self._connection.closing:
+            if link.accepted:
+                self.engine.close_link(link, error)
+            else:
+                self._refuse(link, error)
+            self.pump.flush_soon()
+        self._lost(link)
+
     # the front's words
 
     def quiesce(self) -> None:
@@ -264,7 +280,7 @@ class AmqpSession:
             case LinkDetached(link=link):
                 if event.by_us:
                     self._log.info("link detached", link=link.name, error=event.error)
-                self._lost(link)
+                self._lost(link, for_good=event.closed and not event.by_us)
             case SessionEnded(links=links):
                 for link in links:
                     self._lost(link)
@@ -364,34 +380,54 @@ class AmqpSession:
 
     async def _attach_outgoing(self, link: Link) -> None:
         services = self.services
-        if link.source.durable and link.source.expiry == "never":
-            raise AddressError(NOT_IMPLEMENTED, "durable subscriptions are not offered; use T/group.id/G")
-        address = parse_source(link.source.address)
-        if not self._grant.subscribe.whole_topic(address.topic):
-            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {address.topic}")
-        await services.publisher.topic(address.topic)
+        found = None
+        if link.source.kind is TerminusKind.NONE:
+            source = await self._resume(link)
+            found = source.topic
+        else:
+            source = source_of(link, self._container_id)
+        if not self._grant.subscribe.whole_topic(source.topic):
+            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
+        await services.publisher.topic(source.topic)
         if self._is_lost(link):
             return
-        outgoing = OutgoingLink(self, link, address.topic, settled=link.settle_mode == SETTLED)
-        await self._connect(outgoing, address)
+        outgoing = OutgoingLink(self, link, source, settled=link.settle_mode == SETTLED)
+        if source.exclusive and source.group is not None:
+            former = services.subscriptions.get(source.group)
+            if former is not None:
+                former.steal()
+            services.subscriptions[source.group] = outgoing
+        await self._connect(outgoing, source)
         if self._is_lost(link):
             outgoing.leave()
             return
         link.context = outgoing
         self._outgoing.add(outgoing)
-        capabilities = ("topic",) if address.group is None else ("queue",)
-        wanted = [name for name in capabilities if name in link.source.capabilities]
-        self.engine.accept_link(link, capabilities=wanted, settled=link.settle_mode == SETTLED)
+        settled = link.settle_mode == SETTLED
+        self.engine.accept_link(link, capabilities=source.capabilities, settled=settled, found=found)
         self.pump.flush()
         outgoing.wake()
 
-    async def _connect(self, outgoing: OutgoingLink, address: SourceAddress) -> None:
+    async def _resume(self, link: Link) -> Source:
+        """A durable subscription by its name alone: only Kafka knows what it is for."""
+        group = subscription_of(link, self._container_id)
+        topics = sorted(name for name in await self.services.groups.topics(group) if is_topic_name(name))
+        if not topics:
+            raise AddressError(NOT_FOUND, f"there is no subscription {group!r}")
+        return resumed(link, self._container_id, topics[0])
+
+    async def _connect(self, outgoing: OutgoingLink, source: Source) -> None:
         """Give the link its reader; it is offered nothing before it is accepted."""
         try:
-            if address.group is None:
-                await self.services.tail.watch(address.topic, outgoing)
+            if source.group is None:
+                await self.services.tail.watch(source.topic, outgoing)
             else:
-                outgoing.joined(await self.services.groups.join(address.group, [address.topic], outgoing))
+                reset: OffsetReset = "latest" if source.at_end else "earliest"
+                topics = [source.topic]
+                outgoing.joined(await self.services.groups.join(source.group, topics, outgoing, offset_reset=reset))
+        except Refused:
+            outgoing.leave()
+            raise
         except asyncio.CancelledError:  # the connection was lost meanwhile
             outgoing.leave()
             raise
@@ -409,8 +445,8 @@ class AmqpSession:
         """Whether the peer has left while its attach was being answered."""
         return not link.attached or self.gone or self._connection.closing
 
-    def _lost(self, link: Link) -> None:
-        """A link is gone."""
+    def _lost(self, link: Link, *, for_good: bool = False) -> None:
+        """A link is gone; `for_good`: the peer has closed its terminus."""
         context = link.context
         if isinstance(context, IncomingLink):
             if context in self._incoming:
@@ -419,4 +455,4 @@ class AmqpSession:
                 self.services.forget(context)
         elif isinstance(context, OutgoingLink):
             self._outgoing.discard(context)
-            context.leave()
+            context.leave(unsubscribe=for_good)

@@ -18,6 +18,7 @@ import aiokafka.errors as kafka_errors
 from flowcontrol.backoff import Backoff
 from gateway.kafka.consumers import ConsumerOptions, Lookup
 from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.group_admin import GroupAdmin
 from gateway.kafka.group_parts import GroupStatistics, Interest, Member
 from gateway.kafka.group_reader import GroupReader
 from gateway.kafka.replay import Spawn
@@ -131,6 +132,7 @@ class Groups:
         # A lock lives as long as somebody holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopped = False
+        self._admin = GroupAdmin(kafka)
 
     async def join(
         self,
@@ -205,12 +207,33 @@ class Groups:
                 del self._readers[reader.group]
                 await reader.close()
 
+    async def topics(self, group: str) -> frozenset[str]:
+        """The topics in which a group has committed something, ever; empty when there is no such group.
+
+        Raises:
+            Refused: no permission, or Kafka does not answer.
+        """
+        return await self._admin.topics(group)
+
+    async def delete(self, group: str, topic: str) -> bool:
+        """End a subscription: delete a group that has committed in `topic` alone.
+
+        Returns:
+            False when it is left alone: it has members, here or elsewhere, or is for other topics too.
+
+        Raises:
+            Refused: no permission, or Kafka does not answer.
+        """
+        async with self._lock(group):
+            return group not in self._readers and await self._admin.delete(group, topic)
+
     async def stop(self) -> None:
         """Commit what is settled and leave all groups."""
         self._stopped = True
         readers = list(self._readers.values())
         self._readers.clear()
         await asyncio.gather(*(reader.close() for reader in readers))
+        await self._admin.stop()
 
     def statistics(self) -> tuple[GroupStatistics, ...]:
         """One for each reader."""

@@ -117,7 +117,13 @@ class Endpoints:
     # verbs: links
 
     def accept_link(
-        self, link: Link, *, max_message_bytes: int = 0, capabilities: Iterable[str] = (), settled: bool = False
+        self,
+        link: Link,
+        *,
+        max_message_bytes: int = 0,
+        capabilities: Iterable[str] = (),
+        settled: bool = False,
+        found: str | None = None,
     ) -> None:
         """Answer an attach with the termini the peer asked for.
 
@@ -128,6 +134,7 @@ class Endpoints:
             max_message_bytes: incoming: announced and enforced.
             capabilities: of our terminus, those that are true.
             settled: outgoing: every delivery is sent settled.
+            found: outgoing: the address of a durable source that the peer left to us to know.
         """
         if not link.attached or self.over:  # the peer has left meanwhile
             return
@@ -140,6 +147,8 @@ class Endpoints:
         lib.pn_terminus_copy(target, lib.pn_link_remote_target(handle))
         lib.pn_data_clear(lib.pn_terminus_filter(source))
         terminus = target if link.incoming else source
+        if found is not None:
+            native.set_durable_source(source, found)
         native.put(lib.pn_terminus_capabilities(terminus), primitives.symbols(capabilities))
         if link.incoming:
             lib.pn_link_set_snd_settle_mode(handle, link.settle_mode)

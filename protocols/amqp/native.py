@@ -111,3 +111,11 @@ def put(data: Any, encoded: bytes) -> None:
     lib.pn_data_clear(data)
     taken = lib.pn_data_decode(data, ffi.from_buffer(encoded), len(encoded))
     assert taken == len(encoded)
+
+
+def set_durable_source(handle: Any, address: str) -> None:
+    """Make a terminus the durable source at `address`, which never expires."""
+    lib.pn_terminus_set_type(handle, lib.PN_SOURCE)
+    lib.pn_terminus_set_address(handle, address.encode())
+    lib.pn_terminus_set_durability(handle, lib.PN_DELIVERIES)
+    lib.pn_terminus_set_expiry_policy(handle, lib.PN_EXPIRE_NEVER)

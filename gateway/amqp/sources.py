@@ -1,0 +1,114 @@
+"""What a receiving link asks for: the tail of a topic, a queue, a consumer group by name, or a subscription.
+
+| what the peer says | consumer group | begins |
+|---|---|---|
+| address `T` | none: the tail | now |
+| capability `queue`, or an address `queue://T`, `/queues/T` | `T` | at the topic's beginning |
+| address `T/group.id/G` | `G` | at the topic's beginning |
+| address `T::S` | `S` | now |
+| a durable source (terminus-durability, or expiry policy `never`) | `container-id:link-name` | now |
+| and capability `shared` | likewise, for several links; the name ends at `|` | now |
+| and capability `global` | `link-name` up to `|`, of all containers | now |
+| `shared` without durability | the same with `:volatile`, until its last link is gone | now |
+
+"Now" and "beginning" hold for a group that has committed nothing. The names are those that Qpid JMS and Artemis use.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from gateway.amqp.addresses import GROUP_LIMIT, AddressError, parse_source
+from protocols.amqp.links import Link
+from protocols.amqp.outcomes import INVALID_FIELD
+
+SHARED: Final = "shared"
+GLOBAL: Final = "global"
+QUEUE: Final = "queue"
+TOPIC: Final = "topic"
+NEVER: Final = "never"
+NAME_END: Final = "|"  # of a shared subscription's link name: what follows tells its links apart
+GLOBAL_SUFFIX: Final = "|global"
+VOLATILE_SUFFIX: Final = ":volatile"
+
+
+class Source(msgspec.Struct, frozen=True):
+    """What a link receives.
+
+    Attributes:
+        topic: the Kafka topic.
+        group: the consumer group; None is the tail.
+        at_end: a new group begins at the end.
+        subscription: the group is the link's own: closing the link for good deletes it.
+        exclusive: of a subscription: for one link at a time; a further attach steals it.
+        volatile: of a subscription: it ends with its last link, however that goes.
+        capabilities: what of the peer's wishes is true.
+    """
+
+    topic: str
+    group: str | None = None
+    at_end: bool = False
+    subscription: bool = False
+    exclusive: bool = False
+    volatile: bool = False
+    capabilities: tuple[str, ...] = ()
+
+
+def source_of(link: Link, container_id: str) -> Source:
+    """What the source of a peer's receiving link means. Raises AddressError."""
+    asked = link.source
+    wanted = asked.capabilities
+    address = parse_source(asked.address)
+    if address.group is not None:
+        return Source(address.topic, address.group, at_end=address.subscription, capabilities=_true(wanted, QUEUE))
+    if address.queue or QUEUE in wanted:
+        return Source(address.topic, address.topic, capabilities=_true(wanted, QUEUE))
+    shared = SHARED in wanted
+    durable = asked.durable != 0 or asked.expiry == NEVER
+    if not shared and not durable:
+        return Source(address.topic, capabilities=_true(wanted, TOPIC))
+    group = subscription_name(link.name, container_id, shared=shared, everywhere=GLOBAL in wanted)
+    if not durable:
+        group += VOLATILE_SUFFIX
+    return Source(
+        address.topic,
+        group,
+        at_end=True,
+        subscription=True,
+        exclusive=not shared,
+        volatile=not durable,
+        capabilities=_true(wanted, TOPIC, SHARED, GLOBAL),
+    )
+
+
+def resumed(link: Link, container_id: str, topic: str) -> Source:
+    """A durable subscription that the peer calls by its name alone: an attach without a source (JMS unsubscribes so).
+
+    Raises:
+        AddressError: no legal name.
+    """
+    group = subscription_of(link, container_id)
+    return Source(topic, group, at_end=True, subscription=True, exclusive=NAME_END not in link.name)
+
+
+def subscription_of(link: Link, container_id: str) -> str:
+    """The group of the durable subscription that a link's name alone means. Raises AddressError."""
+    everywhere = link.name.endswith(GLOBAL_SUFFIX)
+    return subscription_name(link.name, container_id, shared=NAME_END in link.name, everywhere=everywhere)
+
+
+def subscription_name(link_name: str, container_id: str, *, shared: bool, everywhere: bool) -> str:
+    """The consumer group of a subscription. Raises AddressError."""
+    name = link_name.partition(NAME_END)[0] if shared else link_name
+    if not name or not (container_id or (shared and everywhere)):
+        raise AddressError(INVALID_FIELD, "a subscription needs a container-id and a link name")
+    group = name if shared and everywhere else f"{container_id}:{name}"
+    if len(group) + len(VOLATILE_SUFFIX) > GROUP_LIMIT:
+        raise AddressError(INVALID_FIELD, f"the name of a subscription has at most {GROUP_LIMIT} characters")
+    return group
+
+
+def _true(wanted: tuple[str, ...], *true: str) -> tuple[str, ...]:
+    return tuple(name for name in true if name in wanted)

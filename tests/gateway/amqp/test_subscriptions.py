@@ -1,0 +1,195 @@
+"""Queues and subscriptions: what outlives a receiver's link is a consumer group."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from proton import UNDESCRIBED, Array, Data, Terminus, symbol
+from proton.reactor import DurableSubscription, ReceiverOption
+from proton.utils import BlockingConnection, LinkDetached
+
+from gateway.amqp.front import AmqpFront
+from protocols.amqp import outcomes
+from tests.support.amqp import TIMEOUT, as_client, body_of, data
+from tests.support.topics import produce
+
+
+class Capabilities(ReceiverOption):
+    """Wishes of a receiver."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def apply(self, receiver: Any) -> None:
+        receiver.source.capabilities.put_object(Array(UNDESCRIBED, Data.SYMBOL, *map(symbol, self.names)))
+
+
+class NoSource(ReceiverOption):
+    """An attach that knows its terminus by the link's name alone."""
+
+    def apply(self, receiver: Any) -> None:
+        receiver.source.type = Terminus.UNSPECIFIED
+
+
+def take(receiver: Any, count: int = 1) -> list[bytes]:
+    found = []
+    for _ in range(count):
+        found.append(body_of(receiver.receive(TIMEOUT)))
+        receiver.accept()
+    return found
+
+
+def capabilities(receiver: Any) -> list[str]:
+    """What the gateway says of its source."""
+    found = receiver.link.remote_source.capabilities
+    found.rewind()
+    found.next()
+    return [str(name) for name in found.get_py_array().elements]
+
+
+async def committed(admin: AIOKafkaAdminClient, group: str) -> dict[Any, Any]:
+    found: dict[Any, Any] = await admin.list_consumer_group_offsets(group)
+    return found
+
+
+async def until_deleted(admin: AIOKafkaAdminClient, group: str) -> None:
+    pause = asyncio.Event()
+    async with asyncio.timeout(TIMEOUT):
+        while await committed(admin, group):
+            try:
+                await asyncio.wait_for(pause.wait(), 0.05)
+            except TimeoutError:
+                continue
+
+
+async def test_a_queue_keeps_what_nobody_has_taken(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+    """Sent before there was a receiver; shared by receivers; accepted ones do not come again."""
+    topic = await new_topic(partitions=1)
+    await produce(bootstrap, topic, [b"0", b"1", b"2"])
+
+    def receive(connection: BlockingConnection) -> list[bytes]:
+        first = connection.create_receiver(topic, credit=1, options=Capabilities("queue"))
+        assert capabilities(first) == ["queue"]
+        found = take(first, 2)
+        first.close()
+        return found + take(connection.create_receiver(f"queue://{topic}", credit=1), 1)
+
+    assert await as_client(front, receive) == [b"0", b"1", b"2"]
+
+
+async def test_a_durable_subscription(
+    front: AmqpFront, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
+) -> None:
+    """It begins when it is made, lives without its link, and ends when the terminus is closed."""
+    topic = await new_topic(partitions=1)
+    container = f"plant-{topic}"
+    group = f"{container}:alarms"
+    await produce(bootstrap, topic, [b"before"])
+
+    def subscribe(connection: BlockingConnection) -> None:
+        receiver = connection.create_receiver(topic, credit=5, name="alarms", options=DurableSubscription())
+        connection.create_sender(topic).send(data(b"0"))
+        assert take(receiver) == [b"0"]
+        receiver.link.detach()
+
+    def resume(connection: BlockingConnection) -> list[bytes]:
+        receiver = connection.create_receiver(None, credit=5, name="alarms", options=NoSource())
+        assert receiver.link.remote_source.address == topic
+        assert receiver.link.remote_source.durability == Terminus.DELIVERIES
+        found = take(receiver, 2)
+        receiver.close()
+        return found
+
+    def unknown(connection: BlockingConnection) -> None:
+        with pytest.raises(LinkDetached, match=outcomes.NOT_FOUND):
+            connection.create_receiver(None, name="alarms", options=NoSource())
+
+    await as_client(front, subscribe, container_id=container)
+    await produce(bootstrap, topic, [b"1", b"2"])
+    assert await as_client(front, resume, container_id=container) == [b"1", b"2"]
+    await until_deleted(admin, group)
+    await as_client(front, unknown, container_id=container)
+
+
+async def test_a_subscription_is_for_one_link(front: AmqpFront, new_topic: Any) -> None:
+    """A further attach, from another connection of the container, takes it over."""
+    topic = await new_topic(partitions=1)
+    container = f"plant-{topic}"
+
+    def attach(connection: BlockingConnection) -> list[bytes]:
+        former = connection.create_receiver(topic, credit=5, name="alarms", options=DurableSubscription())
+        other = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT, container_id=container)
+        latter = other.create_receiver(topic, credit=5, name="alarms", options=DurableSubscription())
+        with pytest.raises(LinkDetached, match=outcomes.STOLEN):
+            former.receive(TIMEOUT)
+        other.create_sender(topic).send(data(b"x"))
+        found = take(latter)
+        other.close()
+        return found
+
+    assert await as_client(front, attach, container_id=container) == [b"x"]
+
+
+async def test_shared_subscriptions(
+    front: AmqpFront, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
+) -> None:
+    """Links of one name share its messages, over containers when it is global; a volatile one ends with them."""
+    topic = await new_topic(partitions=1)
+    wish = Capabilities("topic", "shared", "global")
+
+    def receive(connection: BlockingConnection) -> list[bytes]:
+        assert "SHARED-SUBS" in [str(name) for name in connection.conn.remote_offered_capabilities]
+        other = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT, container_id="other")
+        first = connection.create_receiver(topic, credit=1, name=f"{topic}|global-volatile1", options=wish)
+        assert capabilities(first) == ["topic", "shared", "global"]
+        second = other.create_receiver(topic, credit=1, name=f"{topic}|global-volatile2", options=wish)
+        sender = connection.create_sender(topic)
+        for number in range(2):
+            sender.send(data(b"%d" % number))
+        found = [body_of(first.receive(TIMEOUT)), body_of(second.receive(TIMEOUT))]
+        first.accept()
+        second.accept()
+        other.close()
+        return found
+
+    assert sorted(await as_client(front, receive, container_id="one")) == [b"0", b"1"]
+    await until_deleted(admin, f"{topic}:volatile")
+
+
+async def test_a_named_subscription_outlives_its_receivers(front: AmqpFront, new_topic: Any) -> None:
+    """`T::S` is consumer group S from now on; closing a link of it ends nothing."""
+    topic = await new_topic(partitions=1)
+
+    def receive(connection: BlockingConnection) -> list[bytes]:
+        address = f"{topic}::sub-{topic}"
+        sender = connection.create_sender(topic)
+        sender.send(data(b"before"))
+        connection.create_receiver(address, credit=0).close()
+        sender.send(data(b"after"))
+        return take(connection.create_receiver(address, credit=1, name="second"))
+
+    assert await as_client(front, receive) == [b"after"]
+
+
+async def test_a_group_of_another_topic_is_not_deleted(
+    front: AmqpFront, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
+) -> None:
+    """Who knows a group's name has no power over what it has committed in topics that are not his."""
+    topic, other = await new_topic(partitions=1), await new_topic(partitions=1)
+    await produce(bootstrap, other, [b"x"])
+    wish = Capabilities("shared", "global")
+
+    def work(connection: BlockingConnection) -> None:
+        receiver = connection.create_receiver(f"{other}/group.id/{other}", credit=1)
+        take(receiver)
+        receiver.close()
+        option = [DurableSubscription(), wish]
+        connection.create_receiver(topic, credit=1, name=other, options=option).close()
+        # Attaching once more waits until the first link has left, and its end was decided.
+        connection.create_receiver(topic, credit=1, name=other, options=option).close()
+
+    await as_client(front, work)
+    assert other in {partition.topic for partition in await committed(admin, other)}
