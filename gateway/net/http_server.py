@@ -20,6 +20,7 @@ from gateway.net.pump import LINGER_S
 
 log = structlog.get_logger(__name__)
 
+SERVER: Final = "trivium"  # the field Server of every answer
 HEADER_BYTES: Final = 16 * 1024  # of one field; proxies send long tokens, nobody sends more
 HEADER_FIELDS: Final = 100
 

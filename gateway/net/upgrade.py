@@ -13,7 +13,7 @@ from aiohttp import web
 from wsproto.utilities import generate_accept_token
 
 from gateway.config import Address
-from gateway.net.http_server import HttpConnection, HttpServer
+from gateway.net.http_server import SERVER, HttpConnection, HttpServer
 from gateway.net.listener import Listener
 from gateway.net.websocket import WebSocket
 from gateway.security.origins import Origins
@@ -91,7 +91,7 @@ class _SwitchingProtocols(web.StreamResponse):
     """101. With its last byte the socket leaves HTTP, and no task is left of the request."""
 
     def __init__(self, connection: HttpConnection, key: str, subprotocol: str, listener: Listener) -> None:
-        super().__init__(status=101, headers=UPGRADE)
+        super().__init__(status=101, headers=(*UPGRADE, ("Server", SERVER)))
         self.headers["Sec-WebSocket-Accept"] = generate_accept_token(key.encode()).decode()
         self.headers["Sec-WebSocket-Protocol"] = subprotocol  # [MQTT-6.0.0-4]
         self._connection = connection
@@ -177,7 +177,7 @@ class WebSocketFront:
 
 
 def _refusal(status: int, reason: str) -> web.Response:
-    answer = web.Response(status=status, text=f"{reason}\n", headers={"Server": "trivium"})
+    answer = web.Response(status=status, text=f"{reason}\n", headers={"Server": SERVER})
     answer.force_close()
     return answer
 

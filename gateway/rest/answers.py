@@ -6,11 +6,11 @@ from typing import Final
 
 from aiohttp import web
 
+from gateway.net.http_server import SERVER
 from protocols.rest.errors import RestError
 from protocols.rest.media import CONTROL_TYPE, RECORD_TYPES, Format
 from protocols.rest.responses import encode_error
 
-SERVER: Final = "trivium"
 _CONTROL: Final = {"Content-Type": CONTROL_TYPE, "Server": SERVER}
 _EMPTY: Final = {"Server": SERVER}
 _RECORDS: Final = {

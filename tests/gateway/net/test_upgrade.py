@@ -233,6 +233,7 @@ async def test_good_handshakes(request_: bytes) -> None:
         assert headers["sec-websocket-protocol"] == "mqtt"
         assert headers["sec-websocket-accept"] == "kfIpniVDq3itXuXlgok9QafX8IE="
         assert "sec-websocket-extensions" not in headers
+        assert headers["server"] == "trivium"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
