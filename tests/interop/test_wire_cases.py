@@ -48,10 +48,12 @@ def normal(case: str) -> str:
     return re.sub(r"[\s|]+", " ", case).strip()
 
 
-async def replay(gateway: GatewayProcess, report: Path, only: str = "") -> list[dict[str, str | bool]]:
-    """Run the tool; its rows."""
+async def replay(
+    gateway: GatewayProcess, report: Path, only: str = "", timeout: int = 3
+) -> list[dict[str, str | bool]]:
+    """Run the tool, which waits `timeout` seconds for each answer; its rows."""
     host, port = gateway.address("mqtt")
-    options = ["--host", host, "--port", str(port), "--timeout", "3", "--json", str(report), "--only", only]
+    options = ["--host", host, "--port", str(port), "--timeout", str(timeout), "--json", str(report), "--only", only]
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(TOOL), *options, stdout=asyncio.subprocess.DEVNULL
     )
@@ -96,6 +98,6 @@ async def test_every_case(bootstrap: str, new_gateway: Callable[..., GatewayProc
             continue
         # Again and alone: the first use of a topic creates it, and one that ended early spoils those behind it.
         await forget_retained(gateway)
-        alone = failures(await replay(gateway, tmp_path / "one.json", f"{row['file']} {row['case']}"))
+        alone = failures(await replay(gateway, tmp_path / "one.json", f"{row['file']} {row['case']}", timeout=10))
         left.update({case: why for case, why in alone.items() if case not in by_chance})
     assert left == {}
