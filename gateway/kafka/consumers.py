@@ -160,7 +160,7 @@ class _Batch:
 
 
 class Lookup:
-    """Partitions and first and last offsets of topics, over a connection on which nothing is fetched.
+    """Partitions of topics, and offsets in them, over a connection on which nothing is fetched.
 
     A fetch that waits for data holds back everything behind it on its connection, so a subscription would
     wait for it. Questions that arrive while one is being asked share the next request.
@@ -257,11 +257,28 @@ class Lookup:
         async with self._asking:
             return await self._ask("beginning_offsets", partitions)
 
-    async def _ask(self, method: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    async def since(self, partitions: Collection[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
+        """The offsets of the first records that are not older than a time; a partition without one is left out.
+
+        Args:
+            partitions: asked for.
+            timestamp: ms since the epoch.
+
+        Raises:
+            Refused: Kafka does not answer in time.
+        """
+        async with self._asking:
+            found = await self._ask("offsets_for_times", dict.fromkeys(partitions, max(0, timestamp)))
+        return {partition: place.offset for partition, place in found.items() if place is not None}
+
+    async def _ask(
+        self, method: str, partitions: Collection[TopicPartition] | dict[TopicPartition, int]
+    ) -> dict[TopicPartition, Any]:
         try:
             async with asyncio.timeout(self._timeout_s):
                 consumer = await self._open()
-                offsets: dict[TopicPartition, int] = await getattr(consumer, method)(list(partitions))
+                asked = partitions if isinstance(partitions, dict) else list(partitions)
+                offsets: dict[TopicPartition, Any] = await getattr(consumer, method)(asked)
         except (TimeoutError, KafkaError) as error:
             raise Refused(Outcome.BUSY, f"Kafka does not answer: {error!r}") from error
         finally:

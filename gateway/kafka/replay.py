@@ -36,7 +36,10 @@ TURN_RECORDS: Final = 2000  # records read for one outlet before the next has it
 class Goal(Protocol):
     """Where a reading ends; the tail's position of the partition."""
 
-    position: int
+    @property
+    def position(self) -> int:
+        """An offset, which may move on."""
+        ...
 
 
 class Reading:

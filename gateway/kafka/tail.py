@@ -33,7 +33,8 @@ from gateway.kafka.consumers import (
     received,
 )
 from gateway.kafka.contracts import Fanout, Outlet, Refused
-from gateway.kafka.replay import Reading, Replay, ReplayStatistics, Spawn
+from gateway.kafka.positions import Start, starting_offsets
+from gateway.kafka.replay import Goal, Reading, Replay, ReplayStatistics, Spawn
 from mapping.record import Received
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,20 @@ class _Partition:
         self.position = position
         self.fetched = position
         self.behind: dict[Outlet, tuple[_Watch, Reading]] = {}
+
+
+class _Later:
+    """Where a catch-up ends when its watch begins further on than the tail is."""
+
+    __slots__ = ("_part", "_since")
+
+    def __init__(self, part: _Partition, since: int) -> None:
+        self._part = part
+        self._since = since
+
+    @property
+    def position(self) -> int:
+        return max(self._part.position, self._since)
 
 
 class _Topic:
@@ -208,6 +223,27 @@ class Tail:
         if added:
             self._change_assignment()
 
+    async def watch_from(
+        self, topic: str, fanout: Fanout, outlet: Outlet, start: Start, partition: int | None = None
+    ) -> None:
+        """As `watch`, and offer the one outlet of a fan-out first everything from `start` on.
+
+        Args:
+            topic: its name.
+            fanout: the outlet's.
+            outlet: who catches up.
+            start: where to begin.
+            partition: catch up on this one alone; what comes later, `fanout` selects.
+
+        Raises:
+            BeyondEnd: the log does not have the offset.
+            Refused: as `watch`, or the partition is unknown.
+        """
+        offsets = await starting_offsets(self._lookup, topic, start, partition)
+        await self.watch(topic, fanout)
+        for number, offset in offsets.items():
+            self.catch_up(topic, fanout, outlet, number, offset)
+
     def unwatch(self, topic: str, fanout: Fanout) -> None:
         """Stop offering; outlets of this fan-out that are behind on the topic get no more of it."""
         state = self._topics.get(topic)
@@ -264,8 +300,10 @@ class Tail:
         watch = next((watch for watch in state.watches if watch.fanout is fanout), None) if state else None
         if part is None or watch is None:
             return False
-        if outlet not in part.behind and offset < part.position:
-            self._fall_behind(part, watch, outlet, TopicPartition(topic, partition), offset, gap)
+        since = watch.since.get(partition, 0)
+        goal = _Later(part, since) if since > part.position else part
+        if outlet not in part.behind and offset < goal.position:
+            self._fall_behind(part, watch, outlet, TopicPartition(topic, partition), offset, gap, goal)
         return True
 
     def places(self, topic: str, outlet: Outlet) -> dict[int, int]:
@@ -405,11 +443,12 @@ class Tail:
         partition: TopicPartition,
         offset: int,
         gap: Callable[[int], None] | None = None,
+        goal: Goal | None = None,
     ) -> None:
         def rejoin(reading: Reading) -> None:
             del part.behind[reading.outlet]
 
-        reading = Reading(outlet, partition, offset, goal=part, finished=rejoin, gap=gap)
+        reading = Reading(outlet, partition, offset, goal=goal or part, finished=rejoin, gap=gap)
         part.behind[outlet] = (watch, reading)
         self._fell_behind += 1
         self._replay.start(reading)
