@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -88,10 +89,11 @@ class Incoming:
         now_ms = services.wall_clock()
         first, count = position, len(received)
         special = services.config.report_no_subscribers
+        received_publish = events.PublishReceived
         ready = False
         while position < count:
             event = received[position]
-            if type(event) is not events.PublishReceived:
+            if type(event) is not received_publish:
                 break
             position += 1
             record = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
@@ -99,6 +101,8 @@ class Incoming:
                 ready |= self._decline(event, _DENIED)
             elif special or event.retain or event.qos == EXACTLY_ONCE or event.properties is not None:
                 ready |= self._publish_special(event, record)
+            elif position < count and type(received[position]) is received_publish:
+                position = self._publish_run(received, position - 1, record)
             elif event.qos:
                 submit(record, self, arrive(event.packet_id))
             else:
@@ -107,6 +111,31 @@ class Incoming:
         if ready:
             self._acknowledge()
         return position
+
+    def _publish_run(self, received: list[Any], position: int, record: Record) -> int:
+        """Hand on the publish at `position`, an ordinary one, and those behind it that differ in their payloads only.
+
+        Returns:
+            Where the first event stands that is none of these.
+        """
+        like = received[position]
+        topic, qos = like.topic, like.qos  # of packets to one topic the parser makes one text
+        received_publish, arrive = events.PublishReceived, self._acks.arrive
+        payloads: list[bytes] = []
+        slots: list[Slot | None] = []
+        for event in itertools.islice(received, position, None):
+            if (
+                type(event) is not received_publish
+                or event.topic is not topic
+                or event.qos != qos
+                or event.properties is not None
+                or event.retain
+            ):
+                break
+            payloads.append(event.payload)
+            slots.append(arrive(event.packet_id) if qos else None)
+        self._services.publisher.submit_run(record, payloads, self if qos else self._unanswered, slots)
+        return position + len(payloads)
 
     def _publish_special(self, event: events.PublishReceived, record: Record) -> bool:
         """A publish that is retained, or of QoS 2, or has properties; whether an acknowledgement may be due."""
@@ -124,9 +153,7 @@ class Incoming:
             slot.unheard = not services.router.has_subscribers(event.topic)
         if event.qos == EXACTLY_ONCE:
             assert slot is not None
-            self._session.receiving().publish(
-                record, event.packet_id, slot, event.topic if event.retain else "", dup=event.dup
-            )
+            self._session.receiving().publish(record, event.packet_id, slot, event.topic if event.retain else "")
             return True
         owner = self._unanswered if slot is None else self
         if event.retain:

@@ -413,3 +413,44 @@ async def test_drain_waits_for_what_an_owner_submits_as_it_settles(bootstrap, ne
         k.publisher.submit(Record(name, b"k", b"first"), Chain(), "first")
         assert await k.publisher.drain(20)
         assert last.outcomes() == {"second": Outcome.STORED}
+
+
+async def test_a_run_is_what_its_records_are_one_by_one(bootstrap, new_topic, kit, read_topic):
+    """Over several batches, with others in between, before the topic is known, with one that is too large."""
+    topic = await new_topic(partitions=3, max_message_bytes="20000")
+    compacted = await new_topic(partitions=1, cleanup_policy="compact")
+    async with kit(bootstrap) as k:
+        one, two = k.recorder(k.publisher.connection_budget()), k.recorder(k.publisher.connection_budget())
+        like = Record(topic, b"k", None, (("h", b"x"),))
+
+        def run(owner, numbers, like=like):
+            values = [b"%d|" % number + b"x" * (30_000 if number == 150 else 300) for number in numbers]
+            k.publisher.submit_run(like, values, owner, [(like.key, number) for number in numbers])
+
+        run(one, range(100))  # held until the topic is known
+        await k.until(lambda: len(one.fates) == 100)
+        run(one, range(100, 200))
+        run(two, range(200, 210))
+        run(one, range(210, 220))
+        keyless = Record(topic, None, None)
+        run(two, range(300, 400), keyless)
+        run(two, range(400, 401), Record(compacted, None, None))
+        run(two, range(500, 503), Record(compacted, b"k", None))
+        run(two, range(503, 506), Record(compacted, None, None))
+        await k.until(lambda: len(one.fates) == 210 and len(two.fates) == 117)
+        outcomes = one.outcomes() | two.outcomes()
+        assert {token for token, fate in outcomes.items() if fate is Outcome.TOO_LARGE} == {(b"k", 150)}
+        unfit = {token[1] for token, fate in outcomes.items() if fate is Outcome.UNFIT}
+        assert unfit == {400, 503, 504, 505}
+        assert {fate for token, fate in outcomes.items() if token[1] not in {150, *unfit}} == {Outcome.STORED}
+        assert k.publisher.budget.records == one.budget.records == two.budget.records == 0
+        places = one.offsets | two.offsets
+        stored = await read_topic(bootstrap, topic)
+        for partition, records in stored.items():
+            for record in records:
+                number = int(record.value.partition(b"|")[0])
+                assert places[record.key, number] == (partition, record.offset)
+                assert list(record.headers) == ([("h", b"x")] if record.key else [])
+        keyed = [int(r.value.partition(b"|")[0]) for records in stored.values() for r in records if r.key]
+        assert keyed == [*range(150), *range(151, 220)]
+        assert sum(r.key is None for records in stored.values() for r in records) == 100
