@@ -20,7 +20,7 @@ from protocols.amqp.events import (
     SessionEnded,
     SessionOpened,
 )
-from protocols.amqp.links import SETTLED, UNSETTLED, Link, Session, Terminus, TerminusKind
+from protocols.amqp.links import SETTLED, UNSETTLED, Filter, Link, Session, Terminus, TerminusKind
 from protocols.amqp.native import lib
 from protocols.amqp.outcomes import Error
 from protocols.amqp.primitives import DecodeError, Pairs
@@ -123,17 +123,19 @@ class Endpoints:
         max_message_bytes: int = 0,
         capabilities: Iterable[str] = (),
         settled: bool = False,
+        filters: Iterable[Filter] = (),
         found: str | None = None,
     ) -> None:
         """Answer an attach with the termini the peer asked for.
 
-        Filters are not echoed: a filter in our answer would say that it is applied (part 3.5.3).
+        A filter in our answer says that it is applied (part 3.5.3): none is there but `filters`.
 
         Args:
             link: as requested.
             max_message_bytes: incoming: announced and enforced.
             capabilities: of our terminus, those that are true.
             settled: outgoing: every delivery is sent settled.
+            filters: outgoing: those of the peer's that are applied.
             found: outgoing: the address of a durable source that the peer left to us to know.
         """
         if not link.attached or self.over:  # the peer has left meanwhile
@@ -145,7 +147,10 @@ class Endpoints:
         source, target = lib.pn_link_source(handle), lib.pn_link_target(handle)
         lib.pn_terminus_copy(source, lib.pn_link_remote_source(handle))
         lib.pn_terminus_copy(target, lib.pn_link_remote_target(handle))
+        applied = [item for one in filters for item in one.encoded]
         lib.pn_data_clear(lib.pn_terminus_filter(source))
+        if applied:
+            native.put(lib.pn_terminus_filter(source), primitives.map_of(applied))
         terminus = target if link.incoming else source
         if found is not None:
             native.set_durable_source(source, found)

@@ -23,6 +23,22 @@ class TerminusKind(enum.IntEnum):
     COORDINATOR = 3  # of transactions (part 4.5.1)
 
 
+class Filter(msgspec.Struct, frozen=True):
+    """One entry of a source's filter set (part 3.5.8).
+
+    Attributes:
+        name: the peer's name for it.
+        descriptor: what kind of filter it is: a symbol or a number; None when the value is not described.
+        value: of the described value.
+        encoded: name and value as the peer wrote them, for the answer.
+    """
+
+    name: str
+    descriptor: str | int | None
+    value: Any
+    encoded: tuple[bytes, bytes]
+
+
 class Terminus(msgspec.Struct, frozen=True):
     """A source or a target (parts 3.5.3 and 3.5.4) as the peer wrote it.
 
@@ -41,7 +57,7 @@ class Terminus(msgspec.Struct, frozen=True):
     durable: int = 0
     expiry: str = "session-end"
     dynamic: bool = False
-    filters: Pairs = Pairs()
+    filters: tuple[Filter, ...] = ()
     outcomes: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import cproton
 
 from protocols.amqp import primitives
-from protocols.amqp.links import Terminus, TerminusKind
+from protocols.amqp.links import Filter, Terminus, TerminusKind
 from protocols.amqp.outcomes import Error
 from protocols.amqp.primitives import DecodeError, Described, Pairs
 
@@ -39,7 +39,7 @@ def terminus(handle: Any) -> Terminus:
         durable=int(lib.pn_terminus_get_durability(handle)),
         expiry=_EXPIRY.get(int(lib.pn_terminus_get_expiry_policy(handle)), "session-end"),
         dynamic=bool(lib.pn_terminus_is_dynamic(handle)),
-        filters=mapping(lib.pn_terminus_filter(handle)),
+        filters=filters(lib.pn_terminus_filter(handle)),
         outcomes=symbols(lib.pn_terminus_outcomes(handle)),
         capabilities=symbols(lib.pn_terminus_capabilities(handle)),
     )
@@ -55,17 +55,46 @@ def text(chars: Any) -> str | None:
         raise DecodeError("a name that is not UTF-8") from None
 
 
-def value(data: Any) -> Any:
-    """What is in a pn_data, through its encoded form: our decoder takes any bytes. Raises DecodeError."""
+def _encoded(data: Any) -> bytes:
+    """A pn_data in its encoded form; empty when it is."""
     size = lib.pn_data_encoded_size(data) if data else 0  # NULL: the field was null
     if size <= 0:
-        return None
+        return b""
     space = ffi.new("char[]", size)
     written = lib.pn_data_encode(data, space, size)
-    if written <= 0:
-        return None
-    encoded = ffi.buffer(space, written)[:]
-    return primitives.decode(encoded, 0, len(encoded))[0]
+    return bytes(ffi.buffer(space, written)[:]) if written > 0 else b""
+
+
+def value(data: Any) -> Any:
+    """What is in a pn_data, through its encoded form: our decoder takes any bytes. Raises DecodeError."""
+    encoded = _encoded(data)
+    return primitives.decode(encoded, 0, len(encoded))[0] if encoded else None
+
+
+def filters(data: Any) -> tuple[Filter, ...]:
+    """A filter set (part 3.5.8); null is an empty one. Raises DecodeError."""
+    encoded = _encoded(data)
+    if not encoded or encoded == primitives.NULL:
+        return ()
+    if encoded[0] not in primitives.MAP_CODES:
+        raise DecodeError("a filter set that is no map")
+    count, at, end = primitives.compound(encoded, 0, len(encoded))
+    if count % 2:
+        raise DecodeError("a map with an odd number of items")
+    found: list[Filter] = []
+    for _ in range(count // 2):
+        name, middle = primitives.decode(encoded, at, end)
+        item, after = primitives.decode(encoded, middle, end)
+        if not isinstance(name, str):
+            raise DecodeError("a filter's name that is no symbol")
+        descriptor = None
+        if isinstance(item, Described):
+            descriptor, item = item
+            if not isinstance(descriptor, str | int):
+                raise DecodeError(f"filter {name!r} has neither a symbol nor a number as its descriptor")
+        found.append(Filter(name, descriptor, item, (encoded[at:middle], encoded[middle:after])))
+        at = after
+    return tuple(found)
 
 
 def mapping(data: Any) -> Pairs:

@@ -117,7 +117,8 @@ _VARIABLE: Final[dict[int, Callable[[bytes], Any]]] = {
     0xA0: bytes, 0xB0: bytes, 0xA1: _text, 0xB1: _text, 0xA3: _symbol, 0xB3: _symbol,
 }  # fmt: skip
 
-_COMPOUND: Final = frozenset({0xC0, 0xD0, 0xC1, 0xD1})
+MAP_CODES: Final = frozenset({0xC1, 0xD1})
+_COMPOUND: Final = frozenset({0xC0, 0xD0, *MAP_CODES})
 _ARRAYS: Final = frozenset({0xE0, 0xF0})
 KNOWN_CODES: Final = frozenset({0x45, *_CONSTANTS, *_FIXED, *_VARIABLE, *_COMPOUND, *_ARRAYS})
 """Every constructor of part 1.6."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from proton import Delivery, symbol
+from proton import Data, Delivery, Described, int32, symbol, ulong
 
 from protocols.amqp import outcomes
 from protocols.amqp.endpoints import Limits
@@ -243,7 +243,7 @@ def test_what_attach_says(make_server: Any, make_peer: Any) -> None:
     peer.run()
     incoming, outgoing = server.links["s"], server.links["r"]
     assert outgoing.source.address == "topic/group.id/g"
-    assert outgoing.source.filters.get("f") == "x"
+    assert [(one.name, one.descriptor, one.value) for one in outgoing.source.filters] == [("f", None, "x")]
     assert outgoing.source.capabilities == ("queue",)
     assert (outgoing.source.durable, outgoing.source.expiry) == (2, "never")
     assert incoming.incoming
@@ -253,6 +253,61 @@ def test_what_attach_says(make_server: Any, make_peer: Any) -> None:
     assert receiver.remote_source.address == "topic/group.id/g"
     remote_filter = receiver.remote_source.filter
     assert not remote_filter.next()  # a filter that is not applied is not echoed
+
+
+FILTERS = {
+    symbol("selector"): Described(ulong(0x0000468C00000004), "a = 1"),
+    symbol("offset"): Described(symbol("rabbitmq:stream-offset-spec"), ulong(7)),
+    symbol("nested"): Described(symbol("x"), [1, Described(symbol("y"), {"deep": int32(3)})]),
+    symbol("plain"): int32(2),
+}
+
+
+@pytest.mark.clause("AMQP-3.5.3")
+@pytest.mark.parametrize("applied", [(), ("selector",), ("plain", "offset"), tuple(FILTERS)])
+def test_filters_that_are_applied_are_echoed_to_the_byte(
+    make_server: Any, make_peer: Any, applied: tuple[str, ...]
+) -> None:
+    server = make_server()
+    peer = make_peer(server)
+    receiver = peer.open().receiver("r")
+    receiver.source.address = "t"
+    receiver.source.filter.put_object(FILTERS)
+    server.answers = False
+    receiver.open()
+    peer.run()
+    (link,) = [event.link for event in server.of(LinkRequested)]
+    filters = {one.name: one for one in link.source.filters}
+    assert [(name, one.descriptor) for name, one in filters.items()] == [
+        ("selector", 0x0000468C00000004),
+        ("offset", "rabbitmq:stream-offset-spec"),
+        ("nested", "x"),
+        ("plain", None),
+    ]
+    assert (filters["selector"].value, filters["offset"].value, filters["plain"].value) == ("a = 1", 7, 2)
+    server.engine.accept_link(link, filters=[filters[name] for name in applied])
+    peer.run()
+    expected = Data()
+    expected.put_object({symbol(name): FILTERS[symbol(name)] for name in applied})
+    assert receiver.remote_source.filter.encode() == (expected.encode() if applied else b"")
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [[symbol("f"), 1], {5: "x"}, {symbol("f"): Described([1], "x")}, {None: None}],
+    ids=["list", "number", "descriptor", "null"],
+)
+@pytest.mark.clause("AMQP-3.5.3")
+def test_filter_sets_that_are_none(make_server: Any, make_peer: Any, filters: Any) -> None:
+    server = make_server()
+    peer = make_peer(server)
+    receiver = peer.open().receiver("r")
+    receiver.source.address = "t"
+    receiver.source.filter.put_object(filters)
+    receiver.open()
+    peer.run()
+    assert receiver.remote_condition.name == outcomes.INVALID_FIELD
+    assert receiver.remote_source.type == receiver.remote_source.UNSPECIFIED
 
 
 def open_receiver(make_server: Any, make_peer: Any, credit: int) -> tuple[Any, Any, Any]:
