@@ -90,7 +90,6 @@ def complete(flight: FlightRecord, found: Iterable[tuple[int, int]]) -> FlightRe
         mark = max(mark, sequence + 1)
         if sequence >= flight.mark and sequence not in released:
             still_open[packet_id] = sequence
-    doubts = dict(still_open.items() & flight.doubts.items())
     return FlightRecord(
-        flight.nonce, flight.epoch, flight.reached, flight.flights, mark, still_open, doubts=doubts, final=flight.final
+        flight.nonce, flight.epoch, flight.reached, flight.flights, mark, still_open, final=flight.final
     )

@@ -310,6 +310,11 @@ class Client:
 
     # what a session's exchanges need (`gateway.mqtt.exchanges.Talker`)
 
+    @property
+    def tells_failures(self) -> bool:
+        """Whether PUBREC can say that a message was not stored."""
+        return self._connection.is_open and self.is_v5
+
     def answered(self) -> None:
         """Results of publishes are known."""
         if self._incoming is not None:

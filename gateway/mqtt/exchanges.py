@@ -73,26 +73,29 @@ class Exchange:
         slots: the places of its PUBLISHes in the line of acknowledgements; it may come again before Kafka answers.
         stored: Kafka has it.
         released: PUBREL came before Kafka answered.
-        refused: PUBREC may have said that it failed, though Kafka has it: without DUP a PUBLISH is a new message.
     """
 
-    __slots__ = ("packet_id", "refused", "released", "retained", "sequence", "slots", "stored", "topic")
+    __slots__ = ("packet_id", "released", "retained", "sequence", "slots", "stored", "topic")
 
-    def __init__(
-        self, packet_id: int, sequence: int, topic: str = "", *, stored: bool = False, refused: bool = False
-    ) -> None:
+    def __init__(self, packet_id: int, sequence: int, topic: str = "", *, stored: bool = False) -> None:
         self.packet_id = packet_id
         self.sequence = sequence
         self.topic = topic
         self.retained = ""
         self.slots: list[Slot] = []
         self.stored = stored
-        self.refused = refused
         self.released = False
 
 
 class Talker(Protocol):
-    """The connection that the session has now, if any."""
+    """The connection that the session has now, if any.
+
+    Attributes:
+        tells_failures: whether PUBREC can say that a message was not stored: not in 3.1.1.
+    """
+
+    @property
+    def tells_failures(self) -> bool: ...  # noqa: D102 - above
 
     def answered(self) -> None:
         """Results of publishes are known: send the acknowledgements that are due."""
@@ -138,7 +141,8 @@ class Exchanges:
         self._spawn = spawn
         self._talker = talker
         self._known: dict[int, Exchange] = {}
-        self._releasing: dict[int, Talker | None] = {}  # PUBCOMP waits for the journal; who sent PUBREL last
+        # PUBCOMP waits for the journal: packet identifier -> sequence, and who sent PUBREL last.
+        self._releasing: dict[int, tuple[int, Talker | None]] = {}
         self._next = 0
         self._unanswered: dict[int, None] = {}  # sequences, ascending
         self._released: set[int] = set()
@@ -154,8 +158,7 @@ class Exchanges:
     def restore(self, record: FlightRecord) -> None:
         """Begin with what a flight record says; nothing of it is left to be scanned."""
         self._known = {
-            packet_id: Exchange(packet_id, sequence, stored=True, refused=record.doubts.get(packet_id) == sequence)
-            for packet_id, sequence in record.open.items()
+            packet_id: Exchange(packet_id, sequence, stored=True) for packet_id, sequence in record.open.items()
         }
         self._next = max((record.mark, *(sequence + 1 for sequence in record.released)))
 
@@ -164,7 +167,7 @@ class Exchanges:
         doubts, self._doubts = self._doubts, {}
         for packet_id, sequence in found:
             if doubts.get(packet_id) == sequence and packet_id not in self._known:
-                self._known[packet_id] = Exchange(packet_id, sequence, stored=True, refused=True)
+                self._known[packet_id] = Exchange(packet_id, sequence, stored=True)
 
     def describe(self, *, leaving: bool) -> dict[str, Any]:
         """The exchanges' part of the flight record, as of now; `leaving`: the session has no connection."""
@@ -186,10 +189,7 @@ class Exchanges:
             "open": {one.packet_id: one.sequence for one in self._known.values() if one.stored and one.sequence < mark},
             "released": tuple(self._released),
             "scan": self.scan,
-            "doubts": {
-                **{one.packet_id: one.sequence for one in self._known.values() if one.refused},
-                **self._doubts,
-            },
+            "doubts": self._doubts,
         }
 
     @property
@@ -221,7 +221,7 @@ class Exchanges:
 
     # from the client
 
-    def publish(self, record: Record, packet_id: int, slot: Slot, retained: str = "", *, dup: bool = False) -> None:
+    def publish(self, record: Record, packet_id: int, slot: Slot, retained: str = "") -> None:
         """A PUBLISH came: store it, unless it is one that came before [MQTT-4.3.3-10].
 
         Args:
@@ -229,12 +229,8 @@ class Exchanges:
             packet_id: the client's.
             slot: gets its result when PUBREC may be sent, at once or later.
             retained: the MQTT topic, if the message is to be retained.
-            dup: its DUP flag.
         """
         exchange = self._known.get(packet_id)
-        if exchange is not None and exchange.refused and not dup:
-            self._released.add(exchange.sequence)  # the client has read that it failed [MQTT-4.3.3-9]
-            exchange = None
         if exchange is not None:
             if exchange.stored:
                 slot.result = _STORED
@@ -242,7 +238,6 @@ class Exchanges:
                 exchange.slots.append(slot)
             return
         self._quiet = False
-        self._doubts.pop(packet_id, None)
         exchange = self._known[packet_id] = Exchange(packet_id, self._next, record.topic)
         exchange.slots.append(slot)
         exchange.retained = retained
@@ -277,11 +272,10 @@ class Exchanges:
         """
         exchange = self._known.get(packet_id)
         if exchange is None:
-            if packet_id not in self._releasing:
+            releasing = self._releasing.get(packet_id)
+            if releasing is None:
                 return False
-            assert self._journal is not None
-            self._releasing[packet_id] = self._talker()
-            self._journal.save((self._complete, packet_id))
+            self._complete_when_stored(packet_id, releasing[0])
         elif exchange.stored:
             self._finish(exchange)
         else:
@@ -291,16 +285,24 @@ class Exchanges:
     def _finish(self, exchange: Exchange) -> None:
         packet_id = exchange.packet_id
         del self._known[packet_id]
-        self._releasing[packet_id] = self._talker()
-        if self._journal is None:
-            self._complete(packet_id)
-            return
-        self._released.add(exchange.sequence)
-        self._journal.save((self._complete, packet_id))
+        if self._journal is not None:
+            self._released.add(exchange.sequence)
+        self._complete_when_stored(packet_id, exchange.sequence)
 
-    def _complete(self, packet_id: int) -> None:
-        """Say PUBCOMP to the connection that sent PUBREL; another one will send it again, and be answered then."""
-        talker = self._releasing.pop(packet_id, None)
+    def _complete_when_stored(self, packet_id: int, sequence: int) -> None:
+        self._releasing[packet_id] = (sequence, self._talker())
+        if self._journal is None:
+            self._complete((packet_id, sequence))
+        else:
+            self._journal.save((self._complete, (packet_id, sequence)))
+
+    def _complete(self, exchange: tuple[int, int]) -> None:
+        """Say PUBCOMP, once, to the connection that sent PUBREL; another one sends it again, and is answered then."""
+        packet_id, sequence = exchange
+        found, talker = self._releasing.get(packet_id, (None, None))
+        if found != sequence:
+            return  # said already; the identifier may be another message's by now
+        del self._releasing[packet_id]
         if talker is not None and talker is self._talker():
             talker.complete(packet_id)
 
@@ -311,16 +313,16 @@ class Exchanges:
         stored = result.outcome is Outcome.STORED
         if stored:
             self._floors.passed(tokens[0].topic, result.partition, offsets[-1])
-        for exchange in tokens:
-            self._answer(exchange, result, stored)
         talker = self._talker()
+        for exchange in tokens:
+            self._answer(exchange, result, stored, talker)
         if talker is not None:
             talker.answered()
         if self._when_idle is not None and not self._unanswered:
             then, self._when_idle = self._when_idle, None
             then()
 
-    def _answer(self, exchange: Exchange, result: Result, stored: bool) -> None:
+    def _answer(self, exchange: Exchange, result: Result, stored: bool, talker: Talker | None) -> None:
         self._unanswered.pop(exchange.sequence, None)
         exchange.stored = stored
         for slot in exchange.slots:
@@ -330,8 +332,12 @@ class Exchanges:
             # The exchange is over, by PUBREC with an error or by the end of the connection [MQTT-4.3.3-9].
             if self._known.get(exchange.packet_id) is exchange:
                 del self._known[exchange.packet_id]
-                if result.outcome is Outcome.BUSY:
-                    self._doubts[exchange.packet_id] = exchange.sequence
+                if result.outcome is Outcome.BUSY and self._journal is not None:
+                    # It may be stored after all. A client that is told that it failed takes the identifier for
+                    # another message; one that is not told sends this one again.
+                    if talker is None or not talker.tells_failures:
+                        self._doubts[exchange.packet_id] = exchange.sequence
+                    self._journal.save()
         elif exchange.released:
             self._finish(exchange)
 

@@ -101,7 +101,7 @@ class FlightRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         open: packet identifier -> sequence of those that are stored and not released.
         released: sequences from `mark` on that are released.
         scan: where exchanges from `mark` on, and doubts, can be in the log: at or above these offsets.
-        doubts: packet identifier -> sequence of exchanges that were refused, though they may be stored.
+        doubts: packet identifier -> sequence of exchanges whose fate is unknown, also to the client.
         final: its writer has let go of the session, and this is all there is to know.
     """
 
