@@ -24,6 +24,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from mapping.record import is_topic_name
+
 MEBIBYTE = 1024 * 1024
 LARGEST_PORT = 65535
 
@@ -170,6 +172,15 @@ class AmqpConfig(Section):
     session_window_bytes: Annotated[int, Field(ge=65536)] = 128 * MEBIBYTE
     max_message_bytes: Annotated[int, Field(ge=1024)] = MEBIBYTE
     max_unsettled: Annotated[int, Field(ge=1)] = 10_000  # per receiver link: credit does not bound it
+    dead_letter_topic: str | None = None  # such as {topic}-dlq; None: what is rejected is done with
+    max_attempts: Annotated[int, Field(ge=1)] = 10  # Artemis's; then a record that fails is a dead letter
+
+    @model_validator(mode="after")
+    def _dead_letters(self) -> AmqpConfig:
+        template = self.dead_letter_topic
+        if template is not None and (template == "{topic}" or not is_topic_name(template.replace("{topic}", "t"))):
+            raise ValueError("dead_letter_topic: not another topic's name, in which {topic} may stand for the record's")
+        return self
 
 
 class HttpConfig(Section):

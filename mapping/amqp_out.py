@@ -24,6 +24,8 @@ from mapping.record import (
     CONTENT_TYPE,
     CORRELATION_ID,
     CREATION_TIME,
+    DEAD_LETTER_PREFIX,
+    DEAD_LETTER_TOPIC,
     EXPIRY,
     GROUP_ID,
     GROUP_SEQUENCE,
@@ -58,6 +60,7 @@ _KEY: Final = primitives.symbol("x-opt-bridge.key")
 _AFTER_PARTITION: Final = primitives.symbol("x-opt-bridge.offset") + b"\x81"
 _AFTER_OFFSET: Final = primitives.symbol("x-opt-sequence-number") + b"\x81"
 _AFTER_SEQUENCE: Final = primitives.symbol("x-opt-enqueued-time") + b"\x83"
+DEAD_LETTER_ANNOTATION: Final = "x-opt-dead-letter-"
 _EVENT_HUBS_OFFSET: Final = primitives.symbol("x-opt-offset")
 _COORDINATES: Final = 7
 COORDINATE_NAMES: Final = frozenset(
@@ -90,6 +93,7 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
     sidecar: _Sidecar | None = None
     form: bytes | None = None
     ttl: int | None = None
+    dead = False
     headers = record.headers
     for name, value in headers:
         if name == AMQP_SECTIONS:
@@ -104,6 +108,8 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
                     return None
                 if ttl >= _UINT_LIMIT:
                     ttl = None  # more than AMQP can say: seven weeks and more
+        elif name == DEAD_LETTER_TOPIC:
+            dead = True
     if sidecar is not None:
         header = _rewritten(sidecar.header, ttl, delivery_count)
         bare, kept, footer, exact = sidecar.bare, sidecar.annotations, sidecar.footer, sidecar.body
@@ -117,7 +123,18 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
     else:
         body = amqp_body.from_value(value, form, exact)
     tombstone = value is None and form != b"v:null"
-    return b"".join((header, _annotations(record, kept, tombstone), bare, body, footer))
+    annotations = _annotations(record, kept, tombstone, _origin(headers) if dead else ())
+    return b"".join((header, annotations, bare, body, footer))
+
+
+def _origin(headers: tuple[Header, ...]) -> tuple[bytes, ...]:
+    """What a dead letter says of itself, as annotations: its bare message is that of the record that it was."""
+    items: list[bytes] = []
+    for name, value in headers:
+        if name.startswith(DEAD_LETTER_PREFIX) and value is not None:
+            items.append(primitives.symbol(DEAD_LETTER_ANNOTATION + name[len(DEAD_LETTER_PREFIX) :]))
+            items.append(text_or_binary(value))
+    return tuple(items)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -125,8 +142,8 @@ def _partition_head(topic: str, partition: int) -> bytes:
     return _TOPIC + primitives.string(topic) + _PARTITION + primitives.integer(partition) + _AFTER_PARTITION
 
 
-def _annotations(record: Received, kept: bytes, tombstone: bool) -> bytes:
-    """The message annotations: the sender's own, and the record's coordinates."""
+def _annotations(record: Received, kept: bytes, tombstone: bool, origin: tuple[bytes, ...]) -> bytes:
+    """The message annotations: the sender's own, the record's coordinates, and a dead letter's origin."""
     offset = _OFFSETS.pack(record.offset)
     number = str(record.offset).encode()
     key = record.key
@@ -150,6 +167,9 @@ def _annotations(record: Received, kept: bytes, tombstone: bool) -> bytes:
         own, own_count = _without_coordinates(kept)
         items = own + items
         count += own_count
+    if origin:
+        items += b"".join(origin)
+        count += len(origin)
     return b"\x00\x53\x72\xd1" + _MAP32.pack(len(items) + 4, count) + items
 
 

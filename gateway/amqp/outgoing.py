@@ -1,12 +1,14 @@
 """A link on which the peer receives: an outlet of the tail of a topic, or of a consumer group.
 
-Credit is demand. What the peer accepts is done; what it releases or modifies goes back to the group. A link at the
-tail has nobody to give a record back to: whatever its outcome, it is done with.
+Credit is demand. What the peer accepts is done; what it releases or modifies goes back to the group; what it rejects,
+or fails on too often, becomes a dead letter. A link at the tail has nobody to give a record back to: whatever its
+outcome, it is done with.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +17,7 @@ import structlog
 from gateway.amqp.sources import Source
 from gateway.kafka.contracts import Refused
 from mapping.amqp_out import from_record
+from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
 from mapping.record import Received
 from protocols.amqp import outcomes
 from protocols.amqp.links import Link
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     from gateway.kafka.group import Membership
 
 log = structlog.get_logger(__name__)
+
+BURIAL_S: Final = 5.0
+"""How long a link that has ended waits for its dead letters; afterwards their records go back to the group too."""
 
 DRAIN_S: Final = 0.2
 """How long a drain (part 2.6.7) may look for records before the rest of the credit is given back: a fetch that is on
@@ -42,8 +48,8 @@ class OutgoingLink:
     """
 
     __slots__ = (
-        "_draining", "_engine", "_left", "_membership", "_selected", "_session", "_settled", "_source", "_waits",
-        "link", "lossy", "topic", "unsettled",
+        "_buried", "_burying", "_dead_letters", "_draining", "_engine", "_left", "_membership", "_selected",
+        "_session", "_settled", "_source", "_waits", "link", "lossy", "topic", "unsettled",
     )  # fmt: skip
 
     def __init__(self, session: AmqpSession, link: Link, source: Source, *, settled: bool) -> None:
@@ -56,6 +62,9 @@ class OutgoingLink:
         self._selected = (self,)
         self._draining: asyncio.TimerHandle | None = None
         self._left = False
+        self._dead_letters = session.services.dead_letters
+        self._burying = 0  # dead letters on their way to Kafka
+        self._buried: asyncio.Event | None = None  # after the link's end: set when there are none
         self._waits = True  # said "no room", or has not been asked yet
         self.link = link
         self.topic = source.topic
@@ -93,6 +102,12 @@ class OutgoingLink:
         session = self._session
         membership = self._membership
         attempts = membership.attempts(record) if membership is not None else 0
+        if attempts >= self._dead_letters.max_attempts:
+            cause = Cause(
+                self._source.group or "", attempts, CONDITION_ATTEMPTS, "receivers failed or were lost with it"
+            )
+            if self._bury(record, cause):
+                return True
         data = from_record(record, session.now_ms(), attempts)
         counts = session.services.counts
         limit = self.link.peer_max_message_bytes
@@ -134,15 +149,62 @@ class OutgoingLink:
         code = outcomes.RELEASED if state is None else state.code
         if code == outcomes.REJECTED:
             counts.rejected_by_peer += 1
+        elif code != outcomes.ACCEPTED:
+            counts.returned_by_peer += 1
         if membership is not None:
-            if code in (outcomes.ACCEPTED, outcomes.REJECTED):
+            if code == outcomes.ACCEPTED:
                 membership.done(record)
+            elif state is None or code == outcomes.RELEASED:
+                membership.again(record, failed=False)
             else:
-                counts.returned_by_peer += 1
-                failed = state is not None and code == outcomes.MODIFIED and state.delivery_failed
-                membership.again(record, failed=failed)
+                self._refused(membership, record, state)
         if self._waits or was_full:
             self.wake()
+
+    def _refused(self, membership: Membership, record: Received, state: State) -> None:
+        """The peer has rejected or modified a record of a group."""
+        failed = state.code == outcomes.REJECTED or state.delivery_failed
+        attempts = membership.attempts(record) + failed
+        group = self._source.group or ""
+        if state.code == outcomes.REJECTED:
+            error = state.error or Error(CONDITION_REJECTED)
+            cause = Cause(group, attempts, error.condition, error.description)
+        elif state.undeliverable_here:
+            if membership.has_other(record):
+                membership.decline(record, failed=failed, keep=True)
+                return
+            cause = Cause(group, attempts, CONDITION_UNDELIVERABLE, "no other receiver is there")
+        elif failed and attempts >= self._dead_letters.max_attempts:
+            cause = Cause(group, attempts, CONDITION_ATTEMPTS, "the last receiver said modified(delivery-failed)")
+            if not self._bury(record, cause):
+                membership.again(record)
+            return
+        else:
+            membership.again(record, failed=failed)
+            return
+        if not self._bury(record, cause):
+            membership.done(record)
+
+    def _bury(self, record: Received, cause: Cause) -> bool:
+        """Store a dead letter; False when there are none for this record."""
+        if not self._dead_letters.take(self, record, cause):
+            return False
+        self._burying += 1
+        self.unsettled += 1  # it is bounded as what the peer holds is
+        return True
+
+    def buried(self, record: Received, *, stored: bool) -> None:
+        """The fate of a dead letter is known: only now the record is done with, or it goes back to the group."""
+        self._burying -= 1
+        self.unsettled -= 1
+        if self._membership is not None:
+            if stored:
+                self._membership.done(record)
+            else:
+                self._membership.again(record, failed=False)
+        if self._buried is not None and not self._burying:
+            self._buried.set()
+        self.wake()
 
     def wake(self) -> None:
         """Tell the reader that there is room, if there is."""
@@ -159,11 +221,12 @@ class OutgoingLink:
         self._session.detach(self, Error(outcomes.STOLEN, "the subscription was attached elsewhere"))
         self.leave()
 
-    def leave(self, *, unsubscribe: bool = False) -> None:
+    def leave(self, *, unsubscribe: bool = False, failed: bool = False) -> None:
         """The link is gone: what is unsettled goes back to the group.
 
         Args:
             unsubscribe: the peer has closed the terminus, so that a subscription of its own ends.
+            failed: it was lost, not ended in peace: that counts as a failed attempt.
         """
         if self._left:
             return
@@ -178,11 +241,15 @@ class OutgoingLink:
         if services.subscriptions.get(source.group) is self:
             del services.subscriptions[source.group]
         ends = source.subscription and (unsubscribe or source.volatile)
-        self._session.pump.spawn(self._depart(source.group, ends=ends))
+        self._session.pump.spawn(self._depart(source.group, ends=ends, failed=failed))
 
-    async def _depart(self, group: str, *, ends: bool) -> None:
+    async def _depart(self, group: str, *, ends: bool, failed: bool) -> None:
+        if self._burying:
+            self._buried = asyncio.Event()
+            with contextlib.suppress(TimeoutError):  # else what was rejected last would be offered to others
+                await asyncio.wait_for(self._buried.wait(), BURIAL_S)
         if self._membership is not None:
-            await self._membership.leave()
+            await self._membership.leave(failed=failed)
         if not ends:
             return
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from flowcontrol.gate import Gate
+from gateway.amqp.dead_letters import DeadLetters
 from gateway.amqp.incoming import IncomingLink
 from gateway.amqp.login import Authenticator
 from gateway.config import AmqpConfig
@@ -34,18 +35,20 @@ class Counts:
         too_large_for_peer: records above a receiver's own max-message-size, not sent.
         rejected_by_peer, returned_by_peer: outcomes of peers: rejected; released and modified.
         aborted: deliveries that a peer took back.
+        dead_letters, dead_letters_failed: records for which one was stored, and attempts at it that failed.
         connections, refused_logins, refused_links: as they say.
         broken: connections that a peer ended by breaking the protocol, falling silent or vanishing.
     """
 
     __slots__ = (
-        "aborted", "broken", "connections", "expired", "incoming", "refused_links", "refused_logins",
-        "rejected_by_peer", "returned_by_peer", "sent", "too_large_for_peer",
+        "aborted", "broken", "connections", "dead_letters", "dead_letters_failed", "expired", "incoming",
+        "refused_links", "refused_logins", "rejected_by_peer", "returned_by_peer", "sent", "too_large_for_peer",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.incoming = dict.fromkeys(Outcome, 0)
         self.sent = self.expired = self.too_large_for_peer = self.rejected_by_peer = self.returned_by_peer = 0
+        self.dead_letters = self.dead_letters_failed = 0
         self.aborted = self.connections = self.refused_logins = self.refused_links = self.broken = 0
 
 
@@ -66,6 +69,8 @@ class AmqpStatistics(msgspec.Struct, frozen=True):
     rejected_by_peer: int
     returned_by_peer: int
     aborted: int
+    dead_letters: int
+    dead_letters_failed: int
     connections: int
     refused_logins: int
     refused_links: int
@@ -97,6 +102,7 @@ class Services:
         authenticator, access: who may do what.
         wall_clock: epoch milliseconds.
         counts: see `Counts`.
+        dead_letters: what receivers cannot take.
         sessions: the open connections'.
         senders: incoming links of the process; they share the budget.
         subscriptions: the one link of each exclusive subscription, by its group.
@@ -123,6 +129,7 @@ class Services:
         self.access = access
         self.wall_clock = wall_clock
         self.counts = Counts()
+        self.dead_letters = DeadLetters(publisher, config.dead_letter_topic, config.max_attempts, self.counts)
         self.sessions: set[SessionLike] = set()
         self.senders = 0
         self.subscriptions: dict[str, OutgoingLink] = {}

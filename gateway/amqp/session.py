@@ -93,6 +93,7 @@ class AmqpSession:
         self._incoming: set[IncomingLink] = set()
         self._outgoing: set[OutgoingLink] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._parting = False  # somebody has said goodbye
         self._written = 0
         self._now_ms = 0
 
@@ -154,7 +155,7 @@ class AmqpSession:
         for task in self._tasks:
             task.cancel()
         for link in [incoming.link for incoming in self._incoming] + [outgoing.link for outgoing in self._outgoing]:
-            self._lost(link)
+            self._lost(link, failed=not self._parting)
         if self._container_id:
             self._log.info("connection closed", reason=reason)
 
@@ -246,6 +247,7 @@ class AmqpSession:
     def goodbye(self, description: str) -> None:
         """Close the connection; receivers' unsettled records go back to their groups."""
         if not self.gone and not self._connection.closing:
+            self._parting = True
             self._connection.close(Error(CONNECTION_FORCED, description))
             self.pump.flush()
 
@@ -288,7 +290,7 @@ class AmqpSession:
                 self.services.counts.broken += 1
                 self._log.info("connection failed", reason=reason, code=code)
             case ConnectionClosed():
-                pass  # the engine has answered; the pump closes the socket
+                self._parting = True  # the engine has answered; the pump closes the socket
             case _:
                 pass  # SessionOpened: the engine has answered, and a session alone means nothing to us
 
@@ -445,8 +447,8 @@ class AmqpSession:
         """Whether the peer has left while its attach was being answered."""
         return not link.attached or self.gone or self._connection.closing
 
-    def _lost(self, link: Link, *, for_good: bool = False) -> None:
-        """A link is gone; `for_good`: the peer has closed its terminus."""
+    def _lost(self, link: Link, *, for_good: bool = False, failed: bool = False) -> None:
+        """A link is gone; `for_good`: the peer has closed its terminus; `failed`: with its connection, which broke."""
         context = link.context
         if isinstance(context, IncomingLink):
             if context in self._incoming:
@@ -455,4 +457,4 @@ class AmqpSession:
                 self.services.forget(context)
         elif isinstance(context, OutgoingLink):
             self._outgoing.discard(context)
-            context.leave(unsubscribe=for_good)
+            context.leave(unsubscribe=for_good, failed=failed)

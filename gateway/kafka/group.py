@@ -74,19 +74,33 @@ class Membership:
         """
         self._dispatch.again(self._member, record, failed=failed)
 
-    def decline(self, record: Received) -> None:
-        """The record is not for this outlet, but may be for others; settled, and counted, when it is for none."""
-        self._dispatch.decline(self._member, record)
+    def decline(self, record: Received, *, failed: bool = False, keep: bool = False) -> None:
+        """The record is not for this outlet, but may be for others; settled, and counted, when it is for none.
+
+        Args:
+            record: the very object that was offered.
+            failed: count it as a failed attempt.
+            keep: when it is for none, do not settle it: offer it to all of them again, after a back-off.
+        """
+        self._dispatch.decline(self._member, record, failed=failed, keep=keep)
+
+    def has_other(self, record: Received) -> bool:
+        """Whether there is another outlet here that may be offered the record."""
+        return self._dispatch.has_other(self._member, record)
 
     def attempts(self, record: Received) -> int:
         """How often the record was given out before and came back; 0 for a first delivery (AMQP delivery-count)."""
         return self._dispatch.attempts(self._member, record)
 
-    async def leave(self) -> None:
-        """Give back what is unsettled, at once; the last outlet of a group here leaves Kafka's group too."""
+    async def leave(self, *, failed: bool = True) -> None:
+        """Give back what is unsettled, at once; the last outlet of a group here leaves Kafka's group too.
+
+        Args:
+            failed: count what is unsettled as failed attempts (False: the client has left in peace).
+        """
         if not self._left:
             self._left = True
-            await self._groups.leave(self._reader, self._member)
+            await self._groups.leave(self._reader, self._member, failed=failed)
 
 
 class Groups:
@@ -197,9 +211,9 @@ class Groups:
         reader = self._readers.get(group)
         return reader is not None and reader.dispatch.knows(interest.name)
 
-    async def leave(self, reader: GroupReader, member: Member) -> None:
+    async def leave(self, reader: GroupReader, member: Member, *, failed: bool = True) -> None:
         """Called by `Membership.leave`."""
-        reader.remove(member)
+        reader.remove(member, failed=failed)
         if reader.members:
             return
         async with self._lock(reader.group):

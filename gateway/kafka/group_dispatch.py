@@ -116,8 +116,13 @@ class Dispatch:
         """Whether an interest has members, or records that are kept for it."""
         return name in self._chosen
 
-    def remove(self, member: Member) -> None:
-        """An outlet leaves: what it has not settled is offered to the others of its pool first."""
+    def remove(self, member: Member, *, failed: bool = True) -> None:
+        """An outlet leaves: what it has not settled is offered to the others of its pool first.
+
+        Args:
+            member: the outlet's.
+            failed: count that as a failed attempt.
+        """
         del self.members[member.outlet]
         for pool in member.pools:
             del pool.members[member]
@@ -133,7 +138,7 @@ class Dispatch:
         self.redelivered += len(held)
         homeless = []
         for delivery in reversed(held):
-            delivery.attempts += 1
+            delivery.attempts += failed
             if self._lives(delivery.pool):
                 self._enqueue(delivery, first=True)
             else:
@@ -191,19 +196,31 @@ class Dispatch:
         delivery = self._owned(member, record)
         if delivery is None:
             return
-        delay = self._backoff.delay(delivery.attempts)
-        if failed:
-            delivery.attempts += 1
+        delivery.attempts += failed
+        self._delay(delivery)
+
+    def _delay(self, delivery: Delivery) -> None:
+        delay = self._backoff.delay(delivery.returns)
+        delivery.returns += 1
         loop = asyncio.get_running_loop()
         heapq.heappush(self._later, (loop.time() + delay, next(self._order), delivery))
         self._set_timer(loop)
 
-    def decline(self, member: Member, record: Received) -> None:
-        """A record is not for this member: offer it to the others; when none is left it is settled."""
+    def decline(self, member: Member, record: Received, *, failed: bool = False, keep: bool = False) -> None:
+        """A record is not for this member: offer it to the others; when none is left it is settled.
+
+        Args:
+            member: who had it.
+            record: the record.
+            failed: count it as a failed attempt.
+            keep: when none is left it is not settled, but offered to all again, after a back-off.
+        """
         delivery = self._owned(member, record)
         if delivery is None:
             return
         delivery.declined += (member,)
+        delivery.attempts += failed
+        delivery.kept = keep
         if self._lives(delivery.pool):
             self._enqueue(delivery, first=True)
         else:
@@ -214,6 +231,11 @@ class Dispatch:
         """How often the record was given to an outlet before and came back unsettled."""
         delivery = member.held.get(id(record))
         return delivery.attempts if delivery is not None else 0
+
+    def has_other(self, member: Member, record: Received) -> bool:
+        """Whether another member may have a record that this one holds."""
+        delivery = member.held.get(id(record))
+        return delivery is not None and self._may_be_wanted(delivery.pool, delivery, (*delivery.declined, member))
 
     def _owned(self, member: Member, record: Received) -> Delivery | None:
         delivery = member.held.pop(id(record), None)  # who holds a record keeps it alive: its identity is its own
@@ -310,9 +332,13 @@ class Dispatch:
         while ready and not self.suspended:
             member = self._choose(pool, ready[0])
             if member is None:
-                if self._may_be_wanted(pool, ready[0]):
+                if self._may_be_wanted(pool, ready[0], ready[0].declined):
                     return
                 delivery = self._dequeue(pool)
+                if delivery.kept:
+                    delivery.declined = ()
+                    self._delay(delivery)
+                    continue
                 self.unwanted += 1
                 self._finish(delivery.part, delivery.record.offset)
                 continue
@@ -353,9 +379,8 @@ class Dispatch:
             return None
         return self._whole.get(delivery.record.topic)
 
-    def _may_be_wanted(self, pool: Pool, delivery: Delivery) -> bool:
+    def _may_be_wanted(self, pool: Pool, delivery: Delivery, declined: Collection[Member]) -> bool:
         """Whether somebody has not declined."""
-        declined = delivery.declined
         if not declined or pool in self._left:
             return True
         others = self._helpers(pool, delivery)

@@ -39,13 +39,15 @@ class Interest(NamedTuple):
 class Delivery:
     """A record for one pool, not settled: with a member, ready for one, or waiting for its next attempt."""
 
-    __slots__ = ("attempts", "declined", "part", "pool", "record")
+    __slots__ = ("attempts", "declined", "kept", "part", "pool", "record", "returns")
 
     def __init__(self, record: Received, part: Part, pool: Pool) -> None:
         self.record = record
         self.part = part
         self.pool = pool
-        self.attempts = 0
+        self.attempts = 0  # that failed
+        self.returns = 0  # with a back-off, which grows with them
+        self.kept = False  # not settled when everybody has declined
         self.declined: tuple[Member, ...] = ()
 
 

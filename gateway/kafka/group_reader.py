@@ -172,9 +172,9 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             self._latest.update(set(topics) - self.topics)
         return self._dispatch.add(outlet, topics, interest)
 
-    def remove(self, member: Member) -> None:
-        """An outlet leaves: what it has not settled is offered to the others first."""
-        self._dispatch.remove(member)
+    def remove(self, member: Member, *, failed: bool = True) -> None:
+        """An outlet leaves: what it has not settled is offered to the others first; see `Dispatch.remove`."""
+        self._dispatch.remove(member, failed=failed)
         self._check_topics()
 
     def follow(self, name: Hashable, topics: Collection[str]) -> None:

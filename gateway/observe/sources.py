@@ -23,6 +23,7 @@ COUNTERS: Final[dict[str, frozenset[str]]] = {
     "amqp": frozenset(
         {
             "incoming", "sent", "expired", "too_large_for_peer", "rejected_by_peer", "returned_by_peer", "aborted",
+            "dead_letters", "dead_letters_failed",
             "connections", "refused_logins", "refused_links", "broken",
         }
     ),

@@ -281,6 +281,57 @@ async def test_what_is_given_back_comes_again_later(world: World) -> None:
     assert world.dispatch.delayed == 0
 
 
+async def until_offered(world: World, sink: Sink, count: int) -> None:
+    async with asyncio.timeout(5):
+        while len(sink.got) < count:
+            world.dispatch.push()
+            await asyncio.sleep(0)
+
+
+async def test_the_back_off_grows_though_nothing_has_failed(world: World) -> None:
+    delays: list[int] = []
+
+    class Recording(Backoff):
+        def delay(self, attempt: int) -> float:
+            delays.append(attempt)
+            return super().delay(attempt)
+
+    world.dispatch._backoff = Recording(0.001, 0.002, random=lambda: 0.0)
+    sink = world.join(Sink())
+    world.read("a")
+    for count in range(1, 4):
+        await until_offered(world, sink, count)
+        assert world.dispatch.attempts(sink.member, sink.got[-1]) == 0
+        world.dispatch.again(sink.member, sink.held.pop(), failed=False)
+    assert delays == [0, 1, 2]
+
+
+def test_who_leaves_in_peace_has_not_failed(world: World) -> None:
+    one = world.join(Sink())
+    world.read("a")
+    two = world.join(Sink())
+    world.dispatch.remove(one.member, failed=False)
+    world.dispatch.push()
+    assert world.dispatch.attempts(two.member, two.got[0]) == 0
+
+
+async def test_what_all_have_declined_is_kept_on_request(world: World) -> None:
+    """Offered to all again, though the only one left has declined it before; settled by nobody."""
+    one, two = world.join(Sink()), world.join(Sink())
+    world.read("a")
+    record = one.held.pop()
+    assert world.dispatch.has_other(one.member, record)
+    world.dispatch.decline(one.member, record, failed=True, keep=True)
+    world.dispatch.push()
+    assert two.offsets == [0]
+    assert world.dispatch.attempts(two.member, record) == 1
+    assert not world.dispatch.has_other(two.member, record)
+    world.dispatch.remove(two.member, failed=False)
+    await until_offered(world, one, 2)
+    assert world.dispatch.unwanted == 0
+    assert world.committable is None  # nothing is settled
+
+
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("read"), st.sampled_from(["a", "b", "ab", "c", ""])),

@@ -1,0 +1,70 @@
+"""Dead letters: records that their receivers reject, or fail on too often, go to another topic and are done with then.
+
+A record is settled in its group only when every in-sync replica has its dead letter; until then it is held, and when it
+cannot be stored it goes back to the group. Off when no topic is configured: then a rejected record is done with, and
+one that fails is offered again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gateway.kafka.contracts import Result
+from gateway.kafka.publisher import Publisher
+from mapping.dead_letters import Cause, dead_letter, dead_letter_topic
+from mapping.outcomes import Outcome
+from mapping.record import Received
+
+if TYPE_CHECKING:
+    from gateway.amqp.outgoing import OutgoingLink
+    from gateway.amqp.services import Counts
+
+log = structlog.get_logger(__name__)
+
+Token = tuple["OutgoingLink", Received, str]
+
+
+class DeadLetters:
+    """All dead letters of the process; the publisher's `Owner` of them.
+
+    Attributes:
+        max_attempts: how often a record may fail.
+    """
+
+    def __init__(self, publisher: Publisher, template: str | None, max_attempts: int, counts: Counts) -> None:
+        """`template`: the topic's name, in which `{topic}` stands for the record's own; None: no dead letters."""
+        self.max_attempts = max_attempts
+        self._counts = counts
+        self._submit = publisher.submit
+        self._template = template
+        self._troubled: set[str] = set()  # topics that did not take the last one; logged once
+
+    def take(self, link: OutgoingLink, record: Received, cause: Cause) -> bool:
+        """Store a record's dead letter; `link.buried` is called when its fate is known.
+
+        Returns:
+            False when it cannot have one: there is no topic for it.
+        """
+        topic = dead_letter_topic(self._template, record) if self._template is not None else None
+        if topic is None:
+            return False
+        self._submit(dead_letter(record, topic, cause), self, (link, record, topic))
+        return True
+
+    def settle(self, tokens: Sequence[Token], offsets: Sequence[int], result: Result) -> None:
+        """Kafka's answer; see `gateway.kafka.contracts.Owner`."""
+        stored = result.outcome is Outcome.STORED
+        for link, record, topic in tokens:
+            if stored:
+                self._counts.dead_letters += 1
+                self._troubled.discard(topic)
+            else:
+                self._counts.dead_letters_failed += 1
+                if topic not in self._troubled:
+                    self._troubled.add(topic)
+                    log.warning("a dead letter could not be stored", topic=topic, origin=record.topic,
+                                outcome=result.outcome.value, reason=result.reason)  # fmt: skip
+            link.buried(record, stored=stored)

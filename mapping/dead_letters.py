@@ -1,0 +1,83 @@
+"""From a record that no receiver could take to its dead letter: the same record elsewhere, with why and whence.
+
+Key, value and headers stay; headers `dead-letter.*` are added, readable for everybody. The expiry goes: a dead letter
+is kept for people to look at. What belongs to an exchange between one client and the gateway goes too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from mapping.record import (
+    DEAD_LETTER_ATTEMPTS,
+    DEAD_LETTER_CONDITION,
+    DEAD_LETTER_GROUP,
+    DEAD_LETTER_OFFSET,
+    DEAD_LETTER_PARTITION,
+    DEAD_LETTER_PREFIX,
+    DEAD_LETTER_REASON,
+    DEAD_LETTER_TOPIC,
+    EXPIRY,
+    MQTT_EXCHANGE,
+    MQTT_RETAIN,
+    Headers,
+    Received,
+    Record,
+)
+
+REASON_LIMIT: Final = 1000  # characters of a receiver's text
+_DROPPED: Final = (EXPIRY, MQTT_EXCHANGE, MQTT_RETAIN)
+TOPIC_FIELD: Final = "{topic}"
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Why a record is a dead letter.
+
+    Attributes:
+        group: the consumer group whose receivers could not take it.
+        attempts: how often it was given out.
+        condition: a receiver's AMQP error, or one of `CONDITION_*`.
+        reason: a line for people.
+    """
+
+    group: str
+    attempts: int
+    condition: str
+    reason: str = ""
+
+
+CONDITION_REJECTED: Final = "rejected"  # without an error of the receiver's own
+CONDITION_ATTEMPTS: Final = "too-many-attempts"
+CONDITION_UNDELIVERABLE: Final = "undeliverable-here"
+
+
+def dead_letter_topic(template: str, record: Received) -> str | None:
+    """The topic of a record's dead letter; None when the record is one already, read from there."""
+    name = template.replace(TOPIC_FIELD, record.topic)
+    origin = next((value for header, value in record.headers if header == DEAD_LETTER_TOPIC), None)
+    if name == record.topic:
+        return None
+    if origin is not None and template.replace(TOPIC_FIELD, origin.decode(errors="replace")) == record.topic:
+        return None
+    return name
+
+
+def dead_letter(record: Received, topic: str, cause: Cause) -> Record:
+    """The dead letter of a record, for `topic`."""
+    kept = [
+        (name, value)
+        for name, value in record.headers
+        if name not in _DROPPED and not name.startswith(DEAD_LETTER_PREFIX)
+    ]
+    added: Headers = (
+        (DEAD_LETTER_TOPIC, record.topic.encode()),
+        (DEAD_LETTER_PARTITION, b"%d" % record.partition),
+        (DEAD_LETTER_OFFSET, b"%d" % record.offset),
+        (DEAD_LETTER_GROUP, cause.group.encode(errors="replace")),
+        (DEAD_LETTER_ATTEMPTS, b"%d" % cause.attempts),
+        (DEAD_LETTER_CONDITION, cause.condition.encode(errors="replace")),
+        (DEAD_LETTER_REASON, cause.reason[:REASON_LIMIT].encode(errors="replace")),
+    )
+    return Record(topic, record.key, record.value, (*kept, *added))
