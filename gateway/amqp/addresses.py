@@ -1,7 +1,9 @@
 """AMQP addresses: the spellings of a Kafka topic, a partition of it, and a consumer group on it.
 
     T                    send; receive what is stored from now on
-    T/partitions/N       send to one partition
+    T/partitions/N       send to one partition; receive from it alone
+    T/ConsumerGroups/G/Partitions/N
+                         receive from one partition, as Event Hubs spells it: its consumer groups commit nothing
     T/group.id/G         receive as a member of consumer group G
     T::S                 receive for the named subscription S, which is consumer group S
     T/anything/else      send with the key `anything/else` (the spelling of MQTT topics, so that a reply address
@@ -25,6 +27,7 @@ from protocols.amqp.outcomes import INVALID_FIELD, NOT_FOUND, NOT_IMPLEMENTED, U
 _QUEUES: Final = ("queue://", "/queues/")
 _PREFIXES: Final = ("topic://", "/topics/", *_QUEUES)
 _PARTITION: Final = re.compile(r"(.+)/partitions/([0-9]{1,9})")
+_EVENT_HUBS: Final = re.compile(r"(.+)/ConsumerGroups/[^/]+/Partitions/([0-9]{1,9})", re.IGNORECASE)
 _GROUP: Final = "/group.id/"
 _SUBSCRIPTION: Final = "::"
 GROUP_LIMIT: Final = 249  # characters; Kafka has no bound, but the name becomes part of keys and metrics
@@ -54,12 +57,14 @@ class SourceAddress(msgspec.Struct, frozen=True):
         group: the consumer group; None when the address names none.
         subscription: the group was named as a subscription.
         queue: the address is a queue's.
+        partition: of this one alone; None is all.
     """
 
     topic: str
     group: str | None = None
     subscription: bool = False
     queue: bool = False
+    partition: int | None = None
 
 
 def parse_target(address: str | None) -> TargetAddress:
@@ -87,8 +92,11 @@ def parse_source(address: str | None) -> SourceAddress:
         if not group or len(group) > GROUP_LIMIT:
             raise AddressError(INVALID_FIELD, f"{address!r} names no subscription")
         return SourceAddress(_topic(topic), group, subscription=True)
-    if _PARTITION.fullmatch(path) or "/" in path:
-        raise AddressError(NOT_IMPLEMENTED, "receiving from a part of a topic is not offered; use T or T/group.id/G")
+    found = _PARTITION.fullmatch(path) or _EVENT_HUBS.fullmatch(path)
+    if found is not None:
+        return SourceAddress(_topic(found[1]), partition=int(found[2]))
+    if "/" in path:
+        raise AddressError(NOT_IMPLEMENTED, "receiving one key is not offered; use a selector, T or T/group.id/G")
     return SourceAddress(_topic(path), queue=address is not None and address.startswith(_QUEUES))
 
 

@@ -48,8 +48,8 @@ class OutgoingLink:
     """
 
     __slots__ = (
-        "_buried", "_burying", "_dead_letters", "_draining", "_engine", "_left", "_membership", "_selected",
-        "_session", "_settled", "_source", "_waits", "link", "lossy", "topic", "unsettled",
+        "_buried", "_burying", "_condition", "_dead_letters", "_draining", "_engine", "_left", "_membership",
+        "_partition", "_selected", "_session", "_settled", "_source", "_waits", "link", "lossy", "topic", "unsettled",
     )  # fmt: skip
 
     def __init__(self, session: AmqpSession, link: Link, source: Source, *, settled: bool) -> None:
@@ -58,6 +58,8 @@ class OutgoingLink:
         self._engine = session.engine
         self._settled = settled
         self._source = source
+        self._condition = source.condition
+        self._partition = source.partition
         self._membership: Membership | None = None
         self._selected = (self,)
         self._draining: asyncio.TimerHandle | None = None
@@ -89,13 +91,15 @@ class OutgoingLink:
         return max(0, min(self._engine.credit_of(self.link), room))
 
     def select(self, record: Received) -> Collection[OutgoingLink]:
-        """Every record of the topic is for this link."""
-        return self._selected
+        """Every record of the topic is for this link, or of the one partition that it reads."""
+        return self._selected if self._partition is None or record.partition == self._partition else ()
 
     def offer_nowait(self, record: Received) -> bool:
         """Send the record if there is credit; see `Outlet`."""
         if self._left:
             return True
+        if self._condition is not None and not self._condition(record):
+            return self._decline(record)
         if self.demand <= 0:
             self._waits = True
             return False
@@ -129,6 +133,13 @@ class OutgoingLink:
             self._engine.send(self.link, data, record)
         session.wrote(len(data))
         return True
+
+    def _decline(self, record: Received) -> bool:
+        """The link's filters do not select the record."""
+        if self._membership is not None:
+            self._membership.decline(record)  # when nobody in the group wants it, it is done with
+            return True
+        return self._source.group is None  # a member that has not learnt yet that it is one: later
 
     # the peer's words
 

@@ -25,6 +25,7 @@ from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.sources import Source, resumed, source_of, subscription_of
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.group import OffsetReset
+from gateway.kafka.positions import AtOffset, BeyondEnd, Place
 from gateway.kafka.topics import TopicInfo
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
@@ -51,8 +52,10 @@ from protocols.amqp.events import (
 from protocols.amqp.links import SETTLED, Link, TerminusKind
 from protocols.amqp.outcomes import (
     CONNECTION_FORCED,
+    INVALID_FIELD,
     NOT_FOUND,
     NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
     UNAUTHORIZED_ACCESS,
     Error,
 )
@@ -387,10 +390,12 @@ class AmqpSession:
             source = await self._resume(link)
             found = source.topic
         else:
-            source = source_of(link, self._container_id)
+            source = source_of(link, self._container_id, self.now_ms())
         if not self._grant.subscribe.whole_topic(source.topic):
             raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
-        await services.publisher.topic(source.topic)
+        info = await services.publisher.topic(source.topic)
+        if isinstance(source.start, AtOffset) and source.partition is None and info.partitions > 1:
+            raise AddressError(INVALID_FIELD, f"{source.topic} has {info.partitions} partitions: an offset needs one")
         if self._is_lost(link):
             return
         outgoing = OutgoingLink(self, link, source, settled=link.settle_mode == SETTLED)
@@ -406,7 +411,9 @@ class AmqpSession:
         link.context = outgoing
         self._outgoing.add(outgoing)
         settled = link.settle_mode == SETTLED
-        self.engine.accept_link(link, capabilities=source.capabilities, settled=settled, found=found)
+        self.engine.accept_link(
+            link, capabilities=source.capabilities, settled=settled, filters=source.filters, found=found
+        )
         self.pump.flush()
         outgoing.wake()
 
@@ -422,11 +429,15 @@ class AmqpSession:
         """Give the link its reader; it is offered nothing before it is accepted."""
         try:
             if source.group is None:
-                await self.services.tail.watch(source.topic, outgoing)
+                start = Place.END if source.start is None else source.start
+                await self.services.tail.watch_from(source.topic, outgoing, outgoing, start, source.partition)
             else:
                 reset: OffsetReset = "latest" if source.at_end else "earliest"
                 topics = [source.topic]
                 outgoing.joined(await self.services.groups.join(source.group, topics, outgoing, offset_reset=reset))
+        except BeyondEnd as beyond:
+            outgoing.leave()
+            raise AddressError(PRECONDITION_FAILED, str(beyond)) from None
         except Refused:
             outgoing.leave()
             raise

@@ -11,6 +11,10 @@
 | and capability `global` | `link-name` up to `|`, of all containers | now |
 | `shared` without durability | the same with `:volatile`, until its last link is gone | now |
 
+Filters (`gateway.amqp.filters`) choose among the records, and say where a reader of the log begins. A position or a
+partition makes a queue such a reader too (RabbitMQ's streams are addressed like that); a group by name and a
+subscription have positions of their own, and are refused with another.
+
 "Now" and "beginning" hold for a group that has committed nothing. The names are those that Qpid JMS and Artemis use.
 """
 
@@ -20,9 +24,11 @@ from typing import Final
 
 import msgspec
 
-from gateway.amqp.addresses import GROUP_LIMIT, AddressError, parse_source
-from protocols.amqp.links import Link
-from protocols.amqp.outcomes import INVALID_FIELD
+from gateway.amqp.addresses import GROUP_LIMIT, AddressError, SourceAddress, parse_source
+from gateway.amqp.filters import Condition, read_filters
+from gateway.kafka.positions import Start
+from protocols.amqp.links import Filter, Link, Terminus
+from protocols.amqp.outcomes import INVALID_FIELD, NOT_ALLOWED
 
 SHARED: Final = "shared"
 GLOBAL: Final = "global"
@@ -45,6 +51,10 @@ class Source(msgspec.Struct, frozen=True):
         exclusive: of a subscription: for one link at a time; a further attach steals it.
         volatile: of a subscription: it ends with its last link, however that goes.
         capabilities: what of the peer's wishes is true.
+        partition: of the tail: from this partition alone.
+        start: of the tail: where to begin; None is now.
+        condition: which records are wanted; None is all.
+        filters: the peer's filters that this stands for.
     """
 
     topic: str
@@ -54,19 +64,55 @@ class Source(msgspec.Struct, frozen=True):
     exclusive: bool = False
     volatile: bool = False
     capabilities: tuple[str, ...] = ()
+    partition: int | None = None
+    start: Start | None = None
+    condition: Condition | None = None
+    filters: tuple[Filter, ...] = ()
 
 
-def source_of(link: Link, container_id: str) -> Source:
-    """What the source of a peer's receiving link means. Raises AddressError."""
+def source_of(link: Link, container_id: str, now_ms: int) -> Source:
+    """What the source of a peer's receiving link means.
+
+    Args:
+        link: as requested.
+        container_id: of the peer.
+        now_ms: the wall clock, epoch milliseconds.
+
+    Raises:
+        AddressError: it cannot be served.
+    """
+    address = parse_source(link.source.address)
+    filters = read_filters(link.source.filters, container_id, now_ms)
+    partition = filters.partition if address.partition is None else address.partition
+    if filters.partition not in (None, partition):
+        raise AddressError(INVALID_FIELD, "the address and a filter name different partitions")
+    placed = partition is not None or filters.start is not None
+    source = _reader(link, address) if placed else _unfiltered(link, address, container_id)
+    return msgspec.structs.replace(
+        source, partition=partition, start=filters.start, condition=filters.condition, filters=filters.applied
+    )
+
+
+def _reader(link: Link, address: SourceAddress) -> Source:
+    """A reader of the log, which begins where it says and commits nothing."""
+    asked = link.source
+    if address.group is not None or SHARED in asked.capabilities or _is_durable(asked):
+        raise AddressError(
+            NOT_ALLOWED,
+            "a consumer group has its own position and partitions; receive from the topic, or from T/partitions/N",
+        )
+    return Source(address.topic, capabilities=_true(asked.capabilities, TOPIC))
+
+
+def _unfiltered(link: Link, address: SourceAddress, container_id: str) -> Source:
     asked = link.source
     wanted = asked.capabilities
-    address = parse_source(asked.address)
     if address.group is not None:
         return Source(address.topic, address.group, at_end=address.subscription, capabilities=_true(wanted, QUEUE))
     if address.queue or QUEUE in wanted:
         return Source(address.topic, address.topic, capabilities=_true(wanted, QUEUE))
     shared = SHARED in wanted
-    durable = asked.durable != 0 or asked.expiry == NEVER
+    durable = _is_durable(asked)
     if not shared and not durable:
         return Source(address.topic, capabilities=_true(wanted, TOPIC))
     group = subscription_name(link.name, container_id, shared=shared, everywhere=GLOBAL in wanted)
@@ -81,6 +127,10 @@ def source_of(link: Link, container_id: str) -> Source:
         volatile=not durable,
         capabilities=_true(wanted, TOPIC, SHARED, GLOBAL),
     )
+
+
+def _is_durable(asked: Terminus) -> bool:
+    return asked.durable != 0 or asked.expiry == NEVER
 
 
 def resumed(link: Link, container_id: str, topic: str) -> Source:

@@ -251,7 +251,8 @@ async def test_expired_records_are_skipped(front: AmqpFront, bootstrap: str, new
         ("__consumer_offsets", outcomes.UNAUTHORIZED_ACCESS),
         ("{topic}/group.id/", outcomes.INVALID_FIELD),
         ("{topic}::", outcomes.INVALID_FIELD),
-        ("{topic}/partitions/0", outcomes.NOT_IMPLEMENTED),
+        ("{topic}/some/key", outcomes.NOT_IMPLEMENTED),
+        ("{topic}/partitions/99", outcomes.NOT_FOUND),
     ],
 )
 @pytest.mark.clause("AMQP-2.6.3")

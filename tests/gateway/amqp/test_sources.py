@@ -6,9 +6,12 @@ import pytest
 
 from gateway.amqp.addresses import AddressError
 from gateway.amqp.sources import Source, resumed, source_of
-from protocols.amqp.links import Link, Session, Terminus, TerminusKind
+from gateway.kafka.positions import AtOffset, Place
+from protocols.amqp.links import Filter, Link, Session, Terminus, TerminusKind
+from protocols.amqp.outcomes import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED
 
 CONTAINER = "plant"
+NOW = 1_700_000_000_000
 SUBSCRIPTION = Source("t", "plant:alarms", at_end=True, subscription=True, exclusive=True)
 
 
@@ -50,7 +53,62 @@ def link(name: str = "alarms", address: str | None = "t", **source: object) -> L
     ],
 )
 def test_meaning(asked: Link, expected: Source) -> None:
-    assert source_of(asked, CONTAINER) == expected
+    assert source_of(asked, CONTAINER, NOW) == expected
+
+
+FIRST = Filter("offset", "rabbitmq:stream-offset-spec", "first", (b"", b""))
+FIFTH = Filter("offset", "io.strimzi:offset-filter:long", 5, (b"", b""))
+THIRD = Filter("io.strimzi:partition-filter:int", None, 3, (b"", b""))
+OTHER = Filter("other", "unknown", 3, (b"", b""))
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (link(address="t/partitions/3"), Source("t", partition=3)),
+        (link(address="/topics/t/partitions/3"), Source("t", partition=3)),
+        (link(address="t/ConsumerGroups/$Default/Partitions/3"), Source("t", partition=3)),
+        (link(filters=(THIRD, OTHER)), Source("t", partition=3, filters=(THIRD,))),
+        (link(address="t/partitions/3", filters=(THIRD,)), Source("t", partition=3, filters=(THIRD,))),
+        (link(filters=(THIRD, FIFTH)), Source("t", partition=3, start=AtOffset(5), filters=(THIRD, FIFTH))),
+        (link(address="/queues/t", filters=(FIRST,)), Source("t", start=Place.BEGINNING, filters=(FIRST,))),
+        (
+            link(capabilities=("queue", "topic"), filters=(FIRST,)),
+            Source("t", start=Place.BEGINNING, filters=(FIRST,), capabilities=("topic",)),
+        ),
+        (link(address="t/group.id/g", filters=(OTHER,)), Source("t", "g")),
+    ],
+)
+def test_positions_and_partitions(asked: Link, expected: Source) -> None:
+    assert source_of(asked, CONTAINER, NOW) == expected
+
+
+def test_selectors_go_with_every_source() -> None:
+    selector = Filter("jms-selector", 0x0000468C00000004, "a = 1", (b"", b""))
+    for asked in (link(), link(address="t/group.id/g"), link(durable=2), link(filters=(FIRST,))):
+        filters = (*asked.source.filters, selector)
+        found = source_of(link(filters=filters, address=asked.source.address), CONTAINER, NOW)
+        assert found.condition is not None
+        assert found.filters == filters
+
+
+@pytest.mark.parametrize(
+    ("asked", "condition"),
+    [
+        (link(address="t/group.id/g", filters=(FIRST,)), NOT_ALLOWED),
+        (link(address="t/group.id/g", filters=(THIRD,)), NOT_ALLOWED),
+        (link(address="t::s", filters=(FIRST,)), NOT_ALLOWED),
+        (link(durable=2, filters=(FIRST,)), NOT_ALLOWED),
+        (link(capabilities=("shared",), filters=(FIRST,)), NOT_ALLOWED),
+        (link(address="t/partitions/2", filters=(THIRD,)), INVALID_FIELD),
+        (link(filters=(FIRST, FIFTH)), INVALID_FIELD),
+        (link(address="t/key"), NOT_IMPLEMENTED),
+    ],
+)
+def test_what_cannot_be_combined(asked: Link, condition: str) -> None:
+    with pytest.raises(AddressError) as caught:
+        source_of(asked, CONTAINER, NOW)
+    assert caught.value.error.condition == condition
 
 
 @pytest.mark.parametrize(
@@ -74,4 +132,4 @@ def test_by_name_alone(name: str, group: str) -> None:
 )
 def test_what_has_no_name_is_refused(asked: Link, container: str) -> None:
     with pytest.raises(AddressError):
-        source_of(asked, container)
+        source_of(asked, container, NOW)
