@@ -435,6 +435,10 @@ class Client:
         elif self._pump is not None:
             self._pump.flush_soon()
 
+    def release_reserved(self, packet_id: int) -> None:
+        """Free an identifier that will not be sent again."""
+        self._connection.release_reserved(packet_id)
+
     def send_pubrel(self, packet_id: int) -> None:
         """Send PUBREL."""
         self._connection.send_pubrel(packet_id)

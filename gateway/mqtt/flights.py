@@ -30,11 +30,13 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
         flight: it is on the way: send it again as that.
         finished: it was offered before and needs nothing.
         unclear: it may have been sent before, by a gateway that died.
+        lost: deliveries on the way whose records are not in the log any more.
     """
 
     flight: Flight | None = None
     finished: bool = False
     unclear: bool = False
+    lost: tuple[Flight, ...] = ()
 
 
 NEW = Verdict()
@@ -97,27 +99,45 @@ class Flights:
 
     # coming back
 
-    def rewind(self, unclear_until: int) -> tuple[dict[Place, int], list[Flight]]:
+    def fit(self, ends: Places) -> None:
+        """Fit what was reached into the log.
+
+        Args:
+            ends: where the log ends, of partitions where it seems to end below what was reached. Where it does, it was
+                made anew, and all of it is new.
+        """
+        for topic, partitions in ends.items():
+            for partition, end in partitions.items():
+                if end < self.reached.get(topic, {}).get(partition, 0):
+                    self.reached[topic][partition] = 0
+
+    def rewind(
+        self, unclear_until: int, wanted: Places, others: Places
+    ) -> tuple[dict[Place, int], list[Flight], list[Flight]]:
         """The session has a connection again.
 
         Args:
             unclear_until: epoch milliseconds up to which a gateway that died may have sent what no flight record
                 tells; 0: there is nothing such.
+            wanted: how far the log is fanned out in the partitions that the subscriptions need. One that is not in
+                the record appeared while the client was away: all of it is wanted.
+            others: the same of those that only deliveries on the way need.
 
         Returns:
-            Where to read each partition from, and what needs no reading: the deliveries that were received already
-            (PUBREL is due) and the retained ones.
+            Where to read each partition from; what needs no reading: the deliveries that were received already (PUBREL
+            is due) and the retained ones; and those whose partitions do not exist any more.
         """
         self._waiting.clear()
-        self._floors.clear()
         self._unclear_until = unclear_until
-        at_once: list[Flight] = []
+        self._floors = {
+            (topic, partition): offset for topic, places in self.reached.items() for partition, offset in places.items()
+        }
         starts: dict[Place, int] = {}
-        for topic, partitions in self.reached.items():
-            for partition, reached in partitions.items():
-                place = (topic, partition)
-                starts[place] = reached
-                self._floors[place] = reached
+        for topic, partitions in wanted.items():
+            for partition in partitions:
+                starts[topic, partition] = self._floors.setdefault((topic, partition), 0)
+        at_once: list[Flight] = []
+        lost: list[Flight] = []
         for packet_id, flight in list(self._ids.items()):
             if flight is None:
                 del self._ids[packet_id]
@@ -125,12 +145,17 @@ class Flights:
                 at_once.append(flight)
             else:
                 place = (flight.topic, flight.partition)
+                here = others.get(flight.topic, {}).get(flight.partition)
+                if place not in starts:
+                    if here is None:
+                        lost.append(flight)
+                        continue
+                    self._floors[place] = here  # nothing but what is on the way is wanted of what is there
                 self._waiting.setdefault(place, collections.deque()).append(flight)
                 starts[place] = min(starts.get(place, flight.offset), flight.offset)
         for place, waiting in self._waiting.items():
             self._waiting[place] = collections.deque(sorted(waiting, key=lambda flight: flight.offset))
-            self._floors.setdefault(place, 0)
-        return starts, at_once
+        return starts, at_once, lost
 
     @property
     def is_back(self) -> bool:
@@ -144,12 +169,16 @@ class Flights:
         if floor is None:
             return NEW
         waiting = self._waiting.get(place)
-        while waiting and waiting[0].offset < record.offset:
-            self.end(waiting.popleft().packet_id)  # deleted from the log meanwhile
+        if waiting and waiting[0].offset < record.offset:
+            lost = []
+            while waiting and waiting[0].offset < record.offset:
+                flight = waiting.popleft()
+                if self._is_unsent(flight):
+                    lost.append(flight)
+            return msgspec.structs.replace(self.judge(record), lost=tuple(lost))
         if waiting and waiting[0].offset == record.offset:
             flight = waiting.popleft()
-            going = flight.packet_id in self._ids and flight.stage != PUBCOMP
-            return Verdict(flight) if going else FINISHED  # else the client has answered before it was sent again
+            return Verdict(flight) if self._is_unsent(flight) else FINISHED
         if record.offset < floor:
             return FINISHED
         if record.timestamp <= self._unclear_until:
@@ -157,6 +186,10 @@ class Flights:
         if not waiting:
             del self._floors[place]
         return NEW
+
+    def _is_unsent(self, flight: Flight) -> bool:
+        """Whether it is to be sent again; not when the client has answered before."""
+        return self._ids.get(flight.packet_id) is flight and flight.stage != PUBCOMP
 
     def places(self, live: Places) -> Places:
         """How far the log was offered: `live`, but never behind what was reached before."""

@@ -211,6 +211,22 @@ class Router:
             if not users.isdisjoint(filters)
         }
 
+    async def ends(self, filters: Collection[str], outlet: Outlet, places: Places) -> Places:
+        """Where the log ends in partitions of which more was offered elsewhere, or before, than is read here.
+
+        Raises:
+            Refused: Kafka does not answer.
+        """
+        behind = {
+            topic: {number: here for number, here in partitions.items() if here < places.get(topic, {}).get(number, 0)}
+            for topic, partitions in self.places(filters, outlet).items()
+        }
+        ahead = await self._tail.ahead([topic for topic, partitions in behind.items() if partitions])
+        return {
+            topic: {number: ahead.get((topic, number), here) for number, here in partitions.items()}
+            for topic, partitions in behind.items()
+        }
+
     def has_subscribers(self, topic: str) -> bool:
         """Whether a subscription of a connected session matches an MQTT topic."""
         return bool(self._trie.match(topic))

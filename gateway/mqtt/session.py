@@ -19,11 +19,14 @@ from gateway.mqtt.journal import Journal
 from gateway.mqtt.outbox import Outbox
 from gateway.mqtt.records import Flight, FlightRecord, Places, SessionRecord, Testament, Wish, encode
 from gateway.mqtt.router import Match, Since, combine
+from gateway.mqtt.shares import AT_LEAST_ONCE, Shares
 from mapping.mqtt import Delivery, for_subscriber
+from mapping.outcomes import Outcome
 from mapping.record import Received
 from protocols.mqtt.encoding import PreparedPublish, prepare_publish
 from protocols.mqtt.packets import Subscription
-from protocols.mqtt.topics import SubscriptionTrie, is_shared, parse_share
+from protocols.mqtt.states import UNLIMITED
+from protocols.mqtt.topics import SubscriptionTrie, is_shared
 
 if TYPE_CHECKING:
     from gateway.mqtt.client import Client
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-AT_LEAST_ONCE: Final = 1
 _PLAIN: Final = Match(0, False, ())
 
 
@@ -43,14 +45,13 @@ class Session:
         "_back",
         "_flights",
         "_gaps",
-        "_held_topics",
+        "_held",
         "_lossless",
         "_lossy",
         "_own",
         "_places",
         "_retained",
         "_services",
-        "_shared",
         "_unsent",
         "budget",
         "client",
@@ -60,7 +61,6 @@ class Session:
         "expiry",
         "filters",
         "gone_at",
-        "joined",
         "journal",
         "nonce",
         "principal",
@@ -82,8 +82,7 @@ class Session:
         self.client: Client | None = None
         self.budget: Budget = services.publisher.connection_budget()
         self.filters: dict[str, Wish] = {}
-        self.joined: dict[str, Wish] = {}  # shared subscriptions
-        self.shares: dict[str, Share] = {}  # those of them that have their place in the group
+        self.shares = Shares(self, services.sharing, services.spawn)
         self.journal = Journal(self._write_flight) if kept else None
         self.exchanges: Exchanges | None = None
         self._services = services
@@ -93,10 +92,11 @@ class Session:
         self._own: SubscriptionTrie[int, Wish] | None = None
         self._back = False  # some of the log is read a second time
         self._places: Places = {}  # of a session without a connection
-        self._retained: collections.deque[tuple[str, Wish]] | None = None
-        self._shared: dict[int, tuple[Share, Received, int]] = {}
-        self._unsent = 0  # deliveries that have an identifier and wait for the journal
-        self._held_topics = ""
+        # Topics whose retained message is to be sent, how, and under which identifier again (0: a new one).
+        self._retained: collections.deque[tuple[str, Wish, int]] | None = None
+        # Deliveries that have an identifier and wait for the journal; those of a group with where they are from.
+        self._unsent: dict[int, tuple[Share, Received] | None] = {}
+        self._held: list[str] = []  # names of what the router holds for this session, beside `filters` once attached
         self._gaps = 0
 
     @property
@@ -115,7 +115,7 @@ class Session:
             owner=owner,
             expiry=self.expiry,
             gone_at=self.gone_at,
-            subscriptions=(*self.filters.values(), *self.joined.values()),
+            subscriptions=(*self.filters.values(), *self.shares.wishes.values()),
             will=self.will,
             unclean=self.unclear_until > 0,
         )
@@ -127,7 +127,7 @@ class Session:
             self.unclear_until = record.gone_at or self._services.wall_clock()
         for wish in record.subscriptions:
             topic_filter = wish.options.topic_filter
-            (self.joined if is_shared(topic_filter) else self.filters)[topic_filter] = wish
+            (self.shares.wishes if is_shared(topic_filter) else self.filters)[topic_filter] = wish
         if flight is None or flight.nonce != self.nonce:
             return
         self._flights = Flights(flight.flights, flight.reached)
@@ -155,9 +155,7 @@ class Session:
             return self._places
         assert self._flights is not None
         filters = {name for name, wish in self.filters.items() if wish.options.qos}
-        if self._held_topics:
-            filters.add(self._held_topics)
-        return self._flights.places(self._services.router.places(filters, self._lossless))
+        return self._flights.places(self._services.router.places(filters.union(self._held), self._lossless))
 
     def _make_exchanges(self) -> Exchanges:
         services = self._services
@@ -187,87 +185,59 @@ class Session:
     async def prepare(self) -> None:
         """Watch what the subscriptions and the deliveries on the way need; Refused when Kafka does not answer."""
         router = self._services.router
-        held: list[str] = []
         try:
             for topic_filter in self.filters:
-                await router.hold(topic_filter)
-                held.append(topic_filter)
+                await self._hold(topic_filter, None)
             flights = self._flights.on_the_way() if self._flights is not None else ()
-            topics = {flight.topic for flight in flights if not flight.name}
-            if topics:
-                name = f"\0{self.client_id}"
-                await router.hold(name, topics)
-                self._held_topics = name
+            for topic in dict.fromkeys(flight.topic for flight in flights if not flight.name):
+                await self._hold(f"\0{self.client_id}\0{topic}", (topic,))
+            if self._flights is not None:
+                reached = self._flights.reached
+                self._flights.fit(await router.ends(self._held, self._make_outlets(), reached))
         except BaseException:
-            for topic_filter in held:
-                router.drop(topic_filter)
+            self._drop()
             raise
+
+    async def _hold(self, name: str, topics: tuple[str, ...] | None) -> None:
+        """Have the router hold a filter, or the topics under a name; nothing of what cannot be read any more."""
+        router = self._services.router
+        try:
+            await router.hold(name, topics)
+        except Refused as refused:
+            if refused.outcome is Outcome.BUSY:
+                raise
+            log.warning("a topic of a session cannot be read", client=self.client_id, reason=refused.reason)
+            await router.hold(name, ())
+        self._held.append(name)
+
+    def _drop(self) -> None:
+        """Give up what is held."""
+        held, self._held = self._held, []
+        for name in held:
+            self._services.router.drop(name)
 
     def attach(self, client: Client) -> None:
         """The session has a connection, and CONNACK was said; `prepare` came before."""
         self.client = client
         self.gone_at = None
         router, tail = self._services.router, self._services.tail
+        self._held = [name for name in self._held if name not in self.filters]  # the router's entries have them now
         for wish in self.filters.values():
             router.add(self, wish)
-        for wish in self.joined.values():
-            self._services.spawn(self._rejoin(client, wish))
+        self.shares.resume()
         if self._flights is None or not (self.filters or len(self._flights)):
             return
         outlet = self._make_outlets()
-        filters = {name for name, wish in self.filters.items() if wish.options.qos}
-        starts, at_once = self._flights.rewind(self.unclear_until)
+        wanted = router.places({name for name, wish in self.filters.items() if wish.options.qos}, outlet)
+        starts, at_once, lost = self._flights.rewind(self.unclear_until, wanted, router.places(self._held, outlet))
         self._back = self._flights.is_back
         self.unclear_until = 0
         for flight in at_once:
             self._send_at_once(flight)
-        for topic, partitions in router.places(filters, outlet).items():
-            # A partition that is not in the record appeared while the client was away: all of it is wanted.
-            for number in partitions:
-                starts.setdefault((topic, number), 0)
+        for flight in lost:
+            self._abandon(flight)
         for (topic, number), offset in starts.items():
             tail.catch_up(topic, router, outlet, number, offset, self._lost)
-
-    async def _rejoin(self, client: Client, wish: Wish) -> None:
-        """Take the place in a group again; what the group does not give is logged, since nobody asked."""
-        try:
-            await self.join(client, wish)
-        except Refused as refused:
-            log.warning("a shared subscription is not resumed", client=self.client_id, reason=refused.reason)
-
-    async def join(self, client: Client, wish: Wish) -> bool:
-        """Join the group of a shared subscription; whether it is new.
-
-        Raises:
-            Refused: the group cannot be joined.
-        """
-        topic_filter = wish.options.topic_filter
-        shared = parse_share(topic_filter)
-        assert shared is not None
-        share = await self._services.sharing.join(self, shared, wish)
-        if client is not self.client:
-            await share.leave()
-            return False
-        self.shares[topic_filter] = share
-        new = topic_filter not in self.joined
-        self.joined[topic_filter] = wish
-        return new
-
-    async def part(self, topic_filter: str) -> bool:
-        """Leave the group of a shared subscription; whether there was one."""
-        share = self.shares.pop(topic_filter, None)
-        if share is not None:
-            self._give_up(share)
-            await share.leave()
-        return self.joined.pop(topic_filter, None) is not None
-
-    def _give_up(self, share: Share) -> None:
-        """What is on the way from a group; at QoS 2 nobody else gets it [MQTT-4.8.2-5]."""
-        for packet_id, (other, record, qos) in list(self._shared.items()):
-            if other is share:
-                del self._shared[packet_id]
-                if qos > AT_LEAST_ONCE:
-                    share.done(record)
 
     def _send_at_once(self, flight: Flight) -> None:
         """A delivery of which the client has the message already, or whose message is a retained one."""
@@ -276,14 +246,21 @@ class Session:
         if flight.stage == PUBCOMP:
             self.client.send_pubrel(flight.packet_id)
             return
-        kept = self._services.retained.get(flight.name)
-        if kept is None or (kept.partition, kept.offset) != (flight.partition, flight.offset) or not self.room:
-            self._flights.end(flight.packet_id)  # replaced since, or sent anew when there is room
-            if kept is not None:
-                self._queue_retained(flight.name, Wish(Subscription(flight.name, flight.stage)))
-            return
-        message = self._message(kept.delivery, ())
-        self.client.send(message, flight.stage, retain=True, dup=True, packet_id=flight.packet_id)
+        self._queue_retained(flight.name, Wish(Subscription(flight.name, flight.stage)), flight.packet_id)
+
+    def _abandon(self, flight: Flight) -> None:
+        """A delivery on the way cannot be sent again: its message is gone, or too large for the client.
+
+        At QoS 2 the client may have the message: PUBREL completes that, so that the identifier can be used again.
+        """
+        client, flights = self.client, self._flights
+        assert client is not None
+        assert flights is not None
+        if flight.stage == PUBREC:
+            self._release_when_stored(client, flight)
+        else:
+            client.release_reserved(flight.packet_id)
+            self._end(flight.packet_id)
 
     def detach(self) -> None:
         """The connection is gone: leave the tail, remember how far the log was offered."""
@@ -293,21 +270,19 @@ class Session:
             if self._flights is not None:
                 self._flights.reached = self._places
         self.client = None
-        self._unsent = 0
+        for packet_id, given in self._unsent.items():
+            if given is not None and self._flights is not None:
+                self._flights.end(packet_id)  # it was not sent: another member of the group gets it
+        self._unsent.clear()
         for topic_filter in self.filters:
             services.router.unsubscribe(self, topic_filter)
-        if self._held_topics:
-            services.router.drop(self._held_topics)
-            self._held_topics = ""
+        self._drop()
         for outlet in (self._lossy, self._lossless):
             if outlet is not None:
                 services.tail.forget(outlet)
         self._lossy = self._lossless = self._own = None
         self._retained = None
-        shares, self.shares = self.shares, {}
-        for share in shares.values():
-            self._give_up(share)
-            services.spawn(share.leave())
+        self.shares.leave()
 
     def _lost(self, count: int) -> None:
         """Retention was faster than the client."""
@@ -338,10 +313,10 @@ class Session:
         for topic in self._services.retained.matching(wish.options.topic_filter):
             self._queue_retained(topic, wish)
 
-    def _queue_retained(self, topic: str, wish: Wish) -> None:
+    def _queue_retained(self, topic: str, wish: Wish, packet_id: int = 0) -> None:
         if self._retained is None:
             self._retained = collections.deque()
-        self._retained.append((topic, wish))
+        self._retained.append((topic, wish, packet_id))
 
     def _make_outlets(self) -> Outbox:
         if self._lossless is None:
@@ -367,7 +342,10 @@ class Session:
     def room(self) -> int:
         """Free places in the client's window [MQTT-3.3.4-9], 0 while the socket is full."""
         client = self.client
-        return max(0, client.window - self._unsent) if client is not None and client.takes_more else 0
+        if client is None or not client.takes_more:
+            return 0
+        room = client.window - len(self._unsent)
+        return max(0, room if self._flights is None else min(room, UNLIMITED - len(self._flights)))
 
     def feed(self) -> None:
         """The window or the socket has room again."""
@@ -375,8 +353,7 @@ class Session:
             self._feed_retained()
         if self._lossless is not None:
             self._services.tail.room(self._lossless)
-        for share in self.shares.values():
-            share.wake()
+        self.shares.wake()
 
     def feed_lossy(self) -> None:
         """The socket has room again."""
@@ -387,8 +364,14 @@ class Session:
         """Send what is queued as it is now: a message that was replaced meanwhile is not sent in its old form."""
         retained, queue = self._services.retained, self._retained
         while queue:  # None: there is nothing
-            topic, wish = queue[0]
+            topic, wish, packet_id = queue[0]
             kept = retained.get(topic)
+            flight = self._flights.find(packet_id) if self._flights is not None else None
+            version = (kept.partition, kept.offset) if kept is not None else None
+            if flight is not None and version != (flight.partition, flight.offset):
+                self._abandon(flight)
+                queue[0] = (topic, wish, 0)
+                continue
             if kept is None:
                 queue.popleft()
                 continue
@@ -396,6 +379,9 @@ class Session:
             if not (self.room if qos else self.takes_more):
                 return
             queue.popleft()
+            if flight is not None:
+                self._send_again(flight, self._message(kept.delivery, ()), retain=True)
+                continue
             identifiers = (wish.identifier,) if wish.identifier else ()
             place = Received(retained.name, topic.encode(), None, (), 0, kept.partition, kept.offset)
             self._deliver(place, kept.delivery, Match(qos, True, identifiers), name=topic)
@@ -432,23 +418,31 @@ class Session:
             verdict = self._flights.judge(record)
             self._back = self._flights.is_back
             flight, dup = verdict.flight, verdict.unclear
+            for lost in verdict.lost:
+                self._abandon(lost)
             if verdict.finished:
                 return
         delivery = self._services.router.delivery(record)
         if delivery is None:
+            if flight is not None:
+                self._abandon(flight)
             return
         if match is None:
             match = self._match(delivery)
         if flight is not None:
             match = match or _PLAIN
             message = self._message(delivery, match.identifiers)  # it was sent: it does not expire [MQTT-4.3.3-7]
-            assert self.client is not None
-            packet_id = flight.packet_id
-            if self.client.send(message, flight.stage, retain=match.retain, dup=True, packet_id=packet_id) is None:
-                self._end(packet_id)
+            self._send_again(flight, message, retain=match.retain)
             return
         if match is not None and match.qos:  # what goes out at QoS 0 is not for those who were away
             self._deliver(record, delivery, match, dup=dup)
+
+    def _send_again(self, flight: Flight, message: PreparedPublish, *, retain: bool) -> None:
+        """Send a delivery on the way under its old identifier [MQTT-4.4.0-1]."""
+        client, packet_id = self.client, flight.packet_id
+        assert client is not None
+        if client.send(message, flight.stage, retain=retain, dup=True, packet_id=packet_id) is None:
+            self._abandon(flight)
 
     def _match(self, delivery: Delivery) -> Match | None:
         """How the session's own filters match."""
@@ -517,17 +511,15 @@ class Session:
             # The identifier is stored before the message leaves: after a crash it goes out under the same one. A QoS 1
             # message stays behind those that wait for it: sending again has the log's order [MQTT311-4.6.0-1].
             packet_id = flights.begin(record, PUBACK if qos == AT_LEAST_ONCE else PUBREC, name)
-            self._unsent += 1
+            self._unsent[packet_id] = None if share is None else (share, record)
             assert self.journal is not None
             again = dup and qos == AT_LEAST_ONCE
             self.journal.save((self._send_stored, (client, packet_id, message, qos, match.retain, again)))
-            if share is not None:
-                self.journal.save((share.done, record))  # it is this session's from then on [MQTT-4.8.2-4]
             return packet_id
         if not packet_id:
             return packet_id
         if share is not None:
-            self._shared[packet_id] = (share, record, qos)
+            self.shares.gave(packet_id, share, record, qos)
         elif flights is not None:
             self._services.sessions.touch(self)
         return packet_id
@@ -553,18 +545,19 @@ class Session:
         client, packet_id, message, qos, retain, dup = argument
         if client is not self.client:
             return  # it is sent when the session comes back
-        self._unsent -= 1
+        given = self._unsent.pop(packet_id)
+        if given is not None:
+            share, record = given
+            share.done(record)  # it is this session's from now on [MQTT-4.8.2-4]
         if client.is_open and client.send(message, qos, retain=retain, dup=dup, packet_id=packet_id) is None:
             self._end(packet_id)
+            self.feed()  # the room that was kept for it
 
     # the client's answers to them
 
     def acknowledged(self, packet_id: int) -> None:
         """PUBACK, PUBCOMP, or a PUBREC with an error came: the delivery is over."""
-        shared = self._shared.pop(packet_id, None)
-        if shared is not None:
-            share, record, _ = shared
-            share.done(record)
+        self.shares.settle(packet_id)
         if self._flights is not None:
             self._end(packet_id)
 
@@ -581,19 +574,22 @@ class Session:
         """
         client = self.client
         assert client is not None
-        if self._flights is None or packet_id in self._shared:
+        if self._flights is None or packet_id in self.shares:
             client.send_pubrel(packet_id)
             return True
         flight = self._flights.find(packet_id)
-        if flight is None:
+        if flight is None or packet_id in self._unsent:
             return False
+        self._release_when_stored(client, flight)
+        return True
+
+    def _release_when_stored(self, client: Client, flight: Flight) -> None:
         flight.stage = PUBCOMP
         assert self.journal is not None
-        self.journal.save((self._release, (client, packet_id)))
-        return True
+        self.journal.save((self._release, (client, flight.packet_id)))
 
     def _release(self, argument: tuple[Client, int]) -> None:
         client, packet_id = argument
-        if client is self.client:
+        if client is self.client and self._flights is not None and packet_id in self._flights:
             client.send_pubrel(packet_id)
             client.flush_soon()

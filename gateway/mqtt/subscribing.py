@@ -63,6 +63,8 @@ async def subscribe(
         except Refused as refused:
             client.say_goodbye(ReasonCode.SERVER_BUSY, refused.reason)
             return
+        if client.session is not session:
+            return
     explained = Properties(reason_string=answer.reason) if answer.reason is not None else None
     connection.send_suback(event.packet_id, answer.codes, explained)
     for wish in answer.retained:
@@ -82,8 +84,8 @@ async def _subscribe_one(client: Client, session: Session, services: Services, w
     if not client.grant.subscribe.filter(share.topic_filter if share is not None else topic_filter):
         answer.refuse(ReasonCode.NOT_AUTHORIZED, "not allowed to subscribe to this filter")
         return
-    known = topic_filter in session.filters or topic_filter in session.joined
-    if not known and len(session.filters) + len(session.joined) >= services.config.max_subscriptions:
+    known = topic_filter in session.filters or topic_filter in session.shares.wishes
+    if not known and len(session.filters) + len(session.shares.wishes) >= services.config.max_subscriptions:
         answer.refuse(ReasonCode.QUOTA_EXCEEDED, "too many subscriptions")
         return
     granted = min(options.qos, services.config.maximum_qos)
@@ -91,7 +93,7 @@ async def _subscribe_one(client: Client, session: Session, services: Services, w
     since: Since = {}
     try:
         if share is not None:
-            await session.join(client, wish)
+            await session.shares.join(wish)
         else:
             since = await services.router.hold(topic_filter)
     except Refused as refused:
@@ -125,8 +127,10 @@ async def unsubscribe(
         return
     codes = []
     for topic_filter in event.topic_filters:
-        if topic_filter in session.joined:
-            found = await session.part(topic_filter)
+        if client.session is not session:
+            return
+        if topic_filter in session.shares.wishes:
+            found = await session.shares.part(topic_filter)
         else:
             found = session.unsubscribed(topic_filter)
         codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)

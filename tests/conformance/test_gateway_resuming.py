@@ -74,6 +74,9 @@ async def test_what_has_become_too_large_is_not_sent_again(connect: Connect, pla
     client.drop()
     client = await connect(client_id, **kept(5, maximum_packet_size=200))
     assert (await client.message()).payload == b"y"
+    # "As if it had completed sending": the client may have it, and must let go of its identifier.
+    assert await client.expect(packets.Pubrel) == packets.Pubrel(1)
+    client.send(packets.Pubcomp(1))
     await sender.publish(f"{place}/a", b"z" * 500)
     await sender.publish(f"{place}/a", b"end")
     assert (await client.message()).payload == b"end"
