@@ -22,6 +22,7 @@ from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 
 AT_ONCE: Final = 200
+WARM_UP: Final = 1000  # sessions before the first look at the memory
 EXPIRY_S: Final = 3600
 STEP_S: Final = 60.0  # for one connection to do its part
 SETTLE_S: Final = 2.0
@@ -176,7 +177,7 @@ async def weigh(gateway: GatewayProcess, crowd: Crowd, say: Callable[[str], None
     numbering = Numbering()
     topic = f"memory-{numbering.run}"
     await create_topic(gateway.kafka, topic)
-    await _sessions(gateway, numbering, f"{topic}-warm-up/#", range(AT_ONCE), "warm-up")
+    await _sessions(gateway, numbering, f"{topic}/#", range(WARM_UP), "warm-up")
     per_connection = await _connections(gateway, crowd, numbering)
     say(f"{per_connection:.0f} bytes per idle connection")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 MAX_BYTES: Final = 65_535
 SHARE: Final = "$share/"
@@ -94,18 +94,41 @@ def _levels(topic_filter: str) -> tuple[list[str], bool]:
     return levels, hashed
 
 
+_NOTHING: Final[dict[Any, Any]] = {}
+"""Stands for every empty dictionary of a node, and is never written to: most nodes have but one that is not empty."""
+
+
 class _Node(Generic[K, V]):
     """One level of the filters that share the levels above it."""
 
     __slots__ = ("children", "ended", "hashed")
 
     def __init__(self) -> None:
-        self.children: dict[str, _Node[K, V]] = {}  # `+` is a child like any other
-        self.ended: dict[K, V] = {}  # filters that end here
-        self.hashed: dict[K, V] = {}  # filters that go on with `#` and end
+        self.children: dict[str, _Node[K, V]] = _NOTHING  # `+` is a child like any other
+        self.ended: dict[K, V] = _NOTHING  # filters that end here
+        self.hashed: dict[K, V] = _NOTHING  # filters that go on with `#` and end
 
     def is_empty(self) -> bool:
         return not (self.children or self.ended or self.hashed)
+
+    def child(self, level: str) -> _Node[K, V]:
+        """The node of a level, made where it is missing."""
+        found = self.children.get(level)
+        if found is None:
+            if self.children is _NOTHING:
+                self.children = {}
+            found = self.children[level] = _Node()
+        return found
+
+    def entries(self, hashed: bool) -> dict[K, V]:
+        """The subscriptions that end here, or go on with `#`, to be written to."""
+        if hashed:
+            if self.hashed is _NOTHING:
+                self.hashed = {}
+            return self.hashed
+        if self.ended is _NOTHING:
+            self.ended = {}
+        return self.ended
 
 
 class SubscriptionTrie(Generic[K, V]):
@@ -134,11 +157,8 @@ class SubscriptionTrie(Generic[K, V]):
         node = self._root
         levels, hashed = _levels(topic_filter)
         for level in levels:
-            child = node.children.get(level)
-            if child is None:
-                child = node.children[level] = _Node()
-            node = child
-        entries = node.hashed if hashed else node.ended
+            node = node.child(level)
+        entries = node.entries(hashed)
         new = subscriber not in entries
         entries[subscriber] = subscription
         self._size += new

@@ -1,0 +1,109 @@
+"""What matching a topic against many subscriptions costs, and what a subscription weighs.
+
+    python -m loadtest.bench.topic_trie [--counts 1000,10000,100000]
+
+Topics have five levels, as `plant/north/line-07/pump-0042/pressure`. Each shape of filter names one device or one
+measure with the wildcards that its name says; `crossed` puts `+` at random in any level, so that one topic can be
+reached by up to 32 ways. Per shape and count: microseconds to match a topic of the same plants, how many
+subscriptions it finds on average, the slowest one percent, and bytes for each subscription.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Final
+
+from protocols.mqtt.topics import SubscriptionTrie
+
+PLANTS, LINES, PUMPS, MEASURES = 10, 100, 1000, 5
+TOPICS: Final = 2000
+ROUNDS: Final = 5
+
+
+def name(chance: random.Random) -> list[str]:
+    """The levels of a topic."""
+    return [
+        "plant",
+        f"site-{chance.randrange(PLANTS)}",
+        f"line-{chance.randrange(LINES):02}",
+        f"pump-{chance.randrange(PUMPS):04}",
+        f"measure-{chance.randrange(MEASURES)}",
+    ]
+
+
+def literal(levels: list[str], chance: random.Random) -> str:
+    """No wildcard."""
+    return "/".join(levels)
+
+
+def plus(levels: list[str], chance: random.Random) -> str:
+    """One `+`, for the line."""
+    return "/".join((*levels[:2], "+", *levels[3:]))
+
+
+def rest(levels: list[str], chance: random.Random) -> str:
+    """`#` behind the device."""
+    return "/".join((*levels[:4], "#"))
+
+
+def mixed(levels: list[str], chance: random.Random) -> str:
+    """Half literal, a quarter each of the two others."""
+    return chance.choice((literal, literal, plus, rest))(levels, chance)
+
+
+def crossed(levels: list[str], chance: random.Random) -> str:
+    """Each level literal or `+`."""
+    return "/".join(level if chance.random() < 0.5 else "+" for level in levels)
+
+
+SHAPES: Final[dict[str, Callable[[list[str], random.Random], str]]] = {
+    "literal": literal, "one +": plus, "#": rest, "mixed": mixed, "crossed": crossed,
+}  # fmt: skip
+
+
+def bench(shape: str, count: int) -> tuple[float, float, float, float]:
+    """Microseconds for each match, subscriptions found, the 99th percentile, and bytes for each subscription."""
+    chance = random.Random(7)
+    make = SHAPES[shape]
+    filters = [make(name(chance), chance) for _ in range(count)]
+    topics = ["/".join(name(chance)) for _ in range(TOPICS)]
+    tracemalloc.start()
+    trie: SubscriptionTrie[int, int] = SubscriptionTrie()
+    for subscriber, topic_filter in enumerate(filters):
+        trie.add(topic_filter, subscriber, 1)
+    weight = tracemalloc.get_traced_memory()[0] / count
+    tracemalloc.stop()
+    means, tails, found = [], [], 0
+    for _ in range(ROUNDS):
+        took = []
+        found = 0
+        for topic in topics:
+            began = time.perf_counter()
+            matched = trie.match(topic)
+            took.append(time.perf_counter() - began)
+            found += len(matched)
+        took.sort()
+        means.append(statistics.fmean(took))
+        tails.append(took[len(took) * 99 // 100])
+    return min(means) * 1e6, found / len(topics), min(tails) * 1e6, weight
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--counts", default="1000,10000,100000")
+    counts = [int(count) for count in parser.parse_args().counts.split(",")]
+    print(f"{'filters':10}{'subscriptions':>14}{'match us':>10}{'found':>8}{'p99 us':>9}{'bytes each':>12}")
+    for shape in SHAPES:
+        for count in counts:
+            match, found, tail, weight = bench(shape, count)
+            print(f"{shape:10}{count:14,}{match:10.2f}{found:8.2f}{tail:9.2f}{weight:12.0f}")
+
+
+if __name__ == "__main__":
+    main()
