@@ -21,7 +21,7 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 
-AT_ONCE: Final = 200
+AT_ONCE: Final = 50
 WARM_UP: Final = 1000  # sessions before the first look at the memory
 EXPIRY_S: Final = 3600
 STEP_S: Final = 60.0  # for one connection to do its part
