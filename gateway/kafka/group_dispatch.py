@@ -4,7 +4,8 @@ Outlets that want the same records are a pool: all of a topic's (AMQP links), or
 clients of one shared subscription). A record goes to one member of every interest that matches it; members of its
 topic's own pool take part in the turns of the first of these, and have the records that no interest matches for
 themselves. In a topic's own pool a partition keeps to one member while that has room; elsewhere it is every member's
-turn, record by record (docs/adr/0019-shared-subscriptions.md). A pool without room holds back no other.
+turn, record by record (docs/adr/0019-shared-subscriptions.md). A pool without room holds back no other, and a record
+that only members without room may want holds back none that others want.
 
 An interest that has lost its last member keeps its records for a while, when its partitions stay here for others: a
 client whose connection broke comes back. Then they are settled, as are records that nobody here wants.
@@ -329,11 +330,15 @@ class Dispatch:
 
     def _push_pool(self, pool: Pool) -> None:
         ready = pool.ready
+        passed: list[Delivery] = []
         while ready and not self.suspended:
             member = self._choose(pool, ready[0])
             if member is None:
                 if self._may_be_wanted(pool, ready[0], ready[0].declined):
-                    return
+                    if not self._has_room(pool, ready[0]):
+                        break
+                    passed.append(self._dequeue(pool))  # for members without room; others may want what follows
+                    continue
                 delivery = self._dequeue(pool)
                 if delivery.kept:
                     delivery.declined = ()
@@ -351,6 +356,15 @@ class Dispatch:
                 member.full = True
                 for one in member.pools:
                     one.free.pop(member, None)
+        for delivery in reversed(passed):
+            self._enqueue(delivery, first=True)
+
+    def _has_room(self, pool: Pool, delivery: Delivery) -> bool:
+        """Whether a member has room, if not for this record, which it has declined."""
+        if pool.free:
+            return True
+        others = self._helpers(pool, delivery)
+        return others is not None and bool(others.free)
 
     def _choose(self, pool: Pool, delivery: Delivery) -> Member | None:
         declined = delivery.declined

@@ -255,6 +255,36 @@ def test_a_record_that_all_decline_is_settled(world: World) -> None:
     assert late.offsets == [2]
 
 
+class Choosy(Sink):
+    """Wants the records of one key, and declines others with or without room."""
+
+    def __init__(self, key: bytes, room: int = 1_000_000) -> None:
+        super().__init__(room)
+        self.key = key
+
+    def offer_nowait(self, record: Received) -> bool:
+        if record.key != self.key:
+            self.dispatch.decline(self.member, record)
+            return True
+        return super().offer_nowait(record)
+
+
+def test_a_record_for_a_member_without_room_holds_back_none_that_others_want(world: World) -> None:
+    slow, quick = world.join(Choosy(b"a", room=1)), world.join(Choosy(b"b"))
+    world.read(*"aabacbab")
+    assert (slow.offsets, quick.offsets) == ([0], [2, 5, 7])
+    assert world.dispatch.unwanted == 0  # the slow one has not been asked about c
+    for record in list(quick.held):
+        quick.done(record)
+    assert world.committable is None
+    for _ in range(4):
+        slow.done(slow.held[0])
+        world.dispatch.push()
+    assert slow.offsets == [0, 1, 3, 6]  # in order
+    assert world.dispatch.unwanted == 1
+    assert world.committable == 8
+
+
 def test_a_lost_partition_is_forgotten(world: World) -> None:
     sink = world.join(Sink(2), "a")
     world.read(*"aaa")

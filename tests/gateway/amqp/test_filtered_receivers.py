@@ -1,0 +1,207 @@
+"""Receivers with filters, by proton's blocking client from a real Kafka: positions, partitions, selectors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from proton import Described, Message, int32, symbol, timestamp, ulong
+from proton.reactor import Filter, Selector
+from proton.utils import BlockingConnection, LinkDetached
+
+from gateway.amqp.front import AmqpFront
+from protocols.amqp import outcomes
+
+TIMEOUT = 20
+FIRST_TIME = 1_700_000_000_000
+SELECTOR = symbol("apache.org:selector-filter:string")
+OFFSET_SPEC = symbol("rabbitmq:stream-offset-spec")
+T = TypeVar("T")
+Produce = Callable[..., Any]
+
+
+async def as_client(front: AmqpFront, work: Callable[[BlockingConnection], T]) -> T:
+    def run() -> T:
+        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        try:
+            return work(connection)
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(run)
+
+
+async def produce(bootstrap: str, topic: str, *records: tuple[bytes, int, str]) -> None:
+    """Records of (value, partition, colour), a second apart."""
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        for number, (value, partition, colour) in enumerate(records):
+            headers = [("colour", colour.encode())]
+            at = FIRST_TIME + number * 1000
+            await producer.send_and_wait(topic, value, partition=partition, headers=headers, timestamp_ms=at)
+
+
+def offset_spec(value: Any) -> dict[Any, Any]:
+    return {OFFSET_SPEC: Described(OFFSET_SPEC, value)}
+
+
+def selector(text: str, descriptor: Any = SELECTOR) -> dict[Any, Any]:
+    return {symbol("chosen"): Described(descriptor, text)}
+
+
+def values(receiver: Any, count: int) -> list[str]:
+    found = []
+    for _ in range(count):
+        message = receiver.receive(TIMEOUT)  # its body is a view into it
+        found.append(bytes(message.body).decode())
+        receiver.accept()
+    return found
+
+
+def echoed(receiver: Any) -> list[str]:
+    """The names of the filters in the gateway's attach."""
+    data = receiver.link.remote_source.filter
+    data.rewind()
+    return sorted(data.get_object()) if data.next() else []
+
+
+NAMES: Iterator[str] = (f"link{number}" for number in range(1000))
+
+
+def receiver_of(connection: BlockingConnection, address: str, filters: dict[Any, Any], credit: int = 50) -> Any:
+    return connection.create_receiver(address, credit=credit, name=next(NAMES), options=Filter(filters))
+
+
+async def test_where_to_begin(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+    """Partition 0 has a, c, e; partition 1 has b, d, f. Then one more is stored in each."""
+    topic = await new_topic(partitions=2)
+    await produce(bootstrap, topic, *[(b"abcdef"[n : n + 1], n % 2, "red") for n in range(6)])
+    cases: list[tuple[str, dict[Any, Any], str, str]] = [
+        (topic, offset_spec("first"), "abcdef", "gh"),
+        (f"/queues/{topic}", offset_spec("first"), "abcdef", "gh"),
+        (topic, offset_spec("last"), "ef", "gh"),
+        (topic, offset_spec("next"), "", "gh"),
+        (topic, offset_spec(timestamp(FIRST_TIME + 2500)), "def", "gh"),
+        (f"{topic}/partitions/1", offset_spec(ulong(1)), "df", "h"),
+        (f"{topic}/partitions/1", {}, "", "h"),
+        (topic, {symbol("io.strimzi:partition-filter:int"): int32(0)}, "", "g"),
+        (
+            topic,
+            {symbol("io.strimzi:partition-filter:int"): int32(0), symbol("io.strimzi:offset-filter:long"): 2},
+            "e",
+            "g",
+        ),
+        (f"{topic}/ConsumerGroups/$Default/Partitions/0", selector("amqp.annotation.x-opt-offset > '0'"), "ce", "g"),
+        (topic, selector("amqp.annotation.x-opt-offset > '-1'"), "abcdef", "gh"),
+        (topic, selector(f"amqp.annotation.x-opt-enqueued-time > '{FIRST_TIME + 3000}'"), "ef", "gh"),
+        (topic, selector("amqp.annotation.x-opt-offset > '@latest'", ulong(0x000001370000000A)), "", "gh"),
+        (topic, {**offset_spec("first"), **selector("amqp.annotation.x-opt-bridge.partition = 1")}, "bdf", "h"),
+    ]
+
+    def receive(connection: BlockingConnection) -> None:
+        receivers = [receiver_of(connection, address, filters) for address, filters, _, _ in cases]
+        for partition, value in ((0, "g"), (1, "h")):
+            connection.create_sender(f"{topic}/partitions/{partition}").send(
+                Message(body=value.encode(), inferred=True)
+            )
+        for receiver, (address, filters, old, new) in zip(receivers, cases, strict=True):
+            expected = old + new
+            assert sorted(values(receiver, len(expected))) == list(expected), (address, filters)
+            assert echoed(receiver) == sorted(filters), (address, filters)
+        assert not any(receiver.fetcher.has_message for receiver in receivers)
+
+    await as_client(front, receive)
+
+
+async def test_a_selector_at_the_tail(front: AmqpFront, new_topic: Any) -> None:
+    topic = await new_topic(partitions=1)
+
+    def receive(connection: BlockingConnection) -> tuple[list[str], list[str], list[str]]:
+        by_jms = receiver_of(
+            connection, topic, selector("weight > 2.5 AND colour IN ('red')", ulong(0x0000468C00000004))
+        )
+        options = Selector("JMSCorrelationID LIKE 'order-%' OR colour IS NULL")
+        by_name = connection.create_receiver(topic, credit=50, name="by-name", options=options)
+        unknown = receiver_of(connection, topic, {symbol("rabbitmq:stream-filter"): Described(symbol("x"), "y")})
+        sender = connection.create_sender(topic)
+        for body, colour, weight, correlation in (
+            (b"1", "red", 3, None), (b"2", "red", 2, "order-7"), (b"3", "blue", 3, None), (b"4", None, None, None),
+            (b"5", "red", 2.75, "order-8"),
+        ):  # fmt: skip
+            own = {"colour": colour, "weight": weight} if colour else None
+            sender.send(Message(body=body, inferred=True, properties=own, correlation_id=correlation))
+        assert (echoed(by_jms), echoed(by_name), echoed(unknown)) == (["chosen"], ["selector"], [])
+        return values(by_jms, 2), values(by_name, 3), values(unknown, 5)
+
+    assert await as_client(front, receive) == (["1", "5"], ["2", "4", "5"], ["1", "2", "3", "4", "5"])
+
+
+async def test_selectors_in_a_group(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+    """Each record goes to a member that selects it; what none selects is done with."""
+    topic = await new_topic(partitions=2)
+    colours = ["red", "blue", "green"]
+    records = [(b"%d" % n, n % 2, colours[n % 3]) for n in range(30)]
+    await produce(bootstrap, topic, *records)
+    address = f"{topic}/group.id/{topic}"
+
+    def share(connection: BlockingConnection) -> list[list[str]]:
+        blue = receiver_of(connection, address, selector("colour = 'blue'"), credit=0)
+        red = receiver_of(connection, address, selector("colour = 'red'"))
+        first = values(red, 10)  # though nobody takes the blue ones
+        receiver_of(connection, address, selector("colour = 'yellow'"))  # is offered what waits for blue
+        blue.link.flow(50)
+        return [first, values(blue, 10)]
+
+    def rest(connection: BlockingConnection) -> list[str]:
+        receiver = receiver_of(connection, address, {})
+        connection.create_sender(f"{topic}/partitions/0").send(Message(body=b"last", inferred=True))
+        return values(receiver, 1)
+
+    red, blue = await as_client(front, share)
+    assert sorted(red, key=int) == [str(n) for n in range(0, 30, 3)]
+    assert sorted(blue, key=int) == [str(n) for n in range(1, 30, 3)]
+    assert await as_client(front, rest) == ["last"]
+
+
+async def test_no_local(front: AmqpFront, new_topic: Any) -> None:
+    topic = await new_topic(partitions=1)
+
+    def receive(connection: BlockingConnection) -> list[str]:
+        no_local = {symbol("no-local"): Described(ulong(0x0000468C00000003), [])}
+        receiver = receiver_of(connection, topic, no_local)
+        connection.create_sender(topic).send(Message(body=b"own", inferred=True))
+        other = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        other.create_sender(topic).send(Message(body=b"other", inferred=True))
+        other.close()
+        return values(receiver, 1)
+
+    assert await as_client(front, receive) == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("address", "filters", "condition"),
+    [
+        ("{topic}", selector("colour = "), outcomes.INVALID_FIELD),
+        ("{topic}/group.id/g", selector("colour LIKE 5"), outcomes.INVALID_FIELD),
+        ("{topic}", offset_spec("soon"), outcomes.INVALID_FIELD),
+        ("{topic}", offset_spec(ulong(0)), outcomes.INVALID_FIELD),
+        ("{topic}/partitions/0", offset_spec(ulong(1)), outcomes.PRECONDITION_FAILED),
+        ("{topic}/partitions/7", offset_spec("first"), outcomes.NOT_FOUND),
+        ("{topic}/group.id/g", offset_spec("first"), outcomes.NOT_ALLOWED),
+    ],
+)
+@pytest.mark.clause("AMQP-2.6.3")
+async def test_filters_that_are_refused(
+    front: AmqpFront, new_topic: Any, address: str, filters: dict[Any, Any], condition: str
+) -> None:
+    """Two partitions, nothing in them."""
+    topic = await new_topic(partitions=2)
+
+    def attach(connection: BlockingConnection) -> int:
+        with pytest.raises(LinkDetached, match=condition) as caught:
+            receiver_of(connection, address.format(topic=topic), filters)
+        return int(caught.value.link.remote_source.type)
+
+    assert await as_client(front, attach) == 0  # a null source: attached in form only
