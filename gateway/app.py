@@ -320,6 +320,7 @@ class App:
             authenticator=authenticator,
             access=access,
             wall_clock=wall_clock,
+            unguessable=lambda: secrets.token_hex(16),
         )
         mqtt = MqttFront(services, spawn, context)
         mqtt_websockets = WebSocketEndpoint(

@@ -174,12 +174,15 @@ class AmqpConfig(Section):
     max_unsettled: Annotated[int, Field(ge=1)] = 10_000  # per receiver link: credit does not bound it
     dead_letter_topic: str | None = None  # such as {topic}-dlq; None: what is rejected is done with
     max_attempts: Annotated[int, Field(ge=1)] = 10  # Artemis's; then a record that fails is a dead letter
+    reply_topic: str = "replies"  # temporary queues and topics are keys of it
 
     @model_validator(mode="after")
-    def _dead_letters(self) -> AmqpConfig:
+    def _topic_names(self) -> AmqpConfig:
         template = self.dead_letter_topic
         if template is not None and (template == "{topic}" or not is_topic_name(template.replace("{topic}", "t"))):
             raise ValueError("dead_letter_topic: not another topic's name, in which {topic} may stand for the record's")
+        if not is_topic_name(self.reply_topic):
+            raise ValueError("reply_topic: no name of a topic that clients may use")
         return self
 
 

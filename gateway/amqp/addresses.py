@@ -69,7 +69,7 @@ class SourceAddress(msgspec.Struct, frozen=True):
 
 def parse_target(address: str | None) -> TargetAddress:
     """The target of a peer's sending link. Raises AddressError."""
-    path = _stripped(address)
+    path = path_of(address)
     found = _PARTITION.fullmatch(path)
     if found is not None:
         return TargetAddress(_topic(found[1]), int(found[2]))
@@ -81,7 +81,7 @@ def parse_target(address: str | None) -> TargetAddress:
 
 def parse_source(address: str | None) -> SourceAddress:
     """The source of a peer's receiving link. Raises AddressError."""
-    path = _stripped(address)
+    path = path_of(address)
     topic, marker, group = path.partition(_GROUP)
     if marker:
         if not group or len(group) > GROUP_LIMIT:
@@ -100,7 +100,8 @@ def parse_source(address: str | None) -> SourceAddress:
     return SourceAddress(_topic(path), queue=address is not None and address.startswith(_QUEUES))
 
 
-def _stripped(address: str | None) -> str:
+def path_of(address: str | None) -> str:
+    """An address without the prefix that is only a spelling. Raises AddressError when there is none."""
     if not address:
         raise AddressError(INVALID_FIELD, "a link needs an address")
     for prefix in _PREFIXES:

@@ -40,6 +40,11 @@ class AmqpFront(SocketFront):
             session.quiesce()
         super().stop_taking()
 
+    async def stop(self, timeout: float) -> None:
+        """See `SocketFront`."""
+        await super().stop(timeout)
+        self._services.nodes.close()
+
     def goodbye(self) -> None:
         """Close every connection with `amqp:connection:forced` (part 2.8.16)."""
         for session in tuple(self._services.sessions):

@@ -24,6 +24,7 @@ from protocols.amqp.links import Link
 from protocols.amqp.outcomes import Error, State
 
 if TYPE_CHECKING:
+    from gateway.amqp.nodes import Seat
     from gateway.amqp.session import AmqpSession
     from gateway.kafka.group import Membership
 
@@ -60,7 +61,7 @@ class OutgoingLink:
         self._source = source
         self._condition = source.condition
         self._partition = source.partition
-        self._membership: Membership | None = None
+        self._membership: Membership | Seat | None = None
         self._selected = (self,)
         self._draining: asyncio.TimerHandle | None = None
         self._left = False
@@ -73,8 +74,8 @@ class OutgoingLink:
         self.lossy = False
         self.unsettled = 0
 
-    def joined(self, membership: Membership) -> None:
-        """The group that this link receives for."""
+    def joined(self, membership: Membership | Seat) -> None:
+        """The group, or the temporary node, that this link receives for."""
         self._membership = membership
         if self._left:
             self._session.pump.spawn(membership.leave())
@@ -172,7 +173,7 @@ class OutgoingLink:
         if self._waits or was_full:
             self.wake()
 
-    def _refused(self, membership: Membership, record: Received, state: State) -> None:
+    def _refused(self, membership: Membership | Seat, record: Received, state: State) -> None:
         """The peer has rejected or modified a record of a group."""
         failed = state.code == outcomes.REJECTED or state.delivery_failed
         attempts = membership.attempts(record) + failed
@@ -198,7 +199,7 @@ class OutgoingLink:
 
     def _bury(self, record: Received, cause: Cause) -> bool:
         """Store a dead letter; False when there are none for this record."""
-        if not self._dead_letters.take(self, record, cause):
+        if self._source.group is None or not self._dead_letters.take(self, record, cause):
             return False
         self._burying += 1
         self.unsettled += 1  # it is bounded as what the peer holds is
@@ -245,14 +246,15 @@ class OutgoingLink:
         if self._draining is not None:
             self._draining.cancel()
         source, services = self._source, self._session.services
-        if source.group is None:
+        if source.group is None and self._membership is None:
             services.tail.unwatch(self.topic, self)
             services.tail.forget(self)
             return
-        if services.subscriptions.get(source.group) is self:
-            del services.subscriptions[source.group]
+        group = source.group or ""  # of a temporary node there is none
+        if services.subscriptions.get(group) is self:
+            del services.subscriptions[group]
         ends = source.subscription and (unsubscribe or source.volatile)
-        self._session.pump.spawn(self._depart(source.group, ends=ends, failed=failed))
+        self._session.pump.spawn(self._depart(group, ends=ends, failed=failed))
 
     async def _depart(self, group: str, *, ends: bool, failed: bool) -> None:
         if self._burying:

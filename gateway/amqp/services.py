@@ -12,6 +12,7 @@ from flowcontrol.gate import Gate
 from gateway.amqp.dead_letters import DeadLetters
 from gateway.amqp.incoming import IncomingLink
 from gateway.amqp.login import Authenticator
+from gateway.amqp.nodes import Nodes
 from gateway.config import AmqpConfig
 from gateway.kafka.group import Groups
 from gateway.kafka.publisher import Publisher
@@ -62,6 +63,7 @@ class AmqpStatistics(msgspec.Struct, frozen=True):
     unanswered: int
     unsettled: int
     starved: int
+    nodes: int
     incoming: dict[Outcome, int]
     sent: int
     expired: int
@@ -103,6 +105,7 @@ class Services:
         wall_clock: epoch milliseconds.
         counts: see `Counts`.
         dead_letters: what receivers cannot take.
+        nodes: temporary queues and topics.
         sessions: the open connections'.
         senders: incoming links of the process; they share the budget.
         subscriptions: the one link of each exclusive subscription, by its group.
@@ -119,6 +122,7 @@ class Services:
         authenticator: Authenticator,
         access: AccessList,
         wall_clock: Callable[[], int],
+        unguessable: Callable[[], str],
     ) -> None:
         self.config = config
         self.container_id = container_id
@@ -130,6 +134,7 @@ class Services:
         self.wall_clock = wall_clock
         self.counts = Counts()
         self.dead_letters = DeadLetters(publisher, config.dead_letter_topic, config.max_attempts, self.counts)
+        self.nodes = Nodes(tail, publisher, config.reply_topic, unguessable)
         self.sessions: set[SessionLike] = set()
         self.senders = 0
         self.subscriptions: dict[str, OutgoingLink] = {}
@@ -194,5 +199,6 @@ class Services:
             unanswered=totals[3],
             unsettled=totals[4],
             starved=self.starved,
+            nodes=len(self.nodes),
             **counts,
         )

@@ -19,6 +19,7 @@ from gateway.amqp.addresses import AddressError, TargetAddress, parse_target
 from gateway.amqp.answers import delivery_state, refusal
 from gateway.amqp.incoming import IncomingLink
 from gateway.amqp.login import Login
+from gateway.amqp.nodes import Node
 from gateway.amqp.outgoing import OutgoingLink
 from gateway.amqp.relay import RelayLink
 from gateway.amqp.services import PRODUCT, Services
@@ -49,13 +50,14 @@ from protocols.amqp.events import (
     TransferOversized,
     TransferReceived,
 )
-from protocols.amqp.links import SETTLED, Link, TerminusKind
+from protocols.amqp.links import SETTLED, Link, Terminus, TerminusKind
 from protocols.amqp.outcomes import (
     CONNECTION_FORCED,
     INVALID_FIELD,
     NOT_FOUND,
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
+    RESOURCE_DELETED,
     UNAUTHORIZED_ACCESS,
     Error,
 )
@@ -67,7 +69,8 @@ log = structlog.get_logger(__name__)
 WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn before they are written: bounds what waits inside the engine
 _LINK_OF: Final = operator.itemgetter(0)  # of a token
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
-TARGET_CAPABILITIES: Final = ("queue", "topic")  # a sender cannot tell them apart: both only mean "store it"
+TARGET_CAPABILITIES: Final = ("queue", "topic", "temporary-queue", "temporary-topic")
+"""A sender cannot tell them apart: all of them only mean "store it"."""
 
 
 class AmqpSession:
@@ -95,6 +98,7 @@ class AmqpSession:
         self._login: Login
         self._incoming: set[IncomingLink] = set()
         self._outgoing: set[OutgoingLink] = set()
+        self._nodes: dict[Link, Node] = {}  # that this connection's links have made
         self._tasks: set[asyncio.Task[None]] = set()
         self._parting = False  # somebody has said goodbye
         self._written = 0
@@ -341,8 +345,8 @@ class AmqpSession:
             if terminus.kind is TerminusKind.COORDINATOR:
                 raise AddressError(NOT_IMPLEMENTED, "transactions are not offered")
             if terminus.dynamic:
-                raise AddressError(NOT_IMPLEMENTED, "dynamic nodes are not offered")
-            if link.incoming:
+                await self._attach_dynamic(link, terminus)
+            elif link.incoming:
                 await self._attach_incoming(link)
             else:
                 await self._attach_outgoing(link)
@@ -361,7 +365,8 @@ class AmqpSession:
         services = self.services
         if link.target.kind is TerminusKind.TARGET and not link.target.address:
             relay = RelayLink(self, link, services.config.link_credit, self._grant.publish)
-            self._accept_incoming(link, relay, services.config.max_message_bytes)
+            limit = services.config.max_message_bytes
+            self._accept_incoming(link, relay, limit, self._honest(link.target.capabilities))
             return
         address = parse_target(link.target.address)
         if not self._grant.publish.some(address.topic):
@@ -374,17 +379,55 @@ class AmqpSession:
         destination = self.destination(link.target.address or "", address, info)
         allowed = None if self._grant.publish.uniform(address.topic) else self._grant.publish
         incoming = IncomingLink(self, link, destination, services.config.link_credit, allowed)
-        self._accept_incoming(link, incoming, min(services.config.max_message_bytes, info.max_message_bytes))
+        limit = min(services.config.max_message_bytes, info.max_message_bytes)
+        self._accept_incoming(link, incoming, limit, self._honest(link.target.capabilities))
 
-    def _accept_incoming(self, link: Link, incoming: IncomingLink, limit: int) -> None:
+    def _accept_incoming(
+        self, link: Link, incoming: IncomingLink, limit: int, capabilities: tuple[str, ...], dynamic: str | None = None
+    ) -> None:
         link.context = incoming
         self._incoming.add(incoming)
         self.services.senders += 1
-        self.engine.accept_link(link, max_message_bytes=limit, capabilities=self._honest(link.target.capabilities))
+        self.engine.accept_link(link, max_message_bytes=limit, capabilities=capabilities, dynamic=dynamic)
         incoming.top_up()
+
+    async def _attach_dynamic(self, link: Link, terminus: Terminus) -> None:
+        """Make a temporary queue or topic; it goes with this link, on which one sends to it or receives from it."""
+        services = self.services
+        node, info = await services.nodes.create(self, terminus.capabilities)
+        if self._is_lost(link):
+            services.nodes.delete(node)
+            return
+        self._nodes[link] = node
+        if not link.incoming:
+            self._accept_node(link, node, node.address)
+            return
+        address = TargetAddress(info.name, None, node.key)
+        destination = self.destination(node.address, address, info)
+        incoming = IncomingLink(self, link, destination, services.config.link_credit, self._grant.publish)
+        limit = min(services.config.max_message_bytes, info.max_message_bytes)
+        self._accept_incoming(link, incoming, limit, node.source(terminus.capabilities).capabilities, node.address)
+
+    def _accept_node(self, link: Link, node: Node, dynamic: str | None = None) -> None:
+        """Let a link receive from a temporary queue or topic of this connection."""
+        source = node.source(link.source.capabilities)
+        outgoing = OutgoingLink(self, link, source, settled=link.settle_mode == SETTLED)
+        outgoing.joined(node.join(outgoing))
+        link.context = outgoing
+        self._outgoing.add(outgoing)
+        settled = link.settle_mode == SETTLED
+        self.engine.accept_link(link, capabilities=source.capabilities, settled=settled, dynamic=dynamic)
+        self.pump.flush()
+        outgoing.wake()
 
     async def _attach_outgoing(self, link: Link) -> None:
         services = self.services
+        node = services.nodes.find(link.source.address)
+        if node is not None:
+            if node.owner is not self:
+                raise AddressError(UNAUTHORIZED_ACCESS, "a temporary node is for the connection that made it")
+            self._accept_node(link, node)
+            return
         found = None
         if link.source.kind is TerminusKind.NONE:
             source = await self._resume(link)
@@ -446,8 +489,8 @@ class AmqpSession:
             raise
 
     @staticmethod
-    def _honest(wanted: Sequence[str]) -> list[str]:
-        return [name for name in TARGET_CAPABILITIES if name in wanted]
+    def _honest(wanted: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in TARGET_CAPABILITIES if name in wanted)
 
     def _refuse(self, link: Link, error: Error) -> None:
         self.services.counts.refused_links += 1
@@ -469,3 +512,9 @@ class AmqpSession:
         elif isinstance(context, OutgoingLink):
             self._outgoing.discard(context)
             context.leave(unsubscribe=for_good, failed=failed)
+        node = self._nodes.pop(link, None)
+        if node is not None:
+            for receiver in node.links:
+                if receiver is not context:
+                    self.detach(receiver, Error(RESOURCE_DELETED, f"{node.address} is no more"))
+            self.services.nodes.delete(node)

@@ -264,6 +264,7 @@ def session(reads: list[bytes], destination: Destination) -> Callable[[], None]:
         authenticator=cast("Any", Anybody()),
         access=AccessList(),
         wall_clock=lambda: NOW,
+        unguessable=lambda: "name",
     )
     connection = Connection("bench", Limits(session_window_bytes=1 << 30))
     owner = AmqpSession(services, connection)

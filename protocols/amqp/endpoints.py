@@ -125,6 +125,7 @@ class Endpoints:
         settled: bool = False,
         filters: Iterable[Filter] = (),
         found: str | None = None,
+        dynamic: str | None = None,
     ) -> None:
         """Answer an attach with the termini the peer asked for.
 
@@ -137,6 +138,7 @@ class Endpoints:
             settled: outgoing: every delivery is sent settled.
             filters: outgoing: those of the peer's that are applied.
             found: outgoing: the address of a durable source that the peer left to us to know.
+            dynamic: the address of the node that the peer asked us to make.
         """
         if not link.attached or self.over:  # the peer has left meanwhile
             return
@@ -154,6 +156,8 @@ class Endpoints:
         terminus = target if link.incoming else source
         if found is not None:
             native.set_durable_source(source, found)
+        if dynamic is not None:
+            lib.pn_terminus_set_address(terminus, dynamic.encode())
         native.put(lib.pn_terminus_capabilities(terminus), primitives.symbols(capabilities))
         if link.incoming:
             lib.pn_link_set_snd_settle_mode(handle, link.settle_mode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
@@ -104,6 +105,7 @@ async def amqp_front(
         authenticator=authenticator,
         access=AccessList(secured.access),
         wall_clock=lambda: time.time_ns() // 1_000_000,
+        unguessable=lambda: secrets.token_hex(16),
     )
     front = AmqpFront(services, backend.spawn, tls)
     await front.start()

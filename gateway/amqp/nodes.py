@@ -1,0 +1,287 @@
+"""Dynamic nodes: temporary queues and topics, mostly for replies (part 3.5.3, "dynamic").
+
+A node's address is `<amqp.reply_topic>/<a name that nobody can guess>`: one key of an ordinary Kafka topic. So whoever
+may publish there can answer, over every protocol and at every gateway; an MQTT client sends to that very topic name.
+The gateway at which the node was made reads the topic's tail and gives each record to the node of its key. Nothing is
+kept in memory for a receiver without credit: the log is the queue, as for every outlet of the tail.
+
+A node belongs to the connection that made it, and goes with the link that made it. A queue's receivers take turns, and
+what they give back is offered again; each receiver of a topic gets everything that comes while it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Final
+
+from gateway.amqp.addresses import path_of
+from gateway.amqp.sources import Source
+from gateway.kafka.contracts import Outlet
+from gateway.kafka.publisher import Publisher
+from gateway.kafka.tail import Tail
+from gateway.kafka.topics import TopicInfo
+from mapping.record import Received
+
+if TYPE_CHECKING:
+    from gateway.amqp.outgoing import OutgoingLink
+    from gateway.amqp.session import AmqpSession
+
+TEMPORARY_QUEUE: Final = "temporary-queue"
+TEMPORARY_TOPIC: Final = "temporary-topic"
+RETURN_S: Final = 0.1  # until a record that was given back to a temporary queue is offered again
+LINGER_S: Final = 30.0  # how long the reply topic is read on after its last node: the next request makes a new one
+
+
+class Node:
+    """One temporary queue or topic; a queue is itself the outlet of the tail.
+
+    Attributes:
+        address: of the node.
+        key: of its records.
+        owner: the connection that made it.
+        lossy: False.
+    """
+
+    def __init__(self, nodes: Nodes, owner: AmqpSession, name: str, *, queue: bool) -> None:
+        """Made by `Nodes.create`."""
+        self.address = f"{nodes.topic}/{name}"
+        self.key = name.encode()
+        self.owner = owner
+        self.lossy = False
+        self._nodes = nodes
+        self._queue = queue
+        self._seats: dict[Seat, None] = {}  # of a queue: in the order of their turns
+        self._returned: deque[tuple[Received, int]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def outlets(self) -> Collection[Outlet]:
+        """Who is offered the node's records at the tail."""
+        return (self,) if self._queue else tuple(self._seats)
+
+    @property
+    def demand(self) -> int:
+        """What the receivers of a queue take now."""
+        return sum(seat.demand for seat in self._seats)
+
+    def source(self, wanted: Collection[str]) -> Source:
+        """What a link that receives from it asks for."""
+        kind = TEMPORARY_QUEUE if self._queue else TEMPORARY_TOPIC
+        return Source(self._nodes.topic, capabilities=(kind,) if kind in wanted else ())
+
+    def join(self, link: OutgoingLink) -> Seat:
+        """A link receives from it."""
+        seat = Seat(self, link)
+        self._seats[seat] = None
+        return seat
+
+    @property
+    def links(self) -> list[OutgoingLink]:
+        """The links that receive from it."""
+        return [seat.link for seat in self._seats]
+
+    def offer_nowait(self, record: Received) -> bool:
+        """Give a record to the queue's next receiver with room; see `Outlet`."""
+        return record.key != self.key or self._hand(record, 0)
+
+    def wake(self, seat: Seat) -> None:
+        """A receiver has room."""
+        if not self._queue:
+            self._nodes.tail.room(seat)
+            return
+        if self._timer is None:
+            self._hand_returned()
+        self._nodes.tail.room(self)
+
+    def give_back(self, record: Received, attempts: int) -> None:
+        """A receiver has not settled a record; that is the end of it, unless it is a queue's."""
+        if self._queue:
+            self._returned.append((record, attempts))
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(RETURN_S, self._return)
+
+    def leave(self, seat: Seat) -> None:
+        """A receiver is gone."""
+        self._seats.pop(seat, None)
+        if not self._queue:
+            self._nodes.tail.forget(seat)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._queue = False  # what is given back now is not kept
+        if self._timer is not None:
+            self._timer.cancel()
+        self._returned.clear()
+        outlets: tuple[Outlet, ...] = (self, *self._seats)
+        for outlet in outlets:
+            self._nodes.tail.forget(outlet)
+
+    def _return(self) -> None:
+        self._timer = None
+        self._hand_returned()
+
+    def _hand_returned(self) -> None:
+        while self._returned and self._hand(*self._returned[0]):
+            self._returned.popleft()
+
+    def _hand(self, record: Received, attempts: int) -> bool:
+        for seat in self._seats:
+            if seat.take(record, attempts):
+                if seat in self._seats:  # it may have left by what it was given
+                    del self._seats[seat]
+                    self._seats[seat] = None
+                return True
+        return False
+
+
+class Seat:
+    """A link's place at a node: what `gateway.kafka.group.Membership` is in a group; the outlet of a topic's receiver.
+
+    Attributes:
+        link: whose it is.
+        lossy: False.
+    """
+
+    __slots__ = ("_held", "_node", "link", "lossy")
+
+    def __init__(self, node: Node, link: OutgoingLink) -> None:
+        """Made by `Node.join`."""
+        self.link = link
+        self.lossy = False
+        self._node = node
+        self._held: dict[int, tuple[Received, int]] = {}
+
+    @property
+    def demand(self) -> int:
+        """The link's."""
+        return self.link.demand
+
+    def offer_nowait(self, record: Received) -> bool:
+        """A record of a topic; see `Outlet`."""
+        return record.key != self._node.key or self.take(record, 0)
+
+    def take(self, record: Received, attempts: int) -> bool:
+        """Send a record if there is room."""
+        self._held[id(record)] = (record, attempts)  # before the offer: the link may settle from within
+        if self.link.offer_nowait(record):
+            return True
+        del self._held[id(record)]
+        return False
+
+    def wake(self) -> None:
+        """The link has room again."""
+        self._node.wake(self)
+
+    def done(self, record: Received) -> None:
+        """The record is settled."""
+        self._held.pop(id(record), None)
+
+    def again(self, record: Received, *, failed: bool = True) -> None:
+        """The record is not settled."""
+        found = self._held.pop(id(record), None)
+        if found is not None:
+            self._node.give_back(record, found[1] + failed)
+
+    def decline(self, record: Received, *, failed: bool = False, keep: bool = False) -> None:
+        """The record is not for this receiver: done, or to be kept for another (which may be this one again)."""
+        if keep:
+            self.again(record, failed=failed)
+        else:
+            self.done(record)
+
+    def has_other(self, record: Received) -> bool:
+        """Whether there is another receiver."""
+        return len(self._node.links) > 1
+
+    def attempts(self, record: Received) -> int:
+        """How often the record came back."""
+        found = self._held.get(id(record))
+        return found[1] if found is not None else 0
+
+    async def leave(self, *, failed: bool = True) -> None:
+        """Give back what is unsettled."""
+        self._node.leave(self)
+        held, self._held = self._held, {}
+        for record, attempts in held.values():
+            self._node.give_back(record, attempts + failed)
+
+
+class Nodes:
+    """All temporary nodes of the process; the `Fanout` of the reply topic.
+
+    Attributes:
+        topic: the reply topic.
+        tail: the reader.
+    """
+
+    def __init__(self, tail: Tail, publisher: Publisher, topic: str, unguessable: Callable[[], str]) -> None:
+        """Nothing is read before the first node is made.
+
+        Args:
+            tail: reads the reply topic.
+            publisher: knows topics.
+            topic: the reply topic.
+            unguessable: gives a new name that cannot be guessed, legal in an MQTT topic.
+        """
+        self.topic = topic
+        self.tail = tail
+        self._publisher = publisher
+        self._unguessable = unguessable
+        self._nodes: dict[bytes | None, Node] = {}
+        self._watching = asyncio.Lock()
+        self._watched = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._nodes)
+
+    def select(self, record: Received) -> Collection[Outlet]:
+        """The node of the record's key."""
+        node = self._nodes.get(record.key)
+        return () if node is None else node.outlets
+
+    async def create(self, owner: AmqpSession, capabilities: Collection[str]) -> tuple[Node, TopicInfo]:
+        """Make a node: what is stored for it from now on reaches its receivers.
+
+        Raises:
+            Refused: the reply topic is not there and may not be made, or Kafka does not answer.
+        """
+        info = await self._publisher.topic(self.topic)
+        node = Node(self, owner, self._unguessable(), queue=TEMPORARY_TOPIC not in capabilities)
+        self._nodes[node.key] = node  # keeps the watch
+        try:
+            async with self._watching:
+                if not self._watched:
+                    await self.tail.watch(self.topic, self)
+                    self._watched = True
+        except BaseException:
+            self.delete(node)
+            raise
+        return node, info
+
+    def find(self, address: str | None) -> Node | None:
+        """The node of an address."""
+        topic, slash, name = path_of(address).partition("/") if address else ("", "", "")
+        return self._nodes.get(name.encode()) if slash and topic == self.topic else None
+
+    def delete(self, node: Node) -> None:
+        """Its end; the links that receive from it are the caller's to detach."""
+        if self._nodes.pop(node.key, None) is None:
+            return
+        node.close()
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._rest)
+
+    def close(self) -> None:
+        """Timers end."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _rest(self) -> None:
+        self._timer = None
+        if not self._nodes and self._watched:
+            self._watched = False
+            self.tail.unwatch(self.topic, self)
