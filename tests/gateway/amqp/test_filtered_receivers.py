@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -13,11 +14,16 @@ from proton.reactor import Filter, Selector
 from proton.utils import BlockingConnection, LinkDetached
 
 from gateway.amqp.front import AmqpFront
+from gateway.amqp.outgoing import OutgoingLink
+from gateway.amqp.sources import Source
+from mapping.record import Received
 from protocols.amqp import outcomes
+from protocols.amqp.links import Link, Session, Terminus, TerminusKind
 
 TIMEOUT = 20
 FIRST_TIME = 1_700_000_000_000
 SELECTOR = symbol("apache.org:selector-filter:string")
+NOWHERE = Terminus(TerminusKind.NONE)
 OFFSET_SPEC = symbol("rabbitmq:stream-offset-spec")
 T = TypeVar("T")
 Produce = Callable[..., Any]
@@ -163,6 +169,21 @@ async def test_selectors_in_a_group(front: AmqpFront, bootstrap: str, new_topic:
     assert sorted(red, key=int) == [str(n) for n in range(0, 30, 3)]
     assert sorted(blue, key=int) == [str(n) for n in range(1, 30, 3)]
     assert await as_client(front, rest) == ["last"]
+
+
+def test_a_member_declines_nothing_before_it_has_joined() -> None:
+    """It is offered records while it joins, and a record that nobody settles would stop its partition."""
+    session: Any = SimpleNamespace(engine=None, services=SimpleNamespace(dead_letters=None))
+    source = Source("t", "g", condition=lambda record: False)
+    link = Link(None, Session(None), name="l", incoming=False, source=NOWHERE, target=NOWHERE)
+    outgoing = OutgoingLink(session, link, source, settled=False)
+    record = Received("t", None, b"x", (), FIRST_TIME, 0, 7)
+    declined: list[Received] = []
+    membership: Any = SimpleNamespace(decline=declined.append)
+    assert not outgoing.offer_nowait(record)
+    outgoing.joined(membership)
+    assert outgoing.offer_nowait(record)
+    assert declined == [record]
 
 
 async def test_no_local(front: AmqpFront, new_topic: Any) -> None:
