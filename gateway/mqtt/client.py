@@ -34,6 +34,7 @@ from protocols.mqtt.reasons import ReasonCode
 
 log = structlog.get_logger(__name__)
 
+V5: Final = Version.V5  # looked up once: Python 3.11 takes 0.2 us for a member of an enumeration
 KAFKA_SHUT: Final = "kafka"
 OWN_SHARE_SHUT: Final = "connection"
 WRITE_AT: Final = 65_536  # bytes of deliveries that wait for their turn to be written; more are written at once
@@ -385,7 +386,7 @@ class Client:
     @property
     def is_v5(self) -> bool:
         """Whether the client speaks MQTT 5.0."""
-        return self._connection.version is Version.V5
+        return self._connection.version is V5
 
     @property
     def window(self) -> int:

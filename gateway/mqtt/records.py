@@ -22,7 +22,7 @@ Places = dict[str, dict[int, int]]
 """Kafka topic -> partition -> offset."""
 
 
-class Wish(msgspec.Struct, frozen=True):
+class Wish(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a session subscribed with: the options and the Subscription Identifier, 0 when it gave none."""
 
     options: Subscription

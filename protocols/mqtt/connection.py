@@ -10,7 +10,7 @@ the events is the session's business.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,9 @@ from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.receiving import GRACE, Receiver
 from protocols.mqtt.states import LARGEST_PACKET, UNLIMITED, Awaits, Limits, State, Turn, publish_flags
+
+OPEN: Final = State.OPEN  # looked up once: Python 3.11 takes 0.2 us for a member of an enumeration
+CLOSED: Final = State.CLOSED
 
 __all__ = ["Connection", "Limits", "State"]
 
@@ -47,7 +50,7 @@ class Connection(Receiver):
     def receive_data(self, data: bytes) -> list[Any]:
         """Take bytes as they came and return what they mean; a fault ends the list with `ConnectionFailed`."""
         state = self.state
-        if state is State.CLOSED:
+        if state is CLOSED:
             return []
         if state is State.CONNECTING:
             return self._hold(data)
@@ -59,7 +62,7 @@ class Connection(Receiver):
 
     def receive_eof(self) -> list[Any]:
         """The client closed without DISCONNECT. What it sent ahead of CONNACK is still heard after `accept`."""
-        if self.state is State.CLOSED:
+        if self.state is CLOSED:
             return []
         if self.state is State.CONNECTING:
             self._eof = True
@@ -71,7 +74,7 @@ class Connection(Receiver):
         """When `tick` must be called at the latest."""
         state = self.state
         silent = None if self._grace is None or self._suspended else self._heard_at + self._grace
-        if state is State.OPEN:
+        if state is OPEN:
             return silent
         if state in (State.NEW, State.AUTHENTICATING) and self._connected_at is not None:
             deadline = self._connected_at + self._limits.connect_timeout_s
@@ -86,7 +89,7 @@ class Connection(Receiver):
         deadline = self.next_deadline()
         if deadline is None or now < deadline:
             return []
-        if self.state is State.OPEN:
+        if self.state is OPEN:
             return [self._fail(PeerError(ReasonCode.KEEP_ALIVE_TIMEOUT, "nothing heard for 1.5 times the keep alive"))]
         if self.state is State.AUTHENTICATING:
             return [self._fail(PeerError(ReasonCode.NOT_AUTHORIZED, "authentication took too long"))]
@@ -96,12 +99,12 @@ class Connection(Receiver):
     @property
     def closing(self) -> bool:
         """Nothing more is to be read: write what is left, then close the socket."""
-        return self.state is State.CLOSED
+        return self.state is CLOSED
 
     @property
     def is_open(self) -> bool:
         """Whether `accept` was said and no goodbye since."""
-        return self.state is State.OPEN
+        return self.state is OPEN
 
     def suspend_keepalive(self) -> None:
         """The shell stopped reading: silence is no longer the client's."""
@@ -165,7 +168,7 @@ class Connection(Receiver):
         self._restore(received, reserved)
         self._out += data
         self._turn = Turn.NOBODY
-        self.state = State.OPEN
+        self.state = OPEN
         self._heard_at = self._now
         held = self._frames.take()
         found: list[Any] = []
@@ -178,7 +181,7 @@ class Connection(Receiver):
     def refuse(self, reason_code: int, reason_string: str | None = None, properties: Properties = NONE) -> None:
         """Answer CONNECT with a failure and close; 3.1.1 gets the nearest return code, or none."""
         if self.connect is None or self.state not in (State.CONNECTING, State.AUTHENTICATING):
-            if self.state is State.CLOSED:
+            if self.state is CLOSED:
                 return
             raise UsageError(f"refuse in state {self.state.name}")
         self._say_connack(reason_code, reason_string, properties)
@@ -193,7 +196,7 @@ class Connection(Receiver):
         Raises:
             UsageError: there is nothing to answer, or a code that is not due.
         """
-        if self.state is State.CLOSED:
+        if self.state is CLOSED:
             return
         codes = (0x18,) if self.state is State.AUTHENTICATING else (0x00, 0x18)
         if self._turn is not Turn.SERVER or reason_code not in codes:
@@ -207,7 +210,7 @@ class Connection(Receiver):
         self, reason_code: int, reason_string: str | None = None, properties: Properties = NONE
     ) -> None:
         """Say goodbye and close. 3.1.1 has no words for it; before `accept` CONNACK is the goodbye."""
-        if self.state is State.OPEN:
+        if self.state is OPEN:
             self._say_disconnect(reason_code, reason_string, properties)
         elif self.state in (State.CONNECTING, State.AUTHENTICATING):
             self._say_connack(reason_code, reason_string, properties)

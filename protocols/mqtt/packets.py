@@ -92,7 +92,7 @@ class Pubcomp(msgspec.Struct, frozen=True, gc=False):
     properties: Properties | None = None
 
 
-class Subscription(msgspec.Struct, frozen=True, gc=False):
+class Subscription(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One topic filter of a SUBSCRIBE with its options (section 3.8.3.1)."""
 
     topic_filter: str
