@@ -147,7 +147,7 @@ async def test_a_thousand_that_are_to_write_do_so_in_turns_and_each_once() -> No
     try:
         writes = Writes()
         for number in range(1000):
-            writes.add(cast(Pump, Waiting(number)))
+            writes.add(cast("Pump", Waiting(number)))
         count()
         await wait_until(lambda: turn == 20)
     finally:
