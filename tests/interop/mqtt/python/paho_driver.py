@@ -65,7 +65,7 @@ class Client:
             CallbackAPIVersion.VERSION2, command["id"], manual_ack=self.holds, reconnect_on_failure=False, **options
         )
         self.paho.max_queued_messages_set(0)
-        self.paho.max_inflight_messages_set(1000)
+        self.paho.max_inflight_messages_set(200)  # it does not look at Receive Maximum
         if command.get("path"):
             self.paho.ws_set_options(path=command["path"])
         self.paho.on_connect = self.on_connect
