@@ -21,7 +21,7 @@ from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Report
 from loadtest.scenarios.kills import Plan, Round
-from loadtest.scenarios.memory import Crowd, allow_files, weigh
+from loadtest.scenarios.memory import Crowd, Scales, allow_files, weigh
 from loadtest.scenarios.steady import PROTOCOLS, Load, judge, send
 from loadtest.scenarios.table import make_way, measure
 from loadtest.verify import Ledger
@@ -69,6 +69,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     memory.add_argument("--backlog", type=int, default=crowd.backlog, help="messages for each session")
     memory.add_argument("--returning", type=int, default=crowd.returning, help="sessions that come back for them")
     memory.add_argument("--payload", type=int, default=crowd.payload, help="bytes")
+    memory.add_argument("--settle", type=float, default=crowd.settle, help="seconds before each look")
     memory.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     memory.add_argument("--json", type=Path, help="write the report here as well")
     table = scenarios.add_parser("table", help="every figure of docs/performance.md about MQTT's speed")
@@ -172,7 +173,7 @@ async def memory(options: argparse.Namespace) -> int:
     allow_files()
     crowd = Crowd(**chosen(options, Crowd._fields))
     async with own_gateway(options) as gateway:
-        weight = await weigh(gateway, crowd, say)
+        weight = await weigh(Scales(gateway.address("mqtt"), gateway.pid, gateway.kafka), crowd, say)
     report = Report("memory")
     report.add(**weight.row(crowd))
     return conclude(options, report, weight.problems)

@@ -113,14 +113,6 @@ class GatewayProcess:
         assert self._process is not None
         return self._process.pid
 
-    def resident(self) -> int:
-        """Resident memory in bytes (Linux)."""
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    def cpu(self) -> float:
-        """User and system CPU in seconds (Linux)."""
-        return process_cpu(self.pid)
-
     async def kill(self) -> None:
         """SIGKILL: as a crash would."""
         await self._end(signal.SIGKILL)
@@ -142,3 +134,8 @@ def process_cpu(pid: int) -> float:
     """User and system CPU of a process in seconds (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def process_resident(pid: int) -> int:
+    """Resident memory of a process in bytes (Linux)."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

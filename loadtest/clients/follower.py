@@ -93,9 +93,9 @@ class Follower(asyncio.Protocol):
         now = time.perf_counter()
         stream = self._stream
         before = self.position
+        if self._rest:
+            data, self._rest = self._rest + data, b""
         if stream.length and self.subscribed.done():
-            if self._rest:
-                data = self._rest + data
             count = len(data) // stream.length
             begin, whole = self.position * stream.length, count * stream.length
             if stream.expected.startswith(data[:whole] if whole != len(data) else data, begin):
@@ -103,7 +103,6 @@ class Follower(asyncio.Protocol):
                 self.got += count
                 self.position += count
             else:
-                self._rest = b""
                 self._parse(data)
         else:
             self._parse(data)

@@ -18,25 +18,28 @@ from loadtest.clients.mqtt import Publisher
 from loadtest.clients.mqtt_wire import Splitter, connect_packet, read_varint, subscribe_packet
 from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic
-from loadtest.gateway import GatewayProcess
+from loadtest.gateway import process_resident
 from loadtest.numbering import Numbering
 
 AT_ONCE: Final = 50
 WARM_UP: Final = 1000  # sessions before the first look at the memory
 EXPIRY_S: Final = 3600
 STEP_S: Final = 60.0  # for one connection to do its part
-SETTLE_S: Final = 2.0
 FILES: Final = 65_536
 
 
 class Crowd(NamedTuple):
-    """How many connections, sessions and messages for each; how many of the sessions come back."""
+    """How many connections, sessions and messages for each; how many of the sessions come back.
+
+    `settle` is how many seconds the gateway is left alone before it is weighed.
+    """
 
     connections: int = 10_000
     sessions: int = 10_000
     backlog: int = 1_000
     returning: int = 300
     payload: int = 100
+    settle: float = 2.0
 
 
 class Weight(NamedTuple):
@@ -171,33 +174,41 @@ def allow_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def weigh(gateway: GatewayProcess, crowd: Crowd, say: Callable[[str], None]) -> Weight:
+class Scales(NamedTuple):
+    """The gateway to be weighed: where it listens, its process, its Kafka."""
+
+    address: tuple[str, int]
+    pid: int
+    kafka: str
+
+
+async def weigh(gateway: Scales, crowd: Crowd, say: Callable[[str], None]) -> Weight:
     """Run it on a gateway that was started after `allow_files`."""
     problems: list[str] = []
     numbering = Numbering()
     topic = f"memory-{numbering.run}"
     await create_topic(gateway.kafka, topic)
-    await _sessions(gateway, numbering, f"{topic}/#", range(WARM_UP), "warm-up")
+    await _sessions(gateway, numbering, f"{topic}/#", range(min(WARM_UP, crowd.sessions)), "warm-up")
     per_connection = await _connections(gateway, crowd, numbering)
     say(f"{per_connection:.0f} bytes per idle connection")
 
-    before = await _settled(gateway)
+    before = await _settled(gateway, crowd)
     began = time.monotonic()
     await _sessions(gateway, numbering, f"{topic}/#", range(crowd.sessions), "session")
     session_seconds = time.monotonic() - began
-    empty = await _settled(gateway)
+    empty = await _settled(gateway, crowd)
     say(f"{crowd.sessions / session_seconds:.0f} sessions a second, {(empty - before) / crowd.sessions:.0f} bytes each")
 
     began = time.monotonic()
     await _publish(gateway, topic, numbering, crowd)
     publish_seconds = time.monotonic() - began
-    full = await _settled(gateway)
+    full = await _settled(gateway, crowd)
     say(f"with a backlog of {crowd.backlog}: {(full - before) / crowd.sessions:.0f} bytes each")
 
     began = time.monotonic()
     returned = await _return(gateway, numbering, crowd, problems)
     return_seconds = time.monotonic() - began
-    after = await _settled(gateway)
+    after = await _settled(gateway, crowd)
     sessions = crowd.sessions
     return Weight(
         per_connection, (empty - before) / sessions, (full - before) / sessions, (after - before) / sessions,
@@ -205,13 +216,13 @@ async def weigh(gateway: GatewayProcess, crowd: Crowd, say: Callable[[str], None
     )  # fmt: skip
 
 
-async def _settled(gateway: GatewayProcess) -> int:
-    await asyncio.sleep(SETTLE_S)
-    return gateway.resident()
+async def _settled(gateway: Scales, crowd: Crowd) -> int:
+    await asyncio.sleep(crowd.settle)
+    return process_resident(gateway.pid)
 
 
-async def _connections(gateway: GatewayProcess, crowd: Crowd, numbering: Numbering) -> float:
-    before = await _settled(gateway)
+async def _connections(gateway: Scales, crowd: Crowd, numbering: Numbering) -> float:
+    before = await _settled(gateway, crowd)
     steps: list[Step] = []
 
     async def connect(number: int) -> None:
@@ -220,7 +231,7 @@ async def _connections(gateway: GatewayProcess, crowd: Crowd, numbering: Numberi
         steps.append(step)
 
     await _in_turn(range(crowd.connections), connect)
-    weight = (await _settled(gateway) - before) / max(1, crowd.connections)
+    weight = (await _settled(gateway, crowd) - before) / max(1, crowd.connections)
     for step in steps:
         assert step.transport is not None
         step.transport.abort()
@@ -228,7 +239,7 @@ async def _connections(gateway: GatewayProcess, crowd: Crowd, numbering: Numberi
 
 
 async def _sessions(
-    gateway: GatewayProcess, numbering: Numbering, topic_filter: str, numbers: Sequence[int], kind: str
+    gateway: Scales, numbering: Numbering, topic_filter: str, numbers: Sequence[int], kind: str
 ) -> None:
     """Make sessions and leave them."""
 
@@ -242,20 +253,20 @@ async def _sessions(
     await _in_turn(numbers, make)
 
 
-async def _step(gateway: GatewayProcess, make: Callable[[], Step]) -> Step:
+async def _step(gateway: Scales, make: Callable[[], Step]) -> Step:
     async with asyncio.timeout(STEP_S):
-        _, step = await asyncio.get_running_loop().create_connection(make, *gateway.address("mqtt"))
+        _, step = await asyncio.get_running_loop().create_connection(make, *gateway.address)
         await step.done
     return step
 
 
-async def _publish(gateway: GatewayProcess, topic: str, numbering: Numbering, crowd: Crowd) -> None:
+async def _publish(gateway: Scales, topic: str, numbering: Numbering, crowd: Crowd) -> None:
     payloads = [numbering.payload(0, sequence, crowd.payload) for sequence in range(crowd.backlog)]
     pace = Pace(50, None)
     make = partial(
         Publisher, f"{topic}-publisher", f"{topic}/news", payloads, pace, lambda first, behind: None
     )
-    _, publisher = await asyncio.get_running_loop().create_connection(make, *gateway.address("mqtt"))
+    _, publisher = await asyncio.get_running_loop().create_connection(make, *gateway.address)
     await publisher.connected
     pace.start()
     publisher.push()
@@ -263,7 +274,7 @@ async def _publish(gateway: GatewayProcess, topic: str, numbering: Numbering, cr
     publisher.close()
 
 
-async def _return(gateway: GatewayProcess, numbering: Numbering, crowd: Crowd, problems: list[str]) -> int:
+async def _return(gateway: Scales, numbering: Numbering, crowd: Crowd, problems: list[str]) -> int:
     """Some sessions come back, all at once in groups; returns how many got everything."""
     good = 0
     expected = list(range(crowd.backlog))
@@ -272,7 +283,7 @@ async def _return(gateway: GatewayProcess, numbering: Numbering, crowd: Crowd, p
         nonlocal good
         name = f"{numbering.run}-session-{number}"
         make = partial(Returning, name, numbering, crowd.backlog)
-        _, client = await asyncio.get_running_loop().create_connection(make, *gateway.address("mqtt"))
+        _, client = await asyncio.get_running_loop().create_connection(make, *gateway.address)
         try:
             async with asyncio.timeout(STEP_S):
                 await client.done

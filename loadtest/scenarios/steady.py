@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from loadtest.clients import amqp, mqtt, rest
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
+from loadtest.gateway import process_cpu
 from loadtest.numbering import Numbering
 from loadtest.report import Latencies
 from loadtest.verify import Ledger, Verdict, read_topic
@@ -56,12 +56,6 @@ class Measured(NamedTuple):
             "refused": sum(self.refused.values()),
             "errors": len(self.errors),
         }
-
-
-def process_cpu(pid: int) -> float:
-    """User and system CPU of a process in seconds (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
 
 
 async def send(load: Load, numbering: Numbering, ledger: Ledger, pid: int | None = None) -> Measured:
