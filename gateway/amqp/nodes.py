@@ -127,13 +127,18 @@ class Node:
             self._returned.popleft()
 
     def _hand(self, record: Received, attempts: int) -> bool:
+        """To the next receiver that wants it and has room; what no receiver wants is done with."""
+        wanted = not self._seats
         for seat in self._seats:
+            if not seat.link.wants(record):
+                continue
+            wanted = True
             if seat.take(record, attempts):
                 if seat in self._seats:  # it may have left by what it was given
                     del self._seats[seat]
                     self._seats[seat] = None
                 return True
-        return False
+        return not wanted
 
 
 class Seat:

@@ -95,11 +95,15 @@ class OutgoingLink:
         """Every record of the topic is for this link, or of the one partition that it reads."""
         return self._selected if self._partition is None or record.partition == self._partition else ()
 
+    def wants(self, record: Received) -> bool:
+        """Whether the link's filters select the record."""
+        return self._condition is None or self._condition(record)
+
     def offer_nowait(self, record: Received) -> bool:
         """Send the record if there is credit; see `Outlet`."""
         if self._left:
             return True
-        if self._condition is not None and not self._condition(record):
+        if not self.wants(record):
             return self._decline(record)
         if self.demand <= 0:
             self._waits = True

@@ -12,18 +12,20 @@ import operator
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from flowcontrol.budget import Budget
 from gateway.amqp.addresses import AddressError, TargetAddress, parse_target
 from gateway.amqp.answers import delivery_state, refusal
+from gateway.amqp.filters import Filters
 from gateway.amqp.incoming import IncomingLink
 from gateway.amqp.login import Login
 from gateway.amqp.nodes import Node
 from gateway.amqp.outgoing import OutgoingLink
 from gateway.amqp.relay import RelayLink
 from gateway.amqp.services import PRODUCT, Services
-from gateway.amqp.sources import Source, resumed, source_of, subscription_of
+from gateway.amqp.sources import Source, filters_of_node, resumed, source_of, subscription_of
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.group import OffsetReset
 from gateway.kafka.positions import AtOffset, BeyondEnd, Place
@@ -394,13 +396,14 @@ class AmqpSession:
     async def _attach_dynamic(self, link: Link, terminus: Terminus) -> None:
         """Make a temporary queue or topic; it goes with this link, on which one sends to it or receives from it."""
         services = self.services
+        filters = Filters() if link.incoming else filters_of_node(link, self._container_id, self.now_ms())
         node, info = await services.nodes.create(self, terminus.capabilities)
         if self._is_lost(link):
             services.nodes.delete(node)
             return
         self._nodes[link] = node
         if not link.incoming:
-            self._accept_node(link, node, node.address)
+            self._accept_node(link, node, filters, node.address)
             return
         address = TargetAddress(info.name, None, node.key)
         destination = self.destination(node.address, address, info)
@@ -408,15 +411,19 @@ class AmqpSession:
         limit = min(services.config.max_message_bytes, info.max_message_bytes)
         self._accept_incoming(link, incoming, limit, node.source(terminus.capabilities).capabilities, node.address)
 
-    def _accept_node(self, link: Link, node: Node, dynamic: str | None = None) -> None:
+    def _accept_node(self, link: Link, node: Node, filters: Filters, dynamic: str | None = None) -> None:
         """Let a link receive from a temporary queue or topic of this connection."""
-        source = node.source(link.source.capabilities)
+        source = msgspec.structs.replace(
+            node.source(link.source.capabilities), condition=filters.condition, filters=filters.applied
+        )
         outgoing = OutgoingLink(self, link, source, settled=link.settle_mode == SETTLED)
         outgoing.joined(node.join(outgoing))
         link.context = outgoing
         self._outgoing.add(outgoing)
         settled = link.settle_mode == SETTLED
-        self.engine.accept_link(link, capabilities=source.capabilities, settled=settled, dynamic=dynamic)
+        self.engine.accept_link(
+            link, capabilities=source.capabilities, settled=settled, filters=source.filters, dynamic=dynamic
+        )
         self.pump.flush()
         outgoing.wake()
 
@@ -426,7 +433,7 @@ class AmqpSession:
         if node is not None:
             if node.owner is not self:
                 raise AddressError(UNAUTHORIZED_ACCESS, "a temporary node is for the connection that made it")
-            self._accept_node(link, node)
+            self._accept_node(link, node, filters_of_node(link, self._container_id, self.now_ms()))
             return
         found = None
         if link.source.kind is TerminusKind.NONE:

@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 
 from gateway.amqp.addresses import GROUP_LIMIT, AddressError, SourceAddress, parse_source
-from gateway.amqp.filters import Condition, read_filters
+from gateway.amqp.filters import Condition, Filters, read_filters
 from gateway.kafka.positions import Start
 from protocols.amqp.links import Filter, Link, Terminus
 from protocols.amqp.outcomes import INVALID_FIELD, NOT_ALLOWED
@@ -91,6 +91,18 @@ def source_of(link: Link, container_id: str, now_ms: int) -> Source:
     return msgspec.structs.replace(
         source, partition=partition, start=filters.start, condition=filters.condition, filters=filters.applied
     )
+
+
+def filters_of_node(link: Link, container_id: str, now_ms: int) -> Filters:
+    """The filters of a link that receives from a temporary node: it has no positions and no partitions.
+
+    Raises:
+        AddressError: it was asked for one, or for what no filter is.
+    """
+    filters = read_filters(link.source.filters, container_id, now_ms)
+    if filters.partition is not None or filters.start is not None:
+        raise AddressError(NOT_ALLOWED, "a temporary node has neither positions nor partitions")
+    return filters
 
 
 def _reader(link: Link, address: SourceAddress) -> Source:

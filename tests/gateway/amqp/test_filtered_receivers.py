@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from proton import Described, Message, int32, symbol, timestamp, ulong
+from proton import Described, int32, symbol, timestamp, ulong
 from proton.reactor import Filter, Selector
 from proton.utils import BlockingConnection, LinkDetached
 
@@ -19,25 +18,12 @@ from gateway.amqp.sources import Source
 from mapping.record import Received
 from protocols.amqp import outcomes
 from protocols.amqp.links import Link, Session, Terminus, TerminusKind
+from tests.support.amqp import TIMEOUT, as_client, body_of, data
 
-TIMEOUT = 20
 FIRST_TIME = 1_700_000_000_000
 SELECTOR = symbol("apache.org:selector-filter:string")
 NOWHERE = Terminus(TerminusKind.NONE)
 OFFSET_SPEC = symbol("rabbitmq:stream-offset-spec")
-T = TypeVar("T")
-Produce = Callable[..., Any]
-
-
-async def as_client(front: AmqpFront, work: Callable[[BlockingConnection], T]) -> T:
-    def run() -> T:
-        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
-        try:
-            return work(connection)
-        finally:
-            connection.close()
-
-    return await asyncio.to_thread(run)
 
 
 async def produce(bootstrap: str, topic: str, *records: tuple[bytes, int, str]) -> None:
@@ -60,8 +46,7 @@ def selector(text: str, descriptor: Any = SELECTOR) -> dict[Any, Any]:
 def values(receiver: Any, count: int) -> list[str]:
     found = []
     for _ in range(count):
-        message = receiver.receive(TIMEOUT)  # its body is a view into it
-        found.append(bytes(message.body).decode())
+        found.append(body_of(receiver.receive(TIMEOUT)).decode())
         receiver.accept()
     return found
 
@@ -109,9 +94,7 @@ async def test_where_to_begin(front: AmqpFront, bootstrap: str, new_topic: Any) 
     def receive(connection: BlockingConnection) -> None:
         receivers = [receiver_of(connection, address, filters) for address, filters, _, _ in cases]
         for partition, value in ((0, "g"), (1, "h")):
-            connection.create_sender(f"{topic}/partitions/{partition}").send(
-                Message(body=value.encode(), inferred=True)
-            )
+            connection.create_sender(f"{topic}/partitions/{partition}").send(data(value.encode()))
         for receiver, (address, filters, old, new) in zip(receivers, cases, strict=True):
             expected = old + new
             assert sorted(values(receiver, len(expected))) == list(expected), (address, filters)
@@ -137,7 +120,7 @@ async def test_a_selector_at_the_tail(front: AmqpFront, new_topic: Any) -> None:
             (b"5", "red", 2.75, "order-8"),
         ):  # fmt: skip
             own = {"colour": colour, "weight": weight} if colour else None
-            sender.send(Message(body=body, inferred=True, properties=own, correlation_id=correlation))
+            sender.send(data(body, properties=own, correlation_id=correlation))
         assert (echoed(by_jms), echoed(by_name), echoed(unknown)) == (["chosen"], ["selector"], [])
         return values(by_jms, 2), values(by_name, 3), values(unknown, 5)
 
@@ -162,7 +145,7 @@ async def test_selectors_in_a_group(front: AmqpFront, bootstrap: str, new_topic:
 
     def rest(connection: BlockingConnection) -> list[str]:
         receiver = receiver_of(connection, address, {})
-        connection.create_sender(f"{topic}/partitions/0").send(Message(body=b"last", inferred=True))
+        connection.create_sender(f"{topic}/partitions/0").send(data(b"last"))
         return values(receiver, 1)
 
     red, blue = await as_client(front, share)
@@ -192,13 +175,36 @@ async def test_no_local(front: AmqpFront, new_topic: Any) -> None:
     def receive(connection: BlockingConnection) -> list[str]:
         no_local = {symbol("no-local"): Described(ulong(0x0000468C00000003), [])}
         receiver = receiver_of(connection, topic, no_local)
-        connection.create_sender(topic).send(Message(body=b"own", inferred=True))
+        connection.create_sender(topic).send(data(b"own"))
         other = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
-        other.create_sender(topic).send(Message(body=b"other", inferred=True))
+        other.create_sender(topic).send(data(b"other"))
         other.close()
         return values(receiver, 1)
 
     assert await as_client(front, receive) == ["other"]
+
+
+async def test_selectors_at_a_temporary_queue(start_front: Any, new_topic: Any) -> None:
+    """As JMS clients wait for one reply each, by its correlation-id."""
+    front = await start_front(amqp={"reply_topic": await new_topic(partitions=1)})
+
+    def receive(connection: BlockingConnection) -> list[list[str]]:
+        filters = Filter(selector("JMSCorrelationID = 'one'"))
+        one = connection.create_receiver(None, dynamic=True, credit=10, name="one", options=filters)
+        address = str(one.link.remote_source.address)
+        two = receiver_of(connection, address, selector("JMSCorrelationID = 'two'"))
+        assert echoed(one) == echoed(two) == ["chosen"]
+        with pytest.raises(LinkDetached, match=outcomes.NOT_ALLOWED):
+            receiver_of(connection, address, offset_spec("first"))
+        sender = connection.create_sender(address)
+        for body, correlation in ((b"1", "two"), (b"2", "three"), (b"3", "two"), (b"4", None), (b"5", "one")):
+            sender.send(data(body, correlation_id=correlation))
+        found = [values(two, 2), values(one, 1)]
+        one_more = receiver_of(connection, address, {})
+        sender.send(data(b"6"))
+        return [*found, values(one_more, 1)]
+
+    assert await as_client(front, receive) == [["1", "3"], ["5"], ["6"]]
 
 
 @pytest.mark.parametrize(
