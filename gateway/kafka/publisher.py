@@ -29,10 +29,11 @@ from mapping.record import INTERNAL_TOPIC_PREFIX, Record
 
 log = logging.getLogger(__name__)
 
-HELD_RECORDS: Final = 10_000
-"""How many records may wait for one unknown topic's look-up; further ones are BUSY."""
-HELD_OVERHEAD: Final = 64
-"""What a held record is counted for beside its key, value and headers."""
+HELD_RECORDS: Final = 500_000
+"""How many records may wait for one unknown topic's look-up; further ones are BUSY. The budgets' brakes come before:
+with what a held record is counted for, the process budget shuts its gate earlier."""
+HELD_OVERHEAD: Final = 512
+"""What a held record is counted for beside its key, value and headers: its objects."""
 LATENCY_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 120_000)
 """Upper bounds of the buckets of `Statistics.latency`; a last one without bound follows."""
 
