@@ -205,12 +205,16 @@ class Seat:
         found = self._held.get(id(record))
         return found[1] if found is not None else 0
 
+    def failures(self, record: Received) -> int:
+        """Not counted: temporary nodes have no dead letters."""
+        return 0
+
     async def leave(self, *, failed: bool = True) -> None:
         """Give back what is unsettled."""
         self._node.leave(self)
         held, self._held = self._held, {}
         for record, attempts in held.values():
-            self._node.give_back(record, attempts + failed)
+            self._node.give_back(record, attempts + 1)
 
 
 class Nodes:

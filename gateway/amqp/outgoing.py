@@ -111,7 +111,11 @@ class OutgoingLink:
         session = self._session
         membership = self._membership
         attempts = membership.attempts(record) if membership is not None else 0
-        if attempts >= self._dead_letters.max_attempts:
+        if (
+            attempts >= self._dead_letters.max_attempts
+            and membership is not None
+            and membership.failures(record) >= self._dead_letters.max_attempts
+        ):
             cause = Cause(
                 self._source.group or "", attempts, CONDITION_ATTEMPTS, "receivers failed or were lost with it"
             )
@@ -190,7 +194,7 @@ class OutgoingLink:
                 membership.decline(record, failed=failed, keep=True)
                 return
             cause = Cause(group, attempts, CONDITION_UNDELIVERABLE, "no other receiver is there")
-        elif failed and attempts >= self._dead_letters.max_attempts:
+        elif failed and membership.failures(record) + 1 >= self._dead_letters.max_attempts:
             cause = Cause(group, attempts, CONDITION_ATTEMPTS, "the last receiver said modified(delivery-failed)")
             if not self._bury(record, cause):
                 membership.again(record)

@@ -92,11 +92,15 @@ class Membership:
         """How often the record was given out before and came back; 0 for a first delivery (AMQP delivery-count)."""
         return self._dispatch.attempts(self._member, record)
 
+    def failures(self, record: Received) -> int:
+        """How many of the attempts have failed, by the client's word or with its connection."""
+        return self._dispatch.failures(self._member, record)
+
     async def leave(self, *, failed: bool = True) -> None:
         """Give back what is unsettled, at once; the last outlet of a group here leaves Kafka's group too.
 
         Args:
-            failed: count what is unsettled as failed attempts (False: the client has left in peace).
+            failed: what is unsettled has failed (False: the client has left in peace; an attempt it was all the same).
         """
         if not self._left:
             self._left = True

@@ -33,6 +33,8 @@ WAITING_RECORDS: Final = 2000
 WAITING_BYTES: Final = 8 * 1024 * 1024
 """What may wait for pools without room while others go on. Beyond, reading stops for all: Kafka's log holds it."""
 
+Tries = tuple[int, int]  # attempts, and how many of them failed
+
 DEMAND: Final = 500  # nobody asks for more at once
 
 
@@ -73,7 +75,7 @@ class Dispatch:
         self._chosen: dict[Hashable, Pool] = {}  # by the interest's name
         self._busy: dict[Pool, None] = {}  # pools with ready deliveries
         self._waiting = self._waiting_bytes = 0  # ready deliveries
-        self._orphans: list[tuple[Received, Part, int]] = []  # of topics that nobody wants now, and their attempts
+        self._orphans: list[tuple[Received, Part, Tries]] = []  # of topics that nobody wants now
         self._later: list[tuple[float, int, Delivery]] = []
         self._order = itertools.count(1)
         self._timer: asyncio.Handle | None = None
@@ -122,7 +124,7 @@ class Dispatch:
 
         Args:
             member: the outlet's.
-            failed: count that as a failed attempt.
+            failed: count that as failures, and not only as attempts.
         """
         del self.members[member.outlet]
         for pool in member.pools:
@@ -139,7 +141,8 @@ class Dispatch:
         self.redelivered += len(held)
         homeless = []
         for delivery in reversed(held):
-            delivery.attempts += failed
+            delivery.attempts += 1
+            delivery.failures += failed
             if self._lives(delivery.pool):
                 self._enqueue(delivery, first=True)
             else:
@@ -198,6 +201,7 @@ class Dispatch:
         if delivery is None:
             return
         delivery.attempts += failed
+        delivery.failures += failed
         self._delay(delivery)
 
     def _delay(self, delivery: Delivery) -> None:
@@ -221,6 +225,7 @@ class Dispatch:
             return
         delivery.declined += (member,)
         delivery.attempts += failed
+        delivery.failures += failed
         delivery.kept = keep
         if self._lives(delivery.pool):
             self._enqueue(delivery, first=True)
@@ -232,6 +237,11 @@ class Dispatch:
         """How often the record was given to an outlet before and came back unsettled."""
         delivery = member.held.get(id(record))
         return delivery.attempts if delivery is not None else 0
+
+    def failures(self, member: Member, record: Received) -> int:
+        """How many of the attempts have failed; the others ended with an outlet that left in peace."""
+        delivery = member.held.get(id(record))
+        return delivery.failures if delivery is not None else 0
 
     def has_other(self, member: Member, record: Received) -> bool:
         """Whether another member may have a record that this one holds."""
@@ -261,9 +271,9 @@ class Dispatch:
     def take(self, record: Received, part: Part) -> None:
         """A record was read."""
         part.checkpoint.track(record.offset)
-        self._sort(record, part, 0)
+        self._sort(record, part, (0, 0))
 
-    def _sort(self, record: Received, part: Part, attempts: int) -> None:
+    def _sort(self, record: Received, part: Part, tries: Tries) -> None:
         """Queue a record for everybody who is to get it."""
         pools = self._pools_of(record)
         if pools:
@@ -271,13 +281,13 @@ class Dispatch:
                 part.copies[record.offset] = len(pools)
             for pool in pools:
                 delivery = Delivery(record, part, pool)
-                delivery.attempts = attempts
+                delivery.attempts, delivery.failures = tries
                 self._enqueue(delivery)
         elif record.topic in self.topics:
             self.unwanted += 1
             self._finish(part, record.offset)
         else:
-            self._orphans.append((record, part, attempts))  # the partition is about to go to somebody who wants it
+            self._orphans.append((record, part, tries))  # the partition is about to go to somebody who wants it
 
     def _pools_of(self, record: Received) -> Sequence[Pool]:
         chosen = self._chosen
@@ -294,14 +304,14 @@ class Dispatch:
             self.unwanted += 1
             self._finish(delivery.part, delivery.record.offset)  # other interests have their own
         else:
-            self._sort(delivery.record, delivery.part, delivery.attempts)
+            self._sort(delivery.record, delivery.part, (delivery.attempts, delivery.failures))
 
     def _topics_changed(self) -> None:
         pools = (*self._whole.values(), *self._chosen.values())
         self.topics = frozenset(itertools.chain.from_iterable(pool.topics for pool in pools if pool.members))
         orphans, self._orphans = self._orphans, []
-        for record, part, attempts in orphans:
-            self._sort(record, part, attempts)
+        for record, part, tries in orphans:
+            self._sort(record, part, tries)
 
     # Handing out.
 

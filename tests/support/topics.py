@@ -24,7 +24,8 @@ async def until_led(admin: AIOKafkaAdminClient, name: str) -> None:
 
 async def read_all(bootstrap: str, topic: str) -> list[Any]:
     """Every record of a topic, partition by partition."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap)
+    # Not `seek_to_beginning`: a reset to the end that is on its way may come after it.
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
         async with asyncio.timeout(20):
@@ -33,7 +34,6 @@ async def read_all(bootstrap: str, topic: str) -> list[Any]:
             partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
             consumer.assign(partitions)
             ends = await consumer.end_offsets(partitions)
-            await consumer.seek_to_beginning()
             found = []
             while any([await consumer.position(part) < end for part, end in ends.items()]):
                 for records in (await consumer.getmany(timeout_ms=500)).values():

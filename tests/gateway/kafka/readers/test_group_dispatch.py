@@ -342,7 +342,12 @@ def test_who_leaves_in_peace_has_not_failed(world: World) -> None:
     two = world.join(Sink())
     world.dispatch.remove(one.member, failed=False)
     world.dispatch.push()
-    assert world.dispatch.attempts(two.member, two.got[0]) == 0
+    record = two.got[0]
+    assert (world.dispatch.attempts(two.member, record), world.dispatch.failures(two.member, record)) == (1, 0)
+    one = world.join(Sink())
+    world.dispatch.remove(two.member)
+    world.dispatch.push()
+    assert (world.dispatch.attempts(one.member, record), world.dispatch.failures(one.member, record)) == (2, 1)
 
 
 async def test_what_all_have_declined_is_kept_on_request(world: World) -> None:
