@@ -8,6 +8,7 @@ application properties, without types.
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Callable
 from typing import Any, Final
@@ -48,36 +49,34 @@ _FLOATS: Final = frozenset("fd")
 
 
 class _Message:
-    """A record on its way through one evaluation; its headers are looked through at most twice."""
+    """A record on its way through one evaluation; the name of a header is looked up, not searched."""
 
-    __slots__ = ("_fields", "_properties", "record")
+    __slots__ = ("_fields", "record")
 
     def __init__(self, record: Received) -> None:
         self.record = record
         self._fields: dict[str, bytes | None] | None = None
-        self._properties: dict[str, Value] | None = None
 
     def field(self, name: str) -> bytes | None:
-        """The value of one of our headers; the first of that name counts, as on the way to an AMQP peer."""
+        """The value of a header; the first of that name counts, as on the way to an AMQP peer."""
         if self._fields is None:
             self._fields = dict(reversed(self.record.headers))
         return self._fields.get(name)
 
     def property(self, stored: str) -> Value:
         """An application property, by the name of its header."""
-        if self._properties is None:
-            self._properties = self._read_properties()
-        return self._properties.get(stored)
-
-    def _read_properties(self) -> dict[str, Value]:
-        own = [(name, value) for name, value in self.record.headers if property_name(name) is not None]
-        letters = _text(self.field(AMQP_TYPES)) or ""
-        plain = str if self.field(GW_PROTOCOL) == b"amqp10" else Untyped
-        found: dict[str, Value] = {}
-        for place, (name, value) in enumerate(own):
-            if name not in found:
-                found[name] = _typed(value, letters[place] if len(letters) == len(own) else "", plain)
-        return found
+        raw = self.field(stored)
+        if raw is None:
+            return None
+        types = self.field(AMQP_TYPES)
+        if types is not None:
+            letter = _letters(tuple([name for name, _ in self.record.headers]), types).get(stored)
+            if letter is not None:
+                return _typed(raw, letter)
+        text = _text(raw)
+        if text is None:
+            return raw
+        return text if types is not None or self.field(GW_PROTOCOL) == b"amqp10" else Untyped(text)
 
     def annotation(self, name: str) -> Value:
         """A message annotation as the sender wrote it."""
@@ -92,6 +91,14 @@ class _Message:
         except DecodeError:
             return None  # not written by us
         return None
+
+
+@functools.lru_cache(maxsize=128)
+def _letters(names: tuple[str, ...], types: bytes) -> dict[str, str]:
+    """The types of the application properties among these headers, if there is one for each; few shapes are seen."""
+    own = [name for name in names if property_name(name) is not None]
+    letters = types.decode("ascii", "replace")
+    return dict(zip(reversed(own), reversed(letters), strict=True)) if len(letters) == len(own) else {}
 
 
 _Read = Callable[[_Message], Value]
@@ -137,10 +144,8 @@ def _integer(raw: bytes | None) -> int | None:
     return int(raw)
 
 
-def _typed(raw: bytes | None, letter: str, plain: type[str]) -> Value:
+def _typed(raw: bytes, letter: str) -> Value:
     """A header's value as the application property that it was; what does not fit its type is a text."""
-    if raw is None:
-        return None
     if letter in _INTEGERS:
         number = _integer(raw)
         if number is not None:
@@ -155,7 +160,7 @@ def _typed(raw: bytes | None, letter: str, plain: type[str]) -> Value:
     elif letter == "x":
         return raw
     text = _text(raw)
-    return raw if text is None else plain(text)
+    return raw if text is None else text
 
 
 def _simple(value: Any) -> Value:
