@@ -368,7 +368,7 @@ async def test_without_kafka_it_listens_and_is_not_ready_until_kafka_answers(
     os.kill(freezable.pid, signal.SIGSTOP)
     try:
         starting = asyncio.create_task(gateway.start())
-        await until(lambda: accepts(free_address))
+        await until(lambda: accepts(free_address), 30)
         assert await is_not_ready(gateway)
         assert not gateway.ready_file.exists()
         assert [f'"protocol": "{name}", "address"' in gateway.log.read_text() for name in LISTENERS[:3]] == [True] * 3
