@@ -51,11 +51,13 @@ _FLOATS: Final = frozenset("fd")
 class _Message:
     """A record on its way through one evaluation; the name of a header is looked up, not searched."""
 
-    __slots__ = ("_fields", "record")
+    __slots__ = ("_annotations", "_fields", "_types", "record")
 
     def __init__(self, record: Received) -> None:
         self.record = record
         self._fields: dict[str, bytes | None] | None = None
+        self._types: dict[str, str] | None = None
+        self._annotations: Pairs | None = None
 
     def field(self, name: str) -> bytes | None:
         """The value of a header; the first of that name counts, as on the way to an AMQP peer."""
@@ -70,7 +72,9 @@ class _Message:
             return None
         types = self.field(AMQP_TYPES)
         if types is not None:
-            letter = _letters(tuple([name for name, _ in self.record.headers]), types).get(stored)
+            if self._types is None:
+                self._types = _letters(tuple([name for name, _ in self.record.headers]), types)
+            letter = self._types.get(stored)
             if letter is not None:
                 return _typed(raw, letter)
         text = _text(raw)
@@ -80,17 +84,21 @@ class _Message:
 
     def annotation(self, name: str) -> Value:
         """A message annotation as the sender wrote it."""
-        sidecar = self.field(AMQP_SECTIONS)
-        if not sidecar:
-            return None
-        try:
-            for code, _, at, end in scan(sidecar):
-                if code == MESSAGE_ANNOTATIONS:
-                    annotations = decode(sidecar, at, end)[0]
-                    return _simple(annotations.get(name)) if isinstance(annotations, Pairs) else None
-        except DecodeError:
-            return None  # not written by us
-        return None
+        if self._annotations is None:
+            self._annotations = _annotations(self.field(AMQP_SECTIONS) or b"")
+        return _simple(self._annotations.get(name))
+
+
+def _annotations(sidecar: bytes) -> Pairs:
+    """The message annotations in a side-car."""
+    try:
+        for code, _, at, end in scan(sidecar):
+            if code == MESSAGE_ANNOTATIONS:
+                found = decode(sidecar, at, end)[0]
+                return found if isinstance(found, Pairs) else Pairs()
+    except DecodeError:
+        pass  # not written by us
+    return Pairs()
 
 
 @functools.lru_cache(maxsize=128)
