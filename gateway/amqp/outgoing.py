@@ -280,6 +280,10 @@ class OutgoingLink:
 
     def _drained(self) -> None:
         self._draining = None
+        if self._membership is None and self.demand > 0 and self._session.services.tail.is_behind(self.topic, self):
+            # What there is has yet to come, for a browser all of it.
+            self._draining = asyncio.get_running_loop().call_later(DRAIN_S, self._drained)
+            return
         if not self._left:
             self._engine.drained(self.link)
             self._session.flush_soon()

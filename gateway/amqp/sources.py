@@ -4,6 +4,7 @@
 |---|---|---|
 | address `T` | none: the tail | now |
 | capability `queue`, or an address `queue://T`, `/queues/T` | `T` | at the topic's beginning |
+| likewise, with distribution-mode `copy` (a browser) | none: a reader of the log | at the topic's beginning |
 | address `T/group.id/G` | `G` | at the topic's beginning |
 | address `T::S` | `S` | now |
 | a durable source (terminus-durability, or expiry policy `never`) | `container-id:link-name` | now |
@@ -26,7 +27,7 @@ import msgspec
 
 from gateway.amqp.addresses import GROUP_LIMIT, AddressError, SourceAddress, parse_source
 from gateway.amqp.filters import Condition, Filters, read_filters
-from gateway.kafka.positions import Start
+from gateway.kafka.positions import Place, Start
 from protocols.amqp.links import Filter, Link, Terminus
 from protocols.amqp.outcomes import INVALID_FIELD, NOT_ALLOWED
 
@@ -86,10 +87,13 @@ def source_of(link: Link, container_id: str, now_ms: int) -> Source:
     partition = filters.partition if address.partition is None else address.partition
     if filters.partition not in (None, partition):
         raise AddressError(INVALID_FIELD, "the address and a filter name different partitions")
-    placed = partition is not None or filters.start is not None
+    start = filters.start
+    if start is None and _is_browser(link.source, address):
+        start = Place.BEGINNING
+    placed = partition is not None or start is not None
     source = _reader(link, address) if placed else _unfiltered(link, address, container_id)
     return msgspec.structs.replace(
-        source, partition=partition, start=filters.start, condition=filters.condition, filters=filters.applied
+        source, partition=partition, start=start, condition=filters.condition, filters=filters.applied
     )
 
 
@@ -103,6 +107,11 @@ def filters_of_node(link: Link, container_id: str, now_ms: int) -> Filters:
     if filters.partition is not None or filters.start is not None:
         raise AddressError(NOT_ALLOWED, "a temporary node has neither positions nor partitions")
     return filters
+
+
+def _is_browser(asked: Terminus, address: SourceAddress) -> bool:
+    """Whether somebody wants to look at a queue and leave it as it is."""
+    return asked.copies and address.group is None and (address.queue or QUEUE in asked.capabilities)
 
 
 def _reader(link: Link, address: SourceAddress) -> Source:

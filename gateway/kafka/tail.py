@@ -316,6 +316,11 @@ class Tail:
             for partition, part in state.partitions.items()
         }
 
+    def is_behind(self, topic: str, outlet: Outlet) -> bool:
+        """Whether an outlet has yet to be brought what the fan-out has passed."""
+        state = self._topics.get(topic)
+        return state is not None and any(outlet in part.behind for part in state.partitions.values())
+
     async def ahead(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
         """Where something is stored in watched topics that was not fanned out yet.
 

@@ -50,6 +50,7 @@ class Terminus(msgspec.Struct, frozen=True):
         filters: of a source: the filter set.
         outcomes: of a source: the outcomes the peer can take.
         capabilities: such as `queue`.
+        copies: of a source: distribution-mode `copy`: what is received stays there for others (a browser).
     """
 
     kind: TerminusKind
@@ -60,6 +61,7 @@ class Terminus(msgspec.Struct, frozen=True):
     filters: tuple[Filter, ...] = ()
     outcomes: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
+    copies: bool = False
 
 
 class Session:

@@ -42,6 +42,7 @@ def terminus(handle: Any) -> Terminus:
         filters=filters(lib.pn_terminus_filter(handle)),
         outcomes=symbols(lib.pn_terminus_outcomes(handle)),
         capabilities=symbols(lib.pn_terminus_capabilities(handle)),
+        copies=int(lib.pn_terminus_get_distribution_mode(handle)) == lib.PN_DIST_MODE_COPY,
     )
 
 

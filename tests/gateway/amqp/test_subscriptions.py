@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from proton import UNDESCRIBED, Array, Data, Terminus, symbol
-from proton.reactor import DurableSubscription, ReceiverOption
+from proton.reactor import AtMostOnce, Copy, DurableSubscription, ReceiverOption
 from proton.utils import BlockingConnection, LinkDetached
 
 from gateway.amqp.front import AmqpFront
@@ -78,6 +78,22 @@ async def test_a_queue_keeps_what_nobody_has_taken(front: AmqpFront, bootstrap: 
         return found + take(connection.create_receiver(f"queue://{topic}", credit=1), 1)
 
     assert await as_client(front, receive) == [b"0", b"1", b"2"]
+
+
+async def test_a_browser_takes_nothing(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+    """It sees all there is, and a drain tells it when that was all; a receiver gets it afterwards."""
+    topic = await new_topic(partitions=1)
+    await produce(bootstrap, topic, [b"%d" % number for number in range(3)])
+
+    def work(connection: BlockingConnection) -> tuple[list[bytes], list[bytes]]:
+        browser = connection.create_receiver(f"queue://{topic}", credit=0, options=[Copy(), AtMostOnce()])
+        browser.link.drain(100)
+        connection.wait(lambda: not browser.link.draining(), timeout=TIMEOUT)
+        seen = [body_of(message) for message, _ in browser.fetcher.incoming]
+        browser.close()
+        return seen, take(connection.create_receiver(f"queue://{topic}", credit=5), 3)
+
+    assert await as_client(front, work) == ([b"0", b"1", b"2"], [b"0", b"1", b"2"])
 
 
 async def test_a_durable_subscription(
