@@ -285,6 +285,7 @@ class App:
             clock=loop.time,
             wall_clock=wall_clock,
             nonce=partial(secrets.token_hex, 6),
+            follow=lambda client_id: state.follow(SESSIONS, client_id.encode(), lookup),
         )
         sessions.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
         await state.start()

@@ -25,6 +25,7 @@ from gateway.kafka.consumers import (
     FETCH_WAIT_MS,
     ISOLATION,
     ConsumerOptions,
+    Lookup,
     close_consumer,
     is_broken,
     received,
@@ -185,6 +186,7 @@ class StateTopics:
         self._consumer: AIOKafkaConsumer | None = None
         self._task: asyncio.Task[None] | None = None
         self._complaint = ""
+        self._read_on = asyncio.Event()  # replaced with each answer of Kafka
         self.loaded = asyncio.Event()
 
     def open(self, name: str, apply: Apply, restarted: Restarted) -> StateTopic:
@@ -215,6 +217,22 @@ class StateTopics:
         Kafka need not be there: it is tried until it is.
         """
         self._task = self._spawn(self._run())
+
+    async def follow(self, name: str, place: bytes, lookup: Lookup) -> None:
+        """Wait until everything that is stored now for a place of a table is applied, whoever wrote it.
+
+        Args:
+            name: of the table, which is loaded.
+            place: as in `StateTopic.write`.
+            lookup: knows where the log ends.
+
+        Raises:
+            Refused: Kafka does not answer.
+        """
+        partition = TopicPartition(name, partition_of(place, self._tables[name].partitions))
+        end = (await lookup.ends([partition]))[partition]
+        while self._consumer is None or await self._consumer.position(partition) < end:
+            await self._read_on.wait()
 
     async def stop(self) -> None:
         """Stop reading."""
@@ -314,6 +332,8 @@ class StateTopics:
             for source in records:
                 table.take(received(source))
             self._positions[partition] = records[-1].offset + 1
+        self._read_on.set()
+        self._read_on = asyncio.Event()
         if not self.loaded.is_set():
             await self._check_goals(consumer)
         await asyncio.sleep(0)

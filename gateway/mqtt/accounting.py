@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from aiokafka import TopicPartition
 
@@ -14,6 +14,8 @@ from gateway.mqtt.records import FlightRecord, Places
 from mapping.outcomes import Outcome
 
 RETRY_S: Final = 0.5
+LOOKING_S: Final = 10.0  # for a CONNECT
+T = TypeVar("T")
 
 Found = Mapping[str, set[tuple[int, int]]]
 """Session nonce -> packet identifier and sequence of each exchange that is stored."""
@@ -93,3 +95,12 @@ def complete(flight: FlightRecord, found: Iterable[tuple[int, int]]) -> FlightRe
     return FlightRecord(
         flight.nonce, flight.epoch, flight.reached, flight.flights, mark, still_open, final=flight.final
     )
+
+
+async def in_time(looking: Awaitable[T]) -> T:
+    """Look into the log while a client waits; Refused when that takes too long, so that it tries again."""
+    try:
+        async with asyncio.timeout(LOOKING_S):
+            return await looking
+    except TimeoutError:
+        raise Refused(Outcome.BUSY, "Kafka does not answer") from None

@@ -53,6 +53,8 @@ class Gateways:
 
     def apply(self, name: str, sign: GatewayRecord | None) -> None:
         """A sign of another gateway, or its goodbye."""
+        if name == self.name:
+            return  # of our predecessor
         if sign is None:
             self._heard.pop(name, None)
             self.changed = True
@@ -69,6 +71,11 @@ class Gateways:
         heard = self._heard.get(name)
         return heard is not None and heard[0] == incarnation and self._clock() - heard[1] < SILENT_S
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other gateway is heard of."""
+        return not self._heard
+
     def is_predecessor(self, owner: str) -> bool:
         """Whether `owner` was this gateway before it was started again."""
         return owner != self.owner and owner.rpartition("/")[0] == self.name
@@ -80,8 +87,8 @@ class Gateways:
         if self.is_predecessor(owner):
             return True
         now = self._clock()
-        others = [name for name, (_, when) in self._heard.items() if now - when < SILENT_S]
-        return all(self.name <= name for name in others)
+        others = {name for name, (_, when) in self._heard.items() if now - when < SILENT_S}
+        return owner.rpartition("/")[0] not in others and all(self.name <= name for name in others)  # or its successor
 
     def bury(self) -> bool:
         """Forget who fell silent; whether there may be sessions that nobody has."""

@@ -217,14 +217,16 @@ class Router:
         Raises:
             Refused: Kafka does not answer.
         """
-        behind = {
-            topic: {number: here for number, here in partitions.items() if here < places.get(topic, {}).get(number, 0)}
+        behind = [
+            topic
             for topic, partitions in self.places(filters, outlet).items()
-        }
-        ahead = await self._tail.ahead([topic for topic, partitions in behind.items() if partitions])
+            if any(here < places.get(topic, {}).get(number, 0) for number, here in partitions.items())
+        ]
+        ahead = await self._tail.ahead(behind) if behind else {}
         return {
             topic: {number: ahead.get((topic, number), here) for number, here in partitions.items()}
-            for topic, partitions in behind.items()
+            for topic, partitions in self.places(filters, outlet).items()  # as they are by now
+            if topic in behind
         }
 
     def has_subscribers(self, topic: str) -> bool:

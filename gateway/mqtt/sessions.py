@@ -9,19 +9,19 @@ so their wills become due and their sessions begin to expire.
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
 
 from gateway.identity import GatewayIdentity
-from gateway.kafka.contracts import Owner, Refused, Result
+from gateway.kafka.contracts import Owner, Refused
 from gateway.kafka.state import StateTopic
-from gateway.mqtt.accounting import Accounting
+from gateway.mqtt.accounting import Accounting, in_time
+from gateway.mqtt.adoption import find_orphans, inherited
+from gateway.mqtt.deadlines import Deadlines
 from gateway.mqtt.gateways import SIGN_S, Gateways
 from gateway.mqtt.records import (
     FLIGHT,
@@ -37,9 +37,10 @@ from gateway.mqtt.records import (
     encode,
 )
 from gateway.mqtt.session import Session
+from gateway.mqtt.store import SessionStore
 from gateway.mqtt.wills import Wills, due_at
 from mapping.outcomes import Outcome
-from mapping.record import GW_OWNER, Received
+from mapping.record import Received
 
 if TYPE_CHECKING:
     from gateway.mqtt.services import Services
@@ -72,20 +73,6 @@ class Statistics(msgspec.Struct, frozen=True):
     wills_total: int
 
 
-class _Written:
-    """The owner of one write that somebody waits for."""
-
-    __slots__ = ("done",)
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-
-    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """Kafka answered (contract: `gateway.kafka.contracts.Owner`)."""
-        if not self.done.done():
-            self.done.set_result(result)
-
-
 class Sessions:
     """See the module."""
 
@@ -98,6 +85,7 @@ class Sessions:
         clock: Callable[[], float],
         wall_clock: Callable[[], int],
         nonce: Callable[[], str],
+        follow: Callable[[str], Awaitable[None]],
     ) -> None:
         """Nothing is known before the table is loaded.
 
@@ -108,22 +96,25 @@ class Sessions:
             clock: monotonic seconds.
             wall_clock: epoch milliseconds.
             nonce: makes names that are not repeated.
+            follow: waits until all that other gateways have stored of a client id is known.
         """
         self.gateways = Gateways(identity, clock, wall_clock)
         self.owner = self.gateways.owner
         self.live: dict[str, Session] = {}
-        self.takeovers = 0
-        self.expired = 0
+        self.takeovers = self.expired = 0
         self._wills = wills
         self._accounting = accounting
-        self._clock = clock
         self._wall_clock = wall_clock
         self._nonce = nonce
-        self._table: StateTopic | None = None
-        self._mark = ((GW_OWNER, self.owner.encode()),)
-        self._records: dict[str, bytes] = {}
-        self._flights: dict[str, bytes] = {}
-        self._deadlines: list[tuple[int, str]] = []
+        self._follow = follow
+        self._store = SessionStore(self.owner)
+        self._records = self._store.records
+        self._flights = self._store.flights
+        self._put = self._store.put
+        self.save = self._store.save
+        self._deadlines = Deadlines()
+        self._claims: dict[str, int] = {}  # client id -> epoch of a record of ours that was not read back yet
+        self._round_of: list[Session] = []
         self._touched: set[Session] = set()
         self._leaving: set[Session] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -138,14 +129,18 @@ class Sessions:
 
     def bind(self, table: StateTopic) -> None:
         """The table that `apply` is told about."""
-        self._table = table
+        self._store.bind(table)
 
     def apply(self, record: Received) -> None:
         """A record of the table (contract: `gateway.kafka.state.Apply`)."""
-        if record.headers and record.headers[0] == self._mark[0]:
-            return  # our own
         key = (record.key or b"").decode("utf-8", "replace")
         kind, _, name = key.partition("/")
+        if self._store.is_own(record):
+            if name in self._claims and kind + "/" == SESSION:
+                mine = decode_session(record.value)
+                if mine is not None and mine.epoch == self._claims[name]:
+                    del self._claims[name]
+            return
         if kind + "/" == FLIGHT:
             self._apply_flight(name, record.value)
         elif kind + "/" == SESSION:
@@ -159,26 +154,40 @@ class Sessions:
         What is in memory is what there was, so it is written down again.
         """
         log.warning("the topic of sessions was made anew", topic=TOPIC, partition=partition)
-        for client_id, value in self._records.items():
-            self._put(SESSION, client_id, value)
-        for client_id, value in self._flights.items():
-            self._put(FLIGHT, client_id, value)
+        self._store.put_all()
 
     def _apply_session(self, client_id: str, value: bytes | None) -> None:
+        """The highest epoch is right, and of equals the last in the log; what is written late is written over."""
         record = decode_session(value)
         mine = self.live.get(client_id)
         if mine is not None:
-            if record is not None and record.epoch > mine.epoch:
+            earlier = client_id not in self._claims  # ours is before it in the log
+            if record is not None and (record.epoch > mine.epoch or (record.epoch == mine.epoch and earlier)):
                 self._hand_over(mine, record)
+            elif earlier and client_id in self._records:
+                self._store.write_session(mine)
             return
         if record is None or value is None:
             self._records.pop(client_id, None)
             self._flights.pop(client_id, None)
             return
+        known = decode_session(self._records.get(client_id))
+        ours = known is not None and known.owner == self.owner
+        if known is not None and record.epoch < known.epoch:
+            if ours:
+                self._put(SESSION, client_id, self._records[client_id])
+            return
         self._records[client_id] = value
+        if ours and record.gone_at is None and record.owner != self.owner:  # it is claimed, and its client is gone
+            flight = decode_flight(self._flights.get(client_id))
+            if flight is not None:
+                self._let_go(client_id, flight)
 
     def _apply_flight(self, client_id: str, value: bytes | None) -> None:
-        if client_id in self.live:
+        mine = self.live.get(client_id)
+        if mine is not None:
+            if mine.journal is not None:
+                mine.journal.save()  # ours is to be the last
             return
         if value is None:
             self._flights.pop(client_id, None)
@@ -192,49 +201,41 @@ class Sessions:
 
     def _hand_over(self, session: Session, record: SessionRecord) -> None:
         """Another gateway has the session now: close its connection, write what we know, and forget it."""
-        client = session.client
+        client_id, client = session.client_id, session.client
+        self._remove(session)
+        self._records[client_id] = encode(record)
+        session.will = None  # it is the other's now
+        session.detach()
         if client is not None:
             self.takeovers += 1
-            session.will = None  # it is the other's now
-            session.detach()
             client.taken_over()
-        self.live.pop(session.client_id, None)
-        self._touched.discard(session)
-        self._leaving.discard(session)
-        self._records[session.client_id] = encode(record)
         if session.journal is not None:
             session.journal.stop()
-            final = encode(msgspec.structs.replace(session.flight_record(), final=True))
-            self._flights[session.client_id] = final
-            self._put(FLIGHT, session.client_id, final)
 
-    def _put(self, kind: str, client_id: str, value: bytes | None, owner: Owner | None = None) -> None:
-        assert self._table is not None
-        place = client_id.encode()
-        self._table.write(kind.encode() + place, value, self._mark, owner=owner, place=place)
+        def let_go() -> None:
+            if client_id not in self.live:
+                kept = session.journal is not None
+                self._let_go(client_id, session.flight_record() if kept else FlightRecord(session.nonce, session.epoch))
+
+        if session.exchanges is None:
+            let_go()
+        else:
+            session.exchanges.when_idle(let_go)  # else what is on its way to Kafka would come a second time
+
+    def _let_go(self, client_id: str, flight: FlightRecord) -> None:
+        """Write down that this is all we know of a session that another gateway has claimed."""
+        self._store.write_flight(client_id, encode(msgspec.structs.replace(flight, final=True)))
+
+    def _remove(self, session: Session) -> None:
+        """The session is an object no longer."""
+        self.live.pop(session.client_id, None)
+        self._claims.pop(session.client_id, None)
+        self._touched.discard(session)
+        self._leaving.discard(session)
 
     def write_flight(self, client_id: str, value: bytes, owner: Owner) -> None:
         """Write a session's flight record."""
-        self._flights[client_id] = value
-        self._put(FLIGHT, client_id, value, owner)
-
-    def write_session(self, session: Session, owner: Owner | None = None) -> None:
-        """Write a session's record as it is now."""
-        value = encode(session.describe(self.owner))
-        self._records[session.client_id] = value
-        self._put(SESSION, session.client_id, value, owner)
-
-    async def save(self, session: Session) -> None:
-        """Write both records, and wait until they are stored; Refused when Kafka does not take them."""
-        writes = [_Written()]
-        self.write_session(session, writes[0])
-        if session.kept:
-            writes.append(_Written())
-            self.write_flight(session.client_id, encode(session.flight_record()), writes[1])
-        for written in writes:
-            result = await written.done
-            if result.outcome is not Outcome.STORED:
-                raise Refused(result.outcome, result.reason)
+        self._store.write_flight(client_id, value, owner)
 
     def touch(self, session: Session) -> None:
         """A delivery of a kept session began or ended: its flight record is written within `TICK_S`."""
@@ -278,30 +279,58 @@ class Sessions:
         if lock is None:
             lock = self._locks[client_id] = asyncio.Lock()
         async with lock:
+            if client_id not in self.live and not self.gateways.is_alone and (expiry or will or not clean_start):
+                await in_time(self._follow(client_id))
             self._check_owner(client_id, principal)
             former = self.live.get(client_id)
             if former is not None and former.client is not None:
                 self.takeovers += 1
                 former.client.taken_over()  # which leaves the session
-            if clean_start:
-                self._end(client_id)
+            if client_id not in self.live:
+                await self._inherit(client_id)
             session = None if clean_start else await self._find(client_id, services)
             present = session is not None
             if session is None:
+                known = self.live.get(client_id) or decode_session(self._records.get(client_id))
                 self._end(client_id)
                 session = Session(client_id, principal, self._nonce(), services, kept=expiry > 0)
-            await session.prepare()
-            self._leaving.discard(session)
-            session.expiry, session.will, session.gone_at = expiry, will, None
-            self.live[client_id] = session
-            if session.kept or will is not None:
-                session.epoch += 1
-                try:
-                    await self.save(session)
-                except Refused:
-                    self.leave(session, with_will=False)
-                    raise
+                session.epoch = known.epoch if known is not None else 0  # other gateways may know the former one
+            await self._begin(session, expiry, will, present=present)
             return session, present
+
+    async def _begin(self, session: Session, expiry: int, will: Testament | None, *, present: bool) -> None:
+        """Make a session ready for a connection; when that fails it is as before."""
+        client_id = session.client_id
+        before = session.expiry, session.will, session.gone_at
+        self._leaving.discard(session)
+        self.live[client_id] = session
+        session.gone_at = None  # from now on it does not expire
+        try:
+            await session.prepare()
+            if self.live.get(client_id) is session:
+                session.expiry, session.will = expiry, will
+                if session.kept or will is not None:
+                    session.epoch += 1
+                    self._claims[client_id] = session.epoch
+                    await self.save(session)
+            if self.live.get(client_id) is not session:
+                raise Refused(Outcome.BUSY, "another connection uses this client id")
+        except BaseException:
+            session.expiry, session.will, session.gone_at = before
+            self._withdraw(session, present=present)
+            raise
+
+    def _withdraw(self, session: Session, *, present: bool) -> None:
+        """A CONNECT has failed."""
+        session.detach()
+        if self.live.get(session.client_id) is not session:
+            return
+        if not present:
+            session.will = None
+            self._end(session.client_id)
+            return
+        self._store.write_session(session)
+        self._go(session)
 
     def _check_owner(self, client_id: str, principal: str) -> None:
         """Refuse a client id whose session belongs to another principal."""
@@ -319,34 +348,46 @@ class Sessions:
         session = self.live.get(client_id)
         if session is not None:
             if session.exchanges is not None and session.exchanges.doubtful:
-                await self._accounting.confirm(session.exchanges)
-            return session
+                await in_time(self._accounting.confirm(session.exchanges))
+            return session if self.live.get(client_id) is session else None
         record = decode_session(self._records.get(client_id))
         if record is None or self._is_over(record):
             return None
-        if record.gone_at is None and self.gateways.is_alive(record.owner):
-            await self._take_over(client_id, record)
-        record = decode_session(self._records.get(client_id))
-        if record is None:
-            return None
         flight = decode_flight(self._flights.get(client_id))
-        if flight is not None and flight.scan and not flight.final:
-            flight = (await self._accounting.account({client_id: flight}))[client_id]
+        if flight is not None and flight.scan:
+            flight = (await in_time(self._accounting.account({client_id: flight})))[client_id]
         session = Session(client_id, record.principal, record.nonce, services, kept=True)
         session.restore(record, flight)
         return session
 
-    async def _take_over(self, client_id: str, record: SessionRecord) -> None:
-        """Ask the gateway that has the session to let go of it, and wait a moment for what it knows."""
+    async def _inherit(self, client_id: str) -> None:
+        """End the connection that a client has elsewhere, as far as its record tells of one.
+
+        The gateway that has it lets go of the session and writes what it knows, for which we wait a moment; or it is
+        dead. A will that is due by the connection's end is published here [MQTT-3.1.2-8].
+        """
+        record = decode_session(self._records.get(client_id))
+        if record is None or record.gone_at is not None:
+            return
+        claim = self._records[client_id] = encode(
+            msgspec.structs.replace(record, epoch=record.epoch + 1, owner=self.owner)
+        )
+        released = False
+        if record.owner != self.owner and self.gateways.is_alive(record.owner):
+            self._put(SESSION, client_id, claim)
+            released = await self._wait_for_release(client_id)
+            if not released:
+                log.warning("a gateway did not let go of a session", client=client_id, gateway=record.owner)
+        if self._records.get(client_id) is not claim:
+            raise Refused(Outcome.BUSY, "another connection uses this client id")
+        self._take_in(client_id, msgspec.structs.replace(record, epoch=record.epoch + 1), clean=released)
+
+    async def _wait_for_release(self, client_id: str) -> bool:
         released = self._released[client_id] = asyncio.Event()
-        claim = msgspec.structs.replace(record, epoch=record.epoch + 1, owner=self.owner)
-        self._records[client_id] = encode(claim)
-        self._put(SESSION, client_id, self._records[client_id])
         try:
-            async with asyncio.timeout(RELEASE_S):
-                await released.wait()
+            return await asyncio.wait_for(released.wait(), RELEASE_S)
         except TimeoutError:
-            log.warning("a gateway did not let go of a session", client=client_id, gateway=record.owner)
+            return False
         finally:
             del self._released[client_id]
 
@@ -374,10 +415,14 @@ class Sessions:
         if session.expiry == 0:
             self._end(session.client_id)
             return
-        if session.will is not None and due_at(session.will, session.expiry, session.gone_at) <= session.gone_at:
-            self._publish_will(session.client_id, session.will)
-            session.will = None
-        self.write_session(session)
+        self._store.write_session(session)
+        self._go(session)
+        if session.will is not None and (session.will.due or 0) <= session.gone_at:
+            will, session.will = session.will, None
+            self._publish_will(session.client_id, will, session.describe(self.owner))
+
+    def _go(self, session: Session) -> None:
+        """Write down what is left of a session without a connection, and note what time will bring."""
         assert session.journal is not None
         session.journal.save()
         self._leaving.add(session)
@@ -385,12 +430,11 @@ class Sessions:
 
     def _end(self, client_id: str) -> None:
         """The session is over: its will is due [MQTT-3.1.2-8], its records go."""
-        session = self.live.pop(client_id, None)
+        session = self.live.get(client_id)
         value = self._records.pop(client_id, None)
         will: Testament | None = None
         if session is not None:
-            self._touched.discard(session)
-            self._leaving.discard(session)
+            self._remove(session)
             if session.journal is not None:
                 session.journal.stop()
             will = session.will
@@ -399,7 +443,7 @@ class Sessions:
             will = record.will if record is not None else None
         if value is None:
             if will is not None:
-                self._publish_will(client_id, will)
+                self._wills.publish(client_id, will, lambda: None)
             return
         has_flight = self._flights.pop(client_id, None) is not None
 
@@ -410,12 +454,20 @@ class Sessions:
                     self._put(FLIGHT, client_id, None)
 
         if will is not None:
-            self._publish_will(client_id, will, forget)  # after a crash in between it is published again
+            self._wills.publish(client_id, will, forget)  # after a crash in between it is published again
         else:
             forget()
 
-    def _publish_will(self, client_id: str, will: Testament, then: Callable[[], None] = lambda: None) -> None:
-        self._wills.publish(client_id, will, then)
+    def _publish_will(self, client_id: str, will: Testament, left: SessionRecord) -> None:
+        """Publish a will; `left` is the record without it, which is stored after that."""
+        self._records[client_id] = encode(left)
+
+        def forget() -> None:
+            value = self._records.get(client_id)
+            if value is not None and self.owner.encode() in value:
+                self._put(SESSION, client_id, value)
+
+        self._wills.publish(client_id, will, forget)
 
     # time
 
@@ -423,23 +475,28 @@ class Sessions:
         """Everything that time brings: positions, signs of life, wills, expiries, gateways that fell silent."""
         await loaded.wait()
         self.gateways.loaded()
-        await self._adopt(self.gateways.is_predecessor)
-        self._ready.set()
-        for tick in itertools.count():
-            if tick % int(SIGN_S / TICK_S) == 0:
-                self._sign()
-                if self.gateways.bury():
-                    await self._adopt(self.gateways.adopts)
-            if tick % int(ROUND_S / TICK_S) == 0:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._sign())
+            await self._adopt(self.gateways.is_predecessor)
+            self._ready.set()
+            group.create_task(self._care_for_the_dead())
+            while True:
                 self._round()
-            self._save_positions()
-            self._keep_deadlines()
-            await asyncio.sleep(TICK_S)
+                self._save_positions()
+                self._keep_deadlines()
+                await asyncio.sleep(TICK_S)
 
-    def _sign(self) -> None:
-        assert self._table is not None
-        sign = encode(self.gateways.sign())
-        self._table.write((GATEWAY + self.gateways.name).encode(), sign, self._mark, owner=None)
+    async def _sign(self) -> None:
+        """Give signs of life, whatever else takes its time."""
+        while not self._store.stopped:
+            self._store.put_sign(self.gateways.name, self.gateways.sign())
+            await asyncio.sleep(SIGN_S)
+
+    async def _care_for_the_dead(self) -> None:
+        while True:
+            if self.gateways.bury():
+                await self._adopt(self.gateways.adopts)
+            await asyncio.sleep(TICK_S)
 
     def _save_positions(self) -> None:
         touched, self._touched = self._touched, set()
@@ -459,8 +516,14 @@ class Sessions:
                 session.journal.dirty = True
 
     def _round(self) -> None:
-        """Sessions that got nothing for long still move on with the log; quiet ones give up their floors."""
-        for session in self.live.values():
+        """Sessions that got nothing for long still move on with the log; quiet ones give up their floors.
+
+        Each has its turn once in `ROUND_S`, not all at once.
+        """
+        if not self._round_of:
+            self._round_of = list(self.live.values())
+        for _ in range(min(len(self._round_of), 1 + int(len(self.live) * TICK_S / ROUND_S))):
+            session = self._round_of.pop()
             if session.journal is None or session.client is None:
                 continue
             quiet = session.exchanges is not None and session.exchanges.rest()
@@ -473,16 +536,14 @@ class Sessions:
             return
         if record.will is not None:
             due = record.will.due
-            heapq.heappush(self._deadlines, (due or due_at(record.will, record.expiry, record.gone_at), client_id))
+            self._deadlines.note(client_id, due or due_at(record.will, record.expiry, record.gone_at))
         if record.expiry != NEVER:
-            heapq.heappush(self._deadlines, (record.gone_at + 1000 * record.expiry, client_id))
+            self._deadlines.note(client_id, record.gone_at + 1000 * record.expiry)
 
     def _keep_deadlines(self) -> None:
         """Publish the wills and end the sessions whose time has come."""
         now = self._wall_clock()
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now:
-            _, client_id = heapq.heappop(deadlines)
+        for client_id in list(self._deadlines.due(now)):
             session = self.live.get(client_id)
             stored = decode_session(self._records.get(client_id))
             record = session.describe(self.owner) if session is not None else stored
@@ -491,50 +552,30 @@ class Sessions:
             if record.expiry != NEVER and record.gone_at + 1000 * record.expiry <= now:
                 self.expired += 1
                 self._end(client_id)
-            elif record.will is not None and (record.will.due or 0) <= now:
-                self._publish_will(client_id, record.will)
-                value = encode(msgspec.structs.replace(record, will=None))
+                continue
+            if record.will is not None and (record.will.due or 0) <= now:
+                left = msgspec.structs.replace(record, will=None)
                 if session is not None:
                     session.will = None
-                self._records[client_id] = value
-                self._put(SESSION, client_id, value)
+                self._publish_will(client_id, record.will, left)
+                record = left
+            self._watch(client_id, record)
 
     # gateways that are gone
 
     async def _adopt(self, adopts: Callable[[str], bool]) -> None:
         """Take over the sessions of owners that are gone: their clients are gone since now."""
-        unclear: dict[str, FlightRecord] = {}
-        found: list[tuple[str, SessionRecord]] = []
-        for client_id, value in self._records.items():
-            if client_id in self.live or self.owner.encode() in value:
-                continue
-            record = decode_session(value)
-            if record is not None and record.owner != self.owner and adopts(record.owner):
-                found.append((client_id, record))
-                flight = decode_flight(self._flights.get(client_id))
-                if flight is not None and flight.scan and not flight.final:
-                    unclear[client_id] = flight
-        if unclear:
-            for client_id, flight in (await self._accounting.account(unclear)).items():
-                self._flights[client_id] = encode(flight)
-                self._put(FLIGHT, client_id, self._flights[client_id])
-        for client_id, record in found:
-            if client_id not in self.live and self._records.get(client_id) is not None:
-                self._take_in(client_id, record)
+        for client_id, record in await find_orphans(self._store, self.live, adopts, self._accounting, self.owner):
+            self._take_in(client_id, record, clean=False)
 
-    def _take_in(self, client_id: str, record: SessionRecord) -> None:
-        gone_at = record.gone_at if record.gone_at is not None else self._wall_clock()
-        will = record.will
-        if will is not None and will.due is None:
-            will = msgspec.structs.replace(will, due=due_at(will, record.expiry, gone_at))
-        unclean = record.unclean or record.gone_at is None
-        adopted = msgspec.structs.replace(
-            record, owner=self.owner, epoch=record.epoch + 1, gone_at=gone_at, will=will, unclean=unclean
-        )
+    def _take_in(self, client_id: str, record: SessionRecord, *, clean: bool) -> None:
+        """A session is ours, without a connection; `clean`: its former gateway has told all."""
+        adopted = inherited(record, self.owner, self._wall_clock(), clean=clean)
         self._records[client_id] = encode(adopted)
-        if record.gone_at is None:
+        if record.gone_at is None or not self.gateways.is_predecessor(record.owner):
             self._put(SESSION, client_id, self._records[client_id])
         self._watch(client_id, adopted)
+        self._keep_deadlines()
 
     # the end
 
@@ -550,9 +591,9 @@ class Sessions:
                     await asyncio.sleep(0.01)
         except TimeoutError:
             log.warning("not all sessions were written", sessions=len(self._leaving))
+        self._store.stopped = True
         if self._ready.is_set():
-            assert self._table is not None
-            self._table.write((GATEWAY + self.gateways.name).encode(), None, self._mark, owner=None)
+            self._store.put_sign(self.gateways.name, None)
 
     def statistics(self) -> Statistics:
         """See `Statistics`."""
