@@ -70,7 +70,7 @@ class RelayLink(IncomingLink):
         self.window.arrive(len(data))
         if waiting is None:
             waiting = self._waiting[address.topic] = []
-            self._session.start(self._look_up(address.topic))
+            self._session.pump.spawn(self._look_up(address.topic))  # it outlives the connection: what came is stored
         waiting.append(message)
 
     def _store(self, message: _Message, info: TopicInfo, now_ms: int) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from proton import Delivery, Message
+from proton.reactor import AtMostOnce
 from proton.utils import BlockingConnection
 
 from gateway.amqp.front import AmqpFront
@@ -84,15 +86,21 @@ async def test_rights_are_asked_for_each_message(start_front: Any, new_topic: An
     ]
 
 
-async def test_a_lost_connection_forgets_what_waits_for_a_topic(front: AmqpFront) -> None:
-    """The message's topic is being looked up when the socket goes."""
+async def test_what_waits_for_a_topic_outlives_the_connection(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+    """The messages' topics are being looked up when the socket goes; nobody is there to be told of the other."""
+    topic = await new_topic(partitions=1)
 
     def send(connection: BlockingConnection) -> None:
-        link = connection.create_sender(None).link
-        connection.wait(lambda: link.credit > 0, timeout=TIMEOUT)
+        link = connection.create_sender(None, options=AtMostOnce()).link
+        connection.wait(lambda: link.credit > 1, timeout=TIMEOUT)
         link.send(data(b"x", address="no-such-topic-either"))
+        link.send(data(b"x", address=topic))
 
     await as_client(front, send)
+    async with asyncio.timeout(TIMEOUT):
+        while not (records := await read_all(bootstrap, topic)):
+            continue
+    assert [record.value for record in records] == [b"x"]
     assert front.listener is not None
     await front.listener.wait_closed(TIMEOUT)
     assert front.statistics().senders == 0
