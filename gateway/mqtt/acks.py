@@ -7,6 +7,7 @@ record that failed must not be overtaken by a later success.
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -46,6 +47,21 @@ class AckQueue:
             line = self._line = collections.deque()
         line.append(slot)
         return slot
+
+    def take(self, slots: Sequence[Slot]) -> list[int]:
+        """Take `slots`, which are stored, as far as they are the head of the line and owed a plain PUBACK.
+
+        Returns:
+            Their packet ids. Of the rest the result is to be noted, as of those that wait for others.
+        """
+        line = self._line
+        taken: list[int] = []
+        for slot in slots:
+            if not line or line[0] is not slot or slot.qos != 1 or slot.unheard:
+                break
+            line.popleft()
+            taken.append(slot.packet_id)
+        return taken
 
     def ready(self) -> list[Slot]:
         """Take the slots at the head of the line whose result is known, in order of arrival."""

@@ -172,6 +172,11 @@ class Incoming:
 
     def settle(self, tokens: Sequence[Slot], offsets: Sequence[int], result: Result) -> None:
         """Kafka answered for some publishes (contract: `gateway.kafka.contracts.Owner`)."""
+        if result.outcome is STORED and self._connection.is_open:
+            good = self._acks.take(tokens)
+            self._connection.send_pubacks(good)
+            self._services.counters.acknowledged += len(good)
+            tokens = tokens[len(good) :]
         for slot in tokens:
             slot.result = result
         self.answered()

@@ -39,3 +39,29 @@ def test_nobody_is_acknowledged_ahead_of_one_that_waits() -> None:
     assert queue.ready() == []
     first.result = Result(Outcome.BUSY)
     assert queue.ready() == [first, second]
+
+
+@given(st.lists(st.sampled_from(["plain", "exactly once", "unheard"]), max_size=12), st.data())
+def test_what_is_stored_together_is_taken_at_once_as_far_as_nobody_waits(kinds: list[str], data: st.DataObject) -> None:
+    queue, taken_at_once = AckQueue(), AckQueue()
+    slots, others = [], []
+    for number, kind in enumerate(kinds):
+        for line, made in ((queue, slots), (taken_at_once, others)):
+            made.append(line.arrive(number, 2 if kind == "exactly once" else 1))
+            made[-1].unheard = kind == "unheard"
+    left: list[int] = []
+    left_at_once: list[int] = []
+    numbers = list(range(len(kinds)))
+    while numbers:
+        batch = [number for number in numbers if data.draw(st.booleans())] or numbers[:1]
+        numbers = [number for number in numbers if number not in batch]
+        for number in batch:
+            slots[number].result = Result(Outcome.STORED)
+        left += [slot.packet_id for slot in queue.ready()]
+        good = taken_at_once.take([others[number] for number in batch])
+        assert all(kinds[number] == "plain" for number in good)
+        for number in batch[len(good) :]:
+            others[number].result = Result(Outcome.STORED)
+        left_at_once += good + [slot.packet_id for slot in taken_at_once.ready()]
+        assert left_at_once == left
+    assert left == list(range(len(kinds)))
