@@ -13,12 +13,22 @@ class Pace:
         window: messages unanswered at most.
         rate: messages a second, or None for as fast as the window allows.
         clock: seconds, from anywhere on.
+        phase: of the first message, in messages: 1 is due at once, 0.5 after half the time between two. Many senders
+            with different phases are a stream and no bursts.
     """
 
-    def __init__(self, window: int, rate: float | None, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        window: int,
+        rate: float | None,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        phase: float = 1.0,
+    ) -> None:
         self.window = window
         self.rate = rate
         self._clock = clock
+        self._phase = phase
         self._started: float | None = None
 
     def start(self) -> None:
@@ -31,6 +41,6 @@ class Pace:
             return 0
         room = self.window - (sent - answered)
         if self.rate is not None:
-            due = int((self._clock() - self._started) * self.rate) + 1
+            due = int((self._clock() - self._started) * self.rate + self._phase)
             room = min(room, due - sent)
         return max(0, room)

@@ -69,7 +69,8 @@ async def send(load: Load, numbering: Numbering, ledger: Ledger, pid: int | None
     senders: list[Sender] = []
     for number in range(load.connections):
         payloads = [numbering.payload(number, sequence, load.size) for sequence in range(per_connection)]
-        make = make_sender(load, number, payloads, Pace(load.window, rate), ledger)
+        pace = Pace(load.window, rate, phase=1 - number / load.connections)
+        make = make_sender(load, number, payloads, pace, ledger)
         _, one = await loop.create_connection(make, host, int(port))
         senders.append(one)
     await asyncio.gather(*(sender.connected for sender in senders))

@@ -118,6 +118,17 @@ def test_a_rate_is_kept_to_and_a_late_sender_catches_up() -> None:
     assert pace.room(6, 6) == 1000  # never above the window
 
 
+def test_senders_with_different_phases_do_not_send_at_once() -> None:
+    now = 0.0
+    paces = [Pace(10, 1.0, clock=lambda: now, phase=phase) for phase in (1.0, 0.5)]
+    for pace in paces:
+        pace.start()
+    assert [pace.room(0, 0) for pace in paces] == [1, 0]
+    now = 0.5
+    assert [pace.room(1, 1) for pace in paces] == [0, 0]
+    assert paces[1].room(0, 0) == 1
+
+
 def test_percentiles_have_three_digits_and_merge() -> None:
     latencies, other = Latencies(), Latencies()
     assert latencies.summary() == {"p50": 0, "p90": 0, "p99": 0, "p99.9": 0, "p100": 0}
