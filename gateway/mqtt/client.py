@@ -145,6 +145,7 @@ class Client:
     async def _wait(self, event: Any, rest: list[Any]) -> None:
         """Do what has to wait, then go on with the events behind it."""
         kind = type(event)
+        self._connection.suspend_keepalive()  # the socket is not read meanwhile
         if kind is events.ConnectReceived:
             rest = await self._connect(event) + rest
         elif kind is events.AuthReceived:
@@ -153,6 +154,8 @@ class Client:
             await subscribe(self, self._connection, self._services, event)
         else:
             await unsubscribe(self, self._connection, self._services, event)
+        if self._pump is not None and not self._pump.is_braked_by(KAFKA_SHUT, OWN_SHARE_SHUT):
+            self._connection.resume_keepalive(self._services.clock())
         self.flush()
         if rest and not self._gone:
             waiting = self.handle(rest)

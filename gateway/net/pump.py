@@ -231,6 +231,10 @@ class Pump(asyncio.Protocol):
             if not self._brakes and self.transport is not None and not self._closed:
                 self.transport.resume_reading()
 
+    def is_braked_by(self, *reasons: str) -> bool:
+        """Whether the socket is not read for one of these reasons."""
+        return not self._brakes.isdisjoint(reasons)
+
     @property
     def reading(self) -> bool:
         """Whether the socket is being read."""
