@@ -172,9 +172,7 @@ def from_record(record: Received, rules: Rules) -> Delivery | None:
     expiry = known.get(EXPIRY)
     if expiry is not None and expiry.isdigit() and len(expiry) <= _EXPIRY_DIGITS:
         expires = int(expiry)
-    return Delivery(
-        topic, record.value or b"", qos, retain, client, expires, _properties(known, user)
-    )
+    return Delivery(topic, record.value or b"", qos, retain, client, expires, _properties(known, user))
 
 
 def _properties(known: dict[str, bytes], user: list[tuple[str, str]]) -> Properties | None:
@@ -196,9 +194,7 @@ def _properties(known: dict[str, bytes], user: list[tuple[str, str]]) -> Propert
     )
 
 
-def for_subscriber(
-    delivery: Delivery, identifiers: tuple[int, ...], now_ms: int
-) -> Properties | None:
+def for_subscriber(delivery: Delivery, identifiers: tuple[int, ...], now_ms: int) -> Properties | None:
     """The properties for one subscriber: what is left of the expiry [MQTT-3.3.2-6], and its identifiers.
 
     The caller has checked that the message has not expired.

@@ -121,9 +121,7 @@ class _Rule:
             if values.setdefault(name, value) != value:
                 return None
         by_index = {index: values[name] for name, index in self._named.items()}
-        return "/".join(
-            by_index[index] if level is None else level for index, level in enumerate(self._levels)
-        )
+        return "/".join(by_index[index] if level is None else level for index, level in enumerate(self._levels))
 
     def candidates(self, levels: Sequence[str]) -> re.Pattern[str] | None:
         """Which Kafka topics this rule can fill from topics that the MQTT filter `levels` matches."""

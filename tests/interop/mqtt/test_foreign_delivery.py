@@ -14,6 +14,7 @@ from tests.interop.mqtt.conftest import NewClient
 PAYLOADS = [b"", b"\x00\xff\r\n", "grüße, 日本".encode(), bytes(range(256)) * 40]
 
 
+@pytest.mark.clause("MQTT311-7.0.0-2")
 @pytest.mark.parametrize("kind", **each(EVERY + WEBSOCKET))
 async def test_every_qos_there_and_back(new_client: NewClient, branch: str, kind: Kind) -> None:
     client = await new_client(kind)
