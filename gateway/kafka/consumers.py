@@ -25,6 +25,9 @@ FETCH_WAIT_MS: Final = 100
 """How long the broker holds an empty fetch. A changed assignment waits for the fetch on its way, since a
 connection answers in order: this is the bound on how late a newly watched partition begins to flow."""
 
+FETCH_BYTES: Final = 16 * 1024 * 1024
+PARTITION_FETCH_BYTES: Final = 1024 * 1024
+
 CHUNK: Final = 500  # aiokafka's getmany is 1.7 times dearer per record without a limit (measured)
 
 ASSIGNORS: Final = (RangePartitionAssignor,)
@@ -42,6 +45,34 @@ def received(record: ConsumerRecord) -> Received:
     """Our view of aiokafka's record; headers are a tuple of pairs in both."""
     return Received(
         record.topic, record.key, record.value, record.headers, record.timestamp, record.partition, record.offset
+    )
+
+
+def log_consumer(
+    kafka: ConsumerOptions,
+    *,
+    wait_ms: int = FETCH_WAIT_MS,
+    fetch_bytes: int = FETCH_BYTES,
+    partition_bytes: int = PARTITION_FETCH_BYTES,
+    isolation: str = ISOLATION,
+) -> AIOKafkaConsumer:
+    """A consumer for a manual assignment, not started. A position out of range raises: what it means is ours to judge.
+
+    Args:
+        kafka: see `ConsumerOptions`.
+        wait_ms: how long the broker holds an empty fetch.
+        fetch_bytes: per fetch and broker.
+        partition_bytes: per fetch and partition.
+        isolation: Kafka's `isolation.level`.
+    """
+    return AIOKafkaConsumer(
+        **kafka,
+        group_id=None,
+        isolation_level=isolation,
+        auto_offset_reset="none",
+        fetch_max_wait_ms=wait_ms,
+        max_partition_fetch_bytes=partition_bytes,
+        fetch_max_bytes=fetch_bytes,
     )
 
 

@@ -18,7 +18,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
-from gateway.kafka.consumers import CHUNK, ISOLATION, ConsumerOptions, Lookup, close_consumer, received
+from gateway.kafka.consumers import CHUNK, ConsumerOptions, Lookup, close_consumer, log_consumer, received
 from gateway.kafka.contracts import Outlet, Refused
 from mapping.record import Received
 
@@ -273,14 +273,11 @@ class _Worker:
     async def run(self) -> None:
         """Serve turns until there were none for a while."""
         pool = self._pool
-        consumer = AIOKafkaConsumer(
-            **pool.kafka,
-            group_id=None,
-            isolation_level=ISOLATION,
-            auto_offset_reset="none",
-            fetch_max_wait_ms=10,  # whoever is behind has data waiting
-            max_partition_fetch_bytes=FETCH_BYTES,
-            fetch_max_bytes=16 * FETCH_BYTES,
+        consumer = log_consumer(
+            pool.kafka,
+            wait_ms=10,  # whoever is behind has data waiting
+            partition_bytes=FETCH_BYTES,
+            fetch_bytes=16 * FETCH_BYTES,
         )
         try:
             await self._connect(consumer)

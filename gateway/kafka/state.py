@@ -22,12 +22,11 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 from gateway.config import ConfigError
 from gateway.kafka.consumers import (
     CHUNK,
-    FETCH_WAIT_MS,
-    ISOLATION,
     ConsumerOptions,
     Lookup,
     close_consumer,
     is_broken,
+    log_consumer,
     received,
 )
 from gateway.kafka.contracts import Owner, Refused
@@ -46,7 +45,6 @@ DIRTY_RATIO: Final = "0.1"
 """A tenth of old versions is worth a compaction: these topics are small, and each start reads them whole."""
 DELETE_RETENTION_MS: Final = 24 * 3_600_000
 """How long a deletion stays in the log: a gateway that was frozen for less still learns of it."""
-FETCH_BYTES: Final = 16 * 1024 * 1024
 RETRY_S: Final = 0.5
 
 Apply = Callable[[Received], None]
@@ -258,14 +256,7 @@ class StateTopics:
             self._failed(error)
             return
         while True:
-            consumer = AIOKafkaConsumer(
-                **self._kafka,
-                group_id=None,
-                isolation_level=ISOLATION,
-                auto_offset_reset="none",  # a position out of range is ours to judge
-                fetch_max_wait_ms=FETCH_WAIT_MS,
-                fetch_max_bytes=FETCH_BYTES,
-            )
+            consumer = log_consumer(self._kafka)
             try:
                 await consumer.start()
                 await self._begin(consumer)

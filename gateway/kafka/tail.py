@@ -24,11 +24,11 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError, TopicAuthorizatio
 from gateway.kafka.consumers import (
     CHUNK,
     FETCH_WAIT_MS,
-    ISOLATION,
     ConsumerOptions,
     Lookup,
     close_consumer,
     is_broken,
+    log_consumer,
     on_metadata,
     received,
 )
@@ -366,14 +366,7 @@ class Tail:
     async def _run(self) -> None:
         while True:
             await self._wanted.wait()
-            consumer = AIOKafkaConsumer(
-                **self._kafka,
-                group_id=None,
-                isolation_level=ISOLATION,
-                auto_offset_reset="none",  # a position out of range is ours to judge
-                fetch_max_wait_ms=FETCH_WAIT_MS,
-                fetch_max_bytes=16 * 1024 * 1024,
-            )
+            consumer = log_consumer(self._kafka)
             try:
                 await consumer.start()
                 on_metadata(consumer, self._check_missing)

@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 from aiokafka.structs import ConsumerRecord
 
-from gateway.kafka.consumers import CHUNK, ConsumerOptions, Lookup, close_consumer, is_broken
+from gateway.kafka.consumers import CHUNK, ConsumerOptions, Lookup, close_consumer, is_broken, log_consumer
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE
@@ -28,8 +28,6 @@ Found = dict[str, set[tuple[int, int]]]
 RETRY_S: Final = 0.5
 STALLED_S: Final = 10.0
 """Without a record for so long, it is looked whether the topics are still there."""
-PARTITION_FETCH_BYTES: Final = 1024 * 1024
-FETCH_BYTES: Final = 16 * 1024 * 1024
 _HIGHEST_ID: Final = 65_535
 _DIGITS: Final = 18  # of a sequence
 
@@ -130,15 +128,7 @@ def parse(value: bytes | None) -> tuple[str, int, int] | None:
 
 async def _read(scan: _Scan, kafka: ConsumerOptions) -> None:
     """Read until every partition is done; KafkaError, and it may be tried again from where it came."""
-    consumer = AIOKafkaConsumer(
-        **kafka,
-        group_id=None,
-        isolation_level="read_uncommitted",
-        auto_offset_reset="none",
-        fetch_max_wait_ms=10,  # there is something to read
-        max_partition_fetch_bytes=PARTITION_FETCH_BYTES,
-        fetch_max_bytes=FETCH_BYTES,
-    )
+    consumer = log_consumer(kafka, wait_ms=10, isolation="read_uncommitted")  # there is something to read
     try:
         await consumer.start()
         await _begin(scan, consumer)

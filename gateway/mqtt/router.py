@@ -130,17 +130,6 @@ class Router:
         """Subscriptions."""
         return len(self._trie)
 
-    async def subscribe(self, subscriber: Subscriber, wish: Wish) -> bool:
-        """Add or replace a subscription; what is stored after this returns is offered.
-
-        Returns:
-            Whether the subscription is new.
-
-        Raises:
-            Refused: the filter's topic is not for clients, or Kafka does not answer.
-        """
-        return self.add(subscriber, wish, await self.hold(wish.options.topic_filter))
-
     def unsubscribe(self, subscriber: Subscriber, topic_filter: str) -> bool:
         """Take a subscription out; False when there was none."""
         found = self._trie.remove(topic_filter, subscriber)
@@ -160,7 +149,7 @@ class Router:
             What of the log was there before and is still to be fanned out: not for a new subscription.
 
         Raises:
-            Refused: as `subscribe`.
+            Refused: the filter's topic is not for clients, or Kafka does not answer.
         """
         self._users[topic_filter] = self._users.get(topic_filter, 0) + 1
         try:

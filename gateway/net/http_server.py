@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.config import Address
-from gateway.net.listener import BACKLOG, HANDSHAKE_S, ListenError, bound_address, listen_error
+from gateway.net.listener import bound_address, open_server
 from gateway.net.pump import LINGER_S
 
 log = structlog.get_logger(__name__)
@@ -129,18 +129,7 @@ class HttpServer(web.Server):
 
     async def listen(self, key: str, address: Address, tls: ssl.SSLContext | None) -> None:
         """Bind and accept; ListenError, with the configuration's key, when the address cannot be had."""
-        try:
-            self._server = await self._loop.create_server(
-                self,
-                address.host,
-                address.port,
-                ssl=tls,
-                ssl_handshake_timeout=HANDSHAKE_S if tls else None,
-                backlog=BACKLOG,
-            )
-        except OSError as error:
-            raise ListenError(listen_error(key, address, error)) from error
-        log.info("listening", protocol=self._name, address=self.bound, tls=tls is not None)
+        self._server = await open_server(self, self._name, key, address, tls)
 
     @property
     def bound(self) -> str:

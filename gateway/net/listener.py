@@ -43,19 +43,7 @@ class Listener:
 
     async def start(self) -> None:
         """Bind and accept; ListenError when the address cannot be had."""
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                self.accept,
-                self._address.host,
-                self._address.port,
-                ssl=self._tls,
-                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
-                backlog=BACKLOG,
-            )
-        except OSError as error:
-            raise ListenError(listen_error(f"{self.name}.address", self._address, error)) from error
-        log.info("listening", protocol=self.name, address=self.bound, tls=self._tls is not None)
+        self._server = await open_server(self.accept, self.name, f"{self.name}.address", self._address, self._tls)
 
     @property
     def bound(self) -> str:
@@ -94,6 +82,40 @@ class Listener:
         self.pumps.discard(pump)
         if not self.pumps:
             self._empty.set()
+
+
+async def open_server(
+    factory: Callable[[], asyncio.BaseProtocol],
+    protocol: str,
+    key: str,
+    address: Address,
+    tls: ssl.SSLContext | None,
+) -> asyncio.Server:
+    """Bind and accept.
+
+    Args:
+        factory: makes the protocol of each new socket.
+        protocol: its name, for the log.
+        key: the configuration's, for the error.
+        address: to bind.
+        tls: what the sockets speak.
+
+    Raises:
+        ListenError: the address cannot be had.
+    """
+    try:
+        server = await asyncio.get_running_loop().create_server(
+            factory,
+            address.host,
+            address.port,
+            ssl=tls,
+            ssl_handshake_timeout=HANDSHAKE_S if tls else None,
+            backlog=BACKLOG,
+        )
+    except OSError as error:
+        raise ListenError(listen_error(key, address, error)) from error
+    log.info("listening", protocol=protocol, address=bound_address(server), tls=tls is not None)
+    return server
 
 
 def bound_address(server: asyncio.Server | None) -> str:
