@@ -1,0 +1,172 @@
+"""AMQP 1.0 frames written down once more, from the standard: what the clients of this package send and take apart."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+NULL: Final = b"\x40"
+TRUE: Final = b"\x41"
+FALSE: Final = b"\x42"
+ZERO: Final = b"\x43"
+OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
+SASL_OUTCOME: Final = 0x44
+ACCEPTED: Final = 0x24
+AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
+IDLE: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"  # an empty frame (2.4.5): still alive
+_SASL, _AMQP = 1, 0
+_FIXED_WIDTHS: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
+
+
+def string(value: str) -> bytes:
+    """A string of below 256 bytes."""
+    raw = value.encode()
+    return b"\xa1" + bytes((len(raw),)) + raw
+
+
+def symbol(value: str) -> bytes:
+    """A symbol of below 256 bytes."""
+    return b"\xa3" + bytes((len(value),)) + value.encode()
+
+
+def uint(value: int) -> bytes:
+    """An unsigned integer."""
+    return b"\x70" + struct.pack(">I", value)
+
+
+def listed(items: Sequence[bytes]) -> bytes:
+    """A list."""
+    body = b"".join(items)
+    return b"\xd0" + struct.pack(">II", len(body) + 4, len(items)) + body
+
+
+def symbols(values: Sequence[str]) -> bytes:
+    """An array of symbols."""
+    body = b"".join(bytes((len(value),)) + value.encode() for value in values)
+    return b"\xf0" + struct.pack(">IIB", len(body) + 5, len(values), 0xA3) + body
+
+
+def performative(code: int, *items: bytes) -> bytes:
+    """A performative, or another described list."""
+    return b"\x00\x53" + bytes((code,)) + listed(items)
+
+
+def frame(body: bytes, kind: int = _AMQP) -> bytes:
+    """A frame on channel 0."""
+    return struct.pack(">IBBH", len(body) + 8, 2, kind, 0) + body
+
+
+GREETING: Final = b"AMQP\x03\x01\x00\x00" + frame(performative(0x41, symbol("ANONYMOUS"), b"\xa0\x04load"), _SASL)
+"""SASL with ANONYMOUS: answered with the mechanisms and the outcome; then the AMQP layer begins."""
+
+GOODBYE: Final = frame(performative(CLOSE))
+
+
+def opening(container: str) -> bytes:
+    """The AMQP layer's header, open, and the begin of one session."""
+    return (
+        AMQP_HEADER
+        + frame(performative(OPEN, string(container), string("localhost"), uint(65536)))
+        + frame(performative(BEGIN, NULL, ZERO, uint(2**31 - 1), uint(2**31 - 1)))
+    )
+
+
+def attach_sender(name: str, container: str, address: str) -> bytes:
+    """Attach a link, handle 0, on which we send."""
+    source = b"\x00\x53\x28" + listed([string(container)])
+    target = b"\x00\x53\x29" + listed([string(address)])
+    return frame(performative(ATTACH, string(name), ZERO, FALSE, NULL, NULL, source, target, NULL, NULL, ZERO))
+
+
+def attach_receiver(
+    name: str, container: str, address: str, *, durable: bool = False, capabilities: Sequence[str] = ()
+) -> bytes:
+    """Attach a link, handle 0, on which we receive."""
+    terms = [uint(2), symbol("never")] if durable else [NULL, NULL]
+    offered = symbols(capabilities) if capabilities else NULL
+    source = listed([string(address), *terms, NULL, NULL, NULL, NULL, NULL, NULL, NULL, offered])
+    target = b"\x00\x53\x29" + listed([string(container)])
+    return frame(performative(ATTACH, string(name), ZERO, TRUE, NULL, NULL, b"\x00\x53\x28" + source, target))
+
+
+def credit(delivery_count: int, amount: int) -> bytes:
+    """A flow that gives handle 0 so much credit, counted from `delivery_count`."""
+    window = uint(2**31 - 1)
+    return frame(performative(FLOW, NULL, window, ZERO, window, ZERO, uint(delivery_count), uint(amount)))
+
+
+def transfer(delivery_id: int, tag: bytes, message: bytes) -> bytes:
+    """An unsettled transfer on handle 0 that holds a whole message."""
+    binary = b"\xa0" + bytes((len(tag),)) + tag
+    return frame(performative(TRANSFER, ZERO, uint(delivery_id), binary, ZERO, FALSE, FALSE) + message)
+
+
+def accept(first: int, last: int) -> bytes:
+    """Settle what was received as accepted."""
+    return frame(performative(DISPOSITION, TRUE, uint(first), uint(last), TRUE, b"\x00\x53\x24\x45"))
+
+
+def key_annotation(key: str) -> bytes:
+    """The message annotations that give a record its key."""
+    pairs = symbol("x-opt-bridge.key") + string(key)
+    return b"\x00\x53\x72\xc1" + bytes((len(pairs) + 1, 2)) + pairs
+
+
+def data_section(payload: bytes) -> bytes:
+    """One Data section."""
+    if len(payload) < 256:
+        return b"\x00\x53\x75\xa0" + bytes((len(payload),)) + payload
+    return b"\x00\x53\x75\xb0" + struct.pack(">I", len(payload)) + payload
+
+
+def read_value(data: bytes, at: int) -> tuple[Any, int]:
+    """The value at `at` and where the next begins; compound values come as lists, descriptors as their code."""
+    code = data[at]
+    at += 1
+    width = code >> 4
+    if code == 0x00:
+        descriptor, at = read_value(data, at)
+        value, at = read_value(data, at)
+        return (descriptor, value), at
+    if width in _FIXED_WIDTHS:
+        size = _FIXED_WIDTHS[width]
+        constant: Any = {0x40: None, 0x41: True, 0x42: False, 0x45: []}.get(code, 0)
+        return (int.from_bytes(data[at : at + size], "big") if size else constant), at + size
+    if width in (0xA, 0xB):
+        size, at = (data[at], at + 1) if width == 0xA else (struct.unpack_from(">I", data, at)[0], at + 4)
+        return data[at : at + size], at + size
+    small = width in (0xC, 0xE)
+    size, start = (data[at], at + 1) if small else (struct.unpack_from(">I", data, at)[0], at + 4)
+    end = start + size
+    items: list[Any] = []
+    if width in (0xC, 0xD):
+        cursor = start + (1 if small else 4)
+        while cursor < end:
+            item, cursor = read_value(data, cursor)
+            items.append(item)
+    return items, end
+
+
+class Splitter:
+    """Cuts a byte stream into the bodies of its frames; protocol headers and empty frames are left out."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies of the frames that are complete now."""
+        buffer = self._buffer + data
+        at = 0
+        while len(buffer) - at >= 8:
+            if buffer[at : at + 4] == b"AMQP":
+                at += 8
+                continue
+            size = struct.unpack_from(">I", buffer, at)[0]
+            if len(buffer) - at < size:
+                break
+            offset = buffer[at + 4] * 4
+            if size > offset:
+                yield buffer[at + offset : at + size]
+            at += size
+        self._buffer = buffer[at:]
