@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import contextlib
 import struct
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
+from loadtest.clients.lasting import LastingClient
 from loadtest.clients.mqtt_wire import (
     RECEIVE_MAXIMUM,
     Splitter,
@@ -26,10 +26,6 @@ from loadtest.clients.mqtt_wire import (
 )
 
 EXPIRY_S: Final = 3600
-AGAIN_S: Final = 0.05  # between two attempts to connect
-ANSWER_S: Final = 30.0  # to CONNECT and SUBSCRIBE
-CONNECT_S: Final = 5.0
-PING_S: Final = 20.0
 _FOUND, _NOT_FOUND = 0x00, 0x92
 PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
 
@@ -43,74 +39,27 @@ class Event(NamedTuple):
     connection: int
 
 
-class KeptClient(abc.ABC, asyncio.Protocol):
-    """A client that never gives up.
+class KeptClient(LastingClient):
+    """A client with a session.
 
     Attributes:
-        connects: connections that were accepted.
         sessions_lost: how often the server said that it had no session where there must have been one.
-        faults: what the server must not have done.
     """
 
+    goodbye = b"\xe0\x00"
+    sign_of_life = b"\xc0\x00"
+
     def __init__(self, address: tuple[str, int], client_id: str, *, receive_maximum: int | None = None) -> None:
-        self.client_id = client_id
-        self.connects = 0
+        super().__init__(address, client_id)
         self.sessions_lost = 0
-        self.faults: list[str] = []
-        self._address = address
         self._receive_maximum = receive_maximum
         self._had_session = False
         self._splitter = Splitter()
-        self._transport: asyncio.Transport | None = None
-        self._gone = asyncio.Event()
-        self._stopping = False
-        self.connected = asyncio.Event()
 
-    async def run(self) -> None:
-        """Stay connected until `stop`."""
-        loop = asyncio.get_running_loop()
-        while not self._stopping:
-            self._gone.clear()
-            try:
-                async with asyncio.timeout(CONNECT_S):
-                    await loop.create_connection(lambda: self, *self._address)
-            except (OSError, TimeoutError):
-                await asyncio.sleep(AGAIN_S)
-                continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ANSWER_S):
-                    await self._accepted()
-            if not self.connected.is_set() and not self._gone.is_set():
-                self.faults.append(f"no CONNACK in {ANSWER_S:g} s")
-                assert self._transport is not None
-                self._transport.abort()
-            while not self._gone.is_set():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(PING_S):
-                        await self._gone.wait()
-                self._write(b"\xc0\0")
-            await asyncio.sleep(AGAIN_S)
-
-    def stop(self) -> None:
-        """Say goodbye; `run` returns."""
-        self._stopping = True
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"\xe0\x00")
-            self._transport.close()
-
-    async def _accepted(self) -> None:
-        waits = [asyncio.ensure_future(event.wait()) for event in (self.connected, self._gone)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waits:
-                one.cancel()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def _begin(self) -> None:
         """Send CONNECT; Clean Start only as long as there was no session."""
-        self._transport = cast("asyncio.Transport", transport)
         self._splitter = Splitter()
-        self._transport.write(
+        self._write(
             connect_packet(
                 self.client_id,
                 clean_start=not self._had_session,
@@ -118,12 +67,6 @@ class KeptClient(abc.ABC, asyncio.Protocol):
                 receive_maximum=self._receive_maximum,
             )
         )
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """`run` connects again."""
-        self._transport = None
-        self.connected.clear()
-        self._gone.set()
 
     def data_received(self, data: bytes) -> None:
         """Packets."""
@@ -150,10 +93,6 @@ class KeptClient(abc.ABC, asyncio.Protocol):
         self._had_session = True
         self._resume(present, _receive_maximum(body))
         self.connected.set()
-
-    def _write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
 
     @abc.abstractmethod
     def _resume(self, present: bool, receive_maximum: int) -> None:

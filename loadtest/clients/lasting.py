@@ -1,0 +1,95 @@
+"""A client that never gives up: it connects again whenever the connection is gone."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+from typing import ClassVar, Final, cast
+
+AGAIN_S: Final = 0.05  # between two attempts to connect
+ANSWER_S: Final = 30.0  # until the client is served
+CONNECT_S: Final = 5.0
+ALIVE_S: Final = 20.0  # between two signs of life
+
+
+class LastingClient(abc.ABC, asyncio.Protocol):
+    """What the clients of all protocols have in common.
+
+    Attributes:
+        connects: connections on which the client was served.
+        faults: what the server must not have done.
+        connected: set while it is served.
+    """
+
+    goodbye: ClassVar[bytes]
+    sign_of_life: ClassVar[bytes]
+
+    def __init__(self, address: tuple[str, int], client_id: str) -> None:
+        self.client_id = client_id
+        self.connects = 0
+        self.faults: list[str] = []
+        self.connected = asyncio.Event()
+        self._address = address
+        self._transport: asyncio.Transport | None = None
+        self._gone = asyncio.Event()
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Stay connected until `stop`."""
+        loop = asyncio.get_running_loop()
+        while not self._stopping:
+            self._gone.clear()
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    await loop.create_connection(lambda: self, *self._address)
+            except (OSError, TimeoutError):
+                await asyncio.sleep(AGAIN_S)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_S):
+                    await self._served()
+            if not self.connected.is_set() and not self._gone.is_set():
+                self.faults.append(f"not served within {ANSWER_S:g} s")
+                assert self._transport is not None
+                self._transport.abort()
+            while not self._gone.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ALIVE_S):
+                        await self._gone.wait()
+                self._write(self.sign_of_life)
+            await asyncio.sleep(AGAIN_S)
+
+    def stop(self) -> None:
+        """Say goodbye; `run` returns."""
+        self._stopping = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(self.goodbye)
+            self._transport.close()
+
+    async def _served(self) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in (self.connected, self._gone)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to talk."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        self._begin()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """`run` connects again."""
+        self._transport = None
+        self.connected.clear()
+        self._gone.set()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    @abc.abstractmethod
+    def _begin(self) -> None:
+        """The socket is open: say the first words."""
