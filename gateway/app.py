@@ -21,6 +21,7 @@ import msgspec
 import structlog
 import uvloop
 
+from gateway.amqp.front import WEBSOCKET_SUBPROTOCOL as AMQP_SUBPROTOCOL
 from gateway.amqp.front import AmqpFront
 from gateway.amqp.services import Services as AmqpServices
 from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig
@@ -40,7 +41,8 @@ from gateway.kafka.topics import Topics
 from gateway.mqtt.accounting import Accounting
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.exchanges import Floors
-from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS, MqttFront
+from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
+from gateway.mqtt.front import MqttFront
 from gateway.mqtt.login import Login
 from gateway.mqtt.recovery import find_exchanges
 from gateway.mqtt.retained import Retained
@@ -324,10 +326,10 @@ class App:
             unguessable=lambda: secrets.token_hex(16),
         )
         mqtt = MqttFront(services, spawn, context)
-        mqtt_websockets = WebSocketEndpoint(
-            dict.fromkeys(WEBSOCKET_SUBPROTOCOLS, mqtt.listener),
-            Origins(config.mqtt.websocket_origins, config.security),
-        )
+        amqp_front = AmqpFront(amqp, spawn, context)
+        origins = Origins(config.security)
+        mqtt_websockets = WebSocketEndpoint(dict.fromkeys(MQTT_SUBPROTOCOLS, mqtt.listener), origins)
+        amqp_websockets = WebSocketEndpoint({AMQP_SUBPROTOCOL: amqp_front.listener}, origins)
         rest = RestListener(
             config.http,
             publisher=publisher,
@@ -338,19 +340,15 @@ class App:
             spawn=spawn,
             clock=loop.time,
             tls=context,
-            websockets={"/mqtt": mqtt_websockets},
+            websockets={"/mqtt": mqtt_websockets, "/amqp": amqp_websockets},
         )
-        self._fronts = [mqtt, AmqpFront(amqp, spawn, context), rest]
-        if config.mqtt.websocket_address is not None:
-            self._fronts.append(
-                WebSocketFront(
-                    "mqtt",
-                    config.mqtt.websocket_address,
-                    mqtt_websockets,
-                    context,
-                    handshake_timeout_s=config.mqtt.connect_timeout_s,
-                )
-            )
+        self._fronts = [mqtt, amqp_front, rest]
+        for name, address, endpoint, limit_s in (
+            ("mqtt", config.mqtt.websocket_address, mqtt_websockets, config.mqtt.connect_timeout_s),
+            ("amqp", config.amqp.websocket_address, amqp_websockets, config.amqp.open_timeout_s),
+        ):
+            if address is not None:
+                self._fronts.append(WebSocketFront(name, address, endpoint, context, handshake_timeout_s=limit_s))
         stack.push_async_callback(self._stop_fronts)
         for front in self._fronts:
             await front.start()

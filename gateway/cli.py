@@ -49,6 +49,7 @@ def up(
     mqtt: Listen = None,
     mqtt_websocket: Listen = None,
     amqp: Listen = None,
+    amqp_websocket: Listen = None,
     http: Listen = None,
     management: Listen = None,
     bootstrap_servers: Annotated[
@@ -67,7 +68,7 @@ def up(
     flags: dict[str, Any] = {
         "data_dir": data_dir,
         "mqtt": {"address": mqtt, "websocket_address": mqtt_websocket},
-        "amqp": {"address": amqp},
+        "amqp": {"address": amqp, "websocket_address": amqp_websocket},
         "http": {"address": http},
         "management": {"address": management},
         "kafka": {"bootstrap_servers": bootstrap_servers},

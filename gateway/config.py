@@ -150,7 +150,6 @@ class MqttConfig(Section):
     response_information: str | None = "replies/{client}"  # for those who ask; the base of response topics
     server_reference: str | None = None  # where clients shall go when the gateway stops
     websocket_address: Address | None = None  # besides `/mqtt` on the HTTP port
-    websocket_origins: tuple[Origin, ...] | None = None  # None: any where a password is needed, else near ones
     state_partitions: Annotated[int, Field(ge=1, le=1000)] = 8  # of a state topic; it must not change afterwards
     max_retained: Annotated[int, Field(ge=1)] = 1_000_000  # all of them are in memory
     max_retained_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 512 * MEBIBYTE
@@ -160,6 +159,7 @@ class AmqpConfig(Section):
     """AMQP 1.0."""
 
     address: Address = Address("127.0.0.1:5672")
+    websocket_address: Address | None = None  # besides `/amqp` on the HTTP port
     max_frame_bytes: Annotated[int, Field(ge=512)] = 65536
     channel_max: Annotated[int, Field(ge=0, le=65535)] = 63
     links_per_session: Annotated[int, Field(ge=1)] = 256
@@ -244,6 +244,7 @@ class SecurityConfig(Section):
     tls_require_client_cert: bool = False
     failed_attempt_delay_s: Annotated[float, Field(ge=0)] = 1.0
     access: tuple[AccessRule, ...] = ()
+    websocket_origins: tuple[Origin, ...] | None = None  # None: any where a password is needed, else near ones
     insecure: bool = False  # a listener beyond loopback without authentication
 
     @model_validator(mode="after")

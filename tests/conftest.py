@@ -141,7 +141,8 @@ async def new_broker(tmp_path: Path) -> AsyncIterator[NewBroker]:
 @pytest.fixture(scope="session")
 async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
     """One gateway for all tests that only talk to it; it creates unknown topics, as with the embedded broker."""
-    directory, options = tmp_path_factory.mktemp("gateway"), ("--mqtt-websocket", "127.0.0.1:0")
+    directory = tmp_path_factory.mktemp("gateway")
+    options = ("--mqtt-websocket", "127.0.0.1:0", "--amqp-websocket", "127.0.0.1:0")
     process = GatewayProcess(directory, bootstrap, *options, config="[kafka]\ncreate_topics = true\n")
     await process.start()
     yield process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from typing import Final
 
 from gateway.amqp.services import AmqpStatistics, Services
 from gateway.amqp.session import AmqpSession
@@ -10,6 +11,8 @@ from gateway.net.front import SocketFront
 from gateway.net.pump import Spawn
 from protocols.amqp.connection import Connection
 from protocols.amqp.endpoints import Limits
+
+WEBSOCKET_SUBPROTOCOL: Final = "amqp"  # AMQP WebSocket binding, part 2.1
 
 
 class AmqpFront(SocketFront):

@@ -44,6 +44,7 @@ def _listeners(config: Config) -> list[tuple[str, Address]]:
         ("mqtt.address", config.mqtt.address),
         ("mqtt.websocket_address", config.mqtt.websocket_address),
         ("amqp.address", config.amqp.address),
+        ("amqp.websocket_address", config.amqp.websocket_address),
         ("http.address", config.http.address),
         ("management.address", config.management.address),
     ]

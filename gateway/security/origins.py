@@ -18,8 +18,9 @@ ANY: Final = "*"
 class Origins:
     """The origins that may connect; a client that is no browser sends none and is not asked."""
 
-    def __init__(self, listed: tuple[str, ...] | None, security: SecurityConfig) -> None:
-        """`listed`: as configured; None: every origin where a password is needed, else only near ones."""
+    def __init__(self, security: SecurityConfig) -> None:
+        """The configured ones; where there are none: every origin where a login is needed, else only near ones."""
+        listed = security.websocket_origins
         self._listed = None if listed is None else frozenset(origin.lower() for origin in listed)
         login_needed = not security.allow_anonymous and security.tls_client_ca is None
         open_to_all = security.allow_anonymous and security.insecure  # said aloud

@@ -38,7 +38,7 @@ class Server:
             return Pump(lines, self.sessions[-1], group.create_task, asyncio.get_running_loop().time, lost)
 
         self.listener = Listener("mqtt", LOCAL, make, None)
-        origins = Origins(("https://good.example",), SecurityConfig())
+        origins = Origins(SecurityConfig(websocket_origins=("https://good.example",)))
         endpoint = WebSocketEndpoint(dict.fromkeys(("mqtt", "mqttv3.1"), self.listener), origins)
         self.front = WebSocketFront("mqtt", LOCAL, endpoint, tls, handshake_timeout_s=timeout_s)
 
@@ -315,7 +315,7 @@ async def test_over_tls_with_the_clients_certificate() -> None:
 
 async def test_an_address_in_use_is_named_with_its_key() -> None:
     async with serving() as server:
-        endpoint = WebSocketEndpoint({}, Origins(None, SecurityConfig()))
+        endpoint = WebSocketEndpoint({}, Origins(SecurityConfig()))
         twice = WebSocketFront("mqtt", Address(server.front.bound), endpoint, None, handshake_timeout_s=1)
         with pytest.raises(ListenError, match=r"^mqtt\.websocket_address: 127\.0\.0\.1:\d+ is in use"):
             await twice.start()

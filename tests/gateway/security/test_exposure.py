@@ -41,12 +41,13 @@ def test_all_of_them_are_named() -> None:
     assert "amqp.address" not in str(caught.value)
 
 
-def test_the_websocket_listener_is_one_of_them() -> None:
-    open_one = MqttConfig(websocket_address=EVERYWHERE)
-    with pytest.raises(ConfigError, match=r"^mqtt\.websocket_address: 0\.0\.0\.0:0 can be reached"):
-        check_exposure(Config(mqtt=open_one))
-    (warning,) = check_exposure(Config(mqtt=open_one, security=SecurityConfig(**PASSWORDS)))
-    assert warning.startswith("mqtt.websocket_address: 0.0.0.0:0 takes passwords unencrypted")
+@pytest.mark.parametrize("section", ["mqtt", "amqp"])
+def test_the_websocket_listeners_are_some_of_them(section: str) -> None:
+    open_one: dict[str, Any] = {section: SECTIONS[section](websocket_address=EVERYWHERE)}
+    with pytest.raises(ConfigError, match=rf"^{section}\.websocket_address: 0\.0\.0\.0:0 can be reached"):
+        check_exposure(Config(**open_one))
+    (warning,) = check_exposure(Config(**open_one, security=SecurityConfig(**PASSWORDS)))
+    assert warning.startswith(f"{section}.websocket_address: 0.0.0.0:0 takes passwords unencrypted")
 
 
 def test_insecure_allows_it_and_warns() -> None:

@@ -16,7 +16,7 @@ CERTIFICATES: dict[str, Any] = {"tls_cert": "c", "tls_key": "k", "tls_client_ca"
 
 
 def allowed(origin: str, security: dict[str, Any], *, secure: bool = False, host: str = "gateway:8080") -> bool:
-    return Origins(None, SecurityConfig(**security)).allow(origin, host, secure=secure)
+    return Origins(SecurityConfig(**security)).allow(origin, host, secure=secure)
 
 
 @pytest.mark.parametrize("origin", NEAR + FAR)
@@ -39,14 +39,14 @@ def test_over_tls_the_gateways_own_host_is_near() -> None:
 
 
 def test_listed_origins_are_all_that_may_connect() -> None:
-    origins = Origins(("https://Good.example",), SecurityConfig(**PASSWORDS))
+    origins = Origins(SecurityConfig(**PASSWORDS, websocket_origins=("https://Good.example",)))
     assert origins.allow("https://good.example", "gateway", secure=False)
     for origin in (*NEAR, "https://good.example:444", "http://good.example"):
         assert not origins.allow(origin, "gateway", secure=True)
-    assert Origins(("*",), SecurityConfig()).allow("null", "gateway", secure=False)
+    assert Origins(SecurityConfig(websocket_origins=("*",))).allow("null", "gateway", secure=False)
 
 
 @pytest.mark.parametrize("origin", ["good.example", "https://", "https://good.example/", "://x"])
 def test_a_bad_origin_stops_the_start(origin: str) -> None:
-    with pytest.raises(ConfigError, match=r"mqtt\.websocket_origins\.0: expected SCHEME://HOST"):
-        load(flags={"mqtt": {"websocket_origins": [origin]}})
+    with pytest.raises(ConfigError, match=r"security\.websocket_origins\.0: expected SCHEME://HOST"):
+        load(flags={"security": {"websocket_origins": [origin]}})
