@@ -11,6 +11,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from flowcontrol.budget import Budget
 from gateway.kafka.contracts import Owner
 from gateway.kafka.records import HEADER, Records
+from mapping.record import Headers
 
 HEADER_BYTES: Final = HEADER.size
 """The header of a record batch (magic 2), which `max.message.bytes` counts too."""
@@ -103,6 +104,35 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
         self._share = share
         self.owner = owner
         self.add_token = share.tokens.append
+
+    def add_run(  # noqa: PLR0917 - as `Records.append_run`, and the tokens
+        self,
+        timestamp: int,
+        key: bytes | None,
+        values: Sequence[bytes],
+        headers: Headers,
+        tokens: Sequence[Any],
+        first: int,
+    ) -> int:
+        """Add records of the current run's owner that differ in their values only, with their tokens, from `first` on.
+
+        Returns:
+            How many were added, of which the budgets are told; fewer than there are when the next one needs a look.
+        """
+        share = self._share
+        assert share is not None
+        total = 0
+        while True:
+            count, size = self._builder.append_run(timestamp, key, values, headers, first, self.mark - self.bytes)
+            if not count:
+                return total
+            share.tokens += tokens[first : first + count]
+            self.count += count
+            self.bytes += size
+            if self.bytes >= self.mark:
+                self.account()
+            total += count
+            first += count
 
     def end_run(self) -> None:
         """Close the current run; the next record must `turn_to` its owner."""

@@ -214,17 +214,7 @@ class Publisher:
             batch = writer.lanes[number].open
             if not batch.count or batch.owner is not owner:
                 continue
-            write, add_token, stamp = batch.write, batch.add_token, self._stamp
-            while position < count:
-                size = write(stamp, key, values[position], headers)
-                if not size:
-                    break
-                add_token(tokens[position])
-                position += 1
-                batch.count += 1
-                batch.bytes = size = batch.bytes + size
-                if size >= batch.mark:
-                    batch.account()
+            position += batch.add_run(self._stamp, key, values, headers, tokens, position)
 
     def _begin_turn(self) -> int:
         asyncio.get_running_loop().call_soon(self._end_turn)

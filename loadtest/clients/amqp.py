@@ -90,8 +90,13 @@ class Sender(WindowedSender):
         first = fields[1]
         last = fields[2] if len(fields) > 2 and fields[2] is not None else first
         state = fields[4][0] if len(fields) > 4 and fields[4] is not None else 0
-        now = time.perf_counter()
-        for index in range(first, last + 1):
+        now, behind = time.perf_counter(), last + 1
+        if state == ACCEPTED and self._settled.find(1, first, behind) < 0:
+            self._settled[first:behind] = b"\x01" * (behind - first)
+            self._timed_run(first, behind, now)
+            self._answer_run(first, behind)
+            return
+        for index in range(first, behind):
             if not self._settled[index]:
                 self._settled[index] = 1
                 self._timed(index, now)

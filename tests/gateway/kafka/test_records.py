@@ -14,7 +14,7 @@ from gateway.kafka.records import HEADER, Records, varint
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 values = st.none() | st.sampled_from([b"", b"v", b"x" * 63, b"x" * 64, b"x" * 200, b"x" * 8192, b"x" * 20_000])
 headers = st.lists(st.tuples(texts, values), max_size=4).map(tuple)
-times = st.integers(0, 20) | st.sampled_from([-1, 8191, 8192, 2**40, 2**62, 63, 64])
+times = st.integers(0, 20) | st.sampled_from([-1, 8191, 8192, 2**40, 2**55, 63, 64])
 KINDS = st.lists(st.tuples(st.none() | st.binary(max_size=70), headers), min_size=1, max_size=3)
 """Few kinds of records in one batch, so that one often follows another of its kind."""
 
@@ -53,6 +53,45 @@ def test_the_bytes_are_aiokafkas(data: st.DataObject, kinds: list[Any], limit: i
 def test_more_records_than_any_short_form_counts() -> None:
     records = [(1000, b"k", b"v", ())] * 8200
     assert ours(10**6, records, (1, 2, 3)) == theirs(10**6, records, (1, 2, 3))
+
+
+@given(
+    run=st.lists(values.filter(lambda value: value is not None), max_size=12),
+    begin=st.tuples(times, times, st.sampled_from([61, 200, 1000, 10**6]), st.sampled_from([1, 100, 10**6])),
+    same=st.booleans(),
+)
+def test_a_run_is_what_its_records_would_be_one_by_one(
+    run: list[Any], begin: tuple[int, int, int, int], same: bool
+) -> None:
+    first, timestamp, limit, room = begin
+    pairs = (("h", b"x"),)
+    before = (first, b"k", b"v", pairs) if same else (first, None, b"v", ())
+    in_runs, one_by_one = Records(limit), Records(limit)
+    for batch in (in_runs, one_by_one):
+        batch.append(*before)
+    for value in run:
+        one_by_one.append(timestamp, b"k", value, pairs)
+    at = 0
+    while at < len(run):
+        count, size = in_runs.append_run(timestamp, b"k", run, pairs, at, room)
+        assert (count == 0) == (size == 0)
+        assert count <= 1 or size - len(run[at + count - 1]) - 30 < room
+        at += count
+        if at < len(run):
+            in_runs.append(timestamp, b"k", run[at], pairs)
+            at += 1
+    if one_by_one.count == len(run) + 1:  # else a later, shorter one may have had room
+        assert bytes(in_runs.build()) == bytes(one_by_one.build())
+    assert in_runs.size() == len(in_runs.build()) <= max(limit, one_by_one.size())
+
+
+def test_a_run_of_the_usual_form_is_written_at_once() -> None:
+    batch = Records(10_000)
+    assert batch.append_run(5, b"k", [b"v"], (), 0, 100) == (0, 0), "there is none to follow"
+    batch.append(5, b"k", b"v", ())
+    assert batch.append_run(6, b"k", [b"", b"v", b"w", b"x" * 9000], (), 1, 100)[0] == 2
+    read = [(record.timestamp, record.value) for record in DefaultRecordBatch(bytes(batch.build()))]
+    assert read == [(5, b"v"), (6, b"v"), (6, b"w")]
 
 
 def test_equal_headers_of_another_record_are_not_taken_for_the_same() -> None:
