@@ -20,6 +20,7 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Report
+from loadtest.scenarios import amqp_kills
 from loadtest.scenarios.kills import Plan, Round
 from loadtest.scenarios.memory import Crowd, Scales, allow_files, weigh
 from loadtest.scenarios.steady import PROTOCOLS, Load, judge, send
@@ -49,16 +50,26 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     steady.add_argument("--partitions", type=int, default=3)
     steady.add_argument("--json", type=Path, help="write the report here as well")
     kills = scenarios.add_parser("kills", help="the gateway is killed under load; nothing acknowledged may be lost")
-    kills.add_argument("--bootstrap", help="Kafka; without it one is started that survives the kills")
-    plan = Plan()
-    kills.add_argument("--kills", type=int, default=plan.kills)
-    kills.add_argument("--senders", type=int, default=plan.senders, help="of each QoS, beside one of Paho's of each")
-    kills.add_argument("--subscribers", type=int, default=plan.subscribers, help="of each QoS, beside one of Paho's")
-    kills.add_argument("--rate", type=float, default=plan.rate, help="messages per second of one sender")
-    kills.add_argument("--window", type=int, default=plan.window, help="unanswered messages per sender")
-    kills.add_argument("--between", type=float, default=plan.between, help="seconds of load before a kill, at most")
-    kills.add_argument("--early", type=float, default=plan.early, help="share of kills while the gateway is starting")
-    kills.add_argument("--seed", type=int, default=plan.seed)
+    kills.add_argument("--protocol", choices=("mqtt", "amqp"), default="mqtt")
+    kills.add_argument("--bootstrap", help="Kafka, which is never killed; without it one is started")
+    plan, amqp = Plan(), amqp_kills.Plan()
+    kills.add_argument("--kills", type=int, help=f"default: {plan.kills}")
+    kills.add_argument(
+        "--senders",
+        type=int,
+        help=f"MQTT: of each QoS, beside one of Paho's of each ({plan.senders}); AMQP: beside one of proton's"
+        f" ({amqp.senders})",
+    )
+    kills.add_argument("--subscribers", type=int, help=f"MQTT: of each QoS, beside one of Paho's ({plan.subscribers})")
+    kills.add_argument("--rate", type=float, help=f"messages per second of one sender ({plan.rate:g})")
+    kills.add_argument("--window", type=int, help=f"unanswered messages per sender ({plan.window})")
+    kills.add_argument("--between", type=float, help=f"seconds of load before a kill, at most ({plan.between:g})")
+    kills.add_argument("--early", type=float, help=f"share of kills while the gateway is starting ({plan.early:g})")
+    kills.add_argument(
+        "--patient", type=float, help=f"AMQP: share of the others when all groups are served ({amqp.patient:g})"
+    )
+    kills.add_argument("--broker", type=float, help=f"AMQP: share of kills that hit the broker ({amqp.broker:g})")
+    kills.add_argument("--seed", type=int, help=f"default: {plan.seed}")
     kills.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     kills.add_argument("--json", type=Path, help="write the report here as well")
     memory = scenarios.add_parser("memory", help="resident memory of idle connections and offline sessions")
@@ -122,8 +133,10 @@ async def steady(options: argparse.Namespace) -> int:
 
 
 @contextlib.asynccontextmanager
-async def own_gateway(options: argparse.Namespace, processors: set[int] | None = None) -> AsyncIterator[GatewayProcess]:
-    """A gateway of ours, and, unless there is a `--bootstrap`, a Kafka that survives it."""
+async def own_gateway(
+    options: argparse.Namespace, processors: set[int] | None = None
+) -> AsyncIterator[tuple[GatewayProcess, GatewayProcess | None]]:
+    """A gateway of ours, and, unless there is a `--bootstrap`, the host of a Kafka that survives it."""
     directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
     for part in ("kafka", "gateway"):
         (directory / part).mkdir(parents=True, exist_ok=True)
@@ -136,7 +149,7 @@ async def own_gateway(options: argparse.Namespace, processors: set[int] | None =
         bootstrap = host.kafka if host is not None else options.bootstrap
         gateway = GatewayProcess(directory / "gateway", bootstrap, processors=processors)
         await gateway.start()
-        yield gateway
+        yield gateway, host
     finally:
         for process in (gateway, host):
             if process is not None:
@@ -161,9 +174,15 @@ def conclude(options: argparse.Namespace, report: Report, problems: list[str]) -
 
 async def kills(options: argparse.Namespace) -> int:
     """Run it; 0 when every promise was kept."""
-    async with own_gateway(options) as gateway:
-        outcome = await Round(gateway, Plan(**chosen(options, Plan._fields)), say).run()
-    report = Report("kills")
+    async with own_gateway(options) as (gateway, host):
+        scenario: Round | amqp_kills.AmqpRound
+        if options.protocol == "amqp":
+            amqp_plan = amqp_kills.Plan(**chosen(options, amqp_kills.Plan._fields))
+            scenario = amqp_kills.AmqpRound(gateway, amqp_plan, say, host)
+        else:
+            scenario = Round(gateway, Plan(**chosen(options, Plan._fields)), say)
+        outcome = await scenario.run()
+    report = Report(f"kills, {options.protocol}")
     report.add(**outcome.row())
     return conclude(options, report, outcome.problems)
 
@@ -172,7 +191,7 @@ async def memory(options: argparse.Namespace) -> int:
     """Run it; 0 when every session that came back got everything."""
     allow_files()
     crowd = Crowd(**chosen(options, Crowd._fields))
-    async with own_gateway(options) as gateway:
+    async with own_gateway(options) as (gateway, _):
         weight = await weigh(Scales(gateway.address("mqtt"), gateway.pid, gateway.kafka), crowd, say)
     report = Report("memory")
     report.add(**weight.row(crowd))
@@ -183,7 +202,7 @@ async def table(options: argparse.Namespace) -> int:
     """Run it; 0 when nothing that was promised is missing."""
     allow_files()
     processors = None if options.unpinned else make_way()
-    async with own_gateway(options, processors) as gateway:
+    async with own_gateway(options, processors) as (gateway, _):
         rows = await measure(gateway, options.rounds, options.share, options.only, say)
     report = Report("MQTT, one gateway process", lines=True)
     for row in rows:
@@ -194,8 +213,8 @@ async def table(options: argparse.Namespace) -> int:
 
 
 def chosen(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
-    """The options of these names."""
-    return {name: getattr(options, name) for name in names}
+    """The options of these names that were given."""
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 RUN: Final = {"steady": steady, "kills": kills, "memory": memory, "table": table}

@@ -90,10 +90,11 @@ def attach_receiver(
     return frame(performative(ATTACH, string(name), ZERO, TRUE, NULL, NULL, b"\x00\x53\x28" + source, target))
 
 
-def credit(delivery_count: int, amount: int) -> bytes:
-    """A flow that gives handle 0 so much credit, counted from `delivery_count`."""
+def credit(next_incoming: int, delivery_count: int, amount: int) -> bytes:
+    """A flow of a session that only receives: so much credit for handle 0, counted from `delivery_count`."""
     window = uint(2**31 - 1)
-    return frame(performative(FLOW, NULL, window, ZERO, window, ZERO, uint(delivery_count), uint(amount)))
+    counts = (uint(next_incoming), window, ZERO, window, ZERO, uint(delivery_count), uint(amount))
+    return frame(performative(FLOW, *counts))
 
 
 def transfer(delivery_id: int, tag: bytes, message: bytes) -> bytes:

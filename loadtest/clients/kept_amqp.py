@@ -1,0 +1,337 @@
+"""AMQP 1.0 clients that outlive their connections: at least once both ways, on a bare socket.
+
+A sender sends again what had no outcome when the connection broke; a receiver attaches to the same source again and
+accepts what it gets. One connection has one session with one link.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import collections
+import heapq
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from loadtest.clients.amqp_wire import (
+    ACCEPTED,
+    ATTACH,
+    BEGIN,
+    CLOSE,
+    DETACH,
+    DISPOSITION,
+    END,
+    FLOW,
+    GOODBYE,
+    GREETING,
+    IDLE,
+    SASL_OUTCOME,
+    TRANSFER,
+    Splitter,
+    accept,
+    attach_receiver,
+    attach_sender,
+    credit,
+    data_section,
+    key_annotation,
+    opening,
+    read_value,
+    transfer,
+)
+from loadtest.clients.lasting import LastingClient
+
+_TRANSIENT: Final = frozenset({"amqp:connection:forced", "amqp:internal-error", "amqp:resource-limit-exceeded"})
+"""Conditions with which a gateway that stops, or whose Kafka is away, may end a link or a connection."""
+
+_RELEASED, _MODIFIED = 0x26, 0x27
+_MORE: Final = 5  # the place of the field in a transfer
+
+
+class KeptLink(LastingClient):
+    """One link that is attached again whenever it is lost.
+
+    Attributes:
+        refusals: how often an attach was refused for the moment.
+    """
+
+    goodbye = GOODBYE
+    sign_of_life = IDLE
+
+    def __init__(self, address: tuple[str, int], container: str) -> None:
+        super().__init__(address, container)
+        self.refusals = 0
+        self._splitter = Splitter()
+
+    @abc.abstractmethod
+    def _attach(self) -> bytes:
+        """The frame that attaches the link."""
+
+    @abc.abstractmethod
+    def _frame(self, code: int, fields: list[Any], payload: bytes) -> None:
+        """Any frame of the session and the link, but their ends."""
+
+    def _begin(self) -> None:
+        self._splitter = Splitter()
+        self._write(GREETING)
+
+    def _serve(self) -> None:
+        """The link can be used."""
+        self.connects += 1
+        self.connected.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Frames."""
+        for body in self._splitter.feed(data):
+            (code, fields), at = read_value(body, 0)
+            if code == SASL_OUTCOME:
+                if fields[0]:
+                    self.faults.append(f"SASL outcome {fields[0]}")
+                self._write(opening(self.client_id) + self._attach())
+            elif code in (DETACH, END, CLOSE):
+                self._ended(code, fields)
+            else:
+                self._frame(code, fields, body[at:])
+
+    def _ended(self, code: int, fields: list[Any]) -> None:
+        """The server ends the link, the session or the connection."""
+        error = next((field[1] for field in fields if isinstance(field, tuple)), None)
+        condition = error[0].decode() if error else ""
+        if condition in _TRANSIENT:
+            self.refusals += 1
+        elif not self._stopping:
+            self.faults.append(f"the server ended 0x{code:02x}: {error}")
+        if self._transport is not None:
+            self._transport.close()
+
+
+class KeptSender(KeptLink):
+    """Sends numbered messages unsettled, at most `window` without an outcome.
+
+    Attributes:
+        total: how many messages there are; may be raised.
+        answered: how many were accepted.
+        returned: outcomes released and modified; the message is sent again.
+        resent: messages that were sent again since the connection broke before their outcome.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        container: str,
+        target: str,
+        *,
+        key: str,
+        payload: Callable[[int], bytes],
+        on_accepted: Callable[[int], None],
+        window: int,
+    ) -> None:
+        super().__init__(address, container)
+        self.total = 0
+        self.answered = 0
+        self.returned = 0
+        self.resent = 0
+        self._target = target
+        self._annotations = key_annotation(key)
+        self._payload = payload
+        self._on_accepted = on_accepted
+        self._window = window
+        self._next = 0  # the first message that was never sent
+        self._again: list[int] = []  # a heap of messages that have to be sent again
+        self._waiting: dict[int, int] = {}  # delivery-id -> message
+        self._sent = 0  # deliveries on this link
+        self._limit = 0  # of them, by the server's credit
+
+    @property
+    def finished(self) -> bool:
+        """Whether every message was accepted."""
+        return self.answered >= self.total
+
+    def push(self) -> None:
+        """Send what window and credit allow."""
+        if not self.connected.is_set():
+            return
+        out = bytearray()
+        while len(self._waiting) < self._window and self._sent < self._limit:
+            if self._again:
+                message = heapq.heappop(self._again)
+            elif self._next < self.total:
+                message = self._next
+                self._next += 1
+            else:
+                break
+            self._waiting[self._sent] = message
+            body = self._annotations + data_section(self._payload(message))
+            out += transfer(self._sent, struct.pack(">I", message), body)
+            self._sent += 1
+        if out:
+            self._write(bytes(out))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """What has no outcome is sent again."""
+        super().connection_lost(exc)
+        for message in self._waiting.values():
+            heapq.heappush(self._again, message)
+        self.resent += len(self._waiting)
+        self._waiting.clear()
+        self._sent = self._limit = 0
+
+    def _attach(self) -> bytes:
+        return attach_sender("kept", self.client_id, self._target)
+
+    def _frame(self, code: int, fields: list[Any], payload: bytes) -> None:
+        if code == FLOW and len(fields) > 6 and fields[4] is not None:
+            self._limit = (fields[5] or 0) + (fields[6] or 0)
+            if not self.connected.is_set():
+                self._serve()
+            self.push()
+        elif code == DISPOSITION:
+            first = fields[1]
+            last = fields[2] if len(fields) > 2 and fields[2] is not None else first
+            state = fields[4] if len(fields) > 4 else None
+            for delivery in range(first, last + 1):
+                self._settled(delivery, state)
+            self.push()
+
+    def _settled(self, delivery: int, state: Any) -> None:
+        message = self._waiting.pop(delivery, None)
+        outcome = state[0] if state is not None else None
+        if message is None:
+            self.faults.append(f"an outcome for delivery {delivery}, which has none to get")
+        elif outcome == ACCEPTED:
+            self.answered += 1
+            self._on_accepted(message)
+        else:
+            heapq.heappush(self._again, message)
+            if outcome in (_RELEASED, _MODIFIED):
+                self.returned += 1
+            else:
+                self.faults.append(f"message {message} got {state}")
+
+
+class Place(NamedTuple):
+    """Where a record is in its topic."""
+
+    partition: int
+    offset: int
+
+
+class Delivery(NamedTuple):
+    """A message as it came: the payload, the record's place, and how old the connection is (`KeptReceiver.born`)."""
+
+    payload: bytes
+    place: Place
+    born: int
+
+
+class KeptReceiver(KeptLink):
+    """Receives from one source and accepts everything `lag` seconds after it came.
+
+    Attributes:
+        attached: set when the source was attached for the first time.
+        born: what `generation` said when the connection began.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        container: str,
+        link: str,
+        source: str,
+        *,
+        on_delivery: Callable[[Delivery], None],
+        on_accept: Callable[[Delivery, float], None],
+        generation: Callable[[], int],
+        durable: bool = False,
+        capabilities: Sequence[str] = (),
+        window: int = 100,
+        lag: float = 0.02,
+    ) -> None:
+        """`on_accept` is told when (`time.monotonic`) the acceptance was written."""
+        super().__init__(address, container)
+        self.attached = asyncio.Event()
+        self.born = 0
+        self._terms = (link, container, source)
+        self._durable = durable
+        self._capabilities = capabilities
+        self._on_delivery = on_delivery
+        self._on_accept = on_accept
+        self._generation = generation
+        self._window = window
+        self._lag = lag
+        self._first_transfer = 0
+        self._received = 0
+        self._granted = 0
+        self._held: collections.deque[tuple[int, Delivery]] = collections.deque()
+        self._due: asyncio.TimerHandle | None = None
+
+    def _begin(self) -> None:
+        self.born = self._generation()
+        self._held.clear()
+        self._received = self._granted = 0
+        super()._begin()
+
+    def _attach(self) -> bytes:
+        return attach_receiver(*self._terms, durable=self._durable, capabilities=self._capabilities)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """What was not accepted comes again, here or elsewhere."""
+        super().connection_lost(exc)
+        self._held.clear()
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def _frame(self, code: int, fields: list[Any], payload: bytes) -> None:
+        if code == BEGIN:
+            self._first_transfer = fields[1] or 0
+        elif code == ATTACH:
+            if fields[5] is None:
+                return  # refused: a detach says why
+            self.attached.set()
+            self._serve()
+            self._grant()
+        elif code == TRANSFER:
+            self._transferred(fields, payload)
+
+    def _transferred(self, fields: list[Any], payload: bytes) -> None:
+        if len(fields) > _MORE and fields[_MORE]:
+            self.faults.append("a small message in several transfers")
+        delivery = take_apart(payload, self.born)
+        self._received += 1
+        self._on_delivery(delivery)
+        self._held.append((fields[1], delivery))
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(self._lag, self._accept)
+        if self._granted - self._received < self._window // 2:
+            self._grant()
+
+    def _grant(self) -> None:
+        self._granted = self._received + self._window
+        self._write(credit(self._first_transfer + self._received, self._received, self._window))
+
+    def _accept(self) -> None:
+        """Accept what is held; the identifiers of one link follow one another."""
+        self._due = None
+        if not self._held or self._transport is None:
+            return
+        self._write(accept(self._held[0][0], self._held[-1][0]))
+        now = time.monotonic()
+        for _, delivery in self._held:
+            self._on_accept(delivery, now)
+        self._held.clear()
+
+
+def take_apart(message: bytes, born: int) -> Delivery:
+    """A message of one Data section with the annotations that say where its record is."""
+    notes: dict[bytes, Any] = {}
+    payload = b""
+    at = 0
+    while at < len(message):
+        (section, value), at = read_value(message, at)
+        if section == 0x72:
+            notes = dict(zip(value[::2], value[1::2], strict=True))
+        elif section == 0x75:
+            payload = value
+    return Delivery(payload, Place(notes[b"x-opt-bridge.partition"], notes[b"x-opt-bridge.offset"]), born)

@@ -1,0 +1,324 @@
+"""Scenario `kills --protocol amqp`: gateway and broker are killed under load, with consumers in groups.
+
+Senders send unsettled; receivers of a queue, of a named group, of a durable and of a shared durable subscription
+accept everything. At the end:
+
+- every accepted message is in Kafka;
+- every record was delivered to each group;
+- what a group had committed when the gateway was killed did not come again: the committed offsets are read from Kafka
+  while the gateway is dead, and nothing below them may be delivered on a connection to one of its successors;
+- what came again though it had been accepted was accepted within the commit interval before the kill, and `GRACE_S`
+  for the way to the gateway and to Kafka. Time in which Kafka could not be reached does not count: nothing could be
+  committed then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+from loadtest.clients.kept_amqp import Delivery, KeptReceiver, KeptSender, Place
+from loadtest.clients.kept_proton import ProtonReceiver, ProtonSender
+from loadtest.gateway import GatewayProcess
+from loadtest.numbering import Number, Numbering
+from loadtest.scenarios.rounds import SHOWN, Rounds, read_counts
+
+COMMIT_INTERVAL_S: Final = 1.0  # of the gateway
+GRACE_S: Final = 1.5
+RECOVERY_S: Final = 6.0
+"""How long commits may fail after Kafka has come back: their own time-out, a pause, the group's coordinator."""
+
+KAFKA_BACK_S: Final = 60.0
+_POLL_S: Final = 0.05
+
+Sender = KeptSender | ProtonSender
+Receiver = KeptReceiver | ProtonReceiver
+
+
+class Plan(NamedTuple):
+    """What to do. Rates are messages a second of one sender; times in seconds."""
+
+    kills: int = 30
+    senders: int = 3  # beside one of proton's
+    rate: float = 200.0
+    window: int = 20
+    between: float = 1.5  # at most, between progress after a start and the next kill
+    early: float = 0.2  # share of kills that do not wait for the start to be finished
+    patient: float = 0.7  # share of the others that wait until every group is served again
+    broker: float = 0.25  # share of kills that hit the broker: alone, or in every second of them with the gateway
+    seed: int = 0
+
+
+class Outcome(NamedTuple):
+    """What came of it; `problems` is empty when every promise was kept."""
+
+    kills: int
+    broker_kills: int
+    seconds: float
+    sent: int
+    accepted: int
+    lost_in_kafka: int
+    stored_twice: int
+    delivered: int
+    missing: int
+    again: int
+    again_after_acceptance: int
+    again_below_the_commit: int
+    oldest_again_s: float
+    reconnects: int
+    problems: list[str]
+
+    def row(self) -> dict[str, Any]:
+        """As columns of a report."""
+        rounded = {"seconds": round(self.seconds, 1), "oldest_again_s": round(self.oldest_again_s, 2)}
+        return {**self._asdict(), **rounded, "problems": len(self.problems)}
+
+
+class Again(NamedTuple):
+    """A record that came to a group once more.
+
+    `age`: seconds from its acceptance to the kill that followed, without those in which Kafka was away; None when
+    nobody had accepted it. `below`: whether it had been committed when that kill came.
+    """
+
+    place: Place
+    age: float | None
+    below: bool
+
+
+class Kill(NamedTuple):
+    """An end of the gateway: when, and what each group had committed."""
+
+    at: float
+    committed: dict[str, dict[int, int]]
+
+
+class Outage(NamedTuple):
+    """Kafka was away, or groups could not commit yet."""
+
+    begin: float
+    end: float
+
+
+class Group:
+    """What one consumer group got."""
+
+    def __init__(self, name: str, numbering: Numbering) -> None:
+        self.name = name
+        self.count = 0
+        self.foreign = 0
+        self._numbering = numbering
+        self.numbers: set[Number] = set()
+        self._deliveries: dict[Place, list[Delivery]] = collections.defaultdict(list)
+        self._accepted: dict[Place, list[tuple[int, float]]] = collections.defaultdict(list)
+
+    def take(self, delivery: Delivery) -> None:
+        """A message came."""
+        self.count += 1
+        number = self._numbering.read(delivery.payload)
+        if number is None:
+            self.foreign += 1
+            return
+        self.numbers.add(number)
+        self._deliveries[delivery.place].append(delivery)
+
+    def accepted(self, delivery: Delivery, at: float) -> None:
+        """Its acceptance was written."""
+        self._accepted[delivery.place].append((delivery.born, at))
+
+    def again(self, kills: Sequence[Kill], outages: Sequence[Outage]) -> list[Again]:
+        """Everything that came more than once."""
+        return [
+            self._judge(place, delivery, kills, outages)
+            for place, deliveries in self._deliveries.items()
+            for delivery in deliveries[1:]
+        ]
+
+    def _judge(self, place: Place, delivery: Delivery, kills: Sequence[Kill], outages: Sequence[Outage]) -> Again:
+        """`born` counts the kills before a connection, so kill number `born` is the one that ended it."""
+        below = any(kill.committed[self.name].get(place.partition, 0) > place.offset for kill in kills[: delivery.born])
+        ages = [_age(at, kills[born].at, outages) for born, at in self._accepted[place] if born < delivery.born]
+        return Again(place, max(ages, default=None), below)
+
+
+def _age(accepted: float, killed: float, outages: Sequence[Outage]) -> float:
+    away = sum(max(0.0, min(killed, outage.end) - max(accepted, outage.begin)) for outage in outages)
+    return killed - accepted - away
+
+
+class AmqpRound(Rounds[Plan, Outcome]):
+    """One run of the scenario."""
+
+    stalled_s = 45.0
+
+    def __init__(
+        self, gateway: GatewayProcess, plan: Plan, say: Callable[[str], None], host: GatewayProcess | None = None
+    ) -> None:
+        """`host` has the embedded Kafka; without it the broker is not killed."""
+        super().__init__(gateway, plan, say)
+        self._host = host
+        self._senders: list[Sender] = []
+        self._receivers: list[Receiver] = []
+        self._groups: dict[str, Group] = {}
+        self._kills: list[Kill] = []
+        self._outages: list[Outage] = []
+
+    def make_clients(self) -> None:
+        """See `Rounds`."""
+        plan, address, run = self.plan, self.gateway.address("amqp"), self.numbering.run
+        for sends in (KeptSender,) * plan.senders + (ProtonSender,):
+            number = len(self._senders)
+            sender = sends(
+                address, f"{run}-sender-{number}", self.topic, key=f"sender-{number}",
+                payload=self.payload_of(number), on_accepted=self.acknowledged_to(number), window=plan.window,
+            )  # fmt: skip
+            self._senders.append(sender)
+        topic = self.topic
+        named = f"{run}-named"
+        for group, receives, container, link, source, durable, capabilities in (
+            (topic, KeptReceiver, "queue-1", "q", topic, False, ("queue",)),
+            (topic, ProtonReceiver, "queue-2", "q", f"queue://{topic}", False, ()),
+            (named, KeptReceiver, "named-1", "n", f"{topic}/group.id/{named}", False, ()),
+            (named, KeptReceiver, "named-2", "n", f"{topic}/group.id/{named}", False, ()),
+            (f"{run}-durable:d", KeptReceiver, "durable", "d", topic, True, ("topic",)),
+            (f"{run}-shared", KeptReceiver, "shared-1", f"{run}-shared|1", topic, True, ("shared", "global", "topic")),
+            (f"{run}-shared", KeptReceiver, "shared-2", f"{run}-shared|2", topic, True, ("shared", "global", "topic")),
+        ):
+            book = self._groups.setdefault(group, Group(group, self.numbering))
+            receiver = receives(
+                address, f"{run}-{container}", link, source, on_delivery=book.take, on_accept=book.accepted,
+                generation=lambda: len(self._kills), durable=durable, capabilities=capabilities,
+            )  # fmt: skip
+            self._receivers.append(receiver)
+
+    def senders(self) -> list[Sender]:
+        """See `Rounds`."""
+        return self._senders
+
+    def clients(self) -> list[Sender | Receiver]:
+        """See `Rounds`."""
+        return [*self._senders, *self._receivers]
+
+    def all_receive(self) -> bool:
+        """Every source was attached once."""
+        return all(receiver.attached.is_set() for receiver in self._receivers)
+
+    def received(self) -> int:
+        """See `Rounds`."""
+        return sum(group.count for group in self._groups.values())
+
+    def all_delivered(self) -> bool:
+        """See `Rounds`."""
+        wanted = sum(sender.total for sender in self._senders)
+        return all(len(group.numbers) >= wanted for group in self._groups.values())
+
+    def _served(self) -> Callable[[], bool]:
+        """A condition: every group has got something new from now on."""
+        before = {name: len(group.numbers) for name, group in self._groups.items()}
+        return lambda: all(len(group.numbers) > before[name] for name, group in self._groups.items())
+
+    async def moment(self, kill: int) -> str:
+        """Some kills wait until the groups are served again, which takes Kafka's session time-out."""
+        if not kill or self.chance.random() < self.plan.patient:
+            await self.gateway.wait_ready()
+            await self.until(self._served(), f"deliveries before kill {kill + 1}")
+        return await super().moment(kill)
+
+    async def kill(self, kill: int) -> None:
+        """Kill the gateway, the broker, or both."""
+        host = self._host if self.chance.random() < self.plan.broker else None
+        broker = host is not None
+        alone = broker and self.chance.random() < 0.5
+        when = await self.moment(kill)
+        killed = time.monotonic()
+        if host is not None:
+            kill_broker(host)
+        if not alone:
+            await self.gateway.kill()
+        name = "the broker" if alone else "broker and gateway" if broker else "the gateway"
+        self.say(f"kill {kill + 1} of {self.plan.kills}, {name} {when}: {self.ledger.total} accepted so far")
+        committed = await self._committed()
+        if broker:
+            self._outages.append(Outage(killed, time.monotonic() + RECOVERY_S))
+        if alone:
+            await self.until(self._served(), "deliveries after the broker came back")
+        else:
+            self._kills.append(Kill(killed, committed))
+            await self.gateway.launch()
+
+    async def _committed(self) -> dict[str, dict[int, int]]:
+        """What the groups have committed, by partition; waits for Kafka."""
+        async with asyncio.timeout(KAFKA_BACK_S):
+            while True:
+                admin = AIOKafkaAdminClient(bootstrap_servers=self.gateway.kafka)
+                try:
+                    await admin.start()
+                    found: dict[str, dict[int, int]] = {}
+                    for name in self._groups:
+                        offsets = await admin.list_consumer_group_offsets(name)
+                        found[name] = {one.partition: offset.offset for one, offset in offsets.items()}
+                    return found
+                except KafkaError:
+                    await asyncio.sleep(_POLL_S)
+                finally:
+                    await admin.close()
+
+    async def judge(self, problems: list[str], seconds: float) -> Outcome:
+        """See `Rounds`."""
+        places = await read_counts(self.gateway.kafka, self.topic, self.numbering, "read_committed")
+        lost = self.lost(places)
+        _tell(problems, "accepted and not in Kafka", lost)
+        twice = [number for number, at in places.items() if len(at) > 1]
+        missing: list[Number] = []
+        again: list[Again] = []
+        for name, group in self._groups.items():
+            absent = [number for number in places if number not in group.numbers]
+            _tell(problems, f"not delivered to {name}", absent)
+            missing += absent
+            if group.foreign:
+                problems.append(f"{name}: {group.foreign} messages that nobody sent")
+            came_again = group.again(self._kills, self._outages)
+            _tell(problems, f"delivered again to {name} though committed", [one for one in came_again if one.below])
+            limit = COMMIT_INTERVAL_S + GRACE_S
+            late = [one for one in came_again if one.age is not None and one.age > limit]
+            _tell(problems, f"delivered again to {name}, accepted more than {limit:g} s before a kill", late)
+            again += came_again
+        ages = [one.age for one in again if one.age is not None]
+        return Outcome(
+            kills=self.plan.kills,
+            broker_kills=len(self._outages),
+            seconds=seconds,
+            sent=sum(sender.total for sender in self._senders),
+            accepted=self.ledger.total,
+            lost_in_kafka=len(lost),
+            stored_twice=len(twice),
+            delivered=self.received(),
+            missing=len(missing),
+            again=len(again),
+            again_after_acceptance=len(ages),
+            again_below_the_commit=sum(one.below for one in again),
+            oldest_again_s=max(ages, default=0.0),
+            reconnects=sum(client.connects - 1 for client in self.clients()),
+            problems=problems,
+        )
+
+
+def _tell(problems: list[str], what: str, found: Sequence[object]) -> None:
+    if found:
+        problems.append(f"{len(found)} messages {what}: {list(found[:SHOWN])}")
+
+
+def kill_broker(host: GatewayProcess) -> None:
+    """SIGKILL to the only child of a gateway with an embedded Kafka; the gateway starts it again."""
+    for children in Path(f"/proc/{host.pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            os.kill(int(child), signal.SIGKILL)
