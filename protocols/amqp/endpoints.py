@@ -51,12 +51,14 @@ class Endpoints:
         opened: both sides have sent their open.
         over: the last event was given; nothing more is read.
         closing: nothing more is to be read, and the goodbye is in the output.
+        transactional: a coordinator was asked for, so that transfers may carry a txn-id.
     """
 
     def __init__(self, container_id: str, limits: Limits, *, with_sasl: bool) -> None:
         self.opened = False
         self.over = False
         self.closing = False
+        self.transactional = False
         self._limits = limits
         self._with_sasl = with_sasl
         self._remote_opened = False
@@ -270,6 +272,8 @@ class Endpoints:
             peer_max_message_bytes=int(lib.pn_link_remote_max_message_size(handle)),
             properties=properties,
         )
+        if target.kind is TerminusKind.COORDINATOR:
+            self.transactional = True
         self._links[handle] = session.links[handle] = link
         if fault is not None:
             self.refuse_link(link, fault)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from protocols.amqp import native, outcomes
-from protocols.amqp.endpoints import Endpoints
 from protocols.amqp.events import (
     CreditChanged,
     DispositionReceived,
+    TransactionalTransfer,
     TransferAborted,
     TransferOversized,
     TransferReceived,
@@ -24,6 +24,8 @@ from protocols.amqp.events import (
 from protocols.amqp.links import Link
 from protocols.amqp.native import ffi, lib
 from protocols.amqp.outcomes import State
+from protocols.amqp.transacting import Transacting
+from protocols.amqp.transactions import TRANSACTIONAL_STATE
 
 # Imported once: a look-up in `lib` costs as much as a cheap call.
 _peek, _pop, _event_type = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
@@ -50,7 +52,7 @@ REFUSABLE_FACTOR: Final = 4
 """A message up to this times the limit is read to its end and rejected alone; above it, the link goes."""
 
 
-class Engine(Endpoints):
+class Engine(Transacting):
     """The AMQP layer of one connection, from its protocol header on. See `protocols.connection` for the contract."""
 
     # bytes in, events out, bytes out
@@ -219,7 +221,9 @@ class Engine(Endpoints):
                 self._violated(link, outcomes.TRANSFER_LIMIT_EXCEEDED, "a transfer beyond the link's credit", events)
                 return
             link.credit -= 1
-            if not _partial(delivery):
+            if self.transactional and _remote_state(delivery) == TRANSACTIONAL_STATE:
+                link.partial, link.partial_size = [], 0
+            elif not _partial(delivery):
                 size = _recv(handle, _scratch, _SCRATCH_BYTES)
                 if 0 <= size <= link.limit and size < _SCRATCH_BYTES:
                     _advance(handle)
@@ -266,6 +270,11 @@ class Engine(Endpoints):
         if _partial(delivery):
             return
         parts, link.partial = link.partial, None
+        txn_id = None
+        if self.transactional and _remote_state(delivery) == TRANSACTIONAL_STATE:
+            txn_id = self._txn_of(link, delivery, events)
+            if txn_id is None:
+                return
         _advance(handle)
         token = delivery
         if _remote_settled(delivery):
@@ -274,15 +283,21 @@ class Engine(Endpoints):
         else:
             link.held += 1
         if total > link.limit:
-            events.append(TransferOversized(link, token, total))
+            events.append(TransferOversized(link, token, total, txn_id))
+        elif txn_id is not None:
+            events.append(TransactionalTransfer(link, token, b"".join(parts), txn_id))
         else:
             events.append(TransferReceived(link, token, b"".join(parts)))
 
     def _on_disposition(self, link: Link, delivery: Any, events: list[Any]) -> None:
         code = _remote_state(delivery)
         settled = bool(_remote_settled(delivery))
-        if not settled and code not in _TERMINAL:
-            return
+        if code != _ACCEPTED:
+            if code == TRANSACTIONAL_STATE:
+                self._on_retirement(link, delivery, settled, events)
+                return
+            if not settled and code not in _TERMINAL:
+                return
         token = self._sent.pop(delivery, None)
         if token is None:
             return

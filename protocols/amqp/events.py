@@ -72,11 +72,29 @@ class TransferOversized(msgspec.Struct, frozen=True, gc=False):
         link: on which it came.
         delivery: None when the peer settled it already.
         size: of the message in bytes.
+        txn_id: of the transaction that it was for.
     """
 
     link: Link
     delivery: Any
     size: int
+    txn_id: bytes | None = None
+
+
+class TransactionalTransfer(msgspec.Struct, frozen=True, gc=False):
+    """A complete message for a transaction (part 4.4.1); answer by `settle_posted`.
+
+    Attributes:
+        link: on which it came.
+        delivery: None when the peer settled it already: nothing is owed.
+        data: the message's sections, undecoded.
+        txn_id: as the peer wrote it.
+    """
+
+    link: Link
+    delivery: Any
+    data: bytes
+    txn_id: bytes
 
 
 class TransferAborted(msgspec.Struct, frozen=True, gc=False):
@@ -90,7 +108,7 @@ class DispositionReceived(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         link: on which we sent it.
-        delivery: the handle that `send` gave.
+        delivery: the token that `send` was given.
         state: None when the peer settled without a state.
         settled: whether the peer has forgotten it.
     """
@@ -99,6 +117,24 @@ class DispositionReceived(msgspec.Struct, frozen=True, gc=False):
     delivery: Any
     state: State | None
     settled: bool
+
+
+class Retired(msgspec.Struct, frozen=True, gc=False):
+    """The peer gave a delivery of ours an outcome within a transaction (part 4.4.2).
+
+    Attributes:
+        link: on which we sent it.
+        token: what `send` was given.
+        delivery: for `settle_retired`; None when the peer has settled it, and will not hear of it again.
+        txn_id: as the peer wrote it.
+        state: the outcome; None: it has settled without one.
+    """
+
+    link: Link
+    token: Any
+    delivery: Any
+    txn_id: bytes
+    state: State | None
 
 
 class CreditChanged(msgspec.Struct, frozen=True, gc=False):

@@ -77,6 +77,7 @@ class ProtonPeer:
             self.transport.sasl().allowed_mechs(sasl)
         self.transport.bind(self.connection)
         self.received: list[bytes] = []
+        self.deliveries: list[Any] = []  # beside `received`
         self.outcomes: list[tuple[str, int]] = []
         self.answer: int | None = None
         self.from_server = bytearray()
@@ -116,6 +117,7 @@ class ProtonPeer:
                 delivery = event.delivery
                 if delivery.link.is_receiver and delivery.readable and not delivery.partial:
                     self.received.append(bytes(delivery.link.recv(1 << 24) or b""))
+                    self.deliveries.append(delivery)
                     delivery.link.advance()
                     if self.answer is not None:
                         delivery.update(self.answer)
@@ -172,7 +174,9 @@ class Frames:
         )
 
     @classmethod
-    def attach(cls, name: str = "s", handle: int = 0, *, sending: bool = True, address: str = "t") -> bytes:
+    def attach(
+        cls, name: str = "s", handle: int = 0, *, sending: bool = True, address: str = "t", coordinator: bool = False
+    ) -> bytes:
         return cls.frame(
             cls.performative(
                 0x12,
@@ -182,7 +186,7 @@ class Frames:
                 cls.NULL,
                 cls.NULL,
                 b"\x00\x53\x28" + cls.listed(cls.string(address)),
-                b"\x00\x53\x29" + cls.listed(cls.string(address)),
+                b"\x00\x53\x30\x45" if coordinator else b"\x00\x53\x29" + cls.listed(cls.string(address)),
                 cls.NULL,
                 cls.NULL,
                 b"\x43" if sending else cls.NULL,
@@ -201,6 +205,7 @@ class Frames:
         aborted: bool = False,
         handle: int = 0,
         first: bool = True,
+        state: bytes = NULL,
     ) -> bytes:
         items = [
             cls.uint(handle),
@@ -210,7 +215,7 @@ class Frames:
             cls.TRUE if settled else cls.FALSE,
             cls.TRUE if more else cls.FALSE,
             cls.NULL,
-            cls.NULL,
+            state,
             cls.NULL,
             cls.TRUE if aborted else cls.FALSE,
         ]

@@ -1,0 +1,168 @@
+"""Transactions on the wire (AMQP 1.0 part 4): what a controller commands, the states that carry a txn-id.
+
+Nothing here keeps a transaction: that is its owner's. These are the types of part 4.5, to and from bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from protocols.amqp import outcomes, primitives
+from protocols.amqp.outcomes import Error, State
+from protocols.amqp.primitives import DecodeError, Described
+from protocols.amqp.sections import VALUE, scan
+
+# Descriptors of part 4.5; proton hands the states' numbers through.
+DECLARE: Final = 0x31
+DISCHARGE: Final = 0x32
+DECLARED: Final = 0x33
+TRANSACTIONAL_STATE: Final = 0x34
+_ERROR: Final = 0x1D  # part 2.8.14
+
+# transaction-error (part 4.5.8)
+UNKNOWN_ID: Final = "amqp:transaction:unknown-id"
+ROLLED_BACK: Final = "amqp:transaction:rollback"
+TIMED_OUT: Final = "amqp:transaction:timeout"
+
+# txn-capability (part 4.5.7)
+LOCAL_TRANSACTIONS: Final = "amqp:local-transactions"
+MULTI_TXNS_PER_SSN: Final = "amqp:multi-txns-per-ssn"
+MULTI_SSNS_PER_TXN: Final = "amqp:multi-ssns-per-txn"
+
+TXN_ID_LIMIT: Final = 32  # bytes (part 4.5.5)
+
+_COMMANDS: Final = {
+    DECLARE: DECLARE,
+    "amqp:declare:list": DECLARE,
+    DISCHARGE: DISCHARGE,
+    "amqp:discharge:list": DISCHARGE,
+}
+_OUTCOMES: Final = {
+    "amqp:accepted:list": outcomes.ACCEPTED,
+    "amqp:rejected:list": outcomes.REJECTED,
+    "amqp:released:list": outcomes.RELEASED,
+    "amqp:modified:list": outcomes.MODIFIED,
+}
+_TERMINAL: Final = frozenset(_OUTCOMES.values())
+
+
+class Declare(msgspec.Struct, frozen=True, gc=False):
+    """Begin a transaction (part 4.5.2).
+
+    Attributes:
+        is_global: it names a global transaction, which a local coordinator has none of.
+    """
+
+    is_global: bool
+
+
+class Discharge(msgspec.Struct, frozen=True, gc=False):
+    """End a transaction (part 4.5.3).
+
+    Attributes:
+        txn_id: which one.
+        fail: roll it back.
+    """
+
+    txn_id: bytes
+    fail: bool
+
+
+def read_command(message: bytes) -> Declare | Discharge:
+    """What a message to a coordinator says (part 4.2: the body is one amqp-value).
+
+    Raises:
+        DecodeError: it is no message, or says something else.
+    """
+    for code, _, value, end in scan(message):
+        if code != VALUE:
+            continue
+        body, _ = primitives.decode(message, value, end)
+        if not isinstance(body, Described) or not isinstance(body.descriptor, str | int):
+            break
+        kind = _COMMANDS.get(body.descriptor)
+        if kind is None or not isinstance(body.value, list):
+            break
+        if kind == DECLARE:
+            return Declare(is_global=_item(body.value, 0) is not None)
+        fail = _item(body.value, 1)
+        if fail is not None and not isinstance(fail, bool):
+            raise DecodeError("a discharge whose `fail` is no boolean")
+        return Discharge(_txn_id(_item(body.value, 0)), fail is True)
+    raise DecodeError("a coordinator takes declare and discharge")
+
+
+def read_state(fields: Any) -> tuple[bytes, State | None]:
+    """The txn-id and the outcome, if there is one, of a decoded transactional-state (part 4.5.8).
+
+    Raises:
+        DecodeError: it has another form.
+    """
+    if not isinstance(fields, list):
+        raise DecodeError("a transactional-state that is no list")
+    return _txn_id(_item(fields, 0)), _outcome(_item(fields, 1))
+
+
+def declared(txn_id: bytes) -> bytes:
+    """The fields of a `declared` outcome (part 4.5.5), encoded."""
+    return primitives.list_of([primitives.binary(txn_id)])
+
+
+def transactional_state(txn_id: bytes, state: State | None) -> bytes:
+    """The fields of a transactional-state, encoded."""
+    items = [primitives.binary(txn_id)]
+    if state is not None:
+        items.append(primitives.described(state.code, _fields(state)))
+    return primitives.list_of(items)
+
+
+def _fields(state: State) -> bytes:
+    """The fields of an outcome (part 3.4), encoded."""
+    if state.code == outcomes.REJECTED and state.error is not None:
+        error = state.error
+        described = [primitives.symbol(error.condition), primitives.string(error.description)]
+        return primitives.list_of([primitives.described(_ERROR, primitives.list_of(described))])
+    if state.code == outcomes.MODIFIED:
+        flags = (state.delivery_failed, state.undeliverable_here)
+        return primitives.list_of([primitives.boolean(flag) for flag in flags])
+    return primitives.list_of([])
+
+
+def _outcome(value: Any) -> State | None:
+    if value is None:
+        return None
+    if not isinstance(value, Described) or not isinstance(value.value, list):
+        raise DecodeError("an outcome that is no described list")
+    descriptor, fields = value
+    code = _OUTCOMES.get(descriptor) if isinstance(descriptor, str) else descriptor
+    if not isinstance(code, int) or code not in _TERMINAL:
+        raise DecodeError("a transactional-state with an unknown outcome")
+    if code == outcomes.REJECTED:
+        return State(code, error=_error(_item(fields, 0)))
+    if code == outcomes.MODIFIED:
+        failed, undeliverable = _item(fields, 0), _item(fields, 1)
+        return State(code, delivery_failed=failed is True, undeliverable_here=undeliverable is True)
+    return State(code)
+
+
+def _error(value: Any) -> Error | None:
+    """A peer's error (part 2.8.14); for logs and dead letters, so that a strange one is none."""
+    if not isinstance(value, Described) or not isinstance(value.value, list):
+        return None
+    condition, description = _item(value.value, 0), _item(value.value, 1)
+    if not isinstance(condition, str):
+        return None
+    return Error(str(condition), description if isinstance(description, str) else "")
+
+
+def _txn_id(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise DecodeError("a txn-id that is no binary")
+    return value
+
+
+def _item(fields: list[Any], position: int) -> Any:
+    """A field of a composite; trailing ones may be left out (part 1.4)."""
+    return fields[position] if position < len(fields) else None
