@@ -25,9 +25,14 @@ from aiohttp import web
 
 from gateway.config import Address, BudgetConfig, HttpConfig, KafkaConfig, SecurityConfig
 from gateway.kafka.client import client_settings
+from gateway.kafka.consumers import Lookup
+from gateway.kafka.group import Groups
 from gateway.kafka.publisher import Publisher
+from gateway.kafka.replay import Replay
+from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
 from gateway.rest.listener import RestListener
+from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 
@@ -43,6 +48,11 @@ def serve_gateway(bootstrap: str, ready: Connection) -> None:
     uvloop.run(_gateway(bootstrap, ready))
 
 
+def wall_clock() -> int:
+    """Epoch milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
 async def _gateway(bootstrap: str, ready: Connection) -> None:
     loop = asyncio.get_running_loop()
     kafka = KafkaConfig(bootstrap_servers=bootstrap)
@@ -54,20 +64,27 @@ async def _gateway(bootstrap: str, ready: Connection) -> None:
             topics,
             spawn=group.create_task,
             clock=loop.time,
-            wall_clock=lambda: time.time_ns() // 1_000_000,
+            wall_clock=wall_clock,
             chance=random.Random(1),
         )
         await publisher.start()
-        listener = RestListener(
-            HttpConfig(address=LOCAL),
+        lookup = Lookup(client_settings(kafka, "lookup"), ensure=topics.get)
+        replay = Replay(client_settings(kafka, "replay"), group.create_task, lookup)
+        services = RestServices(
+            config=HttpConfig(address=LOCAL),
             publisher=publisher,
             topics=topics,
+            lookup=lookup,
+            tail=Tail(client_settings(kafka, "tail"), group.create_task, lookup, replay),
+            groups=Groups(client_settings(kafka, "group"), group.create_task, lookup, random=random.random),
             authenticator=Authenticator(SecurityConfig()),
-            access_list=AccessList(),
+            access=AccessList(),
             kafka=client_settings(kafka, "http"),
             spawn=group.create_task,
             clock=loop.time,
+            wall_clock=wall_clock,
         )
+        listener = RestListener(services)
         await listener.start()
         ready.send(listener.port)
         await topics.run()

@@ -218,11 +218,19 @@ class Place(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A message as it came: the payload, the record's place, and how old the connection is (`KeptReceiver.born`)."""
+    """A message as it came.
+
+    Attributes:
+        payload: of its Data section.
+        place: the record's.
+        born: of the connection, see `KeptReceiver`.
+        at: `time.monotonic`.
+    """
 
     payload: bytes
     place: Place
     born: int
+    at: float
 
 
 class KeptReceiver(KeptLink):
@@ -334,4 +342,5 @@ def take_apart(message: bytes, born: int) -> Delivery:
             notes = dict(zip(value[::2], value[1::2], strict=True))
         elif section == 0x75:
             payload = value
-    return Delivery(payload, Place(notes[b"x-opt-bridge.partition"], notes[b"x-opt-bridge.offset"]), born)
+    place = Place(notes[b"x-opt-bridge.partition"], notes[b"x-opt-bridge.offset"])
+    return Delivery(payload, place, born, time.monotonic())

@@ -246,10 +246,10 @@ class ProtonReceiver(ProtonClient):
         """Take it and accept it."""
         notes = event.message.annotations
         place = Place(notes["x-opt-bridge.partition"], notes["x-opt-bridge.offset"])
-        delivery = Delivery(bytes(event.message.body), place, self.born)
+        delivery = Delivery(bytes(event.message.body), place, self.born, time.monotonic())
         self.accept(event.delivery)
-        self._loop.call_soon_threadsafe(self._take, delivery, time.monotonic())
+        self._loop.call_soon_threadsafe(self._take, delivery)
 
-    def _take(self, delivery: Delivery, at: float) -> None:
+    def _take(self, delivery: Delivery) -> None:
         self._on_delivery(delivery)
-        self._on_accept(delivery, at)
+        self._on_accept(delivery, delivery.at)

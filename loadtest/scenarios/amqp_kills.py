@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
+import math
 import os
 import signal
 import time
@@ -38,7 +40,7 @@ RECOVERY_S: Final = 6.0
 """How long commits may fail after Kafka has come back: their own time-out, a pause, the group's coordinator."""
 
 KAFKA_BACK_S: Final = 60.0
-_POLL_S: Final = 0.05
+_POLL_S: Final = 0.2
 
 Sender = KeptSender | ProtonSender
 Receiver = KeptReceiver | ProtonReceiver
@@ -86,8 +88,8 @@ class Outcome(NamedTuple):
 class Again(NamedTuple):
     """A record that came to a group once more.
 
-    `age`: seconds from its acceptance to the kill that followed, without those in which Kafka was away; None when
-    nobody had accepted it. `below`: whether it had been committed when that kill came.
+    `age`: seconds from its acceptance to the kill that followed, without those in which Kafka was away; infinite when
+    there was none; None when nobody had accepted it. `below`: whether it had been committed when that kill came.
     """
 
     place: Place
@@ -146,13 +148,19 @@ class Group:
     def _judge(self, place: Place, delivery: Delivery, kills: Sequence[Kill], outages: Sequence[Outage]) -> Again:
         """`born` counts the kills before a connection, so kill number `born` is the one that ended it."""
         below = any(kill.committed[self.name].get(place.partition, 0) > place.offset for kill in kills[: delivery.born])
-        ages = [_age(at, kills[born].at, outages) for born, at in self._accepted[place] if born < delivery.born]
+        ages: list[float] = []
+        for born, accepted in self._accepted[place]:
+            if born < delivery.born:
+                ages.append(_age(accepted, kills[born].at, outages))
+            elif accepted < delivery.at:  # by the same gateway: it has joined its group anew after the broker's death
+                died = max((outage.begin for outage in outages if outage.begin < delivery.at), default=math.inf)
+                ages.append(_age(accepted, died, outages))
         return Again(place, max(ages, default=None), below)
 
 
-def _age(accepted: float, killed: float, outages: Sequence[Outage]) -> float:
-    away = sum(max(0.0, min(killed, outage.end) - max(accepted, outage.begin)) for outage in outages)
-    return killed - accepted - away
+def _age(accepted: float, ended: float, outages: Sequence[Outage]) -> float:
+    away = sum(max(0.0, min(ended, outage.end) - max(accepted, outage.begin)) for outage in outages)
+    return max(0.0, ended - accepted - away)
 
 
 class AmqpRound(Rounds[Plan, Outcome]):
@@ -259,18 +267,24 @@ class AmqpRound(Rounds[Plan, Outcome]):
         """What the groups have committed, by partition; waits for Kafka."""
         async with asyncio.timeout(KAFKA_BACK_S):
             while True:
-                admin = AIOKafkaAdminClient(bootstrap_servers=self.gateway.kafka)
-                try:
-                    await admin.start()
-                    found: dict[str, dict[int, int]] = {}
-                    for name in self._groups:
-                        offsets = await admin.list_consumer_group_offsets(name)
-                        found[name] = {one.partition: offset.offset for one, offset in offsets.items()}
-                    return found
-                except KafkaError:
-                    await asyncio.sleep(_POLL_S)
-                finally:
-                    await admin.close()
+                with contextlib.suppress(OSError, KafkaError):
+                    return await self._read_committed()
+                await asyncio.sleep(_POLL_S)
+
+    async def _read_committed(self) -> dict[str, dict[int, int]]:
+        host, _, port = self.gateway.kafka.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))  # aiokafka would write a line for each attempt
+        writer.close()
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.gateway.kafka)
+        try:
+            await admin.start()
+            found: dict[str, dict[int, int]] = {}
+            for name in self._groups:
+                offsets = await admin.list_consumer_group_offsets(name)
+                found[name] = {one.partition: offset.offset for one, offset in offsets.items()}
+            return found
+        finally:
+            await admin.close()
 
     async def judge(self, problems: list[str], seconds: float) -> Outcome:
         """See `Rounds`."""

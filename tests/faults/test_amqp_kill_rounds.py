@@ -1,0 +1,29 @@
+"""The gateway is killed with AMQP consumers in groups: `python -m loadtest kills --protocol amqp` in short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.gateway import GatewayProcess
+from loadtest.scenarios.amqp_kills import COMMIT_INTERVAL_S, GRACE_S, AmqpRound, Plan
+
+
+@pytest.mark.timeout(240)
+async def test_nothing_accepted_is_lost_and_what_was_committed_does_not_come_again(
+    bootstrap: str, tmp_path: Path
+) -> None:
+    plan = Plan(kills=3, senders=1, rate=100, window=20, between=0.3, early=0.3, patient=0.34, seed=7)
+    gateway = GatewayProcess(tmp_path, bootstrap)
+    try:
+        await gateway.start()
+        outcome = await AmqpRound(gateway, plan, print).run()
+    finally:
+        await gateway.stop()
+    assert outcome.problems == []
+    assert outcome.accepted == outcome.sent > 100
+    assert (outcome.lost_in_kafka, outcome.missing, outcome.again_below_the_commit) == (0, 0, 0)
+    assert outcome.oldest_again_s <= COMMIT_INTERVAL_S + GRACE_S
+    assert outcome.reconnects >= 2 * 5  # two senders, four groups: somebody was served at most kills
+    assert gateway.starts == 4
