@@ -60,6 +60,7 @@ from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
 from gateway.observe.sources import add_source
 from gateway.rest.listener import RestListener
+from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.exposure import check_exposure
@@ -234,6 +235,7 @@ class App:
         authenticator = Authenticator(config.security)
         await authenticator.start()
         stack.push_async_callback(authenticator.stop)
+        stack.push_async_callback(_end, spawn(authenticator.run()))
         access = AccessList(config.security.access)
         rules = compile_rules(config)
         kafka = await self._connect_kafka(spawn, stack)
@@ -307,7 +309,7 @@ class App:
             retained=retained,
             sharing=Sharing(groups, rules, topics, router.delivery),
             floors=Floors(lookup),
-            login=Login(authenticator),
+            login=Login(authenticator, wall_clock),
             access=access,
             counters=Counters(),
             clock=loop.time,
@@ -330,18 +332,21 @@ class App:
         origins = Origins(config.security)
         mqtt_websockets = WebSocketEndpoint(dict.fromkeys(MQTT_SUBPROTOCOLS, mqtt.listener), origins)
         amqp_websockets = WebSocketEndpoint({AMQP_SUBPROTOCOL: amqp_front.listener}, origins)
-        rest = RestListener(
-            config.http,
+        http = RestServices(
+            config=config.http,
             publisher=publisher,
             topics=topics,
+            lookup=lookup,
+            tail=tail,
+            groups=groups,
             authenticator=authenticator,
-            access_list=access,
+            access=access,
             kafka=client_settings(kafka, "http"),
             spawn=spawn,
             clock=loop.time,
-            tls=context,
-            websockets={"/mqtt": mqtt_websockets, "/amqp": amqp_websockets},
+            wall_clock=wall_clock,
         )
+        rest = RestListener(http, tls=context, websockets={"/mqtt": mqtt_websockets, "/amqp": amqp_websockets})
         self._fronts = [mqtt, amqp_front, rest]
         for name, address, endpoint, limit_s in (
             ("mqtt", config.mqtt.websocket_address, mqtt_websockets, config.mqtt.connect_timeout_s),

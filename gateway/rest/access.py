@@ -1,4 +1,4 @@
-"""Who an HTTP client is and what it may do: Basic (RFC 7617), client certificates, anonymous."""
+"""Who an HTTP client is and what it may do: Basic (RFC 7617), Bearer (RFC 6750), certificates, anonymous."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from gateway.security.authorization import AccessList, Grant
 from gateway.security.identity import Identity
 from protocols.rest.errors import RestError
 
-CHALLENGE: Final = (("WWW-Authenticate", 'Basic realm="trivium", charset="UTF-8"'),)
-_SCHEME: Final = "basic "
+BASIC_CHALLENGE: Final = 'Basic realm="trivium", charset="UTF-8"'
+BEARER_CHALLENGE: Final = 'Bearer realm="trivium"'
+FAULT: Final = ', error="invalid_token"'  # RFC 6750 part 3.1
 
 
 class Access:
@@ -28,26 +29,52 @@ class Access:
     async def grant(self, request: web.BaseRequest) -> Grant:
         """The rights of the client behind `request`.
 
-        A name and password in the request go before the connection's certificate.
+        A name and password, or a token, in the request go before the connection's certificate.
 
         Raises:
-            RestError: 401 with the challenge; late, for a wrong password.
+            RestError: 401 with the challenges; late, for a wrong password or token.
         """
-        credentials = request.headers.get("Authorization")
+        header = request.headers.get("Authorization")
         identity: Identity | None = None
-        if credentials is not None:
-            user, password = _basic(credentials)
-            identity = await self._authenticator.authenticate_password(user, password, peer=peer_of(request))
-            if identity is None:
-                raise _unauthorized("Wrong name or password")
+        if header is not None:
+            scheme, _, credentials = header.partition(" ")
+            if scheme.lower() == "basic":
+                identity = await self._by_password(credentials, peer_of(request))
+            elif scheme.lower() == "bearer" and self._authenticator.takes_tokens:
+                identity = await self._authenticator.authenticate_token(credentials.strip(), peer=peer_of(request))
+                if identity is None:
+                    raise self._unauthorized("The token is not accepted", FAULT)
+            else:
+                raise self._unauthorized("This authentication scheme is not served")
         else:
             transport = request.transport
             if request.secure and transport is not None:
                 identity = self._authenticator.identify_certificate(transport.get_extra_info("peercert"))
             identity = identity or self._authenticator.anonymous()
             if identity is None:
-                raise _unauthorized("Authentication is needed")
+                raise self._unauthorized("Authentication is needed")
         return self._access_list.for_identity(identity)
+
+    async def _by_password(self, credentials: str, peer: str) -> Identity:
+        """Judge the credentials of Basic; RestError when they are not good."""
+        try:
+            decoded = base64.b64decode(credentials.strip(), validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError, ValueError) as error:
+            raise self._unauthorized("The credentials are not readable") from error
+        user, colon, password = decoded.partition(":")
+        if not colon:
+            raise self._unauthorized("The credentials are not readable")
+        identity = await self._authenticator.authenticate_password(user, password, peer=peer)
+        if identity is None:
+            raise self._unauthorized("Wrong name or password")
+        return identity
+
+    def _unauthorized(self, message: str, fault: str = "") -> RestError:
+        """401 with a challenge for each scheme; `fault` is what was wrong with a token."""
+        challenges = [("WWW-Authenticate", BASIC_CHALLENGE)]
+        if self._authenticator.takes_tokens:
+            challenges.append(("WWW-Authenticate", BEARER_CHALLENGE + fault))
+        return RestError(401, message, headers=tuple(challenges))
 
 
 def peer_of(request: web.BaseRequest) -> str:
@@ -60,20 +87,3 @@ def peer_of(request: web.BaseRequest) -> str:
 def forbidden(what: str) -> RestError:
     """403 for what the access list does not allow."""
     return RestError(403, f"Not allowed: {what}")
-
-
-def _basic(credentials: str) -> tuple[str, str]:
-    if credentials[: len(_SCHEME)].lower() != _SCHEME:
-        raise _unauthorized("Only Basic authentication is served")
-    try:
-        decoded = base64.b64decode(credentials[len(_SCHEME) :].strip(), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError, ValueError) as error:
-        raise _unauthorized("The credentials are not readable") from error
-    user, colon, password = decoded.partition(":")
-    if not colon:
-        raise _unauthorized("The credentials are not readable")
-    return user, password
-
-
-def _unauthorized(message: str) -> RestError:
-    return RestError(401, message, headers=CHALLENGE)

@@ -38,7 +38,7 @@ def error_answer(error: RestError) -> web.Response:
     """A refusal in the dialect's error body."""
     answer = web.Response(body=encode_error(error), status=error.status, headers=_CONTROL)
     for name, value in error.headers:
-        answer.headers[name] = value
+        answer.headers.add(name, value)
     if error.close:
         answer.force_close()
     return answer

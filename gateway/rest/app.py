@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -13,14 +13,14 @@ from gateway.kafka.contracts import Refused
 from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
 from gateway.rest.access import Access
 from gateway.rest.answers import error_answer
+from gateway.rest.body import BodyReader
+from gateway.rest.call import Call, Handler, Module
 from mapping.outcomes import ANSWERS, Outcome
+from protocols.rest.contract import Contract
 from protocols.rest.errors import RETRY_AFTER_S, RestError, busy
-from protocols.rest.routes import ROUTES, Router
+from protocols.rest.routes import Router
 
 log = structlog.get_logger(__name__)
-
-Operation = Callable[..., Awaitable[web.StreamResponse]]
-"""Takes the request, the client's grant and the values of the path's names, in order."""
 
 OPEN_WEBSOCKET: Final = "openWebSocket"  # what the counts call it
 INTERNAL_ERROR: Final = "The request failed inside the gateway; its log says why"
@@ -30,61 +30,85 @@ class RestApp:
     """The operations behind one listener."""
 
     def __init__(
-        self, access: Access, operations: Mapping[str, Operation], websockets: Mapping[str, WebSocketEndpoint]
+        self,
+        contract: Contract,
+        modules: Sequence[Module],
+        access: Access,
+        bodies: BodyReader,
+        websockets: Mapping[str, WebSocketEndpoint],
     ) -> None:
-        """Serve `operations`, named as in the table of routes; ValueError when one of the table is missing.
+        """Serve what the contract has, by the handlers of `modules`.
 
-        `websockets`, by path, are not of the dialect and not in its table; what is opened there asks who its client
-        is by itself.
+        `websockets`, by path, are not of the contract; what is opened there asks who its client is by itself.
+
+        Raises:
+            ValueError: the contract has an operation that no module serves, or the other way round.
         """
-        missing = {route.operation for route in ROUTES} - operations.keys()
-        if missing:
-            raise ValueError(f"no handler for {sorted(missing)}")
         self.draining = False
         self._access = access
-        self._operations = operations
+        self._bodies = bodies
         self._websockets = websockets
-        self._router = Router()
+        self._router = Router(contract.operations.values())
+        self._handlers: dict[str, tuple[Handler, Callable[[RestError], web.Response]]] = {}
+        for module in modules:
+            for name, handler in module.operations().items():
+                if name in self._handlers:
+                    raise ValueError(f"{name} has two handlers")
+                self._handlers[name] = (handler, module.refuse)
+        differing = contract.operations.keys() ^ self._handlers.keys()
+        if differing:
+            raise ValueError(f"in the contract or served, not both: {', '.join(sorted(differing))}")
         self._answers: dict[tuple[str, int], int] = {}
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. Only cancellation and a lost connection leave it as exceptions."""
-        operation = "none"
+        name = "none"
+        refuse: Callable[[RestError], web.Response] = error_answer
+        call: Call | None = None
+        answer: web.StreamResponse
         try:
-            if self.draining:
-                raise busy("The gateway is shutting down", close=True)
-            if request.version < (1, 0):
-                raise RestError(505, "HTTP/1.1 is served", close=True)
-            if request.method == "CONNECT":
-                raise RestError(405, "No tunnels here", headers=(("Allow", "DELETE, GET, POST"),), close=True)
-            raw_path = request.raw_path.partition("?")[0]
-            if not raw_path.startswith("/"):  # a proxy's absolute form
-                raw_path = request.rel_url.raw_path
+            raw_path = self._path(request)
             endpoint = self._websockets.get(raw_path)
             if endpoint is not None:
-                operation = OPEN_WEBSOCKET
+                name = OPEN_WEBSOCKET
                 answer = endpoint.upgrade(request)
             else:
-                match = self._router.match(request.method, raw_path)
-                operation = match.operation
+                operation, texts = self._router.match(request.method, raw_path)
+                name = operation.name
+                handler, refuse = self._handlers[name]
                 grant = await self._access.grant(request)
-                answer = await self._operations[operation](request, grant, *match.values)
+                call = Call(request, operation, grant, self._bodies)
+                answer = await handler(call, *operation.path_values(texts))
         except RestError as error:
-            answer = error_answer(error)
+            answer = refuse(error)
         except Refused as refused:
-            answer = error_answer(refusal(refused))
+            answer = refuse(refusal(refused))
         except UpgradeError as refused:
             answer = error_answer(RestError(refused.status, str(refused), headers=refused.headers, close=True))
         except (asyncio.CancelledError, ConnectionError):
             raise  # the client left
         except Exception:
-            log.exception("request failed", operation=operation)
-            answer = error_answer(RestError(500, INTERNAL_ERROR, close=True))
-        if self.draining:
-            answer.force_close()
-        counted = (operation, answer.status // 100)
+            log.exception("request failed", operation=name)
+            answer = refuse(RestError(500, INTERNAL_ERROR, close=True))
+        if not answer.prepared:
+            if call is not None and call.answer_headers:
+                answer.headers.update(call.answer_headers)
+            if self.draining:
+                answer.force_close()
+        counted = (name, answer.status // 100)
         self._answers[counted] = self._answers.get(counted, 0) + 1
         return answer
+
+    def _path(self, request: web.BaseRequest) -> str:
+        """The path, still percent-encoded; RestError for what no operation is asked about."""
+        if self.draining:
+            raise busy("The gateway is shutting down", close=True)
+        if request.version < (1, 0):
+            raise RestError(505, "HTTP/1.1 is served", close=True)
+        if request.method == "CONNECT":
+            raise RestError(405, "No tunnels here", headers=(("Allow", "DELETE, GET, POST"),), close=True)
+        raw_path = request.raw_path.partition("?")[0]
+        return raw_path if raw_path.startswith("/") else request.rel_url.raw_path  # a proxy's absolute form
 
     def answers(self) -> dict[str, dict[str, int]]:
         """How many answers each operation gave, by class of the status ("2xx"); unknown paths count as "none"."""

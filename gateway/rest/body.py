@@ -25,22 +25,27 @@ class BodyReader:
         self._admission = admission
         self._timeout_s = timeout_s
 
-    async def read(self, request: web.BaseRequest) -> bytes:
+    async def read(self, request: web.BaseRequest, limit: int | None = None) -> bytes:
         """The whole body, decompressed.
+
+        Args:
+            request: whose.
+            limit: bytes, where it is not `max_bytes`.
 
         Raises:
             RestError: 400 for a body that breaks off in its own framing, 408 too slow, 413 too large (before it is
                 read where its length is announced), 417 for an expectation that we cannot meet.
         """
+        max_bytes = self.max_bytes if limit is None else limit
         content = request.content
         if content.is_eof():  # it came together with the head: the usual case
             body = content.read_nowait()
-            if len(body) > self.max_bytes:
-                raise too_large(self.max_bytes)
+            if len(body) > max_bytes:
+                raise too_large(max_bytes)
             return body
         announced = request.content_length or 0
-        if announced > self.max_bytes:
-            raise too_large(self.max_bytes)
+        if announced > max_bytes:
+            raise too_large(max_bytes)
         self._admission.upload(announced)
         counted = announced
         try:
@@ -49,19 +54,19 @@ class BodyReader:
             received = 0
             loop = asyncio.get_running_loop()
             began = loop.time()
-            async with asyncio.timeout(self._timeout_s) as limit:
+            async with asyncio.timeout(self._timeout_s) as timer:
                 while True:
                     part = await content.readany()
                     if not part:
                         return b"".join(parts)
                     received += len(part)
-                    if received > self.max_bytes:
-                        raise too_large(self.max_bytes)
+                    if received > max_bytes:
+                        raise too_large(max_bytes)
                     if received > counted:  # chunked, or larger than announced once decompressed
                         self._admission.upload(received - counted)
                         counted = received
                     parts.append(part)
-                    limit.reschedule(began + self._timeout_s + received / MIN_RATE)
+                    timer.reschedule(began + self._timeout_s + received / MIN_RATE)
         except TimeoutError as error:
             raise RestError(408, "The request body came too slowly", close=True) from error
         except (web.RequestPayloadError, HttpProcessingError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +23,7 @@ from gateway.kafka.member import Chunk, Member, MemberSettings, NotAssignedError
 from gateway.net.pump import Spawn
 from gateway.rest.access import forbidden
 from gateway.rest.answers import control_answer, no_content, records_answer
-from gateway.rest.body import BodyReader
+from gateway.rest.call import Call, Handler, Module
 from gateway.security.authorization import Grant
 from gateway.security.identity import Identity
 from mapping.rest import UndecodableError, from_record
@@ -37,7 +37,7 @@ from protocols.rest.consuming import (
 )
 from protocols.rest.errors import RestError, busy, not_found, unprocessable
 from protocols.rest.forwarded import base_uri, instance_path
-from protocols.rest.media import RECORD_TYPES, Format, accepts, check_control
+from protocols.rest.media import RECORD_TYPES, Format, accepts
 from protocols.rest.responses import Page, encode
 
 log = structlog.get_logger(__name__)
@@ -78,13 +78,12 @@ class Instance:
         self.closed = False
 
 
-class Consumers:
+class Consumers(Module):
     """All instances of this process, by group and name."""
 
     def __init__(
         self,
         config: HttpConfig,
-        bodies: BodyReader,
         *,
         kafka: dict[str, Any],
         spawn: Spawn,
@@ -92,7 +91,6 @@ class Consumers:
     ) -> None:
         """See `RestListener`."""
         self._config = config
-        self._bodies = bodies
         self._kafka = kafka
         self._spawn = spawn
         self._clock = clock
@@ -106,14 +104,21 @@ class Consumers:
         self._largest = PollLimits(round(config.max_poll_wait_s * 1000), config.poll_max_bytes)
         self._default = PollLimits(config.default_poll_wait_ms, config.poll_max_bytes)
 
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {
+            "createConsumer": self.create,
+            "deleteConsumer": self.delete,
+            "poll": self.poll,
+            "commit": self.commit,
+        }
+
     # Life of an instance
 
-    async def create(self, request: web.BaseRequest, grant: Grant, group: str) -> web.StreamResponse:
+    async def create(self, call: Call, group: str) -> web.StreamResponse:
         """`POST /consumers/{groupid}`."""
-        body = await self._bodies.read(request)
-        if body:
-            check_control(request.headers.get("Content-Type"))
-        create = decode_create(body)
+        request, grant = call.request, call.grant
+        create = decode_create(await call.body())
         if len(group) > NAME_LIMIT:
             raise unprocessable(f"A group's name has at most {NAME_LIMIT} characters")
         name = create.name or f"{NAME_PREFIX}{uuid.uuid4()}"
@@ -166,9 +171,9 @@ class Consumers:
         instance.used = self._clock()
         return instance
 
-    async def delete(self, request: web.BaseRequest, grant: Grant, group: str, name: str) -> web.StreamResponse:
+    async def delete(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`DELETE /consumers/{groupid}/instances/{name}`; a running poll ends."""
-        instance = self.find(grant, group, name)
+        instance = self.find(call.grant, group, name)
         await asyncio.shield(self._spawn(self._close(instance, delivered=True)))
         return no_content()
 
@@ -192,13 +197,13 @@ class Consumers:
 
     # Reading and committing
 
-    async def poll(self, request: web.BaseRequest, grant: Grant, group: str, name: str) -> web.StreamResponse:
+    async def poll(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../records`: what there is, as soon as there is something."""
-        instance = self.find(grant, group, name)
+        instance = self.find(call.grant, group, name)
         media = RECORD_TYPES[instance.embedded]
-        if not accepts(request.headers.get("Accept"), media):
+        if not accepts(call.request.headers.get("Accept"), media):
             raise RestError(406, "Consumer format does not match the embedded format requested by the Accept header.")
-        limits = poll_limits(request.rel_url.query, self._default, self._largest)
+        limits = poll_limits(call.query, self._default, self._largest)
         member = instance.member
         if not member.is_assigned:
             raise RestError(409, "Consumer is not subscribed to any topics or assigned any partitions")
@@ -213,7 +218,7 @@ class Consumers:
             return records_answer(b"[]", instance.embedded)  # another poll of this consumer is still waiting
         else:
             try:
-                return await self._page(request, instance, deadline, limits.max_bytes)
+                return await self._page(call, instance, deadline, limits.max_bytes)
             finally:
                 instance.polls.release()
         finally:
@@ -221,9 +226,7 @@ class Consumers:
             instance.users -= 1
             instance.used = self._clock()
 
-    async def _page(
-        self, request: web.BaseRequest, instance: Instance, deadline: float, max_bytes: int
-    ) -> web.StreamResponse:
+    async def _page(self, call: Call, instance: Instance, deadline: float, max_bytes: int) -> web.StreamResponse:
         member = instance.member
         member.confirm()
         self._commit_when_due(instance)
@@ -239,7 +242,7 @@ class Consumers:
             # The position stays before the record: reading it in another format, or a seek, goes past it.
             raise RestError(406, str(next(iter(stuck.values()))))
         answer = records_answer(page.finish(), instance.embedded)
-        await answer.prepare(request)
+        await call.begin(answer)
         await answer.write_eof()  # raises when the client has left: then nothing was delivered
         member.delivered(chunks)
         self._records += page.count
@@ -264,13 +267,12 @@ class Consumers:
         except (Refused, NotAssignedError) as error:
             log.info("positions not committed", group=instance.group, reason=str(error))
 
-    async def commit(self, request: web.BaseRequest, grant: Grant, group: str, name: str) -> web.StreamResponse:
+    async def commit(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../offsets`: those in the body, as they are given; without a body all that was delivered."""
-        instance = self.find(grant, group, name)
-        body = await self._bodies.read(request)
+        instance = self.find(call.grant, group, name)
+        body = await call.body()
         try:
             if body:
-                check_control(request.headers.get("Content-Type"))
                 await instance.member.commit(
                     {
                         TopicPartition(entry.topic, entry.partition): OffsetAndMetadata(entry.offset, entry.metadata)
@@ -299,7 +301,7 @@ class Consumers:
                 self._spawn(self._close(instance, delivered=False))
         self.start()
 
-    async def stop(self) -> None:
+    async def drain(self) -> None:
         """Close all instances: running polls come back at once; nothing is created or polled from now on."""
         self._draining = True
         if self._timer is not None:

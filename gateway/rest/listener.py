@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
-from gateway.config import HttpConfig
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.topics import Topics
 from gateway.net.http_server import HttpServer
-from gateway.net.pump import Spawn
 from gateway.net.upgrade import WebSocketEndpoint
 from gateway.rest.access import Access
 from gateway.rest.admission import Admission
 from gateway.rest.answers import error_answer
 from gateway.rest.app import RestApp
 from gateway.rest.body import BodyReader
+from gateway.rest.call import Module
 from gateway.rest.consumers import Consumers, ConsumersStatistics
+from gateway.rest.documents import Documents, load_contract
 from gateway.rest.produce import Produce, ProduceStatistics
+from gateway.rest.services import RestServices
 from gateway.rest.subscriptions import Subscriptions
 from gateway.rest.topics import TopicOperations
-from gateway.security.authentication import Authenticator
-from gateway.security.authorization import AccessList
 from protocols.rest.errors import RestError
 
 
@@ -46,69 +42,38 @@ class RestListener:
 
     def __init__(
         self,
-        config: HttpConfig,
+        services: RestServices,
         *,
-        publisher: Publisher,
-        topics: Topics,
-        authenticator: Authenticator,
-        access_list: AccessList,
-        kafka: dict[str, Any],
-        spawn: Spawn,
-        clock: Callable[[], float],
         tls: ssl.SSLContext | None = None,
         websockets: Mapping[str, WebSocketEndpoint] | None = None,
     ) -> None:
         """Build everything; nothing is bound yet.
 
         Args:
-            config: the `http` section.
-            publisher: the way into Kafka.
-            topics: what is known of Kafka's topics.
-            authenticator: who clients are.
-            access_list: what they may do.
-            kafka: connection arguments of an aiokafka consumer; see `gateway.kafka.client.client_settings`.
-            spawn: starts background work in the app's task group.
-            clock: monotonic seconds; the loop's.
+            services: what the operations work with.
             tls: what the listener shares with the other protocols.
-            websockets: by path, what WebSockets can be opened on this port.
+            websockets: by path, what WebSockets of other protocols can be opened on this port.
         """
+        config = services.config
         self._config = config
         self._tls = tls
-        self._spawn = spawn
-        self._admission = Admission(publisher, config.max_concurrent)
-        bodies = BodyReader(self._admission, config.max_body_bytes, config.header_timeout_s)
-        self._produce = Produce(publisher, self._admission, bodies, config.max_records)
-        self._consumers = Consumers(config, bodies, kafka=kafka, spawn=spawn, clock=clock)
-        subscriptions = Subscriptions(self._consumers, bodies, publisher)
-        described = TopicOperations(topics, publisher, kafka)
-        self._described = described
-        self._app = RestApp(
-            Access(authenticator, access_list),
-            {
-                "info": described.info,
-                "listTopics": described.list_topics,
-                "getTopic": described.get_topic,
-                "listPartitions": described.list_partitions,
-                "getPartition": described.get_partition,
-                "getOffsets": described.get_offsets,
-                "send": self._produce.send,
-                "sendToPartition": self._produce.send_to_partition,
-                "createConsumer": self._consumers.create,
-                "deleteConsumer": self._consumers.delete,
-                "poll": self._consumers.poll,
-                "commit": self._consumers.commit,
-                "subscribe": subscriptions.subscribe,
-                "listSubscriptions": subscriptions.list_subscriptions,
-                "unsubscribe": subscriptions.unsubscribe,
-                "assign": subscriptions.assign,
-                "seek": subscriptions.seek,
-                "seekToBeginning": subscriptions.seek_to_beginning,
-                "seekToEnd": subscriptions.seek_to_end,
-            },
-            websockets or {},
+        self._spawn = services.spawn
+        admission = Admission(services.publisher, config.max_concurrent)
+        bodies = BodyReader(admission, config.max_body_bytes, config.header_timeout_s)
+        contract = load_contract()
+        self._produce = Produce(services.publisher, admission, bodies, config.max_records)
+        self._consumers = Consumers(config, kafka=services.kafka, spawn=services.spawn, clock=services.clock)
+        self._modules: tuple[Module, ...] = (
+            Documents(contract),
+            TopicOperations(services.topics, services.publisher, services.kafka),
+            self._produce,
+            self._consumers,
+            Subscriptions(self._consumers, services.publisher),
         )
+        access = Access(services.authenticator, services.access)
+        self._app = RestApp(contract, self._modules, access, bodies, websockets or {})
         self._http: HttpServer | None = None
-        self._leaving: asyncio.Task[None] | None = None
+        self._leaving: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Bind and accept.
@@ -124,7 +89,8 @@ class RestListener:
             handler_cancellation=True,  # a poll whose client left must not take records
         )
         await self._http.listen("http.address", self._config.address, self._tls)
-        self._consumers.start()
+        for module in self._modules:
+            module.start()
 
     @property
     def bound(self) -> str:
@@ -144,23 +110,24 @@ class RestListener:
     def stop_taking(self) -> None:
         """Close the listening socket: open connections are answered 503 from now on, running polls come back.
 
-        Consumers begin to leave their groups; requests that wait for Kafka go on waiting.
+        Modules end what would run for long, such as consumers; requests that wait for Kafka go on waiting.
         """
         if self._app.draining:
             return
         if self._http is not None:
             self._http.stop_accepting()
         self._app.draining = True
-        self._leaving = self._spawn(self._consumers.stop())
+        self._leaving = [self._spawn(module.drain()) for module in self._modules]
 
     async def stop(self, timeout: float) -> None:
         """Let running requests end, then close every consumer and connection, all within about `timeout` seconds."""
         self.stop_taking()
         if self._http is not None:
             await self._http.stop(timeout / 2)
-        if self._leaving is not None:
-            await asyncio.wait([self._leaving], timeout=timeout / 2)
-        await self._described.stop()
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=timeout / 2)
+        for module in self._modules:
+            await module.stop()
 
     def statistics(self) -> RestStatistics:
         """Counts so far."""

@@ -7,7 +7,7 @@ record at all was stored for one and the same reason: then that reason is the st
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,11 +19,11 @@ from gateway.rest.access import forbidden
 from gateway.rest.admission import Admission
 from gateway.rest.answers import control_answer, no_content
 from gateway.rest.body import BodyReader
+from gateway.rest.call import Call, Handler, Module
 from gateway.security.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Headers, Record
 from mapping.rest import standard_headers, to_records, trace_headers
-from protocols.rest.consuming import flag, partition_number
 from protocols.rest.errors import RETRY_AFTER_S, RestError
 from protocols.rest.media import Format, produce_format
 from protocols.rest.responses import ErrorBody, Stored, encode_results
@@ -85,8 +85,8 @@ class Ticket:
 _PENDING: Final = ErrorBody(_STATUS_BUSY, "pending")
 
 
-class Produce:
-    """The two produce operations."""
+class Produce(Module):
+    """The two produce operations. Their bodies are checked while they are read into records, not by the schemas."""
 
     def __init__(self, publisher: Publisher, admission: Admission, bodies: BodyReader, max_records: int) -> None:
         """Publish through `publisher` what `admission` lets in and `bodies` reads."""
@@ -99,22 +99,23 @@ class Produce:
         self._records = 0
         self._failed = 0
 
-    async def send(self, request: web.BaseRequest, grant: Grant, topic: str) -> web.StreamResponse:
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {"send": self.send, "sendToPartition": self.send_to_partition}
+
+    async def send(self, call: Call, topic: str) -> web.StreamResponse:
         """`POST /topics/{topicname}`."""
-        return await self._produce(request, grant, topic, None)
+        return await self._produce(call, topic, None)
 
-    async def send_to_partition(
-        self, request: web.BaseRequest, grant: Grant, topic: str, partition: str
-    ) -> web.StreamResponse:
+    async def send_to_partition(self, call: Call, topic: str, partition: int) -> web.StreamResponse:
         """`POST /topics/{topicname}/partitions/{partitionid}`."""
-        return await self._produce(request, grant, topic, partition_number(partition))
+        return await self._produce(call, topic, partition)
 
-    async def _produce(
-        self, request: web.BaseRequest, grant: Grant, topic: str, partition: int | None
-    ) -> web.StreamResponse:
+    async def _produce(self, call: Call, topic: str, partition: int | None) -> web.StreamResponse:
+        request, grant = call.request, call.grant
         fields = request.headers
         embedded = produce_format(fields.get("Content-Type"))
-        unacknowledged = "?" in request.raw_path and flag(request.rel_url.query, "async")
+        unacknowledged = call.query["async"]
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
         with self._admission.enter(topic):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 from aiokafka import TopicPartition
@@ -11,30 +11,40 @@ from gateway.kafka.member import NotAssignedError
 from gateway.kafka.publisher import Publisher
 from gateway.rest.access import forbidden
 from gateway.rest.answers import control_answer, no_content
-from gateway.rest.body import BodyReader
+from gateway.rest.call import Call, Handler, Module
 from gateway.rest.consumers import Consumers
 from gateway.security.authorization import Grant
 from protocols.rest.consuming import Partition, decode_offsets, decode_partitions, decode_subscription
 from protocols.rest.errors import RestError, not_found
-from protocols.rest.media import check_control
 from protocols.rest.responses import encode
 
 EXCLUSIVE = "Subscriptions to topics, partitions, and patterns are mutually exclusive."
 
 
-class Subscriptions:
+class Subscriptions(Module):
     """The operations under a consumer instance that choose what it reads and from where."""
 
-    def __init__(self, consumers: Consumers, bodies: BodyReader, publisher: Publisher) -> None:
+    def __init__(self, consumers: Consumers, publisher: Publisher) -> None:
         """`publisher` looks topics up, and creates them where the policy allows."""
         self._consumers = consumers
-        self._bodies = bodies
         self._publisher = publisher
 
-    async def subscribe(self, request: web.BaseRequest, grant: Grant, group: str, name: str) -> web.StreamResponse:
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {
+            "subscribe": self.subscribe,
+            "listSubscriptions": self.list_subscriptions,
+            "unsubscribe": self.unsubscribe,
+            "assign": self.assign,
+            "seek": self.seek,
+            "seekToBeginning": self.seek_to_beginning,
+            "seekToEnd": self.seek_to_end,
+        }
+
+    async def subscribe(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../subscription`; answered when the group has given out its partitions, or a little later."""
-        instance = self._consumers.find(grant, group, name)
-        topics = decode_subscription(await self._control_body(request))
+        instance = self._consumers.find(call.grant, group, name)
+        topics = decode_subscription(await call.body())
         member = instance.member
         if member.is_manual:
             raise RestError(409, EXCLUSIVE)
@@ -42,16 +52,14 @@ class Subscriptions:
             member.unsubscribe()
             return no_content()
         for topic in topics:
-            await self._check_readable(grant, topic)
+            await self._check_readable(call.grant, topic)
         if tuple(topics) != member.topics:
             await member.subscribe(topics)
         return no_content()
 
-    async def list_subscriptions(
-        self, request: web.BaseRequest, grant: Grant, group: str, name: str
-    ) -> web.StreamResponse:
+    async def list_subscriptions(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../subscription`."""
-        member = self._consumers.find(grant, group, name).member
+        member = self._consumers.find(call.grant, group, name).member
         partitions: dict[str, list[int]] = {}
         for partition in member.assignment():
             partitions.setdefault(partition.topic, []).append(partition.partition)
@@ -64,15 +72,15 @@ class Subscriptions:
             )
         )
 
-    async def unsubscribe(self, request: web.BaseRequest, grant: Grant, group: str, name: str) -> web.StreamResponse:
+    async def unsubscribe(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`DELETE .../subscription`: subscriptions and assignments alike."""
-        self._consumers.find(grant, group, name).member.unsubscribe()
+        self._consumers.find(call.grant, group, name).member.unsubscribe()
         return no_content()
 
-    async def assign(self, request: web.BaseRequest, grant: Grant, group: str, name: str) -> web.StreamResponse:
+    async def assign(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../assignments`."""
-        instance = self._consumers.find(grant, group, name)
-        wanted = decode_partitions(await self._control_body(request))
+        instance = self._consumers.find(call.grant, group, name)
+        wanted = decode_partitions(await call.body())
         member = instance.member
         if member.topics:
             raise RestError(409, EXCLUSIVE)
@@ -80,36 +88,32 @@ class Subscriptions:
             member.unsubscribe()
             return no_content()
         for entry in wanted:
-            if entry.partition >= await self._check_readable(grant, entry.topic):
+            if entry.partition >= await self._check_readable(call.grant, entry.topic):
                 raise not_found(f"Topic {entry.topic} has no partition {entry.partition}")
         await member.assign(_partitions(wanted))
         return no_content()
 
-    async def seek(self, request: web.BaseRequest, grant: Grant, group: str, name: str) -> web.StreamResponse:
+    async def seek(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../positions`."""
-        instance = self._consumers.find(grant, group, name)
-        wanted = decode_offsets(await self._control_body(request))
+        instance = self._consumers.find(call.grant, group, name)
+        wanted = decode_offsets(await call.body())
         try:
             instance.member.seek({TopicPartition(entry.topic, entry.partition): entry.offset for entry in wanted})
         except NotAssignedError as error:
             raise not_found(str(error)) from error
         return no_content()
 
-    async def seek_to_beginning(
-        self, request: web.BaseRequest, grant: Grant, group: str, name: str
-    ) -> web.StreamResponse:
+    async def seek_to_beginning(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../positions/beginning`."""
-        return await self._seek_to_edge(request, grant, group, name, end=False)
+        return await self._seek_to_edge(call, group, name, end=False)
 
-    async def seek_to_end(self, request: web.BaseRequest, grant: Grant, group: str, name: str) -> web.StreamResponse:
+    async def seek_to_end(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../positions/end`."""
-        return await self._seek_to_edge(request, grant, group, name, end=True)
+        return await self._seek_to_edge(call, group, name, end=True)
 
-    async def _seek_to_edge(
-        self, request: web.BaseRequest, grant: Grant, group: str, name: str, *, end: bool
-    ) -> web.StreamResponse:
-        instance = self._consumers.find(grant, group, name)
-        wanted = decode_partitions(await self._control_body(request))
+    async def _seek_to_edge(self, call: Call, group: str, name: str, *, end: bool) -> web.StreamResponse:
+        instance = self._consumers.find(call.grant, group, name)
+        wanted = decode_partitions(await call.body())
         try:
             await instance.member.seek_to_edge(_partitions(wanted), end=end)
         except NotAssignedError as error:
@@ -121,13 +125,6 @@ class Subscriptions:
         if not grant.subscribe.whole_topic(topic):
             raise forbidden(f"subscribe to {topic}")
         return (await self._publisher.topic(topic)).partitions
-
-    async def _control_body(self, request: web.BaseRequest) -> bytes:
-        body = await self._bodies.read(request)
-        if not body:
-            raise RestError(400, "Validation error on: the request has no body")
-        check_control(request.headers.get("Content-Type"))
-        return body
 
 
 def _partitions(entries: Sequence[Partition]) -> list[TopicPartition]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -19,10 +19,10 @@ from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import Topics
 from gateway.rest.access import forbidden
 from gateway.rest.answers import control_answer
+from gateway.rest.call import Call, Handler, Module
 from gateway.security.authorization import Grant
 from mapping.outcomes import Outcome
 from mapping.record import is_topic_name
-from protocols.rest.consuming import partition_number
 from protocols.rest.errors import not_found
 from protocols.rest.responses import encode
 
@@ -45,7 +45,7 @@ class PartitionView(msgspec.Struct, frozen=True):
     replicas: tuple[Replica, ...]
 
 
-class TopicOperations:
+class TopicOperations(Module):
     """The reading operations on topics."""
 
     def __init__(self, topics: Topics, publisher: Publisher, kafka: dict[str, Any]) -> None:
@@ -57,37 +57,39 @@ class TopicOperations:
         self._admin: AIOKafkaAdminClient | None = None
         self._connecting = asyncio.Lock()
 
-    async def info(self, request: web.BaseRequest, grant: Grant) -> web.StreamResponse:
-        """`GET /`."""
-        return control_answer(encode({"bridge_version": _version()}))
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {
+            "listTopics": self.list_topics,
+            "getTopic": self.get_topic,
+            "listPartitions": self.list_partitions,
+            "getPartition": self.get_partition,
+            "getOffsets": self.get_offsets,
+        }
 
-    async def list_topics(self, request: web.BaseRequest, grant: Grant) -> web.StreamResponse:
+    async def list_topics(self, call: Call) -> web.StreamResponse:
         """`GET /topics`: those that this client may read or write."""
-        seen = grant.subscribe, grant.publish
+        seen = call.grant.subscribe, call.grant.publish
         names = [name for name in sorted(self._topics.names) if any(right.some(name) for right in seen)]
         return control_answer(encode(names))
 
-    async def get_topic(self, request: web.BaseRequest, grant: Grant, topic: str) -> web.StreamResponse:
+    async def get_topic(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /topics/{topicname}`."""
-        partitions = await self._partitions(grant, topic)
+        partitions = await self._partitions(call.grant, topic)
         configs = await self._configs(topic)
         return control_answer(encode({"name": topic, "configs": configs, "partitions": partitions}))
 
-    async def list_partitions(self, request: web.BaseRequest, grant: Grant, topic: str) -> web.StreamResponse:
+    async def list_partitions(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /topics/{topicname}/partitions`."""
-        return control_answer(encode(await self._partitions(grant, topic)))
+        return control_answer(encode(await self._partitions(call.grant, topic)))
 
-    async def get_partition(
-        self, request: web.BaseRequest, grant: Grant, topic: str, partition: str
-    ) -> web.StreamResponse:
+    async def get_partition(self, call: Call, topic: str, partition: int) -> web.StreamResponse:
         """`GET /topics/{topicname}/partitions/{partitionid}`."""
-        return control_answer(encode(await self._partition(grant, topic, partition)))
+        return control_answer(encode(await self._partition(call.grant, topic, partition)))
 
-    async def get_offsets(
-        self, request: web.BaseRequest, grant: Grant, topic: str, partition: str
-    ) -> web.StreamResponse:
+    async def get_offsets(self, call: Call, topic: str, partition: int) -> web.StreamResponse:
         """`GET /topics/{topicname}/partitions/{partitionid}/offsets`."""
-        view = await self._partition(grant, topic, partition)
+        view = await self._partition(call.grant, topic, partition)
         where = TopicPartition(topic, view.partition)
         first = await self._lookup.beginnings([where])
         end = await self._lookup.ends([where])
@@ -100,12 +102,11 @@ class TopicOperations:
             await self._admin.close()
             self._admin = None
 
-    async def _partition(self, grant: Grant, topic: str, partition: str) -> PartitionView:
-        number = partition_number(partition)
+    async def _partition(self, grant: Grant, topic: str, partition: int) -> PartitionView:
         for view in await self._partitions(grant, topic):
-            if view.partition == number:
+            if view.partition == partition:
                 return view
-        raise not_found(f"Topic {topic} has no partition {number}")
+        raise not_found(f"Topic {topic} has no partition {partition}")
 
     async def _partitions(self, grant: Grant, topic: str) -> list[PartitionView]:
         if not (grant.subscribe.some(topic) or grant.publish.some(topic)):
@@ -162,10 +163,3 @@ def _view(partition: dict[str, Any]) -> PartitionView:
 
 def _silent(error: BaseException) -> Refused:
     return Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})")
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("trivium")
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout
-        return "0"

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from protocols.rest.errors import RestError, invalid, unprocessable
+from protocols.rest.errors import RestError, unprocessable
 from protocols.rest.media import Format
 from protocols.rest.requests import decode
 
@@ -135,44 +135,15 @@ def decode_offsets(body: bytes) -> list[PartitionOffset]:
     return offsets
 
 
-def poll_limits(query: Mapping[str, str], default: PollLimits, largest: PollLimits) -> PollLimits:
+def poll_limits(query: Mapping[str, int], default: PollLimits, largest: PollLimits) -> PollLimits:
     """The limits in a poll's query.
 
     Longer waiting than allowed is cut, since a poll that comes back empty is repeated anyway; so are more bytes.
-
-    Raises:
-        RestError: 400 for what is no number, or negative.
     """
     return PollLimits(
-        min(_number(query, "timeout", default.timeout_ms), largest.timeout_ms),
-        min(_number(query, "max_bytes", default.max_bytes), largest.max_bytes),
+        min(query.get("timeout", default.timeout_ms), largest.timeout_ms),
+        min(query.get("max_bytes", default.max_bytes), largest.max_bytes),
     )
-
-
-def flag(query: Mapping[str, str], name: str) -> bool:
-    """A boolean of the query, false when it is not there; 400 for anything but `true` and `false`."""
-    text = query.get(name)
-    if text is None or text == "false":
-        return False
-    if text == "true":
-        return True
-    raise invalid(f"Expected `true` or `false`, got `{text[:32]}` - at query parameter `{name}`")
-
-
-def partition_number(text: str) -> int:
-    """A partition in a path; 400 when it is no number of a partition."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 10) or int(text) > LARGEST_PARTITION:
-        raise invalid(f"Expected `int`, got `{text[:32]}` - at path parameter `partitionid`")
-    return int(text)
-
-
-def _number(query: Mapping[str, str], name: str, default: int) -> int:
-    text = query.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise invalid(f"Expected `int`, got `{text[:32]}` - at query parameter `{name}`")
-    return int(text)
 
 
 def _check_partition(partition: int) -> None:

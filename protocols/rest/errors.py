@@ -52,9 +52,19 @@ def method_not_allowed(allowed: Sequence[str]) -> RestError:
     return RestError(405, "Method Not Allowed", headers=(("Allow", ", ".join(allowed)),))
 
 
+def not_acceptable(offered: Sequence[str]) -> RestError:
+    """406: the client accepts none of what there is (RFC 9110 section 15.5.7)."""
+    return RestError(406, f"Not Acceptable: there is {', '.join(offered)}")
+
+
 def invalid(detail: str) -> RestError:
     """400: the body or a parameter is not what the contract says; `detail` names the place."""
     return RestError(400, "Validation error on: Schema validation error", validation_errors=(detail,))
+
+
+def refused_by_contract(status: int, details: Sequence[str]) -> RestError:
+    """400, or what the contract says instead: values that do not fit their schemas, one line each."""
+    return RestError(status, "Validation error on: Schema validation error", validation_errors=details)
 
 
 def unprocessable(message: str) -> RestError:

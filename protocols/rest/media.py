@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from protocols.rest.errors import RestError
@@ -22,7 +22,6 @@ CONTROL_TYPE: Final = "application/vnd.kafka.v2+json"
 PLAIN_JSON_TYPE: Final = "application/json"
 RECORD_TYPES: Final = {kind: f"application/vnd.kafka.{kind.value}.v2+json" for kind in Format}
 _PRODUCE_FORMATS: Final = {media: kind for kind, media in RECORD_TYPES.items()} | {PLAIN_JSON_TYPE: Format.JSON}
-_CONTROL_TYPES: Final = frozenset({CONTROL_TYPE, PLAIN_JSON_TYPE})
 _UNSUPPORTED: Final = "The format of the request body is not supported"
 _ACCEPT_LIMIT: Final = 64  # ranges that are looked at: no browser sends ten
 _NO_PARAMETERS: Final[dict[str, str]] = {}
@@ -40,27 +39,43 @@ def produce_format(content_type: str | None) -> Format:
     return embedded
 
 
-def check_control(content_type: str | None) -> None:
-    """Refuse (400) the body of a control request that is not of the control type."""
-    if content_type not in _CONTROL_TYPES and (content_type is None or _essence(content_type) not in _CONTROL_TYPES):
-        raise _unsupported(content_type or "no Content-Type", _CONTROL_TYPES)
+def body_type(content_type: str | None, known: Collection[str]) -> str:
+    """Which of the `known` media types a body is of; 400 when none, or no Content-Type."""
+    if content_type is not None and content_type in known:
+        return content_type
+    essence = "" if content_type is None else _essence(content_type)
+    if essence not in known:
+        raise _unsupported(content_type or "no Content-Type", known)
+    return essence
 
 
 def accepts(accept: str | None, media_type: str) -> bool:
-    """Whether the field `Accept` allows an answer of `media_type` (RFC 9110 section 12.5.1).
+    """Whether the field `Accept` allows an answer of `media_type` (RFC 9110 section 12.5.1)."""
+    return preferred(accept, (media_type,)) is not None
 
-    The most specific range that matches decides; weight 0 refuses; no field at all allows everything.
+
+def preferred(accept: str | None, offered: Sequence[str]) -> str | None:
+    """Which of `offered` the field `Accept` prefers, or None (RFC 9110 section 12.5.1).
+
+    For each type the most specific range that matches decides; weight 0 refuses; no field at all allows everything.
+    Among the same weights the order of `offered` decides.
     """
-    if accept is None or accept in (media_type, "*/*"):
-        return True
-    family = media_type.partition("/")[0] + "/*"
-    best, allowed = 0, False
-    for text in accept.split(",")[:_ACCEPT_LIMIT]:
-        essence, parameters = _split(text)
-        rank = 3 if essence == media_type else 2 if essence == family else 1 if essence == "*/*" else 0
-        if rank > best:
-            best, allowed = rank, _weight(parameters) > 0
-    return allowed
+    if accept is None or accept == "*/*":
+        return offered[0]
+    if accept in offered:
+        return accept
+    ranges = [_split(text) for text in accept.split(",")[:_ACCEPT_LIMIT]]
+    chosen, heaviest = None, 0.0
+    for media_type in offered:
+        family = media_type.partition("/")[0] + "/*"
+        best, weight = 0, 0.0
+        for essence, parameters in ranges:
+            rank = 3 if essence == media_type else 2 if essence == family else 1 if essence == "*/*" else 0
+            if rank > best:
+                best, weight = rank, _weight(parameters)
+        if weight > heaviest:
+            chosen, heaviest = media_type, weight
+    return chosen
 
 
 def _essence(content_type: str) -> str:

@@ -1,4 +1,4 @@
-"""Which operation a method and path mean: one table, matched without regular expressions.
+"""Which operation a method and path mean: the contract's paths as a tree, matched without regular expressions.
 
 Segments of a path are percent-decoded after the path was split (RFC 3986 section 2.4), so that a group or a consumer
 may have any name, also one with a slash in it.
@@ -6,49 +6,18 @@ may have any name, also one with a slash in it.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 from urllib.parse import unquote
 
+from protocols.rest.contract import Operation
 from protocols.rest.errors import method_not_allowed, not_found
 
 
-class Route(NamedTuple):
-    """One operation. `{name}` in the template stands for one segment; names are as in the contract."""
-
-    method: str
-    template: str
-    operation: str
-
-
-_INSTANCE = "/consumers/{groupid}/instances/{name}"
-
-ROUTES: Final = (
-    Route("GET", "/", "info"),
-    Route("GET", "/topics", "listTopics"),
-    Route("GET", "/topics/{topicname}", "getTopic"),
-    Route("POST", "/topics/{topicname}", "send"),
-    Route("GET", "/topics/{topicname}/partitions", "listPartitions"),
-    Route("GET", "/topics/{topicname}/partitions/{partitionid}", "getPartition"),
-    Route("POST", "/topics/{topicname}/partitions/{partitionid}", "sendToPartition"),
-    Route("GET", "/topics/{topicname}/partitions/{partitionid}/offsets", "getOffsets"),
-    Route("POST", "/consumers/{groupid}", "createConsumer"),
-    Route("DELETE", _INSTANCE, "deleteConsumer"),
-    Route("POST", _INSTANCE + "/subscription", "subscribe"),
-    Route("GET", _INSTANCE + "/subscription", "listSubscriptions"),
-    Route("DELETE", _INSTANCE + "/subscription", "unsubscribe"),
-    Route("POST", _INSTANCE + "/assignments", "assign"),
-    Route("GET", _INSTANCE + "/records", "poll"),
-    Route("POST", _INSTANCE + "/offsets", "commit"),
-    Route("POST", _INSTANCE + "/positions", "seek"),
-    Route("POST", _INSTANCE + "/positions/beginning", "seekToBeginning"),
-    Route("POST", _INSTANCE + "/positions/end", "seekToEnd"),
-)
-
-
 class Match(NamedTuple):
-    """An operation and the values of its template's names, in order."""
+    """An operation and the texts of its template's names, in order."""
 
-    operation: str
+    operation: Operation
     values: tuple[str, ...]
 
 
@@ -60,23 +29,27 @@ class _Node:
     def __init__(self) -> None:
         self.literal: dict[str, _Node] = {}
         self.any: _Node | None = None
-        self.operations: dict[str, str] = {}
+        self.operations: dict[str, Operation] = {}
 
 
 class Router:
-    """The table as a tree: a path is matched in one walk over its segments."""
+    """The paths as a tree: one is matched in one walk over its segments. A literal segment goes before a name."""
 
-    def __init__(self, routes: tuple[Route, ...] = ROUTES) -> None:
+    def __init__(self, operations: Iterable[Operation]) -> None:
         self._root = _Node()
-        for route in routes:
+        for operation in operations:
             node = self._root
-            for segment in route.template.strip("/").split("/"):
+            for segment in operation.template.strip("/").split("/"):
                 if segment.startswith("{"):
                     node.any = node.any or _Node()
                     node = node.any
                 else:
                     node = node.literal.setdefault(segment, _Node())
-            node.operations[route.method] = route.operation
+            node.operations[operation.method] = operation
+
+    def methods(self, raw_path: str) -> list[str]:
+        """The methods of a path, sorted; RestError 404 for no such path."""
+        return sorted(self._find(raw_path)[0].operations)
 
     def match(self, method: str, raw_path: str) -> Match:
         """The operation for a method and a path that is still percent-encoded, without the query.
@@ -84,6 +57,13 @@ class Router:
         Raises:
             RestError: 404 for no such path, 405 with `Allow` for a path without this method.
         """
+        node, values = self._find(raw_path)
+        operation = node.operations.get(method)
+        if operation is None:
+            raise method_not_allowed(sorted(node.operations))
+        return Match(operation, tuple(values))
+
+    def _find(self, raw_path: str) -> tuple[_Node, list[str]]:
         if not raw_path.startswith("/"):
             raise not_found()
         node = self._root
@@ -96,9 +76,6 @@ class Router:
                     raise not_found()
                 values.append(unquote(segment) if "%" in segment else segment)
             node = following
-        operation = node.operations.get(method)
-        if operation is None:
-            if not node.operations:
-                raise not_found()
-            raise method_not_allowed(sorted(node.operations))
-        return Match(operation, tuple(values))
+        if not node.operations:
+            raise not_found()
+        return node, values

@@ -18,13 +18,22 @@ from aiokafka.structs import ConsumerRecord
 
 from gateway.config import Address, BudgetConfig, HttpConfig, KafkaConfig, SecurityConfig
 from gateway.kafka.client import client_settings
+from gateway.kafka.consumers import Lookup
+from gateway.kafka.group import Groups
 from gateway.kafka.publisher import Publisher
+from gateway.kafka.replay import Replay
+from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
 from gateway.rest.listener import RestListener
+from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 
 LOCAL = Address("127.0.0.1:0")
+
+
+def wall_clock() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class Gateway:
@@ -68,31 +77,44 @@ async def running_gateway(
             topics,
             spawn=spawn,
             clock=loop.time,
-            wall_clock=lambda: time.time_ns() // 1_000_000,
+            wall_clock=wall_clock,
             chance=random.Random(1),
         )
         authenticator = Authenticator(security)
         await authenticator.start()
-        listener = RestListener(
-            HttpConfig(**{"address": LOCAL, **(http or {})}),
+        lookup = Lookup(client_settings(kafka_config, "lookup"), ensure=topics.get)
+        replay = Replay(client_settings(kafka_config, "replay"), spawn, lookup)
+        tail = Tail(client_settings(kafka_config, "tail"), spawn, lookup, replay)
+        groups = Groups(client_settings(kafka_config, "group"), spawn, lookup, random=random.Random(2).random)
+        services = RestServices(
+            config=HttpConfig(**{"address": LOCAL, **(http or {})}),
             publisher=publisher,
             topics=topics,
+            lookup=lookup,
+            tail=tail,
+            groups=groups,
             authenticator=authenticator,
-            access_list=AccessList(security.access),
+            access=AccessList(security.access),
             kafka=client_settings(kafka_config, "http"),
             spawn=spawn,
             clock=loop.time,
-            tls=tls,
+            wall_clock=wall_clock,
         )
+        listener = RestListener(services, tls=tls)
         try:
             started = await publisher.start()
             assert started or not wait
             background.append(spawn(topics.run()))
+            await tail.start()
             await listener.start()
             yield Gateway(listener, publisher, topics)
         finally:
             await listener.stop(4.0)
             await publisher.drain(1.0)
+            await groups.stop()
+            await tail.stop()
+            await replay.stop()
+            await lookup.stop()
             await publisher.stop()
             await topics.stop()
             await authenticator.stop()

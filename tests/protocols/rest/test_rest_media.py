@@ -1,7 +1,16 @@
 import pytest
 
 from protocols.rest.errors import RestError
-from protocols.rest.media import CONTROL_TYPE, RECORD_TYPES, Format, accepts, check_control, produce_format
+from protocols.rest.media import (
+    CONTROL_TYPE,
+    PLAIN_JSON_TYPE,
+    RECORD_TYPES,
+    Format,
+    accepts,
+    body_type,
+    preferred,
+    produce_format,
+)
 
 JSON_TYPE = RECORD_TYPES[Format.JSON]
 
@@ -34,12 +43,29 @@ def test_any_other_content_type_is_a_400_that_names_the_right_ones(content_type:
     assert JSON_TYPE in caught.value.message
 
 
-def test_control_requests_take_the_control_type_and_plain_json() -> None:
-    check_control(CONTROL_TYPE)
-    check_control("application/json; charset=utf-8")
+def test_a_body_is_of_a_type_that_its_operation_takes() -> None:
+    known = (CONTROL_TYPE, PLAIN_JSON_TYPE)
+    assert body_type(CONTROL_TYPE, known) == CONTROL_TYPE
+    assert body_type("application/json; charset=utf-8", known) == PLAIN_JSON_TYPE
     for wrong in (None, JSON_TYPE, "application/x-www-form-urlencoded"):
         with pytest.raises(RestError, match="not supported"):
-            check_control(wrong)
+            body_type(wrong, known)
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        (None, "a/b"),
+        ("*/*", "a/b"),
+        ("c/d", "c/d"),
+        ("a/b;q=0.1, c/*;q=0.5", "c/d"),
+        ("c/d, a/b", "a/b"),  # of equal weight: ours decides
+        ("a/b;q=0, */*", "c/d"),
+        ("x/y", None),
+    ],
+)
+def test_the_heaviest_of_the_offered_types_is_answered(accept: str | None, expected: str | None) -> None:
+    assert preferred(accept, ("a/b", "c/d")) == expected
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.rest.documents import load_contract
+from protocols.rest.contract import Operation
 from protocols.rest.errors import RestError
-from protocols.rest.routes import ROUTES, Router
+from protocols.rest.routes import Router
 
-ROUTER = Router()
+OPERATIONS = load_contract().operations
+ROUTER = Router(OPERATIONS.values())
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.template}")
-def test_every_route_of_the_table_is_found_under_its_own_path(route: object) -> None:
-    method, template, operation = route  # type: ignore[misc]
-    path = "/".join(f"v{i}" if part.startswith("{") else part for i, part in enumerate(template.split("/")))
-    match = ROUTER.match(method, path)
-    assert match.operation == operation
-    assert match.values == tuple(part for part in path.split("/") if part.startswith("v") and part[1:].isdigit())
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda one: f"{one.method} {one.template}")
+def test_every_operation_of_the_contract_is_found_under_its_own_path(operation: Operation) -> None:
+    path = "/".join(f"value{i}" if part.startswith("{") else part for i, part in enumerate(operation.template.split("/")))
+    match = ROUTER.match(operation.method, path)
+    assert match.operation is operation
+    assert match.values == tuple(part for part in path.split("/") if part.startswith("value"))
 
 
 def test_segments_are_decoded_after_splitting() -> None:
     match = ROUTER.match("GET", "/consumers/a%2Fb/instances/%C3%A9%20x/records")
-    assert match == ("poll", ("a/b", "é x"))
+    assert match == (OPERATIONS["poll"], ("a/b", "é x"))
 
 
 @pytest.mark.parametrize(

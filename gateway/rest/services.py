@@ -1,0 +1,50 @@
+"""What the operations of HTTP are made with: the rest of the gateway, as far as they need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from gateway.config import HttpConfig
+from gateway.kafka.consumers import Lookup
+from gateway.kafka.group import Groups
+from gateway.kafka.publisher import Publisher
+from gateway.kafka.tail import Tail
+from gateway.kafka.topics import Topics
+from gateway.net.pump import Spawn
+from gateway.security.authentication import Authenticator
+from gateway.security.authorization import AccessList
+
+
+class RestServices(msgspec.Struct, frozen=True):
+    """One for a process.
+
+    Attributes:
+        config: the `http` section.
+        publisher: the way into Kafka.
+        topics: what is known of Kafka's topics.
+        lookup: partitions and offsets.
+        tail: the end of the log, and what a reader behind it is brought.
+        groups: shared readers of consumer groups.
+        authenticator: who clients are.
+        access: what they may do.
+        kafka: connection arguments of an aiokafka client; see `gateway.kafka.client.client_settings`.
+        spawn: starts background work in the app's task group.
+        clock: monotonic seconds; the loop's.
+        wall_clock: epoch milliseconds.
+    """
+
+    config: HttpConfig
+    publisher: Publisher
+    topics: Topics
+    lookup: Lookup
+    tail: Tail
+    groups: Groups
+    authenticator: Authenticator
+    access: AccessList
+    kafka: dict[str, Any]
+    spawn: Spawn
+    clock: Callable[[], float]
+    wall_clock: Callable[[], int]

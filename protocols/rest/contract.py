@@ -1,0 +1,282 @@
+"""The contract (OpenAPI 3.1) as what requests are judged by: which operation, which parameters, which body.
+
+The document is put together from parts (`assemble`), each with the paths and schemas of one subject. What the gateway
+needs of it at run time is compiled once (`Contract`): routes, parameters with their types, schemas of bodies.
+
+Two extensions of ours: `x-every-operation` at the top holds answers that every operation can give, `x-with-body` those
+of every operation that takes a body; `assemble` writes them out. `x-status`, inside a schema, names the status for a
+violation of single keywords, such as `{enum: 422}`; without it a violation is a 400.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import jsonschema_rs
+import msgspec
+
+from protocols.rest.errors import RestError, invalid, refused_by_contract
+
+METHODS: Final = ("delete", "get", "head", "options", "patch", "post", "put")
+_SHOWN_ERRORS: Final = 8  # of one request; a body may have thousands
+_SHOWN_TEXT: Final = 240  # characters of one error: it repeats what the client sent
+_STATUS: Final = "x-status"
+_NUMBER_DIGITS: Final = 19  # of an integer in a path or query; more than 64 bits are nowhere of use
+
+
+class Schema:
+    """One compiled schema."""
+
+    __slots__ = ("_definition", "_validator")
+
+    def __init__(self, definition: dict[str, Any]) -> None:
+        """`definition` without references."""
+        self._definition = definition
+        self._validator = jsonschema_rs.Draft202012Validator(definition)
+
+    def check(self, value: Any, where: str = "$", place: str = "") -> None:
+        """Refuse a value that does not fit.
+
+        Args:
+            value: as `json.loads` gives it.
+            where: the first part of the JSON path in the error.
+            place: what it is a value of, such as "query parameter `timeout`"; without it the JSON path is shown.
+
+        Raises:
+            RestError: 400, or what `x-status` says where all violations have one.
+        """
+        if self._validator.is_valid(value):
+            return
+        lines: list[str] = []
+        statuses: set[int] = set()
+        for number, error in enumerate(self._validator.iter_errors(value)):
+            if number == _SHOWN_ERRORS:
+                break
+            statuses.add(self._status(error.schema_path))
+            shown = error.message if len(error.message) <= _SHOWN_TEXT else error.message[:_SHOWN_TEXT] + "..."
+            lines.append(f"{shown} - at {place or f'`{_json_path(where, error.instance_path)}`'}")
+        raise refused_by_contract(400 if 400 in statuses else min(statuses), lines)
+
+    def _status(self, path: Sequence[str | int]) -> int:
+        node: Any = self._definition
+        for step in path[:-1]:
+            node = node[step]
+        status: int = node.get(_STATUS, {}).get(path[-1], 400) if isinstance(node, dict) else 400
+        return status
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """A parameter of a path or query, or a header field."""
+
+    name: str
+    place: str  # path, query or header
+    kind: str  # string, integer, boolean, number or array
+    required: bool
+    default: Any
+    schema: Schema
+
+    def value(self, texts: Sequence[str]) -> Any:
+        """Its value from what was sent.
+
+        Raises:
+            RestError: 400.
+        """
+        where = f"{self.place} parameter `{self.name}`"
+        if self.kind == "array":
+            value: Any = list(texts)
+        elif len(texts) > 1:
+            raise invalid(f"It was given more than once - at {where}")
+        else:
+            value = _typed(self.kind, texts[0])
+        self.schema.check(value, place=where)
+        return value
+
+
+class Body(msgspec.Struct, frozen=True):
+    """What an operation takes as a body: by media type its schema, or None for what is no JSON."""
+
+    required: bool
+    media: dict[str, Schema | None]
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One operation of the contract."""
+
+    name: str
+    method: str
+    template: str
+    path: tuple[Parameter, ...]  # in the order of the template
+    query: dict[str, Parameter]
+    headers: tuple[Parameter, ...]
+    body: Body | None
+    answers: dict[str, tuple[str, ...]]  # by status ("200"), the media types
+    typed_path: bool  # whether the values of the path need more than being text
+    defaults: dict[str, Any]  # of the query's parameters
+
+    def path_values(self, texts: Sequence[str]) -> tuple[Any, ...]:
+        """The path's values with their types. Raises RestError 400."""
+        if not self.typed_path:
+            return tuple(texts)
+        return tuple(parameter.value((text,)) for parameter, text in zip(self.path, texts, strict=True))
+
+    def query_values(self, given: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """The declared parameters of the query with their types and defaults; others are ignored.
+
+        Raises:
+            RestError: 400 for a value against the contract, or a missing one.
+        """
+        values = dict(self.defaults)
+        for name, parameter in self.query.items():
+            texts = given.get(name)
+            if texts is not None:
+                values[name] = parameter.value(texts)
+            elif parameter.required:
+                raise invalid(f"It is missing - at query parameter `{name}`")
+        return values
+
+    def success_media(self) -> tuple[str, ...]:
+        """The media types of its good answers, the preferred one first."""
+        return tuple(
+            dict.fromkeys(media for status, types in self.answers.items() if status[0] == "2" for media in types)
+        )
+
+
+class Contract:
+    """The whole document, compiled."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        """`document`: as `assemble` made it; ValueError when it contradicts itself."""
+        self.document = document
+        self.operations: dict[str, Operation] = {}
+        for operation in self._compiled():
+            if operation.name in self.operations:
+                raise ValueError(f"{operation.name} stands twice in the contract")
+            self.operations[operation.name] = operation
+
+    def _compiled(self) -> Iterator[Operation]:
+        for template, item in self.document["paths"].items():
+            shared = [self._resolved(parameter) for parameter in item.get("parameters", ())]
+            for method in METHODS:
+                if method in item:
+                    yield self._operation(method, template, item[method], shared)
+
+    def _operation(self, method: str, template: str, entry: dict[str, Any], shared: list[Any]) -> Operation:
+        own = [self._resolved(parameter) for parameter in entry.get("parameters", ())]
+        parameters = {(one["in"], one["name"]): _parameter(one) for one in (*shared, *own)}
+        names = [part[1:-1] for part in template.split("/") if part.startswith("{")]
+        found = {name for place, name in parameters if place == "path"}
+        if found != set(names):
+            raise ValueError(f"{method} {template}: the path's parameters are {sorted(names)}, not {sorted(found)}")
+        path = tuple(parameters["path", name] for name in names)
+        query = {name: parameter for (place, name), parameter in parameters.items() if place == "query"}
+        return Operation(
+            name=entry["operationId"],
+            method=method.upper(),
+            template=template,
+            path=path,
+            query=query,
+            headers=tuple(parameter for (place, _), parameter in parameters.items() if place == "header"),
+            body=self._body(entry.get("requestBody")),
+            answers={
+                status: tuple(self._resolved(answer).get("content", ()))
+                for status, answer in entry["responses"].items()
+            },
+            typed_path=any(parameter.kind != "string" for parameter in path),
+            defaults={name: one.default for name, one in query.items() if one.default is not None},
+        )
+
+    def _body(self, entry: dict[str, Any] | None) -> Body | None:
+        if entry is None:
+            return None
+        body = self._resolved(entry)
+        media = {
+            name: Schema(content["schema"]) if name.endswith("json") and "schema" in content else None
+            for name, content in body["content"].items()
+        }
+        return Body(body.get("required", False), media)
+
+    def _resolved(self, node: Any) -> Any:
+        """`node` with what it refers to written out."""
+        if isinstance(node, dict):
+            reference = node.get("$ref")
+            if reference is None:
+                return {name: self._resolved(value) for name, value in node.items()}
+            target: Any = self.document
+            for step in reference.removeprefix("#/").split("/"):
+                target = target[step.replace("~1", "/").replace("~0", "~")]
+            return self._resolved(target)
+        return [self._resolved(value) for value in node] if isinstance(node, list) else node
+
+
+def assemble(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One document from its parts; the first has what is said once (title, version, licence).
+
+    Raises:
+        ValueError: a path's method or a component stands in two parts.
+    """
+    document: dict[str, Any] = {**parts[0], "tags": [], "paths": {}, "components": {}}
+    for part in parts:
+        document["tags"] += part.get("tags", ())
+        for path, item in part.get("paths", {}).items():
+            _merge(document["paths"].setdefault(path, {}), item, path)
+        for kind, components in part.get("components", {}).items():
+            _merge(document["components"].setdefault(kind, {}), components, kind)
+    everywhere = document.pop("x-every-operation", {})
+    with_body = document.pop("x-with-body", {})
+    for item in document["paths"].values():
+        for method in METHODS:
+            operation = item.get(method)
+            if operation is not None:
+                added = {**everywhere, **(with_body if "requestBody" in operation else {})}
+                operation["responses"] = dict(sorted({**added, **operation["responses"]}.items()))
+    return document
+
+
+def _merge(into: dict[str, Any], part: Mapping[str, Any], where: str) -> None:
+    twice = into.keys() & part.keys()
+    if twice:
+        raise ValueError(f"{where}: {', '.join(sorted(twice))} stands in two parts of the contract")
+    into.update(part)
+
+
+def _parameter(entry: dict[str, Any]) -> Parameter:
+    definition = entry["schema"]
+    kind = definition.get("type", "string")
+    return Parameter(
+        name=entry["name"],
+        place=entry["in"],
+        kind=kind if isinstance(kind, str) else kind[0],
+        required=entry.get("required", False),
+        default=definition.get("default"),
+        schema=Schema(definition),
+    )
+
+
+def _typed(kind: str, text: str) -> Any:
+    """The value of a text; the text itself where it is none of the kind, for the schema to refuse."""
+    if kind == "integer":
+        digits = text.removeprefix("-")
+        return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= _NUMBER_DIGITS else text
+    if kind == "boolean":
+        return {"true": True, "false": False}.get(text, text)
+    return text
+
+
+def _json_path(where: str, path: Sequence[str | int]) -> str:
+    return where + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+
+
+def check_body(schema: Schema | None, body: bytes) -> None:
+    """Refuse (400, or what the schema's `x-status` says) a body that is no JSON or not as the contract says."""
+    if schema is None:
+        return
+    try:
+        value = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise RestError(400, f"Validation error on: the body is not JSON: {error}") from error
+    except UnicodeDecodeError as error:
+        raise RestError(400, f"Validation error on: the body is not UTF-8 at byte {error.start}") from error
+    except RecursionError as error:
+        raise RestError(400, "Validation error on: the body is nested too deeply") from error
+    schema.check(value)
