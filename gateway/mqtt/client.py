@@ -124,6 +124,8 @@ class Client:
         """The socket is gone; records on their way to Kafka stay on it."""
         self._gone = True
         self._incoming = None
+        if self._dialogue is not None:
+            self._dialogue.end()
         self._leave(with_will=True)
         if self.client_id:
             log.info("client gone", client=self.client_id, reason=reason)
@@ -170,7 +172,7 @@ class Client:
         method = event.properties.authentication_method if event.properties is not None else None
         if method is not None:
             assert event.properties is not None
-            self._dialogue = login.dialogue(self._connection, method, peer=pump.peer)
+            self._dialogue = login.dialogue(self._connection, method, peer=pump.peer, said=self.flush)
             if self._dialogue is None:
                 return self._refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, "this authentication method is not served")
             return await self._judged(event, await self._dialogue.begin(event.properties.authentication_data))
@@ -453,7 +455,7 @@ class Client:
         self._services.counters.delivered_acknowledged += 1
         self._starved = True
         if self.session is not None:
-            self.session.acknowledged(packet_id)
+            self.session.deliveries.acknowledged(packet_id)
 
     def _received(self, event: events.PubrecReceived) -> None:
         """PUBREC: PUBREL is due; with an error the delivery is over [MQTT-4.3.3-4]."""
@@ -462,8 +464,8 @@ class Client:
             return
         if event.reason_code >= REFUSED:
             self._starved = True
-            session.acknowledged(event.packet_id)
-        elif not session.received(event.packet_id):
+            session.deliveries.acknowledged(event.packet_id)
+        elif not session.deliveries.received(event.packet_id):
             self._connection.send_pubrel(event.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
 
     def flush_soon(self) -> None:

@@ -6,43 +6,35 @@ it is nothing but these records. What is delivered from the log is queued in the
 
 from __future__ import annotations
 
-import collections
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import structlog
 
 from flowcontrol.budget import Budget
 from gateway.kafka.contracts import Owner, Refused
+from gateway.mqtt.deliveries import Deliveries
 from gateway.mqtt.exchanges import Exchanges
-from gateway.mqtt.flights import PUBACK, PUBCOMP, PUBREC, Flights
+from gateway.mqtt.flights import Flights
 from gateway.mqtt.journal import Journal
 from gateway.mqtt.outbox import Outbox
-from gateway.mqtt.records import Flight, FlightRecord, Places, SessionRecord, Testament, Wish, encode
+from gateway.mqtt.records import FlightRecord, Places, SessionRecord, Testament, Wish, encode
 from gateway.mqtt.router import Match, Since, combine
-from gateway.mqtt.shares import AT_LEAST_ONCE, Shares
-from mapping.mqtt import Delivery, for_subscriber
+from gateway.mqtt.shares import Shares
+from mapping.mqtt import Delivery
 from mapping.outcomes import Outcome
-from mapping.record import Received
-from protocols.mqtt.encoding import PreparedPublish, prepare_publish
-from protocols.mqtt.packets import Subscription
-from protocols.mqtt.states import UNLIMITED
 from protocols.mqtt.topics import SubscriptionTrie, is_shared
 
 if TYPE_CHECKING:
     from gateway.mqtt.client import Client
     from gateway.mqtt.services import Services
-    from gateway.mqtt.sharing import Share
 
 log = structlog.get_logger(__name__)
-
-_PLAIN: Final = Match(0, False, ())
 
 
 class Session:
     """One session; the router's subscriber and the owner of its outlets."""
 
     __slots__ = (
-        "_back",
         "_flights",
         "_gaps",
         "_held",
@@ -50,12 +42,11 @@ class Session:
         "_lossy",
         "_own",
         "_places",
-        "_retained",
         "_services",
-        "_unsent",
         "budget",
         "client",
         "client_id",
+        "deliveries",
         "epoch",
         "exchanges",
         "expiry",
@@ -85,17 +76,13 @@ class Session:
         self.shares = Shares(self, services.sharing, services.spawn)
         self.journal = Journal(self._write_flight) if kept else None
         self.exchanges: Exchanges | None = None
-        self._services = services
         self._flights = Flights() if kept else None
+        self.deliveries = Deliveries(self, self._flights, services)
+        self._services = services
         self._lossy: Outbox | None = None
         self._lossless: Outbox | None = None
         self._own: SubscriptionTrie[int, Wish] | None = None
-        self._back = False  # some of the log is read a second time
         self._places: Places = {}  # of a session without a connection
-        # Topics whose retained message is to be sent, how, and under which identifier again (0: a new one).
-        self._retained: collections.deque[tuple[str, Wish, int]] | None = None
-        # Deliveries that have an identifier and wait for the journal; those of a group with where they are from.
-        self._unsent: dict[int, tuple[Share, Received] | None] = {}
         self._held: list[str] = []  # names of what the router holds for this session, beside `filters` once attached
         self._gaps = 0
 
@@ -130,7 +117,7 @@ class Session:
             (self.shares.wishes if is_shared(topic_filter) else self.filters)[topic_filter] = wish
         if flight is None or flight.nonce != self.nonce:
             return
-        self._flights = Flights(flight.flights, flight.reached)
+        self._flights = self.deliveries.flights = Flights(flight.flights, flight.reached)
         self._places = flight.reached
         if flight.open or flight.mark or flight.released:
             self._make_exchanges().restore(flight)
@@ -218,7 +205,7 @@ class Session:
 
     def attach(self, client: Client) -> None:
         """The session has a connection, and CONNACK was said; `prepare` came before."""
-        self.client = client
+        self.client = self.deliveries.client = client
         self.gone_at = None
         router, tail = self._services.router, self._services.tail
         self._held = [name for name in self._held if name not in self.filters]  # the router's entries have them now
@@ -230,37 +217,10 @@ class Session:
         outlet = self._make_outlets()
         wanted = router.places({name for name, wish in self.filters.items() if wish.options.qos}, outlet)
         starts, at_once, lost = self._flights.rewind(self.unclear_until, wanted, router.places(self._held, outlet))
-        self._back = self._flights.is_back
         self.unclear_until = 0
-        for flight in at_once:
-            self._send_at_once(flight)
-        for flight in lost:
-            self._abandon(flight)
+        self.deliveries.go_on(at_once, lost)
         for (topic, number), offset in starts.items():
             tail.catch_up(topic, router, outlet, number, offset, self._lost)
-
-    def _send_at_once(self, flight: Flight) -> None:
-        """A delivery of which the client has the message already, or whose message is a retained one."""
-        assert self.client is not None
-        assert self._flights is not None
-        if flight.stage == PUBCOMP:
-            self.client.send_pubrel(flight.packet_id)
-            return
-        self._queue_retained(flight.name, Wish(Subscription(flight.name, flight.stage)), flight.packet_id)
-
-    def _abandon(self, flight: Flight) -> None:
-        """A delivery on the way cannot be sent again: its message is gone, or too large for the client.
-
-        At QoS 2 the client may have the message: PUBREL completes that, so that the identifier can be used again.
-        """
-        client, flights = self.client, self._flights
-        assert client is not None
-        assert flights is not None
-        if flight.stage == PUBREC:
-            self._release_when_stored(client, flight)
-        else:
-            client.release_reserved(flight.packet_id)
-            self._end(flight.packet_id)
 
     def detach(self) -> None:
         """The connection is gone: leave the tail, remember how far the log was offered."""
@@ -270,10 +230,7 @@ class Session:
             if self._flights is not None:
                 self._flights.reached = self._places
         self.client = None
-        for packet_id, given in self._unsent.items():
-            if given is not None and self._flights is not None:
-                self._flights.end(packet_id)  # it was not sent: another member of the group gets it
-        self._unsent.clear()
+        self.deliveries.stop()
         for topic_filter in self.filters:
             services.router.unsubscribe(self, topic_filter)
         self._drop()
@@ -281,7 +238,6 @@ class Session:
             if outlet is not None:
                 services.tail.forget(outlet)
         self._lossy = self._lossless = self._own = None
-        self._retained = None
         self.shares.leave()
 
     def _lost(self, count: int) -> None:
@@ -308,143 +264,7 @@ class Session:
         found = self.filters.pop(topic_filter, None) is not None
         return self._services.router.unsubscribe(self, topic_filter) if found else False
 
-    def send_retained(self, wish: Wish) -> None:
-        """Queue the retained messages that a new subscription gets (section 3.3.1.3)."""
-        for topic in self._services.retained.matching(wish.options.topic_filter):
-            self._queue_retained(topic, wish)
-
-    def _queue_retained(self, topic: str, wish: Wish, packet_id: int = 0) -> None:
-        if self._retained is None:
-            self._retained = collections.deque()
-        self._retained.append((topic, wish, packet_id))
-
-    def _make_outlets(self) -> Outbox:
-        if self._lossless is None:
-            counters = self._services.counters
-            self._lossless = Outbox(self, counters, lossy=False)
-            self._lossy = Outbox(self, counters, lossy=True)
-        return self._lossless
-
-    def outlet_for(self, match: Match) -> Outbox:
-        """The outlet of this delivery's QoS (contract: `gateway.mqtt.router.Subscriber`)."""
-        outlet = self._lossless if match.qos else self._lossy
-        assert outlet is not None
-        return outlet
-
-    # room
-
-    @property
-    def takes_more(self) -> bool:
-        """Whether the socket's buffer is below its mark."""
-        return self.client is not None and self.client.takes_more
-
-    @property
-    def room(self) -> int:
-        """Free places in the client's window [MQTT-3.3.4-9], 0 while the socket is full."""
-        client = self.client
-        if client is None or not client.takes_more:
-            return 0
-        room = client.window - len(self._unsent)
-        return max(0, room if self._flights is None else min(room, UNLIMITED - len(self._flights)))
-
-    def feed(self) -> None:
-        """The window or the socket has room again."""
-        if self._retained:
-            self._feed_retained()
-        if self._lossless is not None:
-            self._services.tail.room(self._lossless)
-        self.shares.wake()
-
-    def feed_lossy(self) -> None:
-        """The socket has room again."""
-        if self._lossy is not None:
-            self._services.tail.room(self._lossy)
-
-    def _feed_retained(self) -> None:
-        """Send what is queued as it is now: a message that was replaced meanwhile is not sent in its old form."""
-        retained, queue = self._services.retained, self._retained
-        while queue:  # None: there is nothing
-            topic, wish, packet_id = queue[0]
-            kept = retained.get(topic)
-            flight = self._flights.find(packet_id) if self._flights is not None else None
-            version = (kept.partition, kept.offset) if kept is not None else None
-            if flight is not None and version != (flight.partition, flight.offset):
-                self._abandon(flight)
-                queue[0] = (topic, wish, 0)
-                continue
-            if kept is None:
-                queue.popleft()
-                continue
-            qos = min(wish.options.qos, kept.delivery.qos)
-            if not (self.room if qos else self.takes_more):
-                return
-            queue.popleft()
-            if flight is not None:
-                self._send_again(flight, self._message(kept.delivery, ()), retain=True)
-                continue
-            identifiers = (wish.identifier,) if wish.identifier else ()
-            place = Received(retained.name, topic.encode(), None, (), 0, kept.partition, kept.offset)
-            self._deliver(place, kept.delivery, Match(qos, True, identifiers), name=topic)
-
-    # deliveries
-
-    def send_lossy(self, record: Received, match: Match) -> bool:
-        """Send one message of the log at QoS 0, if there is room (contract: `gateway.mqtt.outbox.Sender`)."""
-        client = self.client
-        if client is None or not client.takes_more:
-            return False
-        packet = None
-        if client.takes_packets and not match.identifiers:
-            packet = self._services.router.packet(record, client.is_v5, match.retain)
-        if packet is None:
-            self.deliver(record, match)
-        elif client.may_receive(record):
-            client.send_packet(packet)
-        return True
-
-    def deliver(self, record: Received, match: Match) -> None:
-        """Send one message of the log (contract: `gateway.mqtt.outbox.Sender`)."""
-        if self._back and match.qos:
-            self.deliver_again(record, match)
-            return
-        delivery = self._services.router.delivery(record)
-        if delivery is not None:
-            self._deliver(record, delivery, match)
-
-    def deliver_again(self, record: Received, match: Match | None = None) -> None:
-        """A record that is caught up on: new, or on the way already, or finished, or for somebody else."""
-        flight, dup = None, False
-        if self._flights is not None and self._back:
-            verdict = self._flights.judge(record)
-            self._back = self._flights.is_back
-            flight, dup = verdict.flight, verdict.unclear
-            for lost in verdict.lost:
-                self._abandon(lost)
-            if verdict.finished:
-                return
-        delivery = self._services.router.delivery(record)
-        if delivery is None:
-            if flight is not None:
-                self._abandon(flight)
-            return
-        if match is None:
-            match = self._match(delivery)
-        if flight is not None:
-            match = match or _PLAIN
-            message = self._message(delivery, match.identifiers)  # it was sent: it does not expire [MQTT-4.3.3-7]
-            self._send_again(flight, message, retain=match.retain)
-            return
-        if match is not None and match.qos:  # what goes out at QoS 0 is not for those who were away
-            self._deliver(record, delivery, match, dup=dup)
-
-    def _send_again(self, flight: Flight, message: PreparedPublish, *, retain: bool) -> None:
-        """Send a delivery on the way under its old identifier [MQTT-4.4.0-1]."""
-        client, packet_id = self.client, flight.packet_id
-        assert client is not None
-        if client.send(message, flight.stage, retain=retain, dup=True, packet_id=packet_id) is None:
-            self._abandon(flight)
-
-    def _match(self, delivery: Delivery) -> Match | None:
+    def match(self, delivery: Delivery) -> Match | None:
         """How the session's own filters match."""
         own = self._own
         if own is None:
@@ -453,143 +273,27 @@ class Session:
                 own.add(topic_filter, 0, wish)
         return combine(delivery, self.client_id, (wish for _, wish in own.match(delivery.topic)))
 
-    def take_shared(self, record: Received, match: Match, share: Share) -> None:
-        """Send one message of a group (contract: `gateway.mqtt.sharing.SharedSubscriber`)."""
-        client, delivery = self.client, self._services.router.delivery(record)
-        if client is None or not client.is_open or delivery is None:
-            share.again(record, failed=False)
-        elif not client.may_receive(record):
-            share.decline(record)
-        else:
-            message = self._prepare(record, delivery, match)
-            if message is None:
-                share.done(record)
-                return
-            sent = self._dispatch(client, message, record, match, share=share)
-            if sent is None:
-                share.decline(record)
-            elif not sent:
-                share.done(record)
+    def _make_outlets(self) -> Outbox:
+        if self._lossless is None:
+            counters = self._services.counters
+            self._lossless = Outbox(self.deliveries, counters, lossy=False)
+            self._lossy = Outbox(self.deliveries, counters, lossy=True)
+        return self._lossless
 
-    def _deliver(
-        self, record: Received, delivery: Delivery, match: Match, *, dup: bool = False, name: str = ""
-    ) -> None:
-        """Send one message; one that is expired, too large for the client or not allowed counts as delivered."""
-        client = self.client
-        if client is None or not client.is_open or not client.may_receive(record, name):
-            return
-        message = self._prepare(record, delivery, match) if not name else self._message(delivery, match.identifiers)
-        if message is not None:
-            self._dispatch(client, message, record, match, dup=dup, name=name)
+    def outlet_for(self, match: Match) -> Outbox:
+        """The outlet of this delivery's QoS (contract: `gateway.mqtt.router.Subscriber`)."""
+        outlet = self._lossless if match.qos else self._lossy
+        assert outlet is not None
+        return outlet
 
-    def _dispatch(
-        self,
-        client: Client,
-        message: PreparedPublish,
-        record: Received,
-        match: Match,
-        *,
-        dup: bool = False,
-        name: str = "",
-        share: Share | None = None,
-    ) -> int | None:
-        """Send one message that may be sent.
+    def feed(self) -> None:
+        """The window or the socket has room again."""
+        self.deliveries.feed_retained()
+        if self._lossless is not None:
+            self._services.tail.room(self._lossless)
+        self.shares.wake()
 
-        Returns:
-            Its packet identifier, 0 at QoS 0; None: it is larger than the client takes.
-        """
-        flights, qos = self._flights, match.qos
-        if flights is None or not qos:
-            packet_id = client.send(message, qos, retain=match.retain)
-        elif qos == AT_LEAST_ONCE and (share is not None or not self._unsent):
-            # What a group gave is not sent again to this session: it goes to another member.
-            packet_id = flights.begin(record if share is None else None, PUBACK, name)
-            if client.send(message, qos, retain=match.retain, dup=dup, packet_id=packet_id) is None:
-                flights.end(packet_id)
-                packet_id = None
-        else:
-            # The identifier is stored before the message leaves: after a crash it goes out under the same one. A QoS 1
-            # message stays behind those that wait for it: sending again has the log's order [MQTT311-4.6.0-1].
-            packet_id = flights.begin(record, PUBACK if qos == AT_LEAST_ONCE else PUBREC, name)
-            self._unsent[packet_id] = None if share is None else (share, record)
-            assert self.journal is not None
-            again = dup and qos == AT_LEAST_ONCE
-            self.journal.save((self._send_stored, (client, packet_id, message, qos, match.retain, again)))
-            return packet_id
-        if not packet_id:
-            return packet_id
-        if share is not None:
-            self.shares.gave(packet_id, share, record, qos)
-        elif flights is not None:
-            self._services.sessions.touch(self)
-        return packet_id
-
-    def _prepare(self, record: Received, delivery: Delivery, match: Match) -> PreparedPublish | None:
-        """The message's bytes; None when its time has run out [MQTT-3.3.2-5]."""
-        services = self._services
-        assert self.client is not None
-        if delivery.expires is None and not match.identifiers:
-            return services.router.prepared(record, delivery, self.client.version)
-        if delivery.expires is not None and delivery.expires <= services.wall_clock():
-            services.counters.expired += 1
-            return None
-        return self._message(delivery, match.identifiers)
-
-    def _message(self, delivery: Delivery, identifiers: tuple[int, ...]) -> PreparedPublish:
-        assert self.client is not None
-        now_ms = self._services.wall_clock() if delivery.expires is not None else 0
-        properties = for_subscriber(delivery, identifiers, now_ms)
-        return prepare_publish(delivery.topic, delivery.payload, properties, self.client.version)
-
-    def _send_stored(self, argument: tuple[Client, int, PreparedPublish, int, bool, bool]) -> None:
-        client, packet_id, message, qos, retain, dup = argument
-        if client is not self.client:
-            return  # it is sent when the session comes back
-        given = self._unsent.pop(packet_id)
-        if given is not None:
-            share, record = given
-            share.done(record)  # it is this session's from now on [MQTT-4.8.2-4]
-        if client.is_open and client.send(message, qos, retain=retain, dup=dup, packet_id=packet_id) is None:
-            self._end(packet_id)
-            self.feed()  # the room that was kept for it
-
-    # the client's answers to them
-
-    def acknowledged(self, packet_id: int) -> None:
-        """PUBACK, PUBCOMP, or a PUBREC with an error came: the delivery is over."""
-        self.shares.settle(packet_id)
-        if self._flights is not None:
-            self._end(packet_id)
-
-    def _end(self, packet_id: int) -> None:
-        assert self._flights is not None
-        self._flights.end(packet_id)
-        self._services.sessions.touch(self)
-
-    def received(self, packet_id: int) -> bool:
-        """PUBREC came: PUBREL follows, from a kept session when that is stored.
-
-        Returns:
-            False when the identifier is not in use.
-        """
-        client = self.client
-        assert client is not None
-        if self._flights is None or packet_id in self.shares:
-            client.send_pubrel(packet_id)
-            return True
-        flight = self._flights.find(packet_id)
-        if flight is None or packet_id in self._unsent:
-            return False
-        self._release_when_stored(client, flight)
-        return True
-
-    def _release_when_stored(self, client: Client, flight: Flight) -> None:
-        flight.stage = PUBCOMP
-        assert self.journal is not None
-        self.journal.save((self._release, (client, flight.packet_id)))
-
-    def _release(self, argument: tuple[Client, int]) -> None:
-        client, packet_id = argument
-        if client is self.client and self._flights is not None and packet_id in self._flights:
-            client.send_pubrel(packet_id)
-            client.flush_soon()
+    def feed_lossy(self) -> None:
+        """The socket has room again."""
+        if self._lossy is not None:
+            self._services.tail.room(self._lossy)

@@ -58,7 +58,7 @@ class Shares:
         shared = parse_share(wish.options.topic_filter)
         assert shared is not None
         client = self._session.client
-        subscriber: SharedSubscriber = self._session
+        subscriber: SharedSubscriber = self._session.deliveries
         share = await self._sharing.join(subscriber, shared, wish)
         if client is self._session.client:
             return share

@@ -68,7 +68,7 @@ async def subscribe(
     explained = Properties(reason_string=answer.reason) if answer.reason is not None else None
     connection.send_suback(event.packet_id, answer.codes, explained)
     for wish in answer.retained:
-        session.send_retained(wish)
+        session.deliveries.send_retained(wish)
     if answer.retained:
         session.feed()
 
