@@ -45,6 +45,14 @@ class Window:
         self.mean += (size - self.mean) * WEIGHT
         self.unsettled += 1
 
+    def arrive_run(self, count: int, size: int) -> None:
+        """Count `count` messages of `size` bytes together, as if all had the same."""
+        if count < 1 or size < 0:
+            raise WindowError(f"{count} messages of {size} bytes")
+        each = size / count
+        self.mean = each + (self.mean - each) * (1 - WEIGHT) ** count
+        self.unsettled += count
+
     def settle(self, count: int = 1) -> None:
         """Count `count` messages as answered."""
         if not 0 <= count <= self.unsettled:

@@ -128,7 +128,7 @@ def usual_record(data: bytes, destination: Destination, now_ms: int) -> Record |
         DecodeError, Unmappable: as `to_record`.
     """
     size = len(data)
-    headers: list[Header] = list(destination.headers)
+    headers: list[Header] = []  # beside the destination's
     key, partition = destination.key, destination.partition
     expiry: int | None = None
     timestamp: int | None = None
@@ -191,7 +191,9 @@ def usual_record(data: bytes, destination: Destination, now_ms: int) -> Record |
         headers.append(_expiry(expiry, now_ms))
     if exact:
         headers.append((AMQP_SECTIONS, data[:at]))
-    return Record(destination.topic, key, value, tuple(headers), timestamp, partition)
+    # The same object where it can be: Kafka's batch writes it once for many records.
+    all_headers = (*destination.headers, *headers) if headers else destination.headers
+    return Record(destination.topic, key, value, all_headers, timestamp, partition)
 
 
 def general_record(data: bytes, destination: Destination, now_ms: int) -> Record:

@@ -6,13 +6,17 @@ is granted. What was granted is honoured, and dispositions flow all the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from flowcontrol.window import Window
 from gateway.amqp.answers import delivery_state
 from mapping.amqp import Destination, Unmappable, to_record
+from mapping.amqp_runs import Likeness, likeness
 from mapping.outcomes import Outcome
+from mapping.record import Record
+from protocols.amqp.events import TransferReceived
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import rejected
 
@@ -20,6 +24,10 @@ if TYPE_CHECKING:
     from gateway.amqp.session import AmqpSession
 
 Allowed = Callable[[str, bytes | None], bool]
+
+FIRST_LOOKS: Final = 4
+LOOK_EVERY: Final = 64
+"""How often it is tried to find out what messages have in common where, so far, they had nothing in common."""
 
 
 class IncomingLink:
@@ -31,7 +39,9 @@ class IncomingLink:
         touched: has arrivals or settlements since its credit was looked at.
     """
 
-    __slots__ = ("_allowed", "_session", "_submit", "destination", "link", "touched", "window")
+    __slots__ = (
+        "_allowed", "_like", "_session", "_submit", "_unlike", "destination", "link", "touched", "window",
+    )  # fmt: skip
 
     def __init__(
         self, session: AmqpSession, link: Link, destination: Destination | None, limit: int, allowed: Allowed | None
@@ -48,6 +58,8 @@ class IncomingLink:
         self._session = session
         self._submit = session.services.publisher.submit
         self._allowed = allowed
+        self._like: Likeness | None = None
+        self._unlike = 0  # messages since one was like the one before
         self.link = link
         self.destination = destination
         self.window = Window(limit)
@@ -63,9 +75,55 @@ class IncomingLink:
             self.refuse(delivery, unmappable.outcome, unmappable.reason)
             return
         if self._allowed is not None and not self._allowed(record.topic, record.key):
-            self.refuse(delivery, Outcome.DENIED, f"no right to publish to {record.topic} with this key")
+            self._deny(delivery, record)
             return
+        if self._unlike < FIRST_LOOKS or not self._unlike % LOOK_EVERY:
+            self._like = likeness(data, record)
+        self._unlike += 1
         self._submit(record, self._session, (self, delivery))
+
+    def receive_run(self, events: Sequence[Any], first: int, now_ms: int) -> int:
+        """Take the messages among `events` from `first` on, as far as they came on this link.
+
+        Returns:
+            Where the first event stands that is none of them.
+        """
+        link = self.link
+        run: list[TransferReceived] = []
+        for event in itertools.islice(events, first, None):
+            if type(event) is not TransferReceived or event.link is not link:
+                break
+            run.append(event)
+        position, count = 0, len(run)
+        messages = [event.data for event in run] if count > 1 else []
+        while position < count:
+            like = self._like
+            if like is not None and position + 1 < count:
+                values = like.values(messages, position)
+                if values:
+                    self._receive_like(like.record, values, run, position)
+                    position += len(values)
+                    continue
+            event = run[position]
+            self.receive(event.delivery, event.data, now_ms)
+            position += 1
+        return first + count
+
+    def _receive_like(self, like: Record, values: list[bytes], run: list[TransferReceived], first: int) -> None:
+        """Take messages that differ in their values only."""
+        count = len(values)
+        self._unlike = 0
+        events = run[first : first + count]
+        self.window.arrive_run(count, sum(len(event.data) for event in events))
+        if self._allowed is not None and not self._allowed(like.topic, like.key):
+            for event in events:
+                self._deny(event.delivery, like)
+            return
+        tokens = [(self, event.delivery) for event in events]
+        self._session.services.publisher.submit_run(like, values, self._session, tokens)
+
+    def _deny(self, delivery: Any, record: Record) -> None:
+        self.refuse(delivery, Outcome.DENIED, f"no right to publish to {record.topic} with this key")
 
     def oversized(self, delivery: Any, size: int) -> None:
         """Refuse a message above max-message-size; the link lives on."""

@@ -134,15 +134,19 @@ class AmqpSession:
         touched: list[IncomingLink] = []
         now_ms = self._now_ms = self.services.wall_clock()
         waiting: Awaitable[None] | None = None
-        for event in events:
+        position, count = 0, len(events)
+        while position < count:
+            event = events[position]
             kind = type(event)
             if kind is TransferReceived:
                 incoming = event.link.context
-                incoming.receive(event.delivery, event.data, now_ms)
+                position = incoming.receive_run(events, position, now_ms)
                 if not incoming.touched:
                     incoming.touched = True
                     touched.append(incoming)
-            elif kind is DispositionReceived:
+                continue
+            position += 1
+            if kind is DispositionReceived:
                 event.link.context.disposition(event.delivery, event.state)
             elif kind is SaslInitReceived or kind is SaslResponseReceived:
                 waiting = self._log_in(event)  # nothing follows before the outcome

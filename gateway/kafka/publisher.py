@@ -193,22 +193,24 @@ class Publisher:
         """Take a run of records that differ in their values only: the same as `submit` for each, with less work.
 
         Args:
-            like: their topic, key and headers; without a partition and a timestamp.
+            like: their topic, key, headers and partition; without a timestamp.
             values: theirs, in order.
             owner: of all of them.
             tokens: beside `values`.
         """
-        topic, key, headers = like.topic, like.key, like.headers
+        topic, key, headers, partition = like.topic, like.key, like.headers, like.partition
         position, count = 0, len(values)
         while position < count:
-            self.submit(Record(topic, key, values[position], headers), owner, tokens[position])
+            self.submit(Record(topic, key, values[position], headers, None, partition), owner, tokens[position])
             position += 1
             writer = self._writers.get(topic)
             if writer is None or (key is None and writer.info.needs_key):
                 continue
             partitioner = writer.partitioner
-            number = partitioner.sticky if key is None else partitioner.known.get(key)
+            number = partition
             if number is None:
+                number = partitioner.sticky if key is None else partitioner.known.get(key)
+            if number is None or number >= len(writer.lanes):
                 continue
             # Where that record went there is room for more, until there is none.
             batch = writer.lanes[number].open

@@ -115,3 +115,21 @@ def test_what_does_not_add_up_raises() -> None:
     with pytest.raises(ValueError, match="window"):
         Window(0)
     assert window.unsettled == 1
+
+
+@given(st.integers(1, 2000), st.integers(0, 100_000), st.integers(1, 300))
+def test_a_run_counts_as_its_messages_would(before: int, size: int, count: int) -> None:
+    together, one_by_one = Window(1000), Window(1000)
+    for window in (together, one_by_one):
+        window.arrive(before)
+    together.arrive_run(count, count * size)
+    for _ in range(count):
+        one_by_one.arrive(size)
+    assert together.unsettled == one_by_one.unsettled == count + 1
+    assert together.mean == pytest.approx(one_by_one.mean, rel=1e-9, abs=1e-6)
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 10), (-1, 10), (1, -1)])
+def test_a_run_that_does_not_add_up(count: int, size: int) -> None:
+    with pytest.raises(WindowError):
+        Window(10).arrive_run(count, size)
