@@ -8,6 +8,7 @@ adding one to what was settled last.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 
 class UntrackedOffsetError(ValueError):
@@ -59,6 +60,15 @@ class Checkpoint:
             last = order.popleft()
         self._committable = last + 1
         return self._committable
+
+    def prefix_with(self, offsets: Collection[int]) -> int | None:
+        """What `committable` would be if these offsets were settled too; nothing is changed."""
+        last: int | None = None
+        for offset in self._order:
+            if offset in self._open and offset not in offsets:
+                break
+            last = offset
+        return self._committable if last is None else last + 1
 
     def __contains__(self, offset: int) -> bool:
         """Whether `offset` is tracked and not settled."""

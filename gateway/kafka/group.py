@@ -19,7 +19,7 @@ from flowcontrol.backoff import Backoff
 from gateway.kafka.consumers import ConsumerOptions, Lookup
 from gateway.kafka.contracts import Outlet, Refused
 from gateway.kafka.group_admin import GroupAdmin
-from gateway.kafka.group_parts import GroupStatistics, Interest, Member
+from gateway.kafka.group_parts import GroupStatistics, Interest, Member, Part
 from gateway.kafka.group_reader import GroupReader
 from gateway.kafka.replay import Spawn
 from mapping.outcomes import Outcome
@@ -95,6 +95,14 @@ class Membership:
     def failures(self, record: Received) -> int:
         """How many of the attempts have failed, by the client's word or with its connection."""
         return self._dispatch.failures(self._member, record)
+
+    def place(self, record: Received) -> tuple[GroupReader, Part] | None:
+        """Whose settling a record that this outlet holds is; None when it is no longer its own.
+
+        For a transaction that settles the record: `GroupReader.committing`, then `done`.
+        """
+        part = self._dispatch.part_of(self._member, record)
+        return None if part is None else (self._reader, part)
 
     async def leave(self, *, failed: bool = True) -> None:
         """Give back what is unsettled, at once; the last outlet of a group here leaves Kafka's group too.

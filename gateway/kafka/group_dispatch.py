@@ -77,6 +77,7 @@ class Dispatch:
         self._waiting = self._waiting_bytes = 0  # ready deliveries
         self._orphans: list[tuple[Received, Part, Tries]] = []  # of topics that nobody wants now
         self._later: list[tuple[float, int, Delivery]] = []
+        self._drawn = (0.0, -1, 0.0)  # when, after how many returns, and the delay that chance gave
         self._order = itertools.count(1)
         self._timer: asyncio.Handle | None = None
         self._timer_due = 0.0  # uvloop's handles do not tell
@@ -205,10 +206,12 @@ class Dispatch:
         self._delay(delivery)
 
     def _delay(self, delivery: Delivery) -> None:
-        delay = self._backoff.delay(delivery.returns)
-        delivery.returns += 1
         loop = asyncio.get_running_loop()
-        heapq.heappush(self._later, (loop.time() + delay, next(self._order), delivery))
+        now = loop.time()  # uvloop's stands still within a turn: what is given back together keeps its order
+        if self._drawn[:2] != (now, delivery.returns):
+            self._drawn = (now, delivery.returns, self._backoff.delay(delivery.returns))
+        delivery.returns += 1
+        heapq.heappush(self._later, (now + self._drawn[2], next(self._order), delivery))
         self._set_timer(loop)
 
     def decline(self, member: Member, record: Received, *, failed: bool = False, keep: bool = False) -> None:
@@ -242,6 +245,11 @@ class Dispatch:
         """How many of the attempts have failed; the others ended with an outlet that left in peace."""
         delivery = member.held.get(id(record))
         return delivery.failures if delivery is not None else 0
+
+    def part_of(self, member: Member, record: Received) -> Part | None:
+        """The partition of a record that a member holds."""
+        delivery = member.held.get(id(record))
+        return delivery.part if delivery is not None else None
 
     def has_other(self, member: Member, record: Received) -> bool:
         """Whether another member may have a record that this one holds."""

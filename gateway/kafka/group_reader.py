@@ -11,8 +11,9 @@ if nothing had happened, if nobody has committed for it in between: what outlets
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Mapping
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -414,6 +415,31 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             for part, committed in offsets.items():
                 part.committed = committed
             return True
+
+    @contextlib.asynccontextmanager
+    async def committing(self, settled: Mapping[Part, Collection[int]]) -> AsyncIterator[dict[TopicPartition, int]]:
+        """Let somebody else commit for the group, in a transaction, what it is about to settle.
+
+        Nothing else is committed meanwhile: a later commit would win over the transaction's. When the block raises,
+        nothing was committed as far as we know.
+
+        Args:
+            settled: by partition that is ours, offsets of records that outlets hold.
+
+        Yields:
+            What to commit, by partition: only where the settled prefix grows. The records behind a gap follow with
+            our own commits, once they are settled.
+        """
+        async with self._committing:
+            offsets: dict[Part, int] = {}
+            for part, numbers in settled.items():
+                alone = {number for number in numbers if part.copies.get(number, 1) == 1}
+                prefix = part.checkpoint.prefix_with(alone)
+                if prefix is not None and prefix != part.committed:
+                    offsets[part] = prefix
+            yield {part.partition: offset for part, offset in offsets.items()}
+            for part, offset in offsets.items():
+                part.committed = offset
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Partitions may move: wait shortly for what outlets hold, and commit.

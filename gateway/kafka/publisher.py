@@ -360,6 +360,15 @@ class Publisher:
         """A budget for one connection, to be kept in the owner's attribute `budget`."""
         return Budget(self._limits.connection_bytes, self._limits.process_records)
 
+    def reserve(self, size: int) -> None:
+        """Count a record that is on its way to Kafka, though not through here (`gateway.kafka.transactions`)."""
+        self.budget.take(size)
+
+    def free(self, size: int, records: int) -> None:
+        """Count such records as answered."""
+        self.budget.give(size, records)
+        self._check_drained()
+
     # Settling
 
     def _settle(self, batch: Batch, topic: str, result: Result, base: int) -> None:

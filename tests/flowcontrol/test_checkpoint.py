@@ -84,3 +84,20 @@ def test_a_long_open_head_costs_no_time() -> None:
         assert checkpoint.settle(offset) is None
     assert checkpoint.settle(0) == 200_000
     assert checkpoint.outstanding == 0
+
+
+@given(st.data())
+def test_what_would_be_settled_is_foretold(data: st.DataObject) -> None:
+    offsets = data.draw(OFFSETS)
+    checkpoint = Checkpoint()
+    for offset in offsets:
+        checkpoint.track(offset)
+    for offset in data.draw(st.sets(st.sampled_from(offsets))):
+        checkpoint.settle(offset)
+    more = {offset for offset in data.draw(st.sets(st.sampled_from(offsets))) if offset in checkpoint}
+    before = checkpoint.committable, checkpoint.outstanding, checkpoint.span
+    foretold = checkpoint.prefix_with(more)
+    assert (checkpoint.committable, checkpoint.outstanding, checkpoint.span) == before
+    for offset in more:
+        checkpoint.settle(offset)
+    assert checkpoint.committable == foretold
