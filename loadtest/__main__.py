@@ -10,7 +10,7 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,8 @@ from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Report
 from loadtest.scenarios import amqp_kills
+from loadtest.scenarios.fuzz import Fuzz
+from loadtest.scenarios.fuzz import Plan as Storm
 from loadtest.scenarios.kills import Plan, Round
 from loadtest.scenarios.memory import Crowd, Scales, allow_files, weigh
 from loadtest.scenarios.steady import PROTOCOLS, Load, judge, send
@@ -83,6 +85,15 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     memory.add_argument("--settle", type=float, default=crowd.settle, help="seconds before each look")
     memory.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     memory.add_argument("--json", type=Path, help="write the report here as well")
+    fuzz = scenarios.add_parser("fuzz", help="damaged AMQP conversations against a gateway that must not mind")
+    fuzz.add_argument("--bootstrap", help="Kafka; without it one is started")
+    storm = Storm()
+    fuzz.add_argument("--seconds", type=float, default=storm.seconds)
+    fuzz.add_argument("--at-once", type=int, default=storm.at_once, help="connections")
+    fuzz.add_argument("--seed", type=int, default=storm.seed)
+    fuzz.add_argument("--first", type=int, default=storm.first, help="number of the first conversation")
+    fuzz.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
+    fuzz.add_argument("--json", type=Path, help="write the report here as well")
     table = scenarios.add_parser("table", help="every figure of docs/performance.md about MQTT's speed")
     table.add_argument("--bootstrap", help="Kafka; without it one is started")
     table.add_argument("--rounds", type=int, default=3, help="of each row; the one with the least CPU counts")
@@ -134,7 +145,9 @@ async def steady(options: argparse.Namespace) -> int:
 
 @contextlib.asynccontextmanager
 async def own_gateway(
-    options: argparse.Namespace, processors: set[int] | None = None
+    options: argparse.Namespace,
+    processors: set[int] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[tuple[GatewayProcess, GatewayProcess | None]]:
     """A gateway of ours, and, unless there is a `--bootstrap`, the host of a Kafka that survives it."""
     directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
@@ -147,7 +160,7 @@ async def own_gateway(
         if host is not None:
             await host.start()
         bootstrap = host.kafka if host is not None else options.bootstrap
-        gateway = GatewayProcess(directory / "gateway", bootstrap, processors=processors)
+        gateway = GatewayProcess(directory / "gateway", bootstrap, processors=processors, environment=environment)
         await gateway.start()
         yield gateway, host
     finally:
@@ -187,6 +200,16 @@ async def kills(options: argparse.Namespace) -> int:
     return conclude(options, report, outcome.problems)
 
 
+async def fuzz(options: argparse.Namespace) -> int:
+    """Run it; 0 when the gateway took no harm."""
+    settings = {"TRIVIUM_KAFKA__CREATE_TOPICS": "false"}
+    async with own_gateway(options, environment=settings) as (gateway, _):
+        outcome = await Fuzz(gateway, Storm(**chosen(options, Storm._fields)), say).run()
+    report = Report("fuzz, AMQP")
+    report.add(**outcome.row())
+    return conclude(options, report, outcome.problems)
+
+
 async def memory(options: argparse.Namespace) -> int:
     """Run it; 0 when every session that came back got everything."""
     allow_files()
@@ -217,7 +240,7 @@ def chosen(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
-RUN: Final = {"steady": steady, "kills": kills, "memory": memory, "table": table}
+RUN: Final = {"steady": steady, "kills": kills, "fuzz": fuzz, "memory": memory, "table": table}
 
 
 def main() -> None:

@@ -120,7 +120,7 @@ class Group:
         self.foreign = 0
         self._numbering = numbering
         self.numbers: set[Number] = set()
-        self._deliveries: dict[Place, list[Delivery]] = collections.defaultdict(list)
+        self._deliveries: dict[Place, list[tuple[int, float]]] = collections.defaultdict(list)  # (born, at)
         self._accepted: dict[Place, list[tuple[int, float]]] = collections.defaultdict(list)
 
     def take(self, delivery: Delivery) -> None:
@@ -131,7 +131,7 @@ class Group:
             self.foreign += 1
             return
         self.numbers.add(number)
-        self._deliveries[delivery.place].append(delivery)
+        self._deliveries[delivery.place].append((delivery.born, delivery.at))
 
     def accepted(self, delivery: Delivery, at: float) -> None:
         """Its acceptance was written."""
@@ -140,20 +140,20 @@ class Group:
     def again(self, kills: Sequence[Kill], outages: Sequence[Outage]) -> list[Again]:
         """Everything that came more than once."""
         return [
-            self._judge(place, delivery, kills, outages)
+            self._judge(place, born, at, kills, outages)
             for place, deliveries in self._deliveries.items()
-            for delivery in deliveries[1:]
+            for born, at in deliveries[1:]
         ]
 
-    def _judge(self, place: Place, delivery: Delivery, kills: Sequence[Kill], outages: Sequence[Outage]) -> Again:
+    def _judge(self, place: Place, born: int, at: float, kills: Sequence[Kill], outages: Sequence[Outage]) -> Again:
         """`born` counts the kills before a connection, so kill number `born` is the one that ended it."""
-        below = any(kill.committed[self.name].get(place.partition, 0) > place.offset for kill in kills[: delivery.born])
+        below = any(kill.committed[self.name].get(place.partition, 0) > place.offset for kill in kills[:born])
         ages: list[float] = []
-        for born, accepted in self._accepted[place]:
-            if born < delivery.born:
-                ages.append(_age(accepted, kills[born].at, outages))
-            elif accepted < delivery.at:  # by the same gateway: it has joined its group anew after the broker's death
-                died = max((outage.begin for outage in outages if outage.begin < delivery.at), default=math.inf)
+        for earlier, accepted in self._accepted[place]:
+            if earlier < born:
+                ages.append(_age(accepted, kills[earlier].at, outages))
+            elif accepted < at:  # by the same gateway: it has joined its group anew after the broker's death
+                died = max((outage.begin for outage in outages if outage.begin < at), default=math.inf)
                 ages.append(_age(accepted, died, outages))
         return Again(place, max(ages, default=None), below)
 

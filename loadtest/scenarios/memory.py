@@ -263,9 +263,7 @@ async def _step(gateway: Scales, make: Callable[[], Step]) -> Step:
 async def _publish(gateway: Scales, topic: str, numbering: Numbering, crowd: Crowd) -> None:
     payloads = [numbering.payload(0, sequence, crowd.payload) for sequence in range(crowd.backlog)]
     pace = Pace(50, None)
-    make = partial(
-        Publisher, f"{topic}-publisher", f"{topic}/news", payloads, pace, lambda first, behind: None
-    )
+    make = partial(Publisher, f"{topic}-publisher", f"{topic}/news", payloads, pace, lambda first, behind: None)
     _, publisher = await asyncio.get_running_loop().create_connection(make, *gateway.address)
     await publisher.connected
     pace.start()

@@ -127,10 +127,9 @@ async def _until_finished(senders: list[Sender], *, paced: bool) -> list[BaseExc
     return await finished
 
 
-def make_sender(
-    load: Load, sender: int, payloads: list[bytes], pace: Pace, ledger: Ledger
-) -> Callable[[], Sender]:
+def make_sender(load: Load, sender: int, payloads: list[bytes], pace: Pace, ledger: Ledger) -> Callable[[], Sender]:
     """A factory of the load's kind of sender, for `create_connection`."""
+
     def acknowledge(first: int, behind: int) -> None:
         ledger.acknowledge_run(sender, first, behind)
 

@@ -1,0 +1,232 @@
+"""Scenario `fuzz`: damaged conversations of real AMQP clients, and noise, against a running gateway.
+
+The gateway must answer or close every connection, write no traceback, keep its memory and its descriptors, and go on
+serving an honest client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from loadtest.clients.amqp_damage import damaged
+from loadtest.clients.amqp_record import Pieces, record
+from loadtest.clients.kept_amqp import KeptSender
+from loadtest.clients.topics import create_topic
+from loadtest.gateway import GatewayProcess, process_resident
+from loadtest.numbering import Numbering
+
+CLOSE_S: Final = 20.0  # from our half-close to the gateway's
+OPEN_S: Final = 45.0  # from our silence to the gateway's close: its limit for an open is 10 s, its idle time-out 30 s
+STEP_S: Final = 0.02  # for the gateway's answer to a frame
+SETTLED_S: Final = 30.0
+QUIET_S: Final = 3.0  # in which what is left of groups and look-ups ends
+HONEST_RATE: Final = 50.0
+_POLL_S: Final = 0.05
+
+
+class Plan(NamedTuple):
+    """What to do."""
+
+    seconds: float = 600.0
+    at_once: int = 20
+    seed: int = 0
+    first: int = 0  # the number of the first conversation; each depends on the seed and its number alone
+
+
+class Outcome(NamedTuple):
+    """What came of it; memory in bytes, from after the warm-up to the end."""
+
+    seconds: float
+    conversations: int
+    sent_bytes: int
+    answered: int  # conversations to which the gateway said anything
+    answer_bytes: int
+    resets: int  # that ended by our reset
+    closed: int  # that the gateway closed
+    honest: int
+    descriptors: tuple[int, int]
+    resident: tuple[int, int]
+    problems: list[str]
+
+    def row(self) -> dict[str, Any]:
+        """As columns of a report."""
+        return {
+            **self._asdict(),
+            "seconds": round(self.seconds, 1),
+            "descriptors": "{} -> {}".format(*self.descriptors),
+            "resident": "{:,} -> {:,}".format(*self.resident),
+            "problems": len(self.problems),
+        }
+
+
+class Fuzz:
+    """One run."""
+
+    def __init__(self, gateway: GatewayProcess, plan: Plan, say: Callable[[str], None]) -> None:
+        self._gateway = gateway
+        self._plan = plan
+        self._say = say
+        self._numbers = iter(range(plan.first, 1 << 62))
+        self._recordings: list[Pieces] = []
+        self._problems: list[str] = []
+        self._conversations = self._sent = self._answered = self._answers = self._resets = self._closed = 0
+
+    async def run(self) -> Outcome:
+        """Record, warm up, attack, look."""
+        numbering = Numbering()
+        topic = f"fuzz-{numbering.run}"
+        await create_topic(self._gateway.kafka, topic)
+        address = self._gateway.address("amqp")
+        self._recordings = await record(address, topic)
+        honest = KeptSender(
+            address, "honest", topic, key="honest", payload=lambda sequence: numbering.payload(0, sequence, 64),
+            on_accepted=lambda sequence: None, window=10,
+        )  # fmt: skip
+        log_before = self._gateway.log.stat().st_size
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(honest.run())
+            pushing = tasks.create_task(_push(honest))
+            await self._storm(self._plan.seconds / 5)  # caches fill, Kafka's connections open
+            before = await self._look(1)
+            await self._storm(self._plan.seconds * 4 / 5)
+            after = await self._look(1)
+            pushing.cancel()
+            with contextlib.suppress(TimeoutError):
+                await _until(lambda: honest.finished)
+            honest.stop()
+        self._judge(honest, log_before, before, after)
+        return Outcome(
+            time.monotonic() - began, self._conversations, self._sent, self._answered, self._answers, self._resets,
+            self._closed, honest.answered, (before[0], after[0]), (before[1], after[1]), self._problems,
+        )  # fmt: skip
+
+    def _judge(self, honest: KeptSender, log_before: int, before: tuple[int, int], after: tuple[int, int]) -> None:
+        problems = self._problems
+        with self._gateway.log.open("rb") as log:
+            log.seek(log_before)
+            text = log.read().decode(errors="replace")
+        bad = re.findall(r'^.*(?:Traceback|"exception"|"level": "(?:error|critical)").*$', text, re.MULTILINE)
+        problems += [f"in the gateway's log: {line[:2000]}" for line in bad[:3]]
+        problems += [f"honest client: {fault}" for fault in honest.faults]
+        if honest.connects != 1 or not honest.finished or not honest.total:
+            problems.append(f"honest client: {honest.connects} connections, {honest.answered} of {honest.total}")
+        if after[0] > before[0]:
+            problems.append(f"descriptors: {before[0]} before, {after[0]} after")
+
+    async def _storm(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+
+        async def attacker() -> None:
+            while time.monotonic() < until:
+                await self._converse(next(self._numbers))
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(self._plan.at_once):
+                tasks.create_task(attacker())
+        self._say(f"{self._conversations} conversations, {process_resident(self._gateway.pid):,} bytes resident")
+
+    async def _look(self, honest: int) -> tuple[int, int]:
+        """(descriptors, resident bytes) when only so many connections are left."""
+        await _until(lambda: _connections(self._gateway.address("amqp")[1]) <= honest)
+        await asyncio.sleep(QUIET_S)
+        return _descriptors(self._gateway.pid), process_resident(self._gateway.pid)
+
+    async def _converse(self, number: int) -> None:
+        """One hostile connection, in one of the ways in which connections end."""
+        chance = random.Random(f"{self._plan.seed}/{number}")
+        pieces = damaged(self._recordings, chance)
+        patient = chance.random() < 0.7
+        ending = chance.choice(("half-close", "half-close", "reset", "silence" if chance.random() < 0.02 else "close"))
+        self._conversations += 1
+        said = 0
+        try:
+            reader, writer = await asyncio.open_connection(*self._gateway.address("amqp"))
+            try:
+                for piece in _splits(pieces, chance):
+                    if writer.is_closing():
+                        break
+                    writer.write(piece)
+                    self._sent += len(piece)
+                    if patient:
+                        said += await _heard(reader, STEP_S)
+                said += await self._end(number, ending, reader, writer)
+            finally:
+                writer.transport.abort()
+        except ConnectionError:
+            self._closed += 1  # it closed while we wrote
+            said += 1
+        self._answered += bool(said)
+        self._answers += said
+
+    async def _end(self, number: int, ending: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+        if ending == "reset":
+            self._resets += 1
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return 0
+        if ending == "close":
+            return 0
+        if ending == "half-close" and not writer.is_closing():
+            writer.write_eof()
+        said = 0
+        try:
+            async with asyncio.timeout(OPEN_S if ending == "silence" else CLOSE_S):
+                while data := await reader.read(65536):
+                    said += len(data)
+        except TimeoutError:
+            self._problems.append(f"conversation {number}: neither answered nor closed after our {ending}")
+        else:
+            self._closed += 1
+        return said
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Wait; TimeoutError when it takes longer than `SETTLED_S`."""
+    async with asyncio.timeout(SETTLED_S):
+        while not condition():  # noqa: ASYNC110 - nobody announces it
+            await asyncio.sleep(_POLL_S)
+
+
+async def _push(honest: KeptSender) -> None:
+    began = time.monotonic()
+    while True:
+        honest.total = int((time.monotonic() - began) * HONEST_RATE)
+        honest.push()
+        await asyncio.sleep(_POLL_S)
+
+
+def _splits(pieces: Pieces, chance: random.Random) -> Pieces:
+    """The same bytes in other portions, sometimes."""
+    if chance.random() < 0.7:
+        return [piece for piece in pieces if piece]
+    data = b"".join(pieces)
+    cuts = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randrange(8)))
+    return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True) if start < end]
+
+
+async def _heard(reader: asyncio.StreamReader, seconds: float) -> int:
+    try:
+        async with asyncio.timeout(seconds):
+            return len(await reader.read(65536))
+    except TimeoutError:
+        return 0
+
+
+def _descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def _connections(port: int) -> int:
+    """How many connections to this local port are established (Linux)."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(1 for row in rows if row[3] == "01" and int(row[1].rpartition(":")[2], 16) == port)
