@@ -127,10 +127,21 @@ class Process:
 
 
 @pytest.fixture
-async def process(bootstrap: str) -> AsyncIterator[Process]:
-    process = Process(bootstrap, Rules())
-    yield process
-    await process.stop()
+async def new_process(bootstrap: str) -> AsyncIterator[Callable[..., Process]]:
+    made: list[Process] = []
+
+    def make(*rules: RuleText, **options: Any) -> Process:
+        made.append(Process(bootstrap, Rules(rules), **options))
+        return made[-1]
+
+    yield make
+    for process in made:
+        await process.stop()
+
+
+@pytest.fixture
+async def process(new_process: Callable[..., Process]) -> Process:
+    return new_process()
 
 
 @pytest.fixture
@@ -269,9 +280,9 @@ async def test_filters_that_overlap_get_a_copy_each(process, producer, new_topic
     assert list(process.sharing._names[group].filters) == [f"{topic}/#"]
 
 
-async def test_who_comes_back_soon_has_missed_nothing(bootstrap, producer, new_topic, group) -> None:
+async def test_who_comes_back_soon_has_missed_nothing(new_process, producer, new_topic, group) -> None:
     """Another filter of the group keeps the partition here meanwhile."""
-    process = Process(bootstrap, Rules(), return_wait_s=60)
+    process = new_process(return_wait_s=60)
     topic = await new_topic(partitions=1)
     other = await process.join(Client(), group, f"{topic}/b")
     client = await process.join(Client(), group, f"{topic}/a")
@@ -285,7 +296,6 @@ async def test_who_comes_back_soon_has_missed_nothing(bootstrap, producer, new_t
     await wait_until(lambda: len(back.got) == 10)
     assert back.values == [b"%d" % number for number in range(10)]
     assert process.group.unwanted == 0
-    await process.stop()
 
 
 async def test_what_a_leaving_member_has_not_acknowledged_goes_on_at_once(process, producer, new_topic, group) -> None:
@@ -336,10 +346,10 @@ async def test_a_record_that_a_member_declines_goes_to_another(process, producer
     assert process.group.unwanted == 10
 
 
-async def test_topics_of_a_wildcard_come_and_go(bootstrap, admin: AIOKafkaAdminClient, producer, group) -> None:
+async def test_topics_of_a_wildcard_come_and_go(new_process, admin: AIOKafkaAdminClient, producer, group) -> None:
     """A rule puts each site into a Kafka topic of its own; the group follows them without losing its deliveries."""
     prefix = f"t-{uuid.uuid4().hex[:12]}"
-    process = Process(bootstrap, Rules([RuleText(f"{prefix}/{{site}}/#", f"{prefix}-{{site}}")]))
+    process = new_process(RuleText(f"{prefix}/{{site}}/#", f"{prefix}-{{site}}"))
 
     async def create(site: str) -> str:
         name = f"{prefix}-{site}"
@@ -367,7 +377,6 @@ async def test_topics_of_a_wildcard_come_and_go(bootstrap, admin: AIOKafkaAdminC
     await wait_until(lambda: process.group.topics == (second,))
     await publish(producer, second, 1, f"{prefix}/y/temp", first=105)
     await wait_until(lambda: client.values[-1] == b"105")
-    await process.stop()
 
 
 async def test_a_filter_waits_for_its_topic(process, admin: AIOKafkaAdminClient, producer, group) -> None:
@@ -463,18 +472,18 @@ async def test_a_subscriber_that_joins_twice_at_once_has_one_place(process, new_
     assert process.group.outlets == 1
 
 
-async def test_nothing_is_missed_whatever_members_and_topics_do(bootstrap, producer, new_topic, group) -> None:
+async def test_nothing_is_missed_whatever_members_and_topics_do(new_process, producer, new_topic, group) -> None:
     """Two processes; members come, go and acknowledge as they like; the topics of each process change all the time."""
     chance = random.Random(1)
     topics = [await new_topic(partitions=2) for _ in range(2)]
-    processes = [Process(bootstrap, Rules()) for _ in range(2)]
+    processes = [new_process() for _ in range(2)]
     filters = [f"{topic}/#" for topic in topics]
     members: list[Client] = []
     acknowledged: Counter[tuple[str, int, int]] = Counter()
     sent = 0
 
     async def enter(process: Process, topic_filter: str) -> None:
-        client = Client(window=chance.randrange(1, 30))
+        client = Client(window=chance.randrange(5, 30))
         members.append(await process.join(client, group, topic_filter))
 
     async def churn() -> None:
@@ -496,11 +505,12 @@ async def test_nothing_is_missed_whatever_members_and_topics_do(bootstrap, produ
     await enter(processes[1], filters[0])
     churning = processes[0].spawn(churn())
     while not churning.done():
-        await publish(producer, chance.choice(topics), 20, partition=chance.randrange(2), first=sent)
-        sent += 20
+        if sent - len(acknowledged) < 500:  # how much waits is not left to the speed of the machine
+            await publish(producer, chance.choice(topics), 20, partition=chance.randrange(2), first=sent)
+            sent += 20
+        await asyncio.sleep(0.005)
         work()
-    await wait_until(work)
-    for process in processes:
-        await process.stop()
+    churning.result()
+    await wait_until(work, within=60)
     # A settled record comes again only where a commit failed while its partition moved.
     assert sum(acknowledged.values()) - sent < sent // 10
