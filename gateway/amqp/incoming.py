@@ -77,8 +77,8 @@ class IncomingLink:
         if self._allowed is not None and not self._allowed(record.topic, record.key):
             self._deny(delivery, record)
             return
-        if self._unlike < FIRST_LOOKS or not self._unlike % LOOK_EVERY:
-            self._like = likeness(data, record)
+        looks = self._unlike < FIRST_LOOKS or not self._unlike % LOOK_EVERY
+        self._like = likeness(data, record) if looks else None
         self._unlike += 1
         self._submit(record, self._session, (self, delivery))
 
@@ -98,7 +98,7 @@ class IncomingLink:
         messages = [event.data for event in run] if count > 1 else []
         while position < count:
             like = self._like
-            if like is not None and position + 1 < count:
+            if like is not None and messages:
                 values = like.values(messages, position)
                 if values:
                     self._receive_like(like.record, values, run, position)

@@ -3,9 +3,10 @@
     python -m loadtest.bench.amqp_engine
 
 Each row is the median of several runs, in microseconds of CPU per message: unsettled transfers with a 100-byte body in
-reads of 64 KiB, a window of 1,000, accepted in batches. "minimal" is one Data section; "typical" adds a header, six
-properties and three application properties. The floor is proton's C engine through cffi with an immediate `accepted`
-and nothing checked. Nothing here opens a socket.
+reads of 64 KiB, a window of 1,000, accepted in batches. "minimal" is one Data section, "keyed" has the record's key as
+an annotation, "typical" a header, six properties and three application properties. No two messages are the same: there
+are 100 keys, and id, correlation, time and two of the application properties are each message's own. The floor is
+proton's C engine through cffi with an immediate `accepted` and nothing checked. Nothing here opens a socket.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import functools
 import statistics
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
 import cproton
@@ -28,6 +29,7 @@ from gateway.amqp.services import Services
 from gateway.amqp.session import AmqpSession
 from gateway.config import AmqpConfig
 from gateway.kafka.contracts import Result
+from gateway.kafka.records import Records
 from gateway.security.authorization import AccessList
 from gateway.security.identity import ANONYMOUS
 from mapping.amqp import Destination, gateway_headers, to_record
@@ -38,9 +40,9 @@ from protocols.amqp.connection import Connection
 from protocols.amqp.endpoints import Limits
 from protocols.amqp.events import LinkRequested, TransferReceived
 
-BODY: Final = b"\x00\x53\x75\xa0\x64" + b"x" * 100
 WINDOW: Final = 1000
 READ: Final = 65536
+BATCH: Final = 65536
 COUNT: Final = 20_000  # per run
 RUNS: Final = 7
 NOW: Final = 1_800_000_000_000
@@ -68,18 +70,33 @@ NULL, ZERO, TRUE, FALSE = b"\x40", b"\x43", b"\x41", b"\x42"
 BIG: Final = b"\x70\x7f\xff\xff\xff"
 
 
-def typical() -> bytes:
+def minimal(number: int) -> bytes:
+    """One Data section."""
+    return b"\x00\x53\x75\xa0\x64" + b"%0100d" % number
+
+
+def keyed(number: int) -> bytes:
+    """A key for Kafka, and one Data section."""
+    pairs = _text(0xA3, "x-opt-bridge.key") + _text(0xA1, f"device-{number % 100:03d}")
+    return b"\x00\x53\x72\xc1" + bytes((len(pairs) + 1, 2)) + pairs + minimal(number)
+
+
+def typical(number: int) -> bytes:
     """A message as services send them."""
     properties = b"\x00\x53\x73" + _list(
-        _text(0xA1, "msg-0123456789"), NULL, _text(0xA1, "telemetry/dev1"), _text(0xA1, "subj"), NULL,
-        _text(0xA1, "corr-1"), _text(0xA3, "application/json"), NULL, NULL, b"\x83" + struct.pack(">q", NOW),
+        _text(0xA1, f"msg-{number:010d}"), NULL, _text(0xA1, "telemetry/dev1"), _text(0xA1, "subj"), NULL,
+        _text(0xA1, f"corr-{number}"), _text(0xA3, "application/json"), NULL, NULL,
+        b"\x83" + struct.pack(">q", NOW + number),
     )  # fmt: skip
     entries = b"".join(
-        [_text(0xA1, "device"), _text(0xA1, "dev-1"), _text(0xA1, "seq"), b"\x54\x07", _text(0xA1, "temp"),
-         b"\x82" + struct.pack(">d", 21.5)]
+        [_text(0xA1, "device"), _text(0xA1, "dev-1"), _text(0xA1, "seq"), b"\x71" + struct.pack(">i", number),
+         _text(0xA1, "temp"), b"\x82" + struct.pack(">d", 21.5 + number / 10)]
     )  # fmt: skip
     application = b"\x00\x53\x74\xd1" + struct.pack(">II", len(entries) + 4, 6) + entries
-    return b"\x00\x53\x70\xc0\x02\x01\x41" + properties + application + BODY
+    return b"\x00\x53\x70\xc0\x02\x01\x41" + properties + application + minimal(number)
+
+
+KINDS: Final = {"minimal": minimal, "keyed": keyed, "typical": typical}
 
 
 def preamble(*, sending: bool) -> bytes:
@@ -96,11 +113,11 @@ def preamble(*, sending: bool) -> bytes:
     )  # fmt: skip
 
 
-def transfers(message: bytes) -> list[bytes]:
-    """`COUNT` transfers in reads."""
+def transfers(messages: Iterable[bytes]) -> list[bytes]:
+    """Transfers in reads."""
     data = b"".join(
         _frame(0x14, ZERO, _uint(number), b"\xa0\x08" + struct.pack(">Q", number), ZERO, FALSE, FALSE, payload=message)
-        for number in range(COUNT)
+        for number, message in enumerate(messages)
     )
     return [data[at : at + READ] for at in range(0, len(data), READ)]
 
@@ -196,9 +213,10 @@ def engine(reads: list[bytes], destination: Destination | None) -> Callable[[], 
 
 
 class AnsweringPublisher:
-    """Kafka's place: keeps the tokens, and answers when told."""
+    """Kafka's place: writes the records into a batch, keeps the tokens, and answers when told."""
 
     def __init__(self) -> None:
+        self._records = Records(BATCH)
         self.budget = Budget(1 << 30, 1 << 30)
         self.gate = self.budget.gate
         self.held: list[Any] = []
@@ -206,7 +224,22 @@ class AnsweringPublisher:
 
     def submit(self, record: Record, owner: Any, token: Any) -> None:
         """Keep the token."""
+        self._write(record)
         self.held.append(token)
+
+    def submit_run(self, like: Record, values: Sequence[bytes], owner: Any, tokens: Sequence[Any]) -> None:
+        """Keep the tokens."""
+        first = 0
+        while first < len(values):
+            self._write(Record(like.topic, like.key, values[first], like.headers))
+            first += 1
+            first += self._records.append_run(NOW, like.key, values, like.headers, first, BATCH)[0]
+        self.held += tokens
+
+    def _write(self, record: Record) -> None:
+        if not self._records.append(NOW, record.key, record.value, record.headers):
+            self._records = Records(BATCH)
+            self._records.append(NOW, record.key, record.value, record.headers)
 
     def connection_budget(self) -> Budget:
         """A budget of its own."""
@@ -286,7 +319,7 @@ def session(reads: list[bytes], destination: Destination) -> Callable[[], None]:
     return run
 
 
-def outgoing(record: Received) -> Callable[[], None]:
+def outgoing(records: Sequence[Received]) -> Callable[[], None]:
     """The way out without Kafka: record to message to transfer frames, settled."""
     connection = Connection("bench", Limits(session_window_bytes=1 << 30))
     link = accepted(connection, sending=False)
@@ -294,7 +327,7 @@ def outgoing(record: Received) -> Callable[[], None]:
     connection.receive_data(flow)
 
     def run() -> None:
-        for number in range(COUNT):
+        for number, record in enumerate(records):
             if connection.engine.credit_of(link) > 0:
                 data = from_record(record, NOW)
                 assert data is not None
@@ -320,20 +353,24 @@ def main() -> None:
     """Print the table."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     destination = Destination("bench", b"bench", None, None, "anonymous", gateway_headers("bench"))
-    print(f"{'us CPU per message':34}{'minimal':>10}{'typical':>10}")
-    reads = {"minimal": transfers(BODY), "typical": transfers(typical())}
+    print(f"{'us CPU per message':34}" + "".join(f"{name:>10}" for name in KINDS))
+    messages = {name: [make(number) for number in range(COUNT)] for name, make in KINDS.items()}
+    reads = {name: transfers(made) for name, made in messages.items()}
     rows: list[tuple[str, Callable[[list[bytes]], Callable[[], None]]]] = [
         ("in: floor (proton through cffi)", floor),
         ("in: connection", lambda data: engine(data, None)),
         ("in: connection and mapping", lambda data: engine(data, destination)),
-        ("in: session, without Kafka", lambda data: session(data, destination)),
+        ("in: session and record batch", lambda data: session(data, destination)),
     ]
     for name, make in rows:
         print(f"{name:34}" + "".join(f"{measure(functools.partial(make, data)):10.2f}" for data in reads.values()))
     out = []
-    for message in (BODY, typical()):
-        record = to_record(message, destination, NOW)
-        received = Received("bench", None, record.value, record.headers, NOW, 0, 123_456)
+    for made in messages.values():
+        mapped = [to_record(message, destination, NOW) for message in made]
+        received = [
+            Received("bench", record.key, record.value, record.headers, NOW, 0, offset)
+            for offset, record in enumerate(mapped, 123_456)
+        ]
         out.append(measure(functools.partial(outgoing, received)))
     print(f"{'out: mapping and connection':34}" + "".join(f"{value:10.2f}" for value in out))
 
