@@ -219,6 +219,9 @@ class Endpoints:
         handle = _event_session(event)
         if handle in self._sessions:
             return
+        if not self._remote_opened:  # part 2.4.1: an open comes first
+            self._fail(events, "a begin before the open", outcomes.ILLEGAL_STATE)
+            return
         session = self._sessions[handle] = Session(handle)
         lib.pn_session_set_incoming_capacity(handle, self._limits.session_window_bytes)
         if self.opened:

@@ -10,7 +10,7 @@ from proton import symbol
 
 from protocols.amqp.endpoints import Limits
 from protocols.amqp.events import ConnectionOpened, SaslInitReceived, SaslResponseReceived, SessionEnded, SessionOpened
-from protocols.amqp.outcomes import CONNECTION_FORCED, Error
+from protocols.amqp.outcomes import CONNECTION_FORCED, ILLEGAL_STATE, Error
 from protocols.amqp.sasl import SaslCode
 from protocols.connection import ConnectionClosed, ConnectionFailed
 
@@ -275,6 +275,18 @@ def test_eof_without_a_close(make_server: Any, make_peer: Any) -> None:
     server = make_server()
     make_peer(server).open()
     assert [type(event) for event in server.connection.receive_eof()] == [ConnectionFailed]
+
+
+def test_a_begin_before_the_open(make_server: Any, frames: Any) -> None:
+    """Nobody is known yet who could attach a link (part 2.4.1)."""
+    server = make_server()
+    begin = frames.frame(frames.performative(0x11, frames.NULL, b"\x43", frames.uint(10), frames.uint(10)))
+    server.feed(frames.HEADER + begin + frames.attach())
+    assert server.events == [ConnectionFailed("a begin before the open", ILLEGAL_STATE)]
+    # proton writes no close to a peer that has not opened: the socket's end says it.
+    assert [code for code, _ in frames.parse(server.connection.data_to_send())] == [0x10]
+    assert server.connection.closing
+    assert server.feed(frames.begin()) == []
 
 
 def test_sessions_end(make_server: Any, make_peer: Any) -> None:
