@@ -10,7 +10,8 @@ import ipaddress
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -146,6 +147,7 @@ class MqttConfig(Section):
     maximum_qos: Annotated[int, Field(ge=0, le=2)] = 2
     session_expiry_max_s: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] = 604_800  # a week, as Kafka keeps records
     report_no_subscribers: bool = False  # Kafka's readers are not known: 0x10 is about connected MQTT clients only
+    echo_wait_ms: Annotated[int, Field(ge=0, le=60_000)] = 0  # a client's own copy before its PUBACK: ADR 0021
     check_payload_format: bool = False  # reading every text payload costs
     response_information: str | None = "replies/{client}"  # for those who ask; the base of response topics
     server_reference: str | None = None  # where clients shall go when the gateway stops
@@ -225,10 +227,48 @@ class MappingConfig(Section):
 class AccessRule(Section):
     """One rule of the access list: first match decides."""
 
-    principal: str = "*"  # a name, or * for everyone
+    principal: str = "*"  # a name, group:NAME, or * for everyone
     action: Literal["publish", "subscribe", "admin", "*"] = "*"
     topic: str = "#"  # a Kafka topic, or an MQTT filter over `topic/key`
     allow: bool = True
+
+
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+"""What a token may be signed by (RFC 7518, RFC 8037): not by a shared secret, with which whoever checks could sign."""
+
+
+class OauthConfig(Section):
+    """Bearer tokens: JSON Web Tokens of one issuer. In force when it is known where the issuer's keys are."""
+
+    jwks_file: Path | None = None
+    jwks_url: str | None = None
+    jwks_cafile: Path | None = None  # None: the system's authorities
+    issuer: str | None = None
+    audience: tuple[str, ...] = ()  # one of them must be in the token: it was given to be shown here
+    algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = get_args(Algorithm)
+    name_claim: str = "sub"
+    groups_claim: str | None = None
+    leeway_s: Annotated[float, Field(ge=0, le=600)] = 30.0  # for the clocks of two machines
+    refresh_s: Annotated[float, Field(ge=1)] = 300.0  # what the issuer has withdrawn counts no longer than that
+    retry_s: Annotated[float, Field(ge=0.1)] = 10.0  # anybody can name an unknown key: least time between two fetches
+
+    @model_validator(mode="after")
+    def _whole(self) -> OauthConfig:
+        if self.jwks_file is not None and self.jwks_url is not None:
+            raise ValueError("jwks_file and jwks_url exclude each other")
+        if self.enabled and (self.issuer is None or not self.audience):
+            raise ValueError("issuer and audience are needed: else tokens for others would be good here")
+        if self.jwks_url is not None:
+            parts = urlsplit(self.jwks_url)
+            near = parts.scheme == "http" and Address(f"{parts.hostname}:0").is_loopback
+            if not parts.hostname or not (parts.scheme == "https" or near):
+                raise ValueError("jwks_url: expected https://..., or http:// on this machine")
+        return self
+
+    @property
+    def enabled(self) -> bool:
+        """Whether tokens mean anything here."""
+        return self.jwks_file is not None or self.jwks_url is not None
 
 
 class SecurityConfig(Section):
@@ -238,6 +278,7 @@ class SecurityConfig(Section):
     password_file: Path | None = None  # amqtt's format: one `name:hash` a line
     scram_file: Path | None = None  # RFC 5803's form: one `name:SCRAM-SHA-256$4096:salt$StoredKey:ServerKey` a line
     plugins: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)  # amqtt plugin class -> its configuration
+    oauth: OauthConfig = OauthConfig()
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None  # set: client certificates are asked for and checked
@@ -262,7 +303,8 @@ class SecurityConfig(Section):
         """Whether every client must prove who it is."""
         if self.tls_require_client_cert:
             return True
-        proofs = self.password_file is not None or self.scram_file is not None or bool(self.plugins)
+        files = self.password_file is not None or self.scram_file is not None
+        proofs = files or bool(self.plugins) or self.oauth.enabled
         return not self.allow_anonymous and proofs
 
 

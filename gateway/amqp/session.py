@@ -26,6 +26,8 @@ from gateway.amqp.outgoing import OutgoingLink
 from gateway.amqp.relay import RelayLink
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.sources import Source, filters_of_node, resumed, source_of, subscription_of
+from gateway.amqp.transactions import CAPABILITIES as COORDINATOR_CAPABILITIES
+from gateway.amqp.transactions import COMMAND_BYTES, Coordinator, Transaction
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.group import OffsetReset
 from gateway.kafka.positions import AtOffset, BeyondEnd, Place
@@ -33,6 +35,7 @@ from gateway.kafka.topics import TopicInfo
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
 from gateway.security.exchange import Continue, Done, Failed
+from gateway.security.expiry import Expiry
 from gateway.security.identity import Identity
 from mapping.amqp import Destination, gateway_headers
 from mapping.outcomes import Outcome
@@ -45,9 +48,11 @@ from protocols.amqp.events import (
     DispositionReceived,
     LinkDetached,
     LinkRequested,
+    Retired,
     SaslInitReceived,
     SaslResponseReceived,
     SessionEnded,
+    TransactionalTransfer,
     TransferAborted,
     TransferOversized,
     TransferReceived,
@@ -64,6 +69,7 @@ from protocols.amqp.outcomes import (
     Error,
 )
 from protocols.amqp.sasl import SaslCode
+from protocols.amqp.transactions import LOCAL_TRANSACTIONS, UNKNOWN_ID
 from protocols.connection import ConnectionClosed, ConnectionFailed
 
 log = structlog.get_logger(__name__)
@@ -84,6 +90,7 @@ class AmqpSession:
         budget: what this connection has in flight; the publisher counts it.
         quiet: no more credit is granted: the gateway is stopping.
         gone: the socket is gone.
+        transactions: that its peer may post to, by txn-id.
     """
 
     def __init__(self, services: Services, connection: Connection) -> None:
@@ -92,12 +99,14 @@ class AmqpSession:
         self.budget: Budget = services.publisher.connection_budget()
         self.quiet = False
         self.gone = False
+        self.transactions: dict[bytes, Transaction] = {}
         self._connection = connection
         self._log = log
         self._identity: Identity | None = None
         self._grant: Grant
         self._container_id = ""
         self._login: Login
+        self._expiry = Expiry(services.wall_clock, self._expired)
         self._incoming: set[IncomingLink] = set()
         self._outgoing: set[OutgoingLink] = set()
         self._nodes: dict[Link, Node] = {}  # that this connection's links have made
@@ -110,6 +119,11 @@ class AmqpSession:
     def engine(self) -> Engine:
         """The AMQP layer."""
         return self._connection.engine
+
+    @property
+    def alive(self) -> bool:
+        """Whether the peer can be told anything."""
+        return not self.gone and not self._connection.closing
 
     # Handler
 
@@ -164,9 +178,12 @@ class AmqpSession:
     def disconnected(self, reason: str) -> None:
         """The socket is gone."""
         self.gone = True
+        self._expiry.set(None)
         self.services.sessions.discard(self)
         for task in self._tasks:
             task.cancel()
+        for coordinator in {transaction.coordinator for transaction in self.transactions.values()}:
+            coordinator.lost()
         for link in [incoming.link for incoming in self._incoming] + [outgoing.link for outgoing in self._outgoing]:
             self._lost(link, failed=not self._parting)
         if self._container_id:
@@ -259,10 +276,7 @@ class AmqpSession:
 
     def goodbye(self, description: str) -> None:
         """Close the connection; receivers' unsettled records go back to their groups."""
-        if not self.gone and not self._connection.closing:
-            self._parting = True
-            self._connection.close(Error(CONNECTION_FORCED, description))
-            self.pump.flush()
+        self._close(Error(CONNECTION_FORCED, description))
 
     def statistics(self) -> tuple[int, int, int, int, int]:
         """(senders, receivers, credit, unanswered, unsettled) now."""
@@ -274,6 +288,12 @@ class AmqpSession:
             sum(outgoing.unsettled for outgoing in self._outgoing),
         )
 
+    def _close(self, error: Error) -> None:
+        if not self.gone and not self._connection.closing:
+            self._parting = True
+            self._connection.close(error)
+            self.pump.flush()
+
     # events
 
     def _control(self, event: Any, touched: list[IncomingLink]) -> None:
@@ -281,9 +301,15 @@ class AmqpSession:
             case CreditChanged(link=link, credit=credit, drain=drain):
                 if link.context is not None:  # else it is being looked up: the credit is read when it is accepted
                     link.context.credit_changed(credit, drain)
-            case TransferOversized(link=link, delivery=delivery, size=size):
-                link.context.oversized(delivery, size)
+            case TransactionalTransfer(link=link) | TransferOversized(link=link):
+                self._take(event)
                 touched.append(link.context)
+            case Retired(link=link, txn_id=txn_id):
+                transaction = self.transactions.get(txn_id)
+                if transaction is not None:
+                    transaction.retire(link.context, event)
+                else:
+                    self.detach(link.context, Error(UNKNOWN_ID, "no transaction has this txn-id"))
             case TransferAborted(link=link):
                 self.services.counts.aborted += 1
                 touched.append(link.context)
@@ -307,6 +333,17 @@ class AmqpSession:
             case _:
                 pass  # SessionOpened: the engine has answered, and a session alone means nothing to us
 
+    def _take(self, event: TransactionalTransfer | TransferOversized) -> None:
+        """A message for a transaction, or one that is too large, which may be for one too."""
+        link, delivery = event.link.context, event.delivery
+        transaction = self.transactions.get(event.txn_id) if event.txn_id is not None else None
+        if isinstance(event, TransferOversized):
+            link.oversized(delivery, event.size, transaction)
+        elif transaction is not None:
+            link.post(transaction, delivery, event.data, self._now_ms)
+        else:
+            link.stray(delivery, len(event.data))
+
     async def _log_in(self, event: SaslInitReceived | SaslResponseReceived) -> None:
         step = await self._login.step(event)
         if isinstance(step, Failed):
@@ -317,14 +354,19 @@ class AmqpSession:
         match step:
             case Continue(challenge):
                 more = self._connection.sasl_challenge(challenge)
-            case Done(identity, last_word):
+            case Done(identity, last_word, expires_ms):
                 self._identity = identity
+                self._expiry.set(expires_ms)
                 more = self._connection.sasl_outcome(SaslCode.OK, last_word or None)
             case Failed():
                 more = self._connection.sasl_outcome(SaslCode.AUTH)
         waiting = self.handle(more)
         if waiting is not None:
             await waiting
+
+    def _expired(self) -> None:
+        self._log.info("token expired")
+        self._close(Error(UNAUTHORIZED_ACCESS, "the token has expired"))
 
     def _opened(self, event: ConnectionOpened) -> None:
         identity = self._identity if event.with_sasl else self.services.authenticator.anonymous()
@@ -349,8 +391,8 @@ class AmqpSession:
         try:
             terminus = link.target if link.incoming else link.source
             if terminus.kind is TerminusKind.COORDINATOR:
-                raise AddressError(NOT_IMPLEMENTED, "transactions are not offered")
-            if terminus.dynamic:
+                self._attach_coordinator(link)
+            elif terminus.dynamic:
                 await self._attach_dynamic(link, terminus)
             elif link.incoming:
                 await self._attach_incoming(link)
@@ -366,6 +408,14 @@ class AmqpSession:
             self.pump.abort()
         if not self.gone:
             self.pump.flush()
+
+    def _attach_coordinator(self, link: Link) -> None:
+        wanted = link.target.capabilities
+        if wanted and not set(wanted) & set(COORDINATOR_CAPABILITIES):
+            raise AddressError(NOT_IMPLEMENTED, f"only {LOCAL_TRANSACTIONS} are offered")
+        link.context = Coordinator(self.services.coordinators, self, link)
+        self.engine.accept_link(link, max_message_bytes=COMMAND_BYTES, capabilities=COORDINATOR_CAPABILITIES)
+        link.context.top_up()
 
     async def _attach_incoming(self, link: Link) -> None:
         services = self.services
@@ -520,6 +570,8 @@ class AmqpSession:
                 self._incoming.remove(context)
                 self.services.senders -= 1
                 self.services.forget(context)
+        elif isinstance(context, Coordinator):
+            context.lost()
         elif isinstance(context, OutgoingLink):
             self._outgoing.discard(context)
             context.leave(unsubscribe=for_good, failed=failed)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.security.authentication import Authenticator
 from gateway.security.exchange import Continue, Done, Exchange, Failed
+from gateway.security.expiry import Expiry
 from gateway.security.identity import Identity
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.packets import Auth, Connect
@@ -17,8 +18,10 @@ from protocols.mqtt.reasons import ReasonCode
 class Login:
     """What tells clients apart; one for all connections."""
 
-    def __init__(self, authenticator: Authenticator) -> None:
+    def __init__(self, authenticator: Authenticator, wall_clock: Callable[[], int]) -> None:
+        """`wall_clock`: epoch milliseconds."""
         self._authenticator = authenticator
+        self._wall_clock = wall_clock
 
     async def identify(self, connect: Connect, *, peer: str, certificate: Mapping[str, Any] | None) -> Identity | None:
         """Judge a CONNECT without an authentication method; a refusal comes late by intention.
@@ -48,7 +51,7 @@ class Login:
             return ReasonCode.NOT_AUTHORIZED, "authentication is needed"
         return ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is wrong"
 
-    def dialogue(self, connection: Connection, method: str, *, peer: str) -> Dialogue | None:
+    def dialogue(self, connection: Connection, method: str, *, peer: str, said: Callable[[], None]) -> Dialogue | None:
         """Begin enhanced authentication of a client that named a method in CONNECT.
 
         CONNECT's user name, its password and the certificate have no meaning beside a method: who the client is, the
@@ -58,33 +61,58 @@ class Login:
             connection: where AUTH is said.
             method: CONNECT's Authentication Method.
             peer: `host:port` of the client.
+            said: told when something is to be written that nobody waited for.
 
         Returns:
             None: the method is not served; that is CONNACK 0x8C [MQTT-4.12.0-1].
         """
         exchange = self._authenticator.exchange(method, peer=peer)
-        return None if exchange is None else Dialogue(self._authenticator, connection, method, peer, exchange)
+        if exchange is None:
+            return None
+        return Dialogue(
+            self._authenticator,
+            connection,
+            exchange,
+            method=method,
+            peer=peer,
+            said=said,
+            wall_clock=self._wall_clock,
+        )
 
 
 class Dialogue:
     """The enhanced authentication of one connection, from CONNECT on and at every re-authentication.
 
-    It says AUTH and the goodbye of a failure. During a re-authentication the connection goes on as who it was
-    (section 4.12.1), and afterwards it is the same user: another one is refused, because its session, its
-    subscriptions and its messages on the way belong to that user.
+    It says AUTH, and the goodbye when that fails or when a token has expired without a newer one. During a
+    re-authentication the connection goes on as who it was (section 4.12.1), and afterwards it is the same user:
+    another one is refused, because its session, its subscriptions and its messages on the way belong to that user.
     """
 
-    __slots__ = ("_authenticator", "_connection", "_exchange", "_method", "_peer", "_user")
+    __slots__ = ("_authenticator", "_connection", "_exchange", "_expiry", "_method", "_peer", "_said", "_user")
 
     def __init__(
-        self, authenticator: Authenticator, connection: Connection, method: str, peer: str, exchange: Exchange
+        self,
+        authenticator: Authenticator,
+        connection: Connection,
+        exchange: Exchange,
+        *,
+        method: str,
+        peer: str,
+        said: Callable[[], None],
+        wall_clock: Callable[[], int],
     ) -> None:
         self._authenticator = authenticator
         self._connection = connection
         self._method = method
         self._peer = peer
         self._exchange: Exchange | None = exchange
+        self._said = said
+        self._expiry = Expiry(wall_clock, self._expired)
         self._user: str | None = None
+
+    def end(self) -> None:
+        """The connection is gone."""
+        self._expiry.set(None)
 
     async def begin(self, data: bytes | None) -> Done | Failed | None:
         """Take CONNECT's Authentication Data.
@@ -128,9 +156,10 @@ class Dialogue:
                 return None
             case Failed():
                 return self._fail(step)
-            case Done(identity, last_word):
+            case Done(identity, last_word, expires_ms):
                 self._exchange = None
                 self._user = identity.name
+                self._expiry.set(expires_ms)
                 if self._connection.is_open:
                     self._connection.send_auth(ReasonCode.SUCCESS, self.properties(last_word))
         return step
@@ -142,3 +171,13 @@ class Dialogue:
         else:
             self._connection.refuse(ReasonCode.NOT_AUTHORIZED, "authentication failed")  # [MQTT-4.12.0-4]
         return failed
+
+    def _expired(self) -> None:
+        """What the client has shown is no longer good, and it has not shown anything newer."""
+        if self._connection.closing:
+            return
+        if self._connection.is_open:
+            self._connection.send_disconnect(ReasonCode.NOT_AUTHORIZED, "the token has expired")
+        else:
+            self._connection.refuse(ReasonCode.NOT_AUTHORIZED, "the token has expired")
+        self._said()

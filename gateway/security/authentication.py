@@ -1,4 +1,4 @@
-"""Who may come in: anonymous clients, passwords through amqtt's plugins, SCRAM users, certificates.
+"""Who may come in: anonymous clients, passwords through amqtt's plugins, SCRAM users, tokens, certificates.
 
 A success is answered at once, from a short memory when the same name and password were right a moment ago. A failure
 is answered late: some time after the attempt *began*, growing with the failures of that address, so that neither
@@ -22,11 +22,15 @@ import structlog
 
 from gateway.config import ConfigError, SecurityConfig
 from gateway.security.amqtt_plugins import Credentials, PluginBackend, plugin_specs
-from gateway.security.exchange import Exchange
+from gateway.security.bearer import MECHANISMS as BEARER_MECHANISMS
+from gateway.security.bearer import BearerExchange
+from gateway.security.exchange import Exchange, ScramExchange
 from gateway.security.identity import ANONYMOUS, Identity, is_principal
+from gateway.security.key_source import FileKeys, UrlKeys
 from gateway.security.scram import ScramServer
 from gateway.security.scram_file import ScramUsers, read_scram_file
 from gateway.security.throttle import Throttle, address_of
+from gateway.security.tokens import TokenError, TokenJudge
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +50,8 @@ class AuthenticationStatistics(msgspec.Struct, frozen=True):
     throttled_total: int  # of the refused: not even checked
     errors_total: int  # answers that a plugin could not give
     addresses_slowed: int
+    key_fetches_total: int  # of the keys of tokens
+    key_fetches_failed_total: int
 
 
 class Authenticator:
@@ -56,6 +62,7 @@ class Authenticator:
         config: SecurityConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Check the configuration; `start` makes the plugins.
@@ -63,6 +70,7 @@ class Authenticator:
         Args:
             config: the security section.
             clock: monotonic seconds.
+            wall_clock: epoch milliseconds; for the times in tokens.
             sleep: waits for seconds of `clock`.
 
         Raises:
@@ -71,11 +79,14 @@ class Authenticator:
         self._config = config
         specs = plugin_specs(config)
         self._scram = _scram_users(config)
-        if not specs and self._scram is None and not config.allow_anonymous and config.tls_client_ca is None:
+        proofs = bool(specs) or self._scram is not None or config.oauth.enabled or config.tls_client_ca is not None
+        if not proofs and not config.allow_anonymous:
             raise ConfigError(
                 "security.allow_anonymous is false, and neither security.password_file, security.scram_file,"
-                " security.plugins nor security.tls_client_ca is set: nobody could connect"
+                " security.plugins, security.oauth nor security.tls_client_ca is set: nobody could connect"
             )
+        oauth = config.oauth
+        self._tokens = TokenJudge(oauth, clock=clock, wall_clock=wall_clock) if oauth.enabled else None
         self._backend = PluginBackend(specs) if specs else None
         self._clock = clock
         self._throttle = Throttle(config.failed_attempt_delay_s, clock=clock, sleep=sleep)
@@ -93,6 +104,11 @@ class Authenticator:
         if self._backend is not None:
             await self._backend.start()
 
+    async def run(self) -> None:
+        """Keep the keys of tokens fresh, for ever; returns at once where they are in a file."""
+        if self._tokens is not None and isinstance(self._tokens.keys, UrlKeys):
+            await self._tokens.keys.run()
+
     async def stop(self) -> None:
         """Close the plugins."""
         if self._backend is not None:
@@ -105,9 +121,12 @@ class Authenticator:
         Returns:
             Whether the new ones are in use.
         """
-        fresh = None
+        fresh = keys = None
+        source = self._tokens.keys if self._tokens is not None else None
         try:
             users = _scram_users(self._config)
+            if isinstance(source, FileKeys):
+                keys = source.read()
             if self._backend is not None:
                 fresh = PluginBackend(plugin_specs(self._config))
                 await fresh.start()
@@ -115,6 +134,12 @@ class Authenticator:
             log.error("authentication not reloaded, the old one stays", error=str(error))
             return False
         self._scram = users
+        if keys is not None and isinstance(source, FileKeys):
+            source.use(keys)
+        elif isinstance(source, UrlKeys):
+            source.refresh()
+        if self._tokens is not None:
+            self._tokens.forget()
         old, self._backend = self._backend, fresh
         self._remembered.clear()
         if old is not None and fresh is not None:
@@ -128,6 +153,11 @@ class Authenticator:
     def checks_passwords(self) -> bool:
         """Whether a password means anything here."""
         return self._backend is not None
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether a bearer token means anything here."""
+        return self._tokens is not None
 
     @property
     def allows_anonymous(self) -> bool:
@@ -145,6 +175,8 @@ class Authenticator:
             mechanisms.append("EXTERNAL")
         if self._scram is not None:
             mechanisms += self._scram.mechanisms
+        if self.takes_tokens:
+            mechanisms += BEARER_MECHANISMS
         if self.checks_passwords:
             mechanisms.append("PLAIN")
         if self.allows_anonymous:
@@ -226,6 +258,28 @@ class Authenticator:
         await self._throttle.wait_refused(address, began)
         return None
 
+    async def authenticate_token(self, token: str, *, peer: str) -> Identity | None:
+        """Check a bearer token; a refusal comes late by intention.
+
+        Args:
+            token: a JSON Web Token.
+            peer: as for `authenticate_password`.
+
+        Returns:
+            None: refused.
+        """
+        address = address_of(peer)
+        if self._tokens is None or self.is_throttled(address):
+            return None
+        try:
+            shown = await self._tokens.judge(token)
+        except TokenError as fault:
+            log.debug("token refused", reason=str(fault), peer=peer)
+            await self.wait_refused(address)
+            return None
+        self.accepted()
+        return shown.identity
+
     def exchange(self, mechanism: str, *, peer: str, user: str | None = None) -> Exchange | None:
         """Begin an exchange of messages that proves who a client is.
 
@@ -237,12 +291,14 @@ class Authenticator:
         Returns:
             None: the mechanism is not offered.
         """
+        if self._tokens is not None and mechanism in BEARER_MECHANISMS:
+            return BearerExchange(mechanism, self._tokens.judge, self, address_of(peer), user)
         users = self._scram
         if users is None or mechanism not in users.mechanisms:
             return None
         look_up = functools.partial(users.credential, mechanism)
         server = ScramServer(mechanism, look_up, secrets.token_urlsafe(NONCE_BYTES))
-        return Exchange(server, self, address_of(peer), user)
+        return ScramExchange(server, self, address_of(peer), user)
 
     def is_throttled(self, address: str) -> bool:
         """Whether an exchange of this address is refused unchecked (contract: `gateway.security.exchange.Judge`)."""
@@ -297,6 +353,8 @@ class Authenticator:
 
     def statistics(self) -> AuthenticationStatistics:
         """How attempts ended so far."""
+        source = self._tokens.keys if self._tokens is not None else None
+        keys = source if isinstance(source, UrlKeys) else None
         return AuthenticationStatistics(
             accepted_total=self._accepted,
             remembered_total=self._from_memory,
@@ -304,6 +362,8 @@ class Authenticator:
             throttled_total=self._throttled,
             errors_total=self._backend.errors if self._backend is not None else 0,
             addresses_slowed=len(self._throttle),
+            key_fetches_total=keys.fetches if keys is not None else 0,
+            key_fetches_failed_total=keys.failures if keys is not None else 0,
         )
 
 

@@ -31,6 +31,7 @@ CACHED_DECISIONS: Final = 1024  # per grant and action; a client that uses more 
 CACHED_KEY: Final = 128  # length; with the two others a bound on the memory: 128 KiB of keys per grant and action
 CACHED_GRANTS: Final = 2048
 SHARE_PREFIX: Final = "$share/"
+GROUP_PREFIX: Final = "group:"
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -47,6 +48,8 @@ class Rule(msgspec.Struct, frozen=True):
             return False
         if self.principal == ANONYMOUS_NAME:
             return identity.method == "anonymous"
+        if self.principal.startswith(GROUP_PREFIX):  # a client's name cannot stand in for a group
+            return self.principal.removeprefix(GROUP_PREFIX) in identity.groups
         return self.principal in (EVERYONE, identity.name)
 
 
@@ -199,7 +202,7 @@ def name_of(topic: str, key: Key) -> list[str]:
 
 def _compiled(rule: AccessRule, number: int) -> Rule:
     where = f"security.access[{number}]"
-    if not rule.principal:
+    if rule.principal in ("", GROUP_PREFIX):
         raise ConfigError(f"{where}.principal: must not be empty; * is everyone")
     if not is_filter(rule.topic):
         raise ConfigError(f"{where}.topic: {rule.topic!r} is neither a Kafka topic nor an MQTT filter")

@@ -17,10 +17,17 @@ class Continue(msgspec.Struct, frozen=True, gc=False):
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
-    """The client is who it says; `data` is the last word to it."""
+    """The client is who it says.
+
+    Attributes:
+        identity: who that is.
+        data: the last word to it.
+        expires_ms: wall clock, epoch milliseconds, until when that is proven; None: without an end.
+    """
 
     identity: Identity
     data: bytes
+    expires_ms: int | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
@@ -48,8 +55,20 @@ class Judge(Protocol):
         ...
 
 
-class Exchange:
+class Exchange(Protocol):
     """One exchange, on one connection."""
+
+    async def step(self, data: bytes | None) -> Step:
+        """Take the client's next message; a failure waits, by intention.
+
+        Args:
+            data: None: the client began without a message.
+        """
+        ...
+
+
+class ScramExchange:
+    """An exchange of SCRAM."""
 
     __slots__ = ("_address", "_judge", "_server", "_user")
 
@@ -68,11 +87,7 @@ class Exchange:
         self._user = user
 
     async def step(self, data: bytes | None) -> Step:
-        """Take the client's next message; only a failure waits, by intention.
-
-        Args:
-            data: None: the client began without a message.
-        """
+        """See `Exchange`; only a failure waits."""
         if self._judge.is_throttled(self._address):
             return Failed("too many failures of this address are waiting")
         step = self._server.step(data)

@@ -28,13 +28,15 @@ def check_exposure(config: Config) -> list[str]:
     if open_ones and not security.insecure:
         raise ConfigError(
             "; ".join(open_ones)
-            + " (set security.allow_anonymous = false with security.password_file, security.scram_file or"
-            " security.plugins, or security.tls_require_client_cert; or allow it with security.insecure or --insecure)"
+            + " (set security.allow_anonymous = false with security.password_file, security.scram_file,"
+            " security.plugins or security.oauth, or security.tls_require_client_cert; or allow it with"
+            " security.insecure or --insecure)"
         )
     warnings = list(open_ones)
-    if passwords and security.tls_cert is None:
+    if security.tls_cert is None and (passwords or security.oauth.enabled):
+        secrets = "passwords" if passwords else "tokens"
         warnings += [
-            f"{key}: {address} takes passwords unencrypted: security.tls_cert is not set" for key, address in exposed
+            f"{key}: {address} takes {secrets} unencrypted: security.tls_cert is not set" for key, address in exposed
         ]
     return warnings
 

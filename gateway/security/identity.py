@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-Method = Literal["anonymous", "password", "scram", "certificate"]
+Method = Literal["anonymous", "password", "scram", "certificate", "token"]
 
 ANONYMOUS_NAME: Final = "anonymous"
 EVERYONE: Final = "*"
@@ -18,10 +18,12 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         name: the principal of the access list.
         method: how the name was proven.
+        groups: what else the proof says of the client: a token's groups or roles.
     """
 
     name: str
     method: Method
+    groups: tuple[str, ...] = ()
 
 
 ANONYMOUS: Final = Identity(ANONYMOUS_NAME, "anonymous")

@@ -257,7 +257,7 @@ async def test_what_connect_alone_proves(tmp_path: Path) -> None:
     certificate = {"subject": ((("commonName", "pump-7"),),)}
     authenticator = Authenticator(SecurityConfig(password_file=path, failed_attempt_delay_s=0))
     await authenticator.start()
-    login = Login(authenticator)
+    login = Login(authenticator, lambda: 0)
 
     async def who(peercert: Any = None, **fields: Any) -> Identity | None:
         return await login.identify(packets.Connect(Version.V5, "c", **fields), peer="", certificate=peercert)

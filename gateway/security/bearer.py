@@ -1,0 +1,127 @@
+"""Tokens in an exchange: the SASL mechanisms OAUTHBEARER (RFC 7628) and XOAUTH2 (its forerunner, still in use).
+
+    OAUTHBEARER  n,a=<name>,^Ahost=...^Aport=...^Aauth=Bearer <token>^A^A      name, host and port may be left out
+    XOAUTH2      user=<name>^Aauth=Bearer <token>^A^A
+
+^A is the byte 0x01. A refusal is said twice (RFC 7628 part 3.2.2): first as JSON in a challenge, which the client
+answers with anything, then as the outcome.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from gateway.security.exchange import Continue, Done, Failed, Judge, Step
+from gateway.security.tokens import Shown, TokenError
+
+OAUTHBEARER: Final = "OAUTHBEARER"
+XOAUTH2: Final = "XOAUTH2"
+MECHANISMS: Final = (OAUTHBEARER, XOAUTH2)
+
+MESSAGE_LIMIT: Final = 32_768  # bytes; a token and a little more
+_SEPARATOR: Final = "\x01"
+_SCHEME: Final = "bearer "
+
+
+class _MessageError(ValueError):
+    """A message that is none of the mechanism's."""
+
+
+class BearerExchange:
+    """One exchange, on one connection (contract: `gateway.security.exchange.Exchange`)."""
+
+    __slots__ = ("_address", "_asked", "_judge", "_judge_token", "_mechanism", "_refused", "_user")
+
+    def __init__(
+        self,
+        mechanism: str,
+        judge_token: Callable[[str], Awaitable[Shown]],
+        judge: Judge,
+        address: str,
+        user: str | None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            mechanism: one of `MECHANISMS`.
+            judge_token: whose a token is; TokenError when it is not believed.
+            judge: counts the outcome and delays a refusal.
+            address: of the client; failures are counted for it.
+            user: who the client must turn out to be; None: anybody.
+        """
+        self._mechanism = mechanism
+        self._judge_token = judge_token
+        self._judge = judge
+        self._address = address
+        self._user = user
+        self._asked = False
+        self._refused: str | None = None  # why; the client has been told in JSON
+
+    async def step(self, data: bytes | None) -> Step:
+        """Take the client's next message; a refusal waits, by intention, and so may a token of a new key."""
+        if self._refused is not None:
+            return Failed(self._refused)
+        if data is None and not self._asked:
+            self._asked = True
+            return Continue(b"")  # part 3 of RFC 4422: it has begun without its message
+        if self._judge.is_throttled(self._address):
+            return Failed("too many failures of this address are waiting")
+        try:
+            name, token = self._read(data or b"")
+        except _MessageError as fault:
+            return await self._refuse("invalid_request", "400", str(fault))
+        try:
+            shown = await self._judge_token(token)
+        except TokenError as fault:
+            return await self._refuse("invalid_token", "401", f"token: {fault}")
+        identity = shown.identity
+        if name not in ("", identity.name):  # acting for somebody else is not offered (as for PLAIN)
+            return await self._refuse("invalid_token", "401", "another name than the token's")
+        if self._user not in (None, identity.name):
+            return await self._refuse("invalid_token", "401", "another user than before")
+        self._judge.accepted()
+        return Done(identity, b"", shown.expires_ms)
+
+    async def _refuse(self, error: str, status: str, reason: str) -> Continue:
+        await self._judge.wait_refused(self._address)
+        self._refused = reason
+        said = {"status": error} if self._mechanism == OAUTHBEARER else {"status": status, "schemes": "bearer"}
+        return Continue(json.dumps(said, separators=(",", ":")).encode())
+
+    def _read(self, message: bytes) -> tuple[str, str]:
+        """The name that is claimed, "" for none, and the token."""
+        if len(message) > MESSAGE_LIMIT:
+            raise _MessageError("a message that is too long")
+        try:
+            parts = message.decode().split(_SEPARATOR)
+        except UnicodeDecodeError:
+            raise _MessageError("a message that is not UTF-8") from None
+        if len(parts) < 3 or parts[-2:] != ["", ""]:
+            raise _MessageError("a message that does not end as it should")
+        del parts[-2:]
+        name = _authorization(parts.pop(0)) if self._mechanism == OAUTHBEARER else ""
+        pairs: dict[str, str] = {}
+        for part in parts:
+            key, mark, value = part.partition("=")
+            if not mark or not (key.isascii() and key.isalpha()) or key in pairs:
+                raise _MessageError("a pair that is none, or stands twice")
+            pairs[key] = value
+        if self._mechanism == XOAUTH2:
+            name = pairs.get("user", "")
+        credentials = pairs.get("auth", "")
+        if credentials[: len(_SCHEME)].lower() != _SCHEME:
+            raise _MessageError("no bearer token")
+        return name, credentials[len(_SCHEME) :].strip(" ")
+
+
+def _authorization(header: str) -> str:
+    """The name in a GS2 header (RFC 5801 part 4), "" for none."""
+    parts = header.split(",")
+    if len(parts) != 3 or parts[0] not in ("n", "y") or parts[2] or parts[1][:2] not in ("", "a="):
+        raise _MessageError("no GS2 header, or one with channel binding")
+    name = parts[1][2:].replace("=2C", ",")
+    if name.replace("=3D", "").count("="):
+        raise _MessageError("a name with a bare equals sign")
+    return name.replace("=3D", "=")

@@ -1,0 +1,47 @@
+"""The end of what a token proves: a connection that lasts longer must not go on as its owner's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+LOOK_S: Final = 3600.0  # the wall clock may be set, so it is looked at now and then
+
+
+class Expiry:
+    """Tells once when the time is over."""
+
+    __slots__ = ("_ended", "_expires_ms", "_timer", "_wall_clock")
+
+    def __init__(self, wall_clock: Callable[[], int], ended: Callable[[], None]) -> None:
+        """Nothing ends yet.
+
+        Args:
+            wall_clock: epoch milliseconds.
+            ended: is told.
+        """
+        self._wall_clock = wall_clock
+        self._ended = ended
+        self._expires_ms = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, expires_ms: int | None) -> None:
+        """End then, and no longer when it was to end before; None: never."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if expires_ms is not None:
+            self._expires_ms = expires_ms
+            self._arm()
+
+    def _arm(self) -> None:
+        delay = min(LOOK_S, max(0.0, (self._expires_ms - self._wall_clock()) / 1000))
+        self._timer = asyncio.get_running_loop().call_later(delay, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._wall_clock() >= self._expires_ms:
+            self._ended()
+        else:
+            self._arm()

@@ -1,0 +1,275 @@
+"""Which tokens are believed, and what they say."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import ConfigError, OauthConfig, SecurityConfig, load
+from gateway.security.authorization import AccessList
+from gateway.security.identity import Identity
+from gateway.security.jwks import NO_KEYS
+from gateway.security.key_source import FileKeys
+from gateway.security.tokens import REMEMBER_S, TOKEN_LIMIT, Shown, TokenError, TokenJudge
+from tests.support.oauth import KEYS, NOW_MS, oauth_options, token
+
+NOW_S = NOW_MS / 1000
+LEEWAY_S = 30
+
+
+class Clock:
+    """Both clocks, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def wall(self) -> int:
+        return NOW_MS + int(self.now * 1000)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def judge(tmp_path: Path, clock: Clock) -> TokenJudge:
+    return make(tmp_path, clock)
+
+
+def make(tmp_path: Path, clock: Clock, **options: Any) -> TokenJudge:
+    config = OauthConfig(**oauth_options(tmp_path / "jwks.json", **options))
+    return TokenJudge(config, clock=lambda: clock.now, wall_clock=clock.wall)
+
+
+@pytest.mark.parametrize("kid", KEYS)
+async def test_a_good_token(judge: TokenJudge, kid: str) -> None:
+    shown = await judge.judge(token(kid))
+    assert shown == Shown(Identity("ann", "token"), NOW_MS + (3600 + LEEWAY_S) * 1000)
+
+
+def encoded(*parts: bytes) -> str:
+    return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)
+
+
+def segments(header: dict[str, Any], claims: dict[str, Any], secret: bytes | None = None) -> str:
+    """A token by hand, signed by HS256 where there is a secret."""
+    said = json.dumps(header).encode(), json.dumps(claims).encode()
+    return encoded(*said, b"" if secret is None else hmac.digest(secret, encoded(*said).encode(), "sha256"))
+
+
+def forged() -> dict[str, str]:
+    """Tokens that nobody with the issuer's keys has made."""
+    claims = jwt.decode(token(), options={"verify_signature": False})
+    public = KEYS["rsa"][0].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    head, _, signature = token().rpartition(".")
+    return {
+        "no signature": segments({"alg": "none"}, claims),
+        "no signature, written otherwise": segments({"alg": "None", "kid": "ec"}, claims),
+        "the public key as a secret": segments({"alg": "HS256", "kid": "rsa"}, claims, public),
+        "the same, said to be RS256": segments({"alg": "RS256", "kid": "rsa"}, claims, public),
+        "another's key": jwt.encode(claims, ec.generate_private_key(ec.SECP256R1()), "ES256", headers={"kid": "ec"}),
+        "a key of another kind": jwt.encode(claims, KEYS["ec"][0], "ES256", headers={"kid": "rsa"}),
+        "an unknown key": jwt.encode(claims, KEYS["ec"][0], "ES256", headers={"kid": "ec2"}),
+        "a key that it brings itself": jwt.encode(
+            claims, ec.generate_private_key(ec.SECP256R1()), "ES256", headers={"jwk": {"kty": "EC"}, "kid": "own"}
+        ),
+        "a signature of another": f"{head}.{token(sub='bob').rpartition('.')[2]}",
+        "a cut signature": f"{head}.{signature[:-4]}",
+        "claims of another": ".".join([token().split(".")[0], token(sub="eve").split(".")[1], signature]),
+        "an extension that must be understood": token(header={"crit": ["exp2"], "exp2": 1}),
+        "nothing": "",
+        "no token": "x.y",
+        "encrypted": "a.b.c.d.e",
+        "too long": "a" * (TOKEN_LIMIT + 1),
+        "not ASCII": token() + "é",
+        "deeply nested": base64.urlsafe_b64encode(b"[" * 9000).decode().rstrip("=") + ".e30.",
+    }
+
+
+FORGED = forged()
+
+
+@pytest.mark.parametrize("case", FORGED)
+async def test_a_forged_token(judge: TokenJudge, case: str) -> None:
+    with pytest.raises(TokenError):
+        await judge.judge(FORGED[case])
+
+
+BAD_CLAIMS: dict[str, dict[str, Any]] = {
+    "expired": {"expires_s": NOW_S - LEEWAY_S},
+    "without an end": {"exp": None},
+    "an end that is text": {"exp": str(NOW_S + 60)},
+    "an end that is true": {"exp": True},
+    "an end that is no number": {"exp": float("nan")},
+    "an end without an end": {"exp": float("inf")},
+    "an end beyond all time": {"exp": 10**400},
+    "not good yet": {"nbf": NOW_S + LEEWAY_S + 1},
+    "another issuer": {"iss": "https://other.example"},
+    "no issuer": {"iss": None},
+    "another audience": {"aud": ["other"]},
+    "no audience": {"aud": None},
+    "no name": {"sub": None},
+    "an empty name": {"sub": ""},
+    "a reserved name": {"sub": "anonymous"},
+    "everyone": {"sub": "*"},
+    "a name with a line": {"sub": "a\nb"},
+    "a name that is no text": {"sub": "\ud800"},
+    "a number for a name": {"sub": 7},
+    "a long name": {"sub": "a" * 1025},
+}
+
+
+@pytest.mark.parametrize("case", BAD_CLAIMS)
+async def test_claims_that_are_not_believed(judge: TokenJudge, case: str) -> None:
+    with pytest.raises(TokenError):
+        await judge.judge(token(**BAD_CLAIMS[case]))
+
+
+async def test_the_leeway_is_for_both_ends(judge: TokenJudge) -> None:
+    shown = await judge.judge(token(expires_s=NOW_S - LEEWAY_S + 1, nbf=NOW_S + LEEWAY_S))
+    assert shown.expires_ms == NOW_MS + 1000
+
+
+async def test_one_of_several_audiences(tmp_path: Path, clock: Clock) -> None:
+    judge = make(tmp_path, clock, audience=("a", "b"))
+    for audience in ("a", "b", ["x", "b"]):
+        assert (await judge.judge(token(aud=audience))).identity.name == "ann"
+    with pytest.raises(TokenError):
+        await judge.judge(token(aud=["x", "y"]))
+
+
+async def test_an_algorithm_that_is_not_allowed(tmp_path: Path, clock: Clock) -> None:
+    judge = make(tmp_path, clock, algorithms=("ES256",))
+    assert (await judge.judge(token("ec"))).identity.name == "ann"
+    for kid in ("rsa", "ed"):
+        with pytest.raises(TokenError, match="algorithm"):
+            await judge.judge(token(kid))
+
+
+@pytest.mark.parametrize(
+    ("claim", "claims", "groups"),
+    [
+        ("groups", {"groups": ["b", "a", "b"]}, ("a", "b")),
+        ("scope", {"scope": "read write"}, ("read", "write")),
+        ("realm_access.roles", {"realm_access": {"roles": ["admin"]}}, ("admin",)),
+        ("https://x.example/roles", {"https://x.example/roles": ["admin"]}, ("admin",)),
+        ("groups", {}, ()),
+        ("groups.deeper", {"groups": ["a"]}, ()),
+        ("groups", {"groups": ["a", 7, None, "", "x\n"]}, ("a",)),
+        ("groups", {"groups": {"a": 1}}, ()),
+        ("groups", {"groups": ["a"] * 257}, ()),
+        (None, {"groups": ["a"]}, ()),
+    ],
+)
+async def test_groups(
+    tmp_path: Path, clock: Clock, claim: str | None, claims: dict[str, Any], groups: tuple[str, ...]
+) -> None:
+    judge = make(tmp_path, clock, groups_claim=claim)
+    assert (await judge.judge(token(**claims))).identity == Identity("ann", "token", groups)
+
+
+async def test_the_name_by_another_claim(tmp_path: Path, clock: Clock) -> None:
+    judge = make(tmp_path, clock, name_claim="preferred_username")
+    assert (await judge.judge(token(preferred_username="bob"))).identity.name == "bob"
+
+
+async def test_a_token_is_remembered_but_neither_beyond_its_end_nor_for_long(judge: TokenJudge, clock: Clock) -> None:
+    long, short = token(), token(expires_s=NOW_S + 10 - LEEWAY_S)
+    for one in (long, short):
+        await judge.judge(one)
+    assert isinstance(judge.keys, FileKeys)
+    judge.keys.use(NO_KEYS)
+    clock.now = 9.9
+    for one in (long, short):
+        assert (await judge.judge(one)).identity.name == "ann"
+    clock.now = 10.0
+    with pytest.raises(TokenError, match="expired"):
+        await judge.judge(short)
+    clock.now = REMEMBER_S
+    with pytest.raises(TokenError, match="key"):
+        await judge.judge(long)
+
+
+async def test_what_is_forgotten_is_checked_again(judge: TokenJudge) -> None:
+    good = token()
+    await judge.judge(good)
+    assert isinstance(judge.keys, FileKeys)
+    judge.keys.use(NO_KEYS)
+    judge.forget()
+    with pytest.raises(TokenError, match="key"):
+        await judge.judge(good)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> TokenJudge:
+    return make(tmp_path_factory.mktemp("fuzzed"), Clock())
+
+
+@given(text=st.text() | st.lists(st.binary(max_size=40), max_size=4).map(lambda parts: encoded(*parts)))
+async def test_any_text_is_refused(fuzzed: TokenJudge, text: str) -> None:
+    with pytest.raises(TokenError):
+        await fuzzed.judge(text)
+
+
+VALUES = st.none() | st.integers() | st.text(max_size=5) | st.lists(st.sampled_from(["b64", "x"]), max_size=2)
+
+
+@given(header=st.dictionaries(st.sampled_from(["alg", "kid", "typ", "crit", "b64", "cty"]), VALUES))
+async def test_any_header_is_refused(fuzzed: TokenJudge, header: dict[str, Any]) -> None:
+    with pytest.raises(TokenError):
+        await fuzzed.judge(segments({"alg": "ES256", "kid": "ec", **header}, {}, b"secret"))
+
+
+WHOLE: dict[str, Any] = {"issuer": "i", "audience": ["a"]}
+CONFIGS: list[tuple[dict[str, Any], str]] = [
+    ({**WHOLE, "jwks_file": "f", "jwks_url": "https://x"}, "exclude each other"),
+    ({"jwks_file": "f", "audience": ["a"]}, "issuer and audience are needed"),
+    ({"jwks_file": "f", "issuer": "i"}, "issuer and audience are needed"),
+    ({**WHOLE, "jwks_url": "http://issuer.example/jwks"}, "expected https"),
+    ({**WHOLE, "jwks_url": "https://"}, "expected https"),
+    ({**WHOLE, "jwks_url": "file:///etc/jwks"}, "expected https"),
+    ({**WHOLE, "jwks_file": "f", "algorithms": []}, "algorithms"),
+    ({**WHOLE, "jwks_file": "f", "algorithms": ["none"]}, "algorithms"),
+    ({**WHOLE, "jwks_file": "f", "algorithms": ["HS256"]}, "algorithms"),
+]
+
+
+@pytest.mark.parametrize(("oauth", "reason"), CONFIGS)
+def test_configurations_that_stop_the_start(oauth: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=rf"security\.oauth.*{reason}"):
+        load(flags={"security": {"oauth": oauth}})
+
+
+@pytest.mark.parametrize("url", ["http://localhost:9/k", "http://127.0.0.1/k", "http://[::1]:8/k", "https://x.example"])
+def test_urls_that_are_believed(url: str) -> None:
+    oauth = OauthConfig(**WHOLE, jwks_url=url)
+    assert oauth.enabled
+    assert SecurityConfig(oauth=oauth, allow_anonymous=False).authenticates
+
+
+def test_groups_are_principals() -> None:
+    load_rules = SecurityConfig(
+        access=[
+            {"principal": "group:writers", "action": "publish", "topic": "sensors"},
+            {"principal": "ann", "action": "subscribe", "topic": "sensors"},
+        ]
+    ).access
+    access = AccessList(load_rules)
+    member = Identity("ann", "token", ("writers",))
+    assert access.allowed(member, "publish", "sensors", "a")
+    assert access.allowed(member, "subscribe", "sensors", "a")
+    assert not access.allowed(Identity("ann", "token"), "publish", "sensors", "a")
+    assert not access.allowed(Identity("group:writers", "certificate"), "publish", "sensors", "a")
+    with pytest.raises(ConfigError, match=r"access\[0\]\.principal"):
+        AccessList(SecurityConfig(access=[{"principal": "group:"}]).access)

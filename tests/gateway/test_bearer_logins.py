@@ -1,0 +1,229 @@
+"""Tokens in a running gateway, its keys from a URL: AMQP, MQTT and HTTP clients log in, and out when theirs expires."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from protocols.mqtt import packets
+from protocols.mqtt.packets import Version
+from protocols.mqtt.properties import Properties
+from protocols.mqtt.reasons import ReasonCode
+from tests.support.gateway import GatewayProcess
+from tests.support.mqtt import RawClient
+from tests.support.oauth import AUDIENCE, ISSUER, key_set, token
+from tests.support.topics import until_led
+
+METHOD = "OAUTHBEARER"
+TOPIC = f"bearer-{uuid.uuid4().hex[:8]}"
+TIMEOUT = 30
+LIFE_S = 6  # of a token whose end is waited for
+CONFIG = """
+[security]
+allow_anonymous = false
+failed_attempt_delay_s = 0.01
+[security.oauth]
+jwks_url = "{url}"
+issuer = "{issuer}"
+audience = ["{audience}"]
+groups_claim = "groups"
+leeway_s = 0
+[[security.access]]
+principal = "group:writers"
+action = "publish"
+topic = "{topic}"
+"""
+
+
+def bearer(good_for_s: float = 3600, kid: str = "ec", **claims: Any) -> str:
+    return token(kid, expires_s=time.time() + good_for_s, **claims)
+
+
+def message(text: str) -> bytes:
+    return f"n,,\x01auth=Bearer {text}\x01\x01".encode()
+
+
+@pytest.fixture(scope="module")
+async def secured(
+    bootstrap: str, admin: AIOKafkaAdminClient, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[GatewayProcess]:
+    """A gateway that believes tokens and nothing else, and the issuer of its keys."""
+
+    async def serve(_request: web.BaseRequest) -> web.Response:
+        return web.Response(body=key_set())
+
+    await admin.create_topics([NewTopic(TOPIC, 1, 1)])
+    await until_led(admin, TOPIC)
+    runner = web.ServerRunner(web.Server(serve))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/jwks"
+    config = CONFIG.format(url=url, issuer=ISSUER, audience=AUDIENCE, topic=TOPIC)
+    process = await GatewayProcess(tmp_path_factory.mktemp("bearer"), bootstrap, config=config).start()
+    yield process
+    assert await process.stop() == 0
+    await runner.cleanup()
+
+
+class AmqpPeer:
+    """AMQP by hand, up to open."""
+
+    SASL, AMQP = b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00"
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def begin(cls, gateway: GatewayProcess, response: bytes, mechanism: str = METHOD) -> AmqpPeer:
+        """SASL up to init."""
+        peer = cls(*await asyncio.open_connection(*gateway.address("amqp")))
+        peer.writer.write(cls.SASL)
+        assert await peer.reader.readexactly(8) == cls.SASL
+        _, mechanisms = await peer.frame()
+        assert b"OAUTHBEARER\x07XOAUTH2" in mechanisms
+        peer.say(0x41, b"\xa3" + bytes([len(mechanism)]) + mechanism.encode(), cls.binary(response))
+        return peer
+
+    @staticmethod
+    def binary(data: bytes) -> bytes:
+        return b"\xb0" + struct.pack(">I", len(data)) + data
+
+    def say(self, code: int, *fields: bytes, kind: int = 1) -> None:
+        items = b"".join(fields)
+        body = bytes([0, 0x53, code, 0xD0]) + struct.pack(">II", len(items) + 4, len(fields)) + items
+        self.writer.write(struct.pack(">IBBH", len(body) + 8, 2, kind, 0) + body)
+
+    async def frame(self) -> tuple[int, bytes]:
+        """The next frame that is not empty: its descriptor and its body."""
+        while True:
+            size = int.from_bytes(await self.reader.readexactly(4), "big")
+            body = (await self.reader.readexactly(size - 4))[4:]
+            if body:
+                return body[2], body
+
+    async def open(self) -> None:
+        """After a good login."""
+        code, outcome = await self.frame()
+        assert (code, outcome[-1]) == (0x44, 0), outcome
+        self.writer.write(self.AMQP)
+        self.say(0x10, b"\xa1\x05token", kind=0)
+        assert await self.reader.readexactly(8) == self.AMQP
+        assert (await self.frame())[0] == 0x10
+
+    async def close(self) -> None:
+        self.writer.close()
+        await self.writer.wait_closed()
+
+
+@pytest.mark.parametrize("mechanism", ["OAUTHBEARER", "XOAUTH2"])
+@pytest.mark.parametrize("kid", ["rsa", "ec", "ed"])
+async def test_amqp(secured: GatewayProcess, mechanism: str, kid: str) -> None:
+    text = bearer(kid=kid)
+    first = message(text) if mechanism == METHOD else f"user=ann\x01auth=Bearer {text}\x01\x01".encode()
+    async with asyncio.timeout(TIMEOUT):
+        peer = await AmqpPeer.begin(secured, first, mechanism)
+        await peer.open()
+        await peer.close()
+
+
+async def test_amqp_refused(secured: GatewayProcess) -> None:
+    async with asyncio.timeout(TIMEOUT):
+        peer = await AmqpPeer.begin(secured, message(bearer(-1)))
+        code, challenge = await peer.frame()
+        assert code == 0x42
+        assert json.loads(challenge[challenge.index(b"{") :]) == {"status": "invalid_token"}
+        peer.say(0x43, peer.binary(b"\x01"))
+        code, outcome = await peer.frame()
+        assert (code, outcome[-1]) == (0x44, 1)
+        assert await peer.reader.read() == b""
+        await peer.close()
+
+
+async def test_mqtt(secured: GatewayProcess) -> None:
+    client = await RawClient.open(secured.address("mqtt"))
+    writer = bearer(groups=["writers"])
+    client.send(packets.Connect(Version.V5, "", properties=proof(message(writer))))
+    connack = await client.expect(packets.Connack)
+    assert connack.reason_code == 0
+    assert await client.publish(f"{TOPIC}/a", b"1") == 0
+    client.drop()
+    other = await RawClient.open(secured.address("mqtt"))
+    other.send(packets.Connect(Version.V5, "", properties=proof(message(bearer(groups=["readers"])))))
+    assert (await other.expect(packets.Connack)).reason_code == 0
+    assert await other.publish(f"{TOPIC}/a", b"1") == ReasonCode.NOT_AUTHORIZED
+    other.drop()
+
+
+def proof(data: bytes) -> Properties:
+    return Properties(authentication_method=METHOD, authentication_data=data)
+
+
+async def test_mqtt_refused(secured: GatewayProcess) -> None:
+    client = await RawClient.open(secured.address("mqtt"))
+    client.send(packets.Connect(Version.V5, "", properties=proof(message(bearer(aud="others")))))
+    auth = await client.expect(packets.Auth)
+    assert auth.properties is not None
+    assert json.loads(auth.properties.authentication_data or b"") == {"status": "invalid_token"}
+    client.send(packets.Auth(ReasonCode.CONTINUE_AUTHENTICATION, proof(b"\x01")))
+    assert (await client.expect(packets.Connack)).reason_code == ReasonCode.NOT_AUTHORIZED
+    client.drop()
+
+
+async def test_http(secured: GatewayProcess) -> None:
+    records = {"records": [{"value": 1}]}
+    headers = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+    url = f"http://{secured.addresses['http']}/topics/{TOPIC}"
+    statuses = []
+    async with aiohttp.ClientSession(headers=headers) as http:
+        for authorization in (
+            f"Bearer {bearer(groups=['writers'])}",
+            f"bearer  {bearer(groups=['writers'])}",
+            f"Bearer {bearer()}",
+            f"Bearer {bearer(-1, groups=['writers'])}",
+            "Bearer",
+            "Digest x",
+            None,
+        ):
+            fields = {} if authorization is None else {"Authorization": authorization}
+            async with http.post(url, json=records, headers=fields) as response:
+                statuses.append(response.status)
+                challenges = response.headers.getall("WWW-Authenticate", [])
+                if response.status == 401:
+                    assert challenges[0].startswith("Basic ")
+                    fault = authorization is not None and authorization.startswith("Bearer")
+                    assert challenges[1] == 'Bearer realm="trivium"' + (', error="invalid_token"' if fault else "")
+    assert statuses == [200, 200, 403, 401, 401, 401, 401]
+
+
+async def test_who_outlives_his_token_is_sent_away(secured: GatewayProcess) -> None:
+    """AMQP and MQTT with tokens of a few seconds; one MQTT client shows a newer one in time."""
+    async with asyncio.timeout(TIMEOUT):
+        short = bearer(LIFE_S)
+        peer = await AmqpPeer.begin(secured, message(short))
+        await peer.open()
+        gone, stays = [await RawClient.open(secured.address("mqtt")) for _ in range(2)]
+        for client in (gone, stays):
+            client.send(packets.Connect(Version.V5, "", properties=proof(message(short))))
+            assert (await client.expect(packets.Connack)).reason_code == 0
+        stays.send(packets.Auth(ReasonCode.RE_AUTHENTICATE, proof(message(bearer()))))
+        assert (await stays.expect(packets.Auth)).reason_code == 0
+        code, close = await peer.frame()
+        assert code == 0x18
+        assert b"amqp:unauthorized-access" in close
+        disconnect = await gone.expect(packets.Disconnect)
+        assert disconnect.reason_code == ReasonCode.NOT_AUTHORIZED
+        stays.send(packets.Pingreq())
+        await stays.expect(packets.Pingresp)
+        await peer.close()
+        gone.drop()
+        stays.drop()
