@@ -52,8 +52,8 @@ WORKERS ?= 2
 test: setup lint  ## Run all checks and all tests; ARGS="-k name" for some
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-clients: setup  ## Fetch the foreign MQTT clients of the tests (needs node, npm and a JDK)
-	@$(BIN)/python -m tests.interop.mqtt.toolchains
+clients: setup  ## Fetch and build the foreign clients of the tests (needs node, npm, a JDK, Go and Cargo)
+	@$(BIN)/python -m tests.interop.fetch
 
 lint: $(INSTALLED)  ## Run ruff, mypy and import-linter
 	$(BIN)/ruff check
@@ -77,7 +77,11 @@ lock:  ## Write all lock files anew (versions stay where they fit; UPGRADE=1 tak
 	$(COMPILE) pyproject.toml --constraint requirements/dev.txt --output-file requirements/gateway.txt
 	$(BIN)/python -m tools.lock_jars
 	cd tests/interop/mqtt/node && npm install --package-lock-only
+	cd tests/interop/amqp/node && npm install --package-lock-only
+	cd tests/interop/amqp/go && go mod tidy
+	$(BIN)/python -m tests.interop.fetch lock
 
 clean:  ## Remove what the commands made here; the cache of jars stays
-	rm -rf $(VENV) .trivium dist tests/interop/mqtt/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .trivium dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf tests/interop/*/node/node_modules tests/interop/amqp/go/build tests/interop/amqp/rust/build
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """Write the locks of jars: resolve the sets with Ivy and note every jar with its SHA-256.
 
-`gateway/kafka/jars.lock` holds the product's, `tests/interop/mqtt/java/jars.lock` what only tests need.
+`gateway/kafka/jars.lock` holds the product's, `tests/interop/jars.lock` what only tests need.
 
 Called as `python -m tools.lock_jars` (part of `make lock`). Ivy checks each file against the repository's own
 checksum while it fetches; the lock pins what it found from then on.
@@ -18,7 +18,7 @@ from gateway.kafka import jars
 from gateway.kafka.java import find_java
 
 LOCK = Path(jars.__file__).with_name("jars.lock")
-TESTS_LOCK = Path(__file__).parents[1] / "tests" / "interop" / "mqtt" / "java" / "jars.lock"
+TESTS_LOCK = Path(__file__).parents[1] / "tests" / "interop" / "jars.lock"
 HEAD = """\
 # Written by `make lock` (tools/lock_jars.py). Each line is one jar: "group:artifact:version" = its SHA-256.
 # gateway/kafka/jars.py fetches exactly these.
@@ -42,6 +42,11 @@ WISHES: dict[str, list[Wish]] = {
 TESTS_WISHES: dict[str, list[Wish]] = {
     "hivemq": [
         ("com.hivemq:hivemq-mqtt-client:1.3.14", True),
+        ("com.fasterxml.jackson.core:jackson-databind:2.21.2", True),
+    ],
+    "qpid-jms": [
+        ("org.apache.qpid:qpid-jms-client:2.10.0", True),
+        ("org.slf4j:slf4j-nop:2.0.17", True),
         ("com.fasterxml.jackson.core:jackson-databind:2.21.2", True),
     ],
 }

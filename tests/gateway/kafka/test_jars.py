@@ -16,7 +16,7 @@ import pytest
 
 from gateway.kafka import ivy, jars
 from gateway.kafka.jars import Jar, JarError, ensure_jars
-from tools.lock_jars import TESTS_LOCK
+from tools.lock_jars import TESTS_LOCK, TESTS_WISHES
 
 ROOT = Path(__file__).parents[3]
 TOTAL = len(jars.locked_jars("spark"))
@@ -232,7 +232,7 @@ def test_cache_directory(tmp_path):
 
 
 def test_locks_name_every_jar_once():
-    for name, lock in [*((name, None) for name in jars.SETS), ("hivemq", TESTS_LOCK)]:
+    for name, lock in [*((name, None) for name in jars.SETS), *((name, TESTS_LOCK) for name in TESTS_WISHES)]:
         locked = jars.locked_jars(name, lock)
         assert all(isinstance(jar, Jar) and len(bytes.fromhex(jar.sha256)) == 32 for jar in locked)
         assert len({jar.file_name for jar in locked}) == len(locked)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.interop.mqtt.toolchains import HERE, NODE, java_command, node_command
+from tests.interop.toolchains import java_command, node_packages
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
 
 
 class Kind(NamedTuple):
@@ -29,12 +33,12 @@ VERSION_5 = [PAHO, MQTTJS, HIVEMQ]
 VERSION_311 = [PAHO_311, AMQTT, MQTTJS_311]
 EVERY = VERSION_5 + VERSION_311
 
-# Command and working directory of each driver; ToolchainError when it cannot be had.
-DRIVERS: dict[str, Callable[[], tuple[list[str], str]]] = {
-    "paho": lambda: ([sys.executable, "paho_driver.py"], str(HERE / "python")),
-    "amqtt": lambda: ([sys.executable, "amqtt_driver.py"], str(HERE / "python")),
-    "mqttjs": lambda: (node_command(), str(NODE)),
-    "hivemq": lambda: (java_command(), str(HERE / "java")),
+# The command of each driver; ToolchainError when it cannot be had.
+DRIVERS: dict[str, Callable[[], list[str]]] = {
+    "paho": lambda: [sys.executable, "-m", "tests.interop.mqtt.python.paho_driver"],
+    "amqtt": lambda: [sys.executable, "-m", "tests.interop.mqtt.python.amqtt_driver"],
+    "mqttjs": lambda: [node_packages(HERE / "node"), str(HERE / "node" / "driver.mjs")],
+    "hivemq": lambda: java_command(HERE / "java", "hivemq", "hivemq-mqtt-client"),
 }
 
 

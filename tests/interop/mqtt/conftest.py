@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from tests.interop.driver import Drivers, Wire, started
 from tests.interop.mqtt.clients import DRIVERS, Kind
-from tests.interop.mqtt.drivers import Client, Driver, Wire
-from tests.interop.mqtt.toolchains import ToolchainError
+from tests.interop.mqtt.drivers import Client
 from tests.support.gateway import GatewayProcess
 from tests.support.topics import until_led
 
@@ -19,26 +18,13 @@ NewClient = Callable[..., Awaitable[Client]]
 
 
 @pytest.fixture(scope="session")
-async def drivers() -> AsyncIterator[Callable[[str], Awaitable[Driver]]]:
-    """`await drivers("paho")`; a library whose tools are missing skips the test by name."""
-    running: dict[str, Driver] = {}
-
-    async def get(library: str) -> Driver:
-        if library not in running:
-            try:
-                argv, directory = await asyncio.to_thread(DRIVERS[library])
-            except ToolchainError as error:
-                pytest.skip(f"{library}: {error}")
-            running[library] = await Driver(argv, directory).start()
-        return running[library]
-
-    yield get
-    for driver in running.values():
-        await driver.stop()
+async def mqtt_drivers() -> AsyncIterator[Drivers]:
+    async with started(DRIVERS) as drivers:
+        yield drivers
 
 
 @pytest.fixture
-async def new_client(drivers: Callable[[str], Awaitable[Driver]], gateway: GatewayProcess) -> AsyncIterator[NewClient]:
+async def new_client(mqtt_drivers: Drivers, gateway: GatewayProcess) -> AsyncIterator[NewClient]:
     """Make foreign clients (`await new_client(PAHO, **fields of connect)`), connected; `connected=False`: not yet."""
     made: list[Client] = []
 
@@ -53,7 +39,7 @@ async def new_client(drivers: Callable[[str], Awaitable[Driver]], gateway: Gatew
         listener = "http" if kind.transport == "ws" else "mqtt"
         address = through.address if through is not None else (at or gateway).address(listener)
         path = "/mqtt" if kind.transport == "ws" else None
-        client = Client(await drivers(kind.library), address, version=kind.version, path=path)
+        client = Client(await mqtt_drivers(kind.library), address, version=kind.version, path=path)
         made.append(client)
         if connected:
             connack = await client.connect(**fields)

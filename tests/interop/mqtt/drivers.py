@@ -1,29 +1,20 @@
-"""Foreign MQTT clients as child processes: one driver program per library, one line protocol for all.
+"""Foreign MQTT clients: the commands of their drivers (`tests/interop/driver.py`).
 
-A driver reads commands from standard input, one JSON object a line: `{"n": 1, "do": "connect", "client": "c7", ...}`,
-and answers `{"n": 1, "result": {...}}` or `{"n": 1, "error": "..."}`, in any order. What happens by itself is told as
-`{"client": "c7", "event": "message" | "closed", ...}`; the first line is `{"event": "ready", ...}`. Payloads and binary
-properties are in base64, properties have the standard's names in snake case, user properties are pairs. One driver
-holds any number of clients by name; a second `connect` of a name goes on with that client's state.
+Events are `{"client": "c7", "event": "message" | "closed", ...}`. Properties have the standard's names in snake case,
+user properties are pairs; payloads and binary properties are in base64. A second `connect` of a name goes on with that
+client's state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import itertools
-import json
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+from tests.interop.driver import Driver, RefusedError, encode
+
 WAIT_S = 15
-LINE_LIMIT = 2**24  # a message of 1 MB is a line of 1.4 MB
-
-
-class RefusedError(Exception):
-    """The library said no, or the connection ended before the answer."""
 
 
 class Message(NamedTuple):
@@ -43,72 +34,6 @@ class Connack(NamedTuple):
     reason: int
     session_present: bool
     properties: dict[str, Any]
-
-
-class Driver:
-    """One driver process."""
-
-    def __init__(self, argv: Sequence[str], directory: str) -> None:
-        self.name = self.version = ""
-        self._argv, self._directory = argv, directory
-        self._numbers = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._clients: dict[str, Client] = {}
-
-    async def start(self) -> Driver:
-        self._process = await asyncio.create_subprocess_exec(
-            *self._argv,
-            cwd=self._directory,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=LINE_LIMIT,
-        )
-        assert self._process.stdout is not None
-        ready = json.loads(await asyncio.wait_for(self._process.stdout.readline(), 60) or "{}")
-        assert ready.get("event") == "ready", f"{self._argv} did not start: {ready}"
-        self.name, self.version = ready["name"], ready["version"]
-        self._reading = asyncio.get_running_loop().create_task(self._read())
-        return self
-
-    async def stop(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), 5)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-        await self._reading
-
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
-            said = json.loads(line)
-            if "n" not in said:
-                self._clients[said["client"]].happened(said)
-                continue
-            answer = self._answers.pop(said["n"])
-            if answer.done():
-                continue
-            if "error" in said:
-                answer.set_exception(RefusedError(said["error"]))
-            else:
-                answer.set_result(said["result"])
-        for answer in self._answers.values():
-            answer.cancel()
-
-    def knows(self, client: Client) -> bool:
-        """Whether the client was ever connected."""
-        return client.name in self._clients
-
-    def send(self, do: str, client: Client, **fields: Any) -> asyncio.Future[dict[str, Any]]:
-        """Write one command; its answer is awaited by whoever wants it."""
-        number = next(self._numbers)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._clients[client.name] = client
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"n": number, "do": do, "client": client.name, **fields}).encode() + b"\n")
-        return answer
 
 
 class Client:
@@ -240,52 +165,3 @@ class Client:
             got = [(one.topic, one.payload[:40]) for one in self.messages[-20:]]
             came = f"{len(self.messages)} messages came, lately {got}; closed: {self.closed}"
             raise AssertionError(f"{self} waited for {what}: {came}") from None
-
-
-def encode(data: bytes) -> str:
-    """Write bytes as the line protocol does."""
-    return base64.b64encode(data).decode()
-
-
-class Wire:
-    """A TCP way to the gateway that can be cut, as a client's network may be; its port stays the same."""
-
-    def __init__(self, target: tuple[str, int]) -> None:
-        self.target = target
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    @asynccontextmanager
-    async def laid(self) -> AsyncIterator[Wire]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.address: tuple[str, int] = server.sockets[0].getsockname()[:2]
-        try:
-            yield self
-        finally:
-            server.close()
-            self.cut()
-            await server.wait_closed()
-
-    def cut(self) -> None:
-        """End all connections without a goodbye."""
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(*self.target)
-        ends = {writer, far_writer}
-        self._writers |= ends
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._copy(reader, far_writer))
-            group.create_task(self._copy(far_reader, writer))
-        self._writers -= ends
-
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-            writer.write_eof()
-        except (OSError, RuntimeError):  # cut: uvloop's transports say the latter
-            pass
-        finally:
-            writer.close()

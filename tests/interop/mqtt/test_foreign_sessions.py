@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.interop.driver import Wire
 from tests.interop.mqtt.clients import (
     EVERY,
     HIVEMQ,
@@ -21,7 +22,6 @@ from tests.interop.mqtt.clients import (
     each,
 )
 from tests.interop.mqtt.conftest import NewClient
-from tests.interop.mqtt.drivers import Wire
 from tests.support.gateway import GatewayProcess
 
 KEPT = {"clean": False, "properties": {"session_expiry_interval": 300}}

@@ -11,8 +11,9 @@ from typing import Any
 
 from amqtt.client import MQTTClient
 from amqtt.errors import ConnectError
-from lines import decode, say
-from observer import present
+
+from tests.interop.mqtt.python.observer import present
+from tests.interop.python.lines import decode, say
 
 
 class Client:
@@ -24,7 +25,7 @@ class Client:
             "auto_reconnect": False,
             "reconnect_retries": 0,
             "keep_alive": command["keep_alive"],
-            "plugins": {"observer.Observer": {}},
+            "plugins": {"tests.interop.mqtt.python.observer.Observer": {}},
         }
         will = command.get("will")
         if will is not None:

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import paho.mqtt.client as paho
-from lines import decode, say
 from paho.mqtt import __version__
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from tests.interop.python.lines import decode, say
 
 BYTES = ("CorrelationData", "AuthenticationData")
 OWN_NAMES = {"user_properties": "UserProperty", "subscription_identifiers": "SubscriptionIdentifier"}

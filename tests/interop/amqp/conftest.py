@@ -1,0 +1,72 @@
+"""The foreign AMQP clients as fixtures: each driver is started once, when the first test asks for it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from tests.interop.amqp.clients import DRIVERS, Kind
+from tests.interop.amqp.drivers import Client
+from tests.interop.driver import Drivers, Wire, started
+from tests.support.gateway import GatewayProcess
+
+NewClient = Callable[..., Awaitable[Client]]
+CONFIG = """
+[kafka]
+create_topics = true
+[amqp]
+dead_letter_topic = "{topic}-dlq"
+reply_topic = "{replies}"
+max_attempts = 3
+max_message_bytes = 900000
+"""
+
+
+@pytest.fixture(scope="session")
+async def amqp_drivers() -> AsyncIterator[Drivers]:
+    async with started(DRIVERS) as drivers:
+        yield drivers
+
+
+@pytest.fixture(scope="session")
+async def amqp_gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
+    """A gateway with a dead-letter topic, temporary nodes and few attempts."""
+    config = CONFIG.replace("{replies}", f"replies-{uuid.uuid4().hex[:8]}")
+    process = await GatewayProcess(tmp_path_factory.mktemp("amqp-gateway"), bootstrap, config=config).start()
+    yield process
+    assert await process.stop() == 0
+
+
+@pytest.fixture
+async def new_client(amqp_drivers: Drivers, amqp_gateway: GatewayProcess) -> AsyncIterator[NewClient]:
+    """Make foreign clients (`await new_client(GO, **fields of connect)`), connected; `connected=False`: not yet."""
+    made: list[Client] = []
+
+    async def make(
+        kind: Kind,
+        *,
+        at: GatewayProcess | None = None,
+        through: Wire | None = None,
+        connected: bool = True,
+        **fields: object,
+    ) -> Client:
+        listener = "http" if kind.transport == "ws" else "amqp"
+        address = through.address if through is not None else (at or amqp_gateway).address(listener)
+        path = "/amqp" if kind.transport == "ws" else None
+        client = Client(await amqp_drivers(kind.library), address, path=path)
+        made.append(client)
+        if connected:
+            await client.connect(**fields)
+        return client
+
+    yield make
+    for client in made:
+        await client.release()
+
+
+@pytest.fixture
+def own() -> str:
+    """A topic's name of the test's own; the gateway creates it."""
+    return f"t-{uuid.uuid4().hex[:12]}"

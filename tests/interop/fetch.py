@@ -1,0 +1,31 @@
+"""`python -m tests.interop.fetch` fetches and builds every foreign client (`make clients`); `lock` writes their locks.
+
+A test run fetches what it misses itself.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.interop.amqp import clients as amqp
+
+from tests.interop.mqtt import clients as mqtt
+from tests.interop.toolchains import ToolchainError, lock_crates
+
+
+def main(arguments: list[str]) -> int:
+    """Do it; 1 when one cannot be had."""
+    try:
+        if arguments == ["lock"]:
+            lock_crates(amqp.RUST)
+            return 0
+        for command in (*mqtt.DRIVERS.values(), *amqp.DRIVERS.values()):
+            command()
+    except ToolchainError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
