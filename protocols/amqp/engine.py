@@ -10,6 +10,7 @@ What proton leaves to its user is done here: link credit is enforced and partial
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from struct import Struct
 from typing import Any, Final
 
 from protocols.amqp import native, outcomes
@@ -46,6 +47,12 @@ _TERMINAL: Final = frozenset({outcomes.ACCEPTED, outcomes.REJECTED, outcomes.REL
 _SCRATCH_BYTES: Final = 1 << 20
 _scratch: Final = ffi.new("char[]", _SCRATCH_BYTES)
 _from_buffer, _unpack = ffi.from_buffer, ffi.unpack
+
+# And one delivery tag, which proton copies.
+_tag_bytes: Final = bytearray(4)
+_tag_kept: Final = ffi.new("pn_delivery_tag_t *", (4, _from_buffer(_tag_bytes)))
+_tag: Final = _tag_kept[0]
+_write_tag: Final = Struct(">I").pack_into
 
 OUTGOING_HIGH: Final = 256 * 1024  # bytes that proton may hold for a session whose window is shut
 REFUSABLE_FACTOR: Final = 4
@@ -175,8 +182,9 @@ class Engine(Transacting):
         """
         handle = link.handle
         self._tag = tag = (self._tag + 1) & 0xFFFFFFFF
-        delivery = _new_delivery(handle, (4, _from_buffer(tag.to_bytes(4, "big"))))
-        _send(handle, _from_buffer(data), len(data))
+        _write_tag(_tag_bytes, 0, tag)
+        delivery = _new_delivery(handle, _tag)
+        _send(handle, data, len(data))
         _advance(handle)
         if token is None:
             _settle(delivery)
