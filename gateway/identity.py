@@ -25,6 +25,7 @@ class GatewayIdentity:
     def __init__(self, directory: Path) -> None:
         """Take the name of `directory`, or give it one."""
         self.incarnation = secrets.token_hex(4)
+        self._directory = directory
         self._held: int | None = None
         self.name = self._take(directory) or secrets.token_hex(8)
 
@@ -45,6 +46,10 @@ class GatewayIdentity:
             return None
         self._held = held
         return name
+
+    def beside(self, name: str) -> Path | None:
+        """A file for what the gateway's next process should know; None when that will have another name."""
+        return self._directory / name if self._held is not None else None
 
     def close(self) -> None:
         """Let another process have the name."""

@@ -41,6 +41,7 @@ class AmqpFront(SocketFront):
         """No new connection, no more credit, no further transfer read; outcomes still go out."""
         for session in self._services.sessions:
             session.quiesce()
+        self._services.coordinators.stop()
         super().stop_taking()
 
     async def stop(self, timeout: float) -> None:

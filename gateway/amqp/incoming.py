@@ -19,9 +19,11 @@ from mapping.record import Record
 from protocols.amqp.events import TransferReceived
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import rejected
+from protocols.amqp.transactions import UNKNOWN_ID
 
 if TYPE_CHECKING:
     from gateway.amqp.session import AmqpSession
+    from gateway.amqp.transactions import Transaction
 
 Allowed = Callable[[str, bytes | None], bool]
 
@@ -125,10 +127,37 @@ class IncomingLink:
     def _deny(self, delivery: Any, record: Record) -> None:
         self.refuse(delivery, Outcome.DENIED, f"no right to publish to {record.topic} with this key")
 
-    def oversized(self, delivery: Any, size: int) -> None:
-        """Refuse a message above max-message-size; the link lives on."""
+    def post(self, transaction: Transaction, delivery: Any, data: bytes, now_ms: int) -> None:
+        """Take one message within a transaction."""
+        if transaction.admits(self, delivery, len(data)):
+            self._post(transaction, delivery, data, now_ms)
+
+    def _post(self, transaction: Transaction, delivery: Any, data: bytes, now_ms: int) -> None:
+        assert self.destination is not None
+        try:
+            record = to_record(data, self.destination, now_ms)
+        except Unmappable as unmappable:
+            transaction.refuse(self, delivery, unmappable.outcome, unmappable.reason)
+            return
+        if self._allowed is not None and not self._allowed(record.topic, record.key):
+            reason = f"no right to publish to {record.topic} with this key"
+            transaction.refuse(self, delivery, Outcome.DENIED, reason)
+            return
+        transaction.post(self, delivery, record)
+
+    def stray(self, delivery: Any, size: int) -> None:
+        """Refuse a message for a transaction that does not exist."""
         self.window.arrive(size)
-        self.refuse(delivery, Outcome.TOO_LARGE, f"{size} bytes, the limit is {self.link.limit}")
+        self.refuse(delivery, Outcome.BUSY, "no transaction has this txn-id", UNKNOWN_ID)
+
+    def oversized(self, delivery: Any, size: int, transaction: Transaction | None = None) -> None:
+        """Refuse a message above max-message-size; the link lives on, but not the transaction that it was for."""
+        reason = f"{size} bytes, the limit is {self.link.limit}"
+        self.window.arrive(size)
+        if transaction is not None:
+            transaction.refuse(self, delivery, Outcome.TOO_LARGE, reason)
+        else:
+            self.refuse(delivery, Outcome.TOO_LARGE, reason)
 
     def refuse(self, delivery: Any, outcome: Outcome, reason: str, condition: str | None = None) -> None:
         """Settle a message that does not reach Kafka; rejected with `condition` where the outcome's is too general."""

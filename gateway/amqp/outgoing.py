@@ -16,6 +16,7 @@ import structlog
 
 from gateway.amqp.sources import Source
 from gateway.kafka.contracts import Refused
+from gateway.kafka.group import Membership
 from mapping.amqp_out import from_record
 from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
 from mapping.record import Received
@@ -26,7 +27,8 @@ from protocols.amqp.outcomes import Error, State
 if TYPE_CHECKING:
     from gateway.amqp.nodes import Seat
     from gateway.amqp.session import AmqpSession
-    from gateway.kafka.group import Membership
+    from gateway.kafka.group_parts import Part
+    from gateway.kafka.group_reader import GroupReader
 
 log = structlog.get_logger(__name__)
 
@@ -46,11 +48,13 @@ class OutgoingLink:
         topic: the Kafka topic.
         lossy: False: a record is kept until it was sent.
         unsettled: sent and without an outcome.
+        retiring: of these, how many have one in a transaction that is not discharged.
     """
 
     __slots__ = (
         "_buried", "_burying", "_condition", "_dead_letters", "_draining", "_engine", "_left", "_membership",
-        "_partition", "_selected", "_session", "_settled", "_source", "_waits", "link", "lossy", "topic", "unsettled",
+        "_partition", "_released", "_selected", "_session", "_settled", "_source", "_waits", "link", "lossy",
+        "retiring", "topic", "unsettled",
     )  # fmt: skip
 
     def __init__(self, session: AmqpSession, link: Link, source: Source, *, settled: bool) -> None:
@@ -68,11 +72,13 @@ class OutgoingLink:
         self._dead_letters = session.services.dead_letters
         self._burying = 0  # dead letters on their way to Kafka
         self._buried: asyncio.Event | None = None  # after the link's end: set when there are none
+        self._released: asyncio.Event | None = None  # after the link's end: set when no transaction has any of it
         self._waits = True  # said "no room", or has not been asked yet
         self.link = link
         self.topic = source.topic
         self.lossy = False
         self.unsettled = 0
+        self.retiring = 0
 
     def joined(self, membership: Membership | Seat) -> None:
         """The group, or the temporary node, that this link receives for."""
@@ -181,6 +187,22 @@ class OutgoingLink:
         if self._waits or was_full:
             self.wake()
 
+    @property
+    def in_group(self) -> bool:
+        """Whether what it settles is committed for a consumer group."""
+        return self._source.group is not None
+
+    def place(self, record: Received) -> tuple[GroupReader, Part] | None:
+        """See `Membership.place`; `in_group` only."""
+        membership = self._membership
+        return membership.place(record) if isinstance(membership, Membership) else None
+
+    def unretire(self) -> None:
+        """A transaction has ended in which a delivery had an outcome."""
+        self.retiring -= 1
+        if self._released is not None and not self.retiring:
+            self._released.set()
+
     def _refused(self, membership: Membership | Seat, record: Received, state: State) -> None:
         """The peer has rejected or modified a record of a group."""
         failed = state.code == outcomes.REJECTED or state.delivery_failed
@@ -265,6 +287,9 @@ class OutgoingLink:
         self._session.pump.spawn(self._depart(group, ends=ends, failed=failed))
 
     async def _depart(self, group: str, *, ends: bool, failed: bool) -> None:
+        if self.retiring:  # a transaction outlives the links that take part in it
+            self._released = asyncio.Event()
+            await self._released.wait()
         if self._burying:
             self._buried = asyncio.Event()
             with contextlib.suppress(TimeoutError):  # else what was rejected last would be offered to others

@@ -20,6 +20,7 @@ from protocols.amqp.outcomes import NOT_FOUND, PRECONDITION_FAILED, UNAUTHORIZED
 
 if TYPE_CHECKING:
     from gateway.amqp.session import AmqpSession
+    from gateway.amqp.transactions import Transaction
 
 KNOWN_ADDRESSES: Final = 256  # of one link; a peer that uses more pays for the look-up
 _OUTCOMES: Final = {NOT_FOUND: Outcome.UNKNOWN_TOPIC, UNAUTHORIZED_ACCESS: Outcome.DENIED}
@@ -30,6 +31,13 @@ class _Message(NamedTuple):
     address: TargetAddress
     delivery: Any
     data: bytes
+    transaction: Transaction | None
+
+
+class _Fault(NamedTuple):
+    outcome: Outcome
+    reason: str
+    condition: str | None = None
 
 
 class RelayLink(IncomingLink):
@@ -48,27 +56,36 @@ class RelayLink(IncomingLink):
 
     def receive(self, delivery: Any, data: bytes, now_ms: int) -> None:
         """Take one message."""
+        self._route(delivery, data, now_ms, None)
+
+    def _post(self, transaction: Transaction, delivery: Any, data: bytes, now_ms: int) -> None:
+        self._route(delivery, data, now_ms, transaction)
+
+    def _route(self, delivery: Any, data: bytes, now_ms: int, transaction: Transaction | None) -> None:
+        """Find out where a message goes. With a transaction it is counted as arrived already."""
         try:
             to = recipient(data)
             if not to:
                 raise AddressError(PRECONDITION_FAILED, "a message to an anonymous target needs the property `to`")
             address = parse_target(to)
         except AddressError as error:
-            self.window.arrive(len(data))
-            outcome = _OUTCOMES.get(error.error.condition, Outcome.UNFIT)
-            self.refuse(delivery, outcome, error.error.description, error.error.condition)
+            condition, description = error.error.condition, error.error.description
+            fault = _Fault(_OUTCOMES.get(condition, Outcome.UNFIT), description, condition)
+            self._fail(transaction, delivery, data, fault)
             return
         except Unmappable as unmappable:
-            self.window.arrive(len(data))
-            self.refuse(delivery, unmappable.outcome, unmappable.reason)
+            self._fail(transaction, delivery, data, _Fault(unmappable.outcome, unmappable.reason))
             return
-        message = _Message(to, address, delivery, data)
+        message = _Message(to, address, delivery, data, transaction)
         waiting = self._waiting.get(address.topic)
         info = self._session.services.publisher.known_topic(address.topic)
         if waiting is None and info is not None:
             self._store(message, info, now_ms)
             return
-        self.window.arrive(len(data))
+        if transaction is None:
+            self.window.arrive(len(data))
+        else:
+            transaction.hold()
         if waiting is None:
             waiting = self._waiting[address.topic] = []
             self._session.pump.spawn(self._look_up(address.topic))  # it outlives the connection: what came is stored
@@ -81,7 +98,7 @@ class RelayLink(IncomingLink):
         return first + 1
 
     def _store(self, message: _Message, info: TopicInfo, now_ms: int) -> None:
-        to, address, delivery, data = message
+        to, address, delivery, data, transaction = message
         known, destination = self._known.get(to, (None, None))
         if destination is None or known is not info:
             destination = self._session.destination(to, address, info)
@@ -90,10 +107,19 @@ class RelayLink(IncomingLink):
             self._known[to] = (info, destination)
         self.destination = destination
         if address.partition is not None and address.partition >= info.partitions:
+            fault = _Fault(Outcome.UNKNOWN_TOPIC, f"{address.topic} has {info.partitions} partitions")
+            self._fail(transaction, delivery, data, fault)
+        elif transaction is not None:
+            super()._post(transaction, delivery, data, now_ms)
+        else:
+            super().receive(delivery, data, now_ms)
+
+    def _fail(self, transaction: Transaction | None, delivery: Any, data: bytes, fault: _Fault) -> None:
+        if transaction is not None:
+            transaction.refuse(self, delivery, *fault)
+        else:
             self.window.arrive(len(data))
-            self.refuse(delivery, Outcome.UNKNOWN_TOPIC, f"{address.topic} has {info.partitions} partitions")
-            return
-        super().receive(delivery, data, now_ms)
+            self.refuse(delivery, *fault)
 
     async def _look_up(self, topic: str) -> None:
         """Learn of a topic, and go on with what waits for it."""
@@ -105,10 +131,14 @@ class RelayLink(IncomingLink):
             refused = error
         now_ms = session.now_ms()
         for message in self._waiting.pop(topic):
-            if refused is not None:
-                self.refuse(message.delivery, refused.outcome, refused.reason)
-            else:
+            if message.transaction is None:
                 self.window.settle()  # it arrives once more
+            if refused is not None:
+                fault = _Fault(refused.outcome, refused.reason)
+                self._fail(message.transaction, message.delivery, message.data, fault)
+            else:
                 self._store(message, info, now_ms)
+            if message.transaction is not None:
+                message.transaction.unhold()
         self.top_up()
         session.flush_soon()

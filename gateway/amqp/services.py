@@ -13,10 +13,12 @@ from gateway.amqp.dead_letters import DeadLetters
 from gateway.amqp.incoming import IncomingLink
 from gateway.amqp.login import Authenticator
 from gateway.amqp.nodes import Nodes
+from gateway.amqp.transactions import Coordinators
 from gateway.config import AmqpConfig
 from gateway.kafka.group import Groups
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.tail import Tail
+from gateway.kafka.transactions import Transactions
 from gateway.security.authorization import AccessList
 from mapping.outcomes import Outcome
 
@@ -38,18 +40,22 @@ class Counts:
         aborted: deliveries that a peer took back.
         dead_letters, dead_letters_failed: records for which one was stored, and attempts at it that failed.
         connections, refused_logins, refused_links: as they say.
+        transactions_committed, transactions_rolled_back: discharged by Kafka; undone, whoever wanted it.
+        transactions_timed_out: of these, because nobody discharged them.
         broken: connections that a peer ended by breaking the protocol, falling silent or vanishing.
     """
 
     __slots__ = (
         "aborted", "broken", "connections", "dead_letters", "dead_letters_failed", "expired", "incoming",
         "refused_links", "refused_logins", "rejected_by_peer", "returned_by_peer", "sent", "too_large_for_peer",
+        "transactions_committed", "transactions_rolled_back", "transactions_timed_out",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.incoming = dict.fromkeys(Outcome, 0)
         self.sent = self.expired = self.too_large_for_peer = self.rejected_by_peer = self.returned_by_peer = 0
         self.dead_letters = self.dead_letters_failed = 0
+        self.transactions_committed = self.transactions_rolled_back = self.transactions_timed_out = 0
         self.aborted = self.connections = self.refused_logins = self.refused_links = self.broken = 0
 
 
@@ -64,6 +70,8 @@ class AmqpStatistics(msgspec.Struct, frozen=True):
     unsettled: int
     starved: int
     nodes: int
+    transactions: int
+    transaction_producers: int
     incoming: dict[Outcome, int]
     sent: int
     expired: int
@@ -73,6 +81,9 @@ class AmqpStatistics(msgspec.Struct, frozen=True):
     aborted: int
     dead_letters: int
     dead_letters_failed: int
+    transactions_committed: int
+    transactions_rolled_back: int
+    transactions_timed_out: int
     connections: int
     refused_logins: int
     refused_links: int
@@ -106,6 +117,7 @@ class Services:
         counts: see `Counts`.
         dead_letters: what receivers cannot take.
         nodes: temporary queues and topics.
+        coordinators: transactions.
         sessions: the open connections'.
         senders: incoming links of the process; they share the budget.
         subscriptions: the one link of each exclusive subscription, by its group.
@@ -119,6 +131,7 @@ class Services:
         publisher: Publisher,
         tail: Tail,
         groups: Groups,
+        transactions: Transactions,
         authenticator: Authenticator,
         access: AccessList,
         wall_clock: Callable[[], int],
@@ -135,6 +148,13 @@ class Services:
         self.counts = Counts()
         self.dead_letters = DeadLetters(publisher, config.dead_letter_topic, config.max_attempts, self.counts)
         self.nodes = Nodes(tail, publisher, config.reply_topic, unguessable)
+        self.coordinators = Coordinators(
+            transactions,
+            self.counts,
+            limit=config.max_transactions,
+            timeout_s=config.transaction_timeout_s,
+            unguessable=unguessable,
+        )
         self.sessions: set[SessionLike] = set()
         self.senders = 0
         self.subscriptions: dict[str, OutgoingLink] = {}
@@ -200,5 +220,7 @@ class Services:
             unsettled=totals[4],
             starved=self.starved,
             nodes=len(self.nodes),
+            transactions=len(self.coordinators.open),
+            transaction_producers=self.coordinators.kafka.transactors.producers,
             **counts,
         )

@@ -24,6 +24,7 @@ COUNTERS: Final[dict[str, frozenset[str]]] = {
         {
             "incoming", "sent", "expired", "too_large_for_peer", "rejected_by_peer", "returned_by_peer", "aborted",
             "dead_letters", "dead_letters_failed",
+            "transactions_committed", "transactions_rolled_back", "transactions_timed_out",
             "connections", "refused_logins", "refused_links", "broken",
         }
     ),

@@ -39,16 +39,18 @@ class Transacting(Endpoints):
         lib.pn_delivery_update(delivery, code)
         lib.pn_delivery_settle(delivery)
 
-    def settle_retired(self, link: Link, delivery: Any, state: State) -> None:
+    def settle_retired(self, link: Link, delivery: Any, state: State) -> bool:
         """Settle a delivery of ours whose outcome a transaction has applied (part 4.4.2).
 
-        Nothing happens when the link is gone.
+        Returns:
+            False when there is none: the peer has settled it meanwhile, or the link is gone.
         """
         if self._sent.pop(delivery, None) is None:
-            return
+            return False
         link.held -= 1
         lib.pn_delivery_update(delivery, state.code)
         lib.pn_delivery_settle(delivery)
+        return True
 
     def _txn_of(self, link: Link, delivery: Any, events: list[Any]) -> bytes | None:
         """The txn-id of a transfer; None when it has none that can be read, which ends the link."""

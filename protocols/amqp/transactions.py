@@ -31,8 +31,6 @@ LOCAL_TRANSACTIONS: Final = "amqp:local-transactions"
 MULTI_TXNS_PER_SSN: Final = "amqp:multi-txns-per-ssn"
 MULTI_SSNS_PER_TXN: Final = "amqp:multi-ssns-per-txn"
 
-TXN_ID_LIMIT: Final = 32  # bytes (part 4.5.5)
-
 _COMMANDS: Final = {
     DECLARE: DECLARE,
     "amqp:declare:list": DECLARE,

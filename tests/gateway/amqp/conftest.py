@@ -22,6 +22,8 @@ from gateway.kafka.publisher import Publisher
 from gateway.kafka.replay import Replay
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
+from gateway.kafka.transactions import Transactions
+from gateway.kafka.transactors import Transactors
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 
@@ -31,6 +33,7 @@ StartFront = Callable[..., Awaitable[AmqpFront]]
 class Backend:
     """The Kafka side that every front of the run shares."""
 
+    config: KafkaConfig
     publisher: Publisher
     tail: Tail
     groups: Groups
@@ -69,6 +72,7 @@ async def kafka_side(
     tail = Tail(client_settings(config, "tail"), spawn, lookup, replay)
     await tail.start()
     groups = Groups(client_settings(config, "group"), spawn, lookup, random=random.Random(7).random)
+    backend.config = config
     backend.publisher, backend.tail, backend.groups, backend.spawn = publisher, tail, groups, spawn
     try:
         yield backend
@@ -96,15 +100,37 @@ async def amqp_front(
     authenticator = Authenticator(secured)
     await authenticator.start()
     config = AmqpConfig(**{"address": Address("127.0.0.1:0"), **(amqp or {})})
+    transactors = Transactors(
+        backend.config,
+        name=secrets.token_hex(8),
+        limit=config.transaction_producers,
+        timeout_s=config.transaction_timeout_s,
+        marks=None,
+        spawn=backend.spawn,
+        clock=asyncio.get_running_loop().time,
+    )
+
+    def wall_clock() -> int:
+        return time.time_ns() // 1_000_000
+
+    transactions = Transactions(
+        backend.config,
+        transactors,
+        backend.publisher,
+        spawn=backend.spawn,
+        wall_clock=wall_clock,
+        chance=random.Random(7),
+    )
     services = Services(
         config,
         container_id="trivium-test",
         publisher=backend.publisher,
         tail=backend.tail,
         groups=backend.groups,
+        transactions=transactions,
         authenticator=authenticator,
         access=AccessList(secured.access),
-        wall_clock=lambda: time.time_ns() // 1_000_000,
+        wall_clock=wall_clock,
         unguessable=lambda: secrets.token_hex(16),
     )
     front = AmqpFront(services, backend.spawn, tls)
@@ -114,6 +140,7 @@ async def amqp_front(
     finally:
         front.stop_taking()
         await front.stop(2.0)
+        await transactors.stop()
         await authenticator.stop()
 
 

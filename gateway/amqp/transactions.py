@@ -1,0 +1,465 @@
+"""Local transactions (AMQP 1.0 part 4): what peers post and retire under a txn-id becomes one Kafka transaction.
+
+A `Coordinator` is a link whose messages declare and discharge; a `Transaction` belongs to it, and every link of the
+connection may take part. What is posted is stored at once and seen by nobody; what is retired is remembered. A
+successful discharge makes both true together. In every other case neither is: then what was posted is gone, what was
+retired and settled is offered again as a failed attempt, and what was retired and not settled is still the peer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import operator
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from gateway.amqp.answers import delivery_state
+from gateway.kafka.contracts import Result
+from gateway.kafka.group_parts import Part
+from gateway.kafka.group_reader import GroupReader
+from gateway.kafka.transactions import TransactionFailed, Transactions
+from mapping.outcomes import Outcome
+from mapping.record import Received, Record
+from protocols.amqp.events import Retired
+from protocols.amqp.links import Link
+from protocols.amqp.outcomes import (
+    DECODE_ERROR,
+    INTERNAL_ERROR,
+    NOT_ALLOWED,
+    NOT_IMPLEMENTED,
+    REJECTED,
+    RESOURCE_LIMIT_EXCEEDED,
+    STATE_ACCEPTED,
+    STATE_FAILED,
+    Error,
+    State,
+    rejected,
+)
+from protocols.amqp.primitives import DecodeError
+from protocols.amqp.transactions import (
+    LOCAL_TRANSACTIONS,
+    MULTI_SSNS_PER_TXN,
+    MULTI_TXNS_PER_SSN,
+    ROLLED_BACK,
+    TIMED_OUT,
+    UNKNOWN_ID,
+    Declare,
+    Discharge,
+    read_command,
+)
+
+if TYPE_CHECKING:
+    from gateway.amqp.incoming import IncomingLink
+    from gateway.amqp.outgoing import OutgoingLink
+    from gateway.amqp.services import Counts
+    from gateway.amqp.session import AmqpSession
+
+log = structlog.get_logger(__name__)
+
+CAPABILITIES: Final = (LOCAL_TRANSACTIONS, MULTI_TXNS_PER_SSN, MULTI_SSNS_PER_TXN)
+COMMAND_BYTES: Final = 4096  # max-message-size of a coordinator: a command has less than 100
+COMMAND_CREDIT: Final = 50
+SETTLE_S: Final = 5.0
+"""How long a rollback waits for what was posted to be stored, so that it is answered as it would have been."""
+_LINK_OF: Final = operator.itemgetter(0)  # of a token
+_REJECTED_OUTCOME: Final = "amqp:rejected:list"
+
+
+class Coordinators:
+    """The transactions of all connections.
+
+    Attributes:
+        open: not discharged, and their coordinators still there.
+        timeout_s: from the first message of a transaction to its discharge.
+    """
+
+    def __init__(
+        self,
+        kafka: Transactions,
+        counts: Counts,
+        *,
+        limit: int,
+        timeout_s: float,
+        unguessable: Callable[[], str],
+    ) -> None:
+        """`limit`: how many may be open; `unguessable` gives hexadecimal digits for a txn-id."""
+        self.kafka = kafka
+        self.counts = counts
+        self.timeout_s = timeout_s
+        self.open: set[Transaction] = set()
+        self._limit = limit
+        self._unguessable = unguessable
+        self._stopping = False
+
+    def declare(self, coordinator: Coordinator) -> Transaction | Error:
+        """A new transaction, or why there is none."""
+        if self._stopping:
+            return Error(INTERNAL_ERROR, "the gateway is stopping")
+        if len(self.open) >= self._limit:
+            return Error(RESOURCE_LIMIT_EXCEEDED, f"{self._limit} transactions are open")
+        transaction = Transaction(self, coordinator, bytes.fromhex(self._unguessable()))
+        self.open.add(transaction)
+        return transaction
+
+    def stop(self) -> None:
+        """Roll back what is open, in the background; what is being discharged is let finish."""
+        self._stopping = True
+        for transaction in tuple(self.open):
+            transaction.give_up(Error(ROLLED_BACK, "the gateway is stopping"))
+
+
+class Coordinator:
+    """A link on which a peer declares and discharges; the `context` of the engine's link.
+
+    Attributes:
+        link: the engine's.
+        session: the connection's.
+        touched: see `IncomingLink`.
+    """
+
+    __slots__ = ("_coordinators", "_unanswered", "link", "session", "touched")
+
+    def __init__(self, coordinators: Coordinators, session: AmqpSession, link: Link) -> None:
+        self._coordinators = coordinators
+        self._unanswered = 0
+        self.link = link
+        self.session = session
+        self.touched = False
+
+    def receive_run(self, events: Sequence[Any], first: int, now_ms: int) -> int:
+        """Take one command; see `IncomingLink.receive_run`."""
+        event = events[first]
+        self._unanswered += 1
+        self._command(event.delivery, event.data)
+        return first + 1
+
+    def oversized(self, delivery: Any, size: int, transaction: Transaction | None = None) -> None:
+        """Refuse what is no command by its size."""
+        self._unanswered += 1
+        self._reject(delivery, Error(DECODE_ERROR, f"{size} bytes are no command"))
+
+    def post(self, transaction: Transaction, delivery: Any, data: bytes, now_ms: int) -> None:
+        """A command cannot be part of a transaction."""
+        self.stray(delivery, len(data))
+
+    def stray(self, delivery: Any, size: int) -> None:
+        """Likewise."""
+        self._unanswered += 1
+        self._end(Error(NOT_ALLOWED, "a command within a transaction"))
+
+    def top_up(self) -> None:
+        """Grant credit."""
+        self.touched = False
+        grant = COMMAND_CREDIT - self.link.credit - self._unanswered
+        if self.link.attached and not self.session.quiet and grant > COMMAND_CREDIT // 2:
+            self.session.engine.grant(self.link, grant)
+
+    def answer(self, delivery: Any, error: Error | None) -> None:
+        """Answer a discharge."""
+        if not self.session.alive:
+            return
+        if error is not None:
+            self._reject(delivery, error)
+        else:
+            self._unanswered -= 1
+            self.session.engine.settle_delivery(self.link, delivery, STATE_ACCEPTED)
+        self.top_up()
+        self.session.flush_soon()
+
+    def lost(self) -> None:
+        """The link is gone: its transactions are rolled back (part 4.3)."""
+        for transaction in [one for one in self.session.transactions.values() if one.coordinator is self]:
+            transaction.give_up(Error(ROLLED_BACK, "the coordinator's link is gone"))
+            transaction.forget()
+
+    def _command(self, delivery: Any, data: bytes) -> None:
+        if delivery is None:
+            self._end(Error(NOT_ALLOWED, "a command has to be sent unsettled (part 4.2)"))
+            return
+        try:
+            command = read_command(data)
+        except DecodeError as error:
+            self._reject(delivery, Error(DECODE_ERROR, str(error)))
+            return
+        if isinstance(command, Declare):
+            self._declare(delivery, command)
+        else:
+            self._discharge(delivery, command)
+
+    def _declare(self, delivery: Any, command: Declare) -> None:
+        if command.is_global:
+            self._reject(delivery, Error(NOT_IMPLEMENTED, "global transactions are not offered"))
+            return
+        declared = self._coordinators.declare(self)
+        if isinstance(declared, Error):
+            self._reject(delivery, declared)
+            return
+        self.session.transactions[declared.id] = declared
+        self._unanswered -= 1
+        self.session.engine.settle_declared(self.link, delivery, declared.id)
+
+    def _discharge(self, delivery: Any, command: Discharge) -> None:
+        transaction = self.session.transactions.get(command.txn_id)
+        if transaction is None or transaction.coordinator is not self:
+            self._reject(delivery, Error(UNKNOWN_ID, "no transaction of this link has this txn-id"))
+            return
+        del self.session.transactions[command.txn_id]
+        transaction.discharge(delivery, fail=command.fail)
+
+    def _reject(self, delivery: Any, error: Error) -> None:
+        """Part 4.2: by the outcome where the controller can take it, else by the end of the link."""
+        outcomes = self.link.source.outcomes
+        if outcomes and _REJECTED_OUTCOME not in outcomes:
+            self._end(error)
+            return
+        self._unanswered -= 1
+        self.session.engine.settle_delivery(self.link, delivery, State(REJECTED, error=error))
+
+    def _end(self, error: Error) -> None:
+        if self.link.attached:
+            self.session.engine.close_link(self.link, error)
+            self.session.flush_soon()
+            self.lost()
+
+
+class _Retirement:
+    """A delivery to the peer, and the outcome that it is to have."""
+
+    __slots__ = ("delivery", "link", "record", "state")
+
+    def __init__(self, link: OutgoingLink, event: Retired) -> None:
+        self.link = link
+        self.record: Received = event.token
+        self.delivery = event.delivery
+        self.state = event.state
+
+
+class Transaction:
+    """One transaction.
+
+    Attributes:
+        id: its txn-id.
+        coordinator: the link on which it was declared.
+        error: why it can only be rolled back; None while it can be committed.
+    """
+
+    __slots__ = (
+        "_concluded", "_coordinators", "_ending", "_held", "_kafka", "_retired", "_session", "_timer", "_unheld",
+        "coordinator", "error", "id",
+    )  # fmt: skip
+
+    def __init__(self, coordinators: Coordinators, coordinator: Coordinator, txn_id: bytes) -> None:
+        self.id = txn_id
+        self.coordinator = coordinator
+        self.error: Error | None = None
+        self._coordinators = coordinators
+        self._session = coordinator.session
+        self._kafka = coordinators.kafka.begin(self._settle)
+        self._retired: dict[int, _Retirement] = {}
+        self._held = 0  # messages that have yet to find out where they go
+        self._unheld: asyncio.Event | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ending = asyncio.Lock()
+        self._concluded = False
+
+    # Posting (part 4.4.1).
+
+    def admits(self, incoming: IncomingLink, delivery: Any, size: int) -> bool:
+        """Count a message's arrival on its link, and refuse it when there is no use in storing it."""
+        incoming.window.arrive(size)
+        if self.error is not None:
+            self.refuse(incoming, delivery, Outcome.BUSY, self.error.description, self.error.condition)
+            return False
+        self._start_timer()
+        return True
+
+    def post(self, incoming: IncomingLink, delivery: Any, record: Record) -> None:
+        """Store a record; the delivery is settled when every in-sync replica has it."""
+        self._kafka.submit(record, (incoming, delivery))
+
+    def refuse(
+        self, incoming: IncomingLink, delivery: Any, outcome: Outcome, reason: str, condition: str | None = None
+    ) -> None:
+        """Settle a message that cannot be stored; the transaction cannot be committed any more."""
+        session = self._session
+        incoming.window.settle()
+        session.services.counts.incoming[outcome] += 1
+        self._doom(Error(ROLLED_BACK, f"a message was refused: {reason}"))
+        if delivery is not None and session.alive:
+            state = rejected(condition, reason) if condition else delivery_state(incoming.link, outcome, reason)
+            session.engine.settle_posted(incoming.link, delivery, self.id, state)
+
+    def hold(self) -> None:
+        """Somebody has yet to find out where a message goes: the discharge waits for `unhold`."""
+        self._held += 1
+
+    def unhold(self) -> None:
+        """It was posted or refused."""
+        self._held -= 1
+        if self._unheld is not None and not self._held:
+            self._unheld.set()
+
+    def _settle(self, tokens: Sequence[Any], result: Result) -> None:
+        """Kafka's answer for messages of this transaction."""
+        session = self._session
+        outcome = result.outcome
+        session.services.counts.incoming[outcome] += len(tokens)
+        stored = outcome is Outcome.STORED
+        if not stored:
+            self._doom(Error(ROLLED_BACK, f"a message was not stored: {result.reason}"))
+        alive = session.alive
+        for incoming, run in itertools.groupby(tokens, key=_LINK_OF):
+            state = STATE_ACCEPTED if stored else delivery_state(incoming.link, outcome, result.reason)
+            for _, delivery in run:
+                incoming.window.settle()
+                if alive and delivery is not None:
+                    session.engine.settle_posted(incoming.link, delivery, self.id, state)
+            if alive:
+                incoming.top_up()
+        session.flush_soon()
+
+    # Retiring (part 4.4.2).
+
+    def retire(self, link: OutgoingLink, event: Retired) -> None:
+        """Remember a delivery's outcome."""
+        if self.error is not None:
+            if event.delivery is None:
+                link.disposition(event.token, STATE_FAILED)
+            return
+        self._start_timer()
+        known = self._retired.get(id(event.token))
+        if known is not None:  # not settled, and said once more
+            known.state = event.state
+            known.delivery = event.delivery
+            return
+        self._retired[id(event.token)] = _Retirement(link, event)
+        link.retiring += 1
+
+    def _places(self) -> list[tuple[GroupReader, Part, int]]:
+        """What of it groups are to commit; dooms the transaction when a record is somebody else's by now."""
+        places = []
+        for retirement in self._retired.values():
+            if retirement.state == STATE_ACCEPTED and retirement.link.in_group:
+                place = retirement.link.place(retirement.record)
+                if place is None:
+                    self._doom(Error(ROLLED_BACK, "a record that it retires is no longer this receiver's"))
+                else:
+                    places.append((*place, retirement.record.offset))
+        return places
+
+    def _conclude(self, *, committed: bool) -> None:
+        """Give the retired deliveries their outcome, or take it back."""
+        if self._concluded:
+            return
+        self._concluded = True
+        session = self._session
+        for retirement in self._retired.values():
+            link, state, delivery = retirement.link, retirement.state, retirement.delivery
+            if delivery is None or not link.link.attached:
+                link.disposition(retirement.record, state if committed else STATE_FAILED)
+            elif (
+                committed
+                and state is not None
+                and session.alive
+                and session.engine.settle_retired(link.link, delivery, state)  # else it was settled otherwise meanwhile
+            ):
+                link.disposition(retirement.record, state)
+            link.unretire()
+        self._retired.clear()
+        session.flush_soon()
+
+    # The end.
+
+    def discharge(self, delivery: Any, *, fail: bool) -> None:
+        """End it as the peer says, and answer."""
+        self._spawn(self._discharge(delivery, fail))
+
+    def give_up(self, error: Error) -> None:
+        """Roll it back for a reason of ours; a discharge will hear of it."""
+        self._doom(error)
+        self._spawn(self._roll_back())
+
+    def forget(self) -> None:
+        """No discharge can come any more."""
+        self._session.transactions.pop(self.id, None)
+        self._coordinators.open.discard(self)
+
+    def _doom(self, error: Error) -> None:
+        if self.error is None:
+            self.error = error
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._coordinators.timeout_s, self._expire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        self._coordinators.counts.transactions_timed_out += 1
+        self.give_up(Error(TIMED_OUT, f"not discharged within {self._coordinators.timeout_s:g} s"))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin what does not end with the connection."""
+        self._session.pump.spawn(self._guarded(work))
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:
+            # Our bug, on one connection: it ends, and the other connections live on.
+            log.exception("the end of a transaction failed")
+            self._session.pump.abort()
+
+    async def _discharge(self, delivery: Any, fail: bool) -> None:
+        counts = self._coordinators.counts
+        if fail:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_S):
+                    await self._posted()
+            self._doom(Error(ROLLED_BACK, "the peer has rolled it back"))
+            await self._roll_back()
+            error = None
+        else:
+            await self._posted()
+            await self._commit()
+            error = self.error
+            counts.transactions_committed += error is None
+        self._coordinators.open.discard(self)
+        self.coordinator.answer(delivery, error)
+
+    async def _posted(self) -> None:
+        """Wait for the fate of everything posted."""
+        if self._held:
+            self._unheld = asyncio.Event()
+            await self._unheld.wait()
+        await self._kafka.stored()
+
+    async def _commit(self) -> None:
+        async with self._ending:
+            places = self._places()
+            if self.error is None:
+                self._stop_timer()
+                try:
+                    await self._kafka.commit(places)
+                except TransactionFailed as failed:
+                    self._doom(Error(ROLLED_BACK, failed.reason))
+                else:
+                    self._conclude(committed=True)
+                    return
+        await self._roll_back()
+
+    async def _roll_back(self) -> None:
+        """Undo it; twice does no harm."""
+        self._stop_timer()
+        async with self._ending:
+            if not self._concluded:
+                self._coordinators.counts.transactions_rolled_back += 1
+                reason = self.error.description if self.error is not None else ""
+                await self._kafka.abort(Result(outcome=Outcome.BUSY, reason=reason))
+                self._conclude(committed=False)

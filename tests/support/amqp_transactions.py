@@ -1,0 +1,123 @@
+"""proton's own transactions, for tests that live in an event loop: `Container.declare_transaction`, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from proton import Delivery, Event, Message
+from proton.handlers import TransactionHandler
+from proton.reactor import Transaction
+from proton.utils import BlockingConnection, BlockingReceiver
+
+WAIT_S = 40
+TRANSACTIONAL_STATE = 0x34
+T = TypeVar("T")
+
+
+class Ends(TransactionHandler):
+    """What proton tells of a transaction.
+
+    Attributes:
+        told: the last word: `declared`, `committed`, `aborted`, or `declare failed`, `commit failed`.
+        condition: of a refusal.
+    """
+
+    def __init__(self) -> None:
+        self.told = ""
+        self.condition = ""
+
+    def _tell(self, event: Event, told: str) -> None:
+        condition = event.delivery.remote.condition
+        self.condition = "" if condition is None else str(condition.name)
+        self.told = told
+
+    def on_transaction_declared(self, event: Event) -> None:
+        self._tell(event, "declared")
+
+    def on_transaction_committed(self, event: Event) -> None:
+        self._tell(event, "committed")
+
+    def on_transaction_aborted(self, event: Event) -> None:
+        self._tell(event, "aborted")
+
+    def on_transaction_declare_failed(self, event: Event) -> None:
+        self._tell(event, "declare failed")
+
+    def on_transaction_commit_failed(self, event: Event) -> None:
+        self._tell(event, "commit failed")
+
+
+class Transacted:
+    """A transaction of a client, used in the client's thread.
+
+    Attributes:
+        ends: what became of it.
+    """
+
+    def __init__(self, connection: BlockingConnection, *, settles: bool = True) -> None:
+        """Declare it. `settles`: accepted deliveries are settled at once, as JMS does, not when it is discharged."""
+        self._connection = connection
+        self.ends = Ends()
+        self.transaction: Transaction = connection.container.declare_transaction(
+            connection.conn, handler=self.ends, settle_before_discharge=settles
+        )
+        self.wait(lambda: bool(self.ends.told))
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Let proton work until something is so."""
+        self._connection.wait(condition, timeout=WAIT_S)
+
+    def post(self, sender: Any, message: Message) -> Delivery:
+        """Send a message in it, without waiting."""
+        return self.transaction.send(sender.link, message)
+
+    def outcome(self, delivery: Delivery) -> tuple[int, str]:
+        """Wait for what became of a message: the outcome's descriptor within the transaction, and its condition."""
+        self.wait(lambda: bool(delivery.remote_state))
+        if int(delivery.remote_state) != TRANSACTIONAL_STATE:
+            condition = delivery.remote.condition
+            return -int(delivery.remote_state), "" if condition is None else str(condition.name)
+        outcome = delivery.remote.data[1]
+        return int(outcome.descriptor), str(outcome.value[0].value[0]) if outcome.value and outcome.value[0] else ""
+
+    def take(self, receiver: BlockingReceiver) -> Message:
+        """Receive a message and accept it in the transaction."""
+        message = receiver.receive(WAIT_S)
+        self.transaction.accept(receiver.fetcher.unsettled.popleft())
+        return message
+
+    def end(self, *, commit: bool = True) -> str:
+        """Discharge it and wait for the answer."""
+        self.ends.told = ""
+        (self.transaction.commit if commit else self.transaction.abort)()
+        self.wait(lambda: bool(self.ends.told))
+        return self.ends.told
+
+
+class TransactedClient:
+    """A connection in a thread of its own."""
+
+    def __init__(self, address: str, **options: Any) -> None:
+        """`address` of the gateway, host:port."""
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+        self._address = address
+        self._options = options
+        self.connection: BlockingConnection
+
+    async def __aenter__(self) -> TransactedClient:
+        def connect() -> None:
+            self.connection = BlockingConnection(f"amqp://{self._address}", timeout=WAIT_S, **self._options)
+
+        await self.run(connect)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.run(self.connection.close)
+        self._thread.shutdown()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do something in the connection's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
