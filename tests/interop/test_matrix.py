@@ -244,4 +244,3 @@ async def test_a_record_leaves_by_every_protocol_as_it_entered_by_one(
     seen = {name: await result() for name, result in receiving.items()}
     for name, what in seen.items():
         assert what == EXPECTED, f"{sender} -> {name}"
-
