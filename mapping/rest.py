@@ -26,7 +26,7 @@ from mapping.record import (
 )
 from protocols.rest.errors import invalid, unprocessable
 from protocols.rest.media import Format
-from protocols.rest.requests import HeaderField, Placing, decode_json, decode_text
+from protocols.rest.requests import HeaderField, Placing, decode_json, decode_text, whole
 from protocols.rest.responses import RecordHeader, RecordItem
 
 PROTOCOL: Final = b"http"
@@ -117,8 +117,9 @@ def to_records(
     plain = headers + trace
     records: list[Record] = []
     for entry, key, value in zip(entries, keys, values, strict=True):
-        place = partition if entry.partition is None else _checked_partition(entry.partition, partition, len(records))
-        timestamp = entry.timestamp
+        wanted = entry.partition
+        place = partition if wanted is msgspec.UNSET else _checked_partition(wanted, partition, len(records))
+        timestamp = None if entry.timestamp is None else whole(entry.timestamp, f"$.records[{len(records)}].timestamp")
         if timestamp is not None and not 0 <= timestamp <= LARGEST_TIMESTAMP:
             raise unprocessable(f"The timestamp {timestamp} is out of range")
         fields = _merged(entry.headers, headers, trace) if entry.headers else plain
@@ -126,9 +127,12 @@ def to_records(
     return records
 
 
-def _checked_partition(partition: int, path_partition: int | None, index: int) -> int:
+def _checked_partition(given: float | None, path_partition: int | None, index: int) -> int | None:
     if path_partition is not None:
         raise invalid(f"Object contains unknown field `partition` - at `$.records[{index}]`")
+    if given is None:
+        return None
+    partition = whole(given, f"$.records[{index}].partition")
     if not 0 <= partition <= LARGEST_PARTITION:
         raise unprocessable(f"The partition {partition} is out of range")
     return partition

@@ -3,6 +3,9 @@
 aiokafka moves its own position when records are fetched. Here they are held until `delivered` says that the
 client has them, so a poll that ends early, for whatever reason, loses nothing: the next one begins where it began.
 
+Nobody fetches while nobody waits: a while after the last poll everything is paused. A poll that finds nothing for a
+while sleeps too, and the process's one reader at the end of the log wakes it (`arrivals`).
+
 Two positions a partition: `delivered`, what was written to the client, and `confirmed`, what it had before it
 asked again, which shows that it arrived. Only confirmed records are committed on the client's behalf.
 """
@@ -30,6 +33,7 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import OffsetAndMetadata
 
+from gateway.kafka.arrivals import Arrivals
 from gateway.kafka.consumers import ASSIGNORS, CHUNK, close_consumer, received
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
@@ -37,7 +41,10 @@ from mapping.record import Received
 
 log = structlog.get_logger(__name__)
 
-FETCH_BYTES: Final = 8 * 1024 * 1024  # prefetched by one member at once: what its memory is bounded by
+QUIET_S: Final = 1.0  # without a record, or without a poll: after this fetching is paused
+RECHECK_S: Final = 30.0  # a sleeping poll looks for itself: records of open transactions are no arrivals to the tail
+FETCHER_PAUSE_S: Final = 10.0  # aiokafka's fetcher looks for work so often when nothing tells it of any
+LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one fails by itself on a busy machine
 JOIN_S: Final = 5.0  # how long a subscription waits for its partitions; a broker holds new groups for 3 s
 COMMIT_S: Final = 10.0
 POLL_INTERVAL_MARGIN_S: Final = 60.0
@@ -52,6 +59,7 @@ class MemberSettings(msgspec.Struct, frozen=True):
         client_id: as the broker's log and quotas see it.
         auto_offset_reset: `earliest`, `latest` or `none`.
         fetch_min_bytes: the broker waits a little for as much.
+        fetch_bytes: prefetched from a broker at once: what its memory is bounded by.
         isolation_level: `read_committed` or `read_uncommitted`.
         request_timeout_ms: of single requests to Kafka; None: the gateway's own.
         idle_s: how long the client may stay silent before it is removed; Kafka must not remove it sooner.
@@ -61,6 +69,7 @@ class MemberSettings(msgspec.Struct, frozen=True):
     client_id: str
     auto_offset_reset: str
     fetch_min_bytes: int
+    fetch_bytes: int
     isolation_level: str
     request_timeout_ms: int | None
     idle_s: float
@@ -97,30 +106,39 @@ class Member:
     """One consumer of one client."""
 
     def __init__(
-        self, settings: MemberSettings, kafka: dict[str, Any], *, auto_commit: bool, clock: Callable[[], float]
+        self,
+        settings: MemberSettings,
+        kafka: dict[str, Any],
+        arrivals: Arrivals,
+        *,
+        auto_commit: bool,
+        clock: Callable[[], float],
     ) -> None:
         """Nothing is sent yet.
 
         Args:
             settings: see `MemberSettings`.
             kafka: connection arguments of an aiokafka consumer.
+            arrivals: wakes a poll that sleeps.
             auto_commit: whether what is confirmed is committed when its partitions are revoked.
             clock: monotonic seconds; the loop's.
         """
         options = kafka | {"client_id": settings.client_id}
         if settings.request_timeout_ms is not None:
-            options["request_timeout_ms"] = settings.request_timeout_ms
+            options["request_timeout_ms"] = max(settings.request_timeout_ms, LEAST_REQUEST_TIMEOUT_MS)
         self.auto_commit = auto_commit
         self._clock = clock
+        self._arrivals = arrivals
         self._consumer = AIOKafkaConsumer(
             **options,
             group_id=settings.group,
             enable_auto_commit=False,
             auto_offset_reset=settings.auto_offset_reset,
             fetch_min_bytes=settings.fetch_min_bytes,
-            fetch_max_bytes=FETCH_BYTES,
+            fetch_max_bytes=settings.fetch_bytes,
             isolation_level=settings.isolation_level,
             partition_assignment_strategy=ASSIGNORS,
+            consumer_timeout_ms=round(FETCHER_PAUSE_S * 1000),
             max_poll_interval_ms=round((settings.idle_s + POLL_INTERVAL_MARGIN_S) * 1000),
         )
         self._held: dict[TopicPartition, list[Received]] = {}
@@ -128,9 +146,13 @@ class Member:
         self._confirmed: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._topics: tuple[str, ...] = ()
+        self._subscribed = False
         self._manual = False
         self._joined = asyncio.Event()
         self._waiting: asyncio.Timeout | None = None
+        self._arrival = asyncio.Event()
+        self._quiet: asyncio.TimerHandle | None = None
+        self._stopped = False
 
     async def start(self) -> None:
         """Connect. Raises Refused BUSY when Kafka does not answer."""
@@ -145,6 +167,10 @@ class Member:
     async def stop(self, timeout: float) -> None:
         """Leave the group and disconnect, at most `timeout` seconds; a running `wait` ends."""
         self.interrupt()
+        self._stopped = True
+        if self._quiet is not None:
+            self._quiet.cancel()
+        self._arrivals.forget(self)
         await close_consumer(self._consumer, timeout)
 
     # Which partitions
@@ -157,7 +183,12 @@ class Member:
     @property
     def is_assigned(self) -> bool:
         """Whether it was subscribed, or given partitions."""
-        return bool(self._topics) or self._manual
+        return self._subscribed or self._manual
+
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether it was subscribed; its topics may be none, where a pattern fits none yet."""
+        return self._subscribed
 
     @property
     def is_manual(self) -> bool:
@@ -174,9 +205,15 @@ class Member:
         What is stored after this is delivered, also with `auto.offset.reset` latest. When the group takes longer to
         agree, it goes on in the background.
         """
+        had = self._topics
         self._topics = tuple(topics)
+        self._subscribed = True
         self._joined.clear()
         self._forget()
+        if not topics:  # of a pattern: they will come
+            if had:
+                self._consumer.unsubscribe()
+            return
         self._consumer.subscribe(topics=list(topics), listener=_Rebalances(self))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(JOIN_S):
@@ -188,15 +225,17 @@ class Member:
         self._manual = True
         self._forget()
         self._consumer.assign(list(partitions))
+        self._begin_to_fetch()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(JOIN_S):
                 await self._positions(partitions)
 
     def unsubscribe(self) -> None:
         """Give up all partitions; the group shares them out anew."""
-        if self.is_assigned:
+        if self._topics or self._manual:
             self._consumer.unsubscribe()
         self._topics = ()
+        self._subscribed = False
         self._manual = False
         self._joined.clear()
         self._forget()
@@ -204,6 +243,13 @@ class Member:
     def partitions_assigned(self) -> None:
         """The group has agreed; called by the rebalance listener."""
         self._joined.set()
+        self._begin_to_fetch()
+
+    def _begin_to_fetch(self) -> None:
+        """There are partitions: a poll that waits for them goes on; without one they are fetched for a while."""
+        self._arrival.set()
+        if self._waiting is None:
+            self._be_quiet_later()
 
     async def partitions_revoked(self) -> None:
         """The group agrees anew; called by the rebalance listener while we may still commit."""
@@ -248,21 +294,70 @@ class Member:
         if any(partition not in stuck for partition in self._held):
             return
         deadline = self._clock() + timeout_s
+        self._fetch_again()
         try:
             async with asyncio.timeout_at(deadline) as scope:
                 self._waiting = scope
                 while True:
                     # A partition with held records is left alone: what is held stays within one chunk.
                     wanted = [partition for partition in self._consumer.assignment() if partition not in self._held]
-                    if wanted or not self._held:
-                        left_ms = max(0, round((deadline - self._clock()) * 1000))
-                        await self._fetch(wanted, 0 if self._held else left_ms)
+                    if wanted or (not self._held and (self._topics or self._manual)):
+                        left = max(0.0, min(QUIET_S, deadline - self._clock()))
+                        await self._fetch(wanted, 0 if self._held else round(left * 1000))
                     if self._held or self._clock() >= deadline:
                         return
+                    await self._sleep(wanted)
         except (TimeoutError, ConsumerStoppedError):
             return  # `interrupt` ends it so, and `stop`
         finally:
             self._waiting = None
+            self._arrivals.forget(self)
+            self._be_quiet_later()
+
+    async def _sleep(self, partitions: Sequence[TopicPartition]) -> None:
+        """Nothing came for a while: stop fetching until something is stored, or the partitions are others."""
+        self._arrival.clear()
+        if partitions:
+            try:
+                places = {partition: await self._consumer.position(partition) for partition in partitions}
+                if not await self._arrivals.wait_for(self, places):
+                    return
+            except IllegalStateError:  # the group agreed anew meanwhile
+                return
+            except KafkaError as error:
+                raise _refused(error) from error
+            except Refused:  # Kafka is away: fetching goes on when it is back
+                partitions = ()
+        self._pause()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RECHECK_S if partitions else QUIET_S):
+                await self._arrival.wait()
+        self._arrivals.forget(self)
+        self._fetch_again()
+
+    def arrived(self) -> None:
+        """Something was stored in a partition of ours; called by `arrivals`."""
+        self._arrival.set()
+
+    def _pause(self) -> None:
+        assigned = self._consumer.assignment()
+        if assigned:
+            self._consumer.pause(*assigned)
+
+    def _fetch_again(self) -> None:
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
+        assigned = self._consumer.assignment()
+        if assigned:
+            self._consumer.resume(*assigned)
+
+    def _be_quiet_later(self) -> None:
+        """Nobody waits: what is fetched from now on for a while is at hand for the next poll, and then no more."""
+        if self._quiet is not None:
+            self._quiet.cancel()
+        if not self._stopped:
+            self._quiet = asyncio.get_running_loop().call_later(QUIET_S, self._pause)
 
     async def _fetch(self, partitions: Sequence[TopicPartition], timeout_ms: int) -> None:
         try:

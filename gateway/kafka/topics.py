@@ -298,20 +298,71 @@ class Topics:
                 return list(partitions)
         raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {name} does not exist")
 
+    async def create(self, name: str, partitions: int | None = None, replication: int | None = None) -> bool:
+        """Create a topic because somebody asks for it by name, whether or not unknown ones are created.
+
+        Args:
+            name: the topic.
+            partitions: how many; None: `kafka.topic_partitions`.
+            replication: how many copies; None: `kafka.topic_replication`.
+
+        Returns:
+            False when it exists already. A new topic has leaders when this returns.
+
+        Raises:
+            Refused: UNFIT (no legal name, or numbers that Kafka does not take), DENIED (an internal name, or Kafka's
+                authorization), BUSY.
+        """
+        if name.startswith(INTERNAL_TOPIC_PREFIX):
+            raise Refused(Outcome.DENIED, "topics that begin with __ are internal")
+        if not is_topic_name(name):
+            raise Refused(Outcome.UNFIT, "not a legal topic name")
+        try:
+            if not await self._ask_for(name, partitions, replication):
+                return False
+            await self._led(name)
+        except Refused as refused:
+            if refused.outcome is Outcome.UNKNOWN_TOPIC:
+                raise Refused(Outcome.UNFIT, refused.reason) from refused
+            raise
+        self._unknown.pop(name, None)
+        self._set_names(self._names | {name})
+        return True
+
     async def _create_topic(self, name: str) -> list[tuple[Any, ...]]:
-        config = self._config
         own = self._internal.get(name)
-        partitions, configs = (config.topic_partitions, ()) if own is None else (own.partitions, own.configs)
+        if own is None:
+            await self._ask_for(name)
+        else:
+            await self._ask_for(name, own.partitions, configs=own.configs)
+        return await self._led(name)
+
+    async def _ask_for(
+        self,
+        name: str,
+        partitions: int | None = None,
+        replication: int | None = None,
+        configs: tuple[tuple[str, str], ...] = (),
+    ) -> bool:
+        """Have a topic created; False when it is there already."""
+        config = self._config
+        partitions = config.topic_partitions if partitions is None else partitions
+        replication = config.topic_replication if replication is None else replication
         request = CreateTopicsRequest(
-            create_topic_requests=[(name, partitions, config.topic_replication, [], list(configs))],
+            create_topic_requests=[(name, partitions, replication, [], list(configs))],
             timeout=round(config.request_timeout_s * 1000),
             validate_only=False,
         )
         response = await self._request(request)
         for _, code, *message in response.topic_errors:
-            if errors.for_code(code) is not errors.TopicAlreadyExistsError:
-                _check(code, f"topic {name} could not be created{': ' + message[0] if message and message[0] else ''}")
+            if errors.for_code(code) is errors.TopicAlreadyExistsError:
+                return False
+            _check(code, f"topic {name} could not be created{': ' + message[0] if message and message[0] else ''}")
         log.info("created topic %s with %d partitions", name, partitions)
+        return True
+
+    async def _led(self, name: str) -> list[tuple[Any, ...]]:
+        """A new topic's partitions when all have leaders."""
         deadline = self._clock() + CREATION_S
         while True:
             try:

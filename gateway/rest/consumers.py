@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 import structlog
@@ -17,27 +17,27 @@ from aiohttp import web
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
-from gateway.config import HttpConfig
+from gateway.kafka.arrivals import Arrivals
 from gateway.kafka.contracts import Refused
 from gateway.kafka.member import Chunk, Member, MemberSettings, NotAssignedError
-from gateway.net.pump import Spawn
 from gateway.rest.access import forbidden
 from gateway.rest.answers import control_answer, no_content, records_answer
 from gateway.rest.call import Call, Handler, Module
+from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
 from gateway.security.identity import Identity
 from mapping.rest import UndecodableError, from_record
 from protocols.rest.consuming import (
-    NAME_LIMIT,
     CreateConsumer,
     PollLimits,
     decode_create,
     decode_offsets,
     poll_limits,
 )
-from protocols.rest.errors import RestError, busy, not_found, unprocessable
+from protocols.rest.errors import RestError, busy, not_found
 from protocols.rest.forwarded import base_uri, instance_path
 from protocols.rest.media import RECORD_TYPES, Format, accepts
+from protocols.rest.patterns import TopicPattern
 from protocols.rest.responses import Page, encode
 
 log = structlog.get_logger(__name__)
@@ -47,6 +47,9 @@ NO_CONSUMER: Final = "The specified consumer instance was not found."
 COMMIT_INTERVAL_S: Final = 5.0  # of automatic commits, as Kafka's `auto.commit.interval.ms`
 LAST_COMMIT_S: Final = 3.0  # for what is committed at the end; with `STOP_S` how long a deletion takes at most
 STOP_S: Final = 5.0
+PREFETCH: Final = 512 * 1024 * 1024  # fetched ahead by all consumers together; what the next gets is its share
+MOST_PREFETCH: Final = 8 * 1024 * 1024
+LEAST_PREFETCH: Final = 1024 * 1024
 REAP_FRACTION: Final = 10  # an abandoned consumer lives at most a tenth longer than `consumer_idle_s`
 
 
@@ -63,7 +66,9 @@ class ConsumersStatistics(msgspec.Struct, frozen=True):
 class Instance:
     """One consumer that a client created."""
 
-    __slots__ = ("closed", "embedded", "group", "last_commit", "member", "name", "owner", "polls", "used", "users")
+    __slots__ = (
+        "closed", "embedded", "group", "last_commit", "member", "name", "owner", "pattern", "polls", "used", "users",
+    )  # fmt: skip
 
     def __init__(self, group: str, name: str, embedded: Format, *, owner: Identity, member: Member, now: float) -> None:
         self.group = group
@@ -71,6 +76,7 @@ class Instance:
         self.embedded = embedded
         self.owner = owner
         self.member = member
+        self.pattern: TopicPattern | None = None  # of the topics that it is subscribed to
         self.polls = asyncio.Lock()  # one poll at a time; nothing else waits for it
         self.used = now
         self.users = 0  # requests on it now: it is not idle
@@ -81,19 +87,14 @@ class Instance:
 class Consumers(Module):
     """All instances of this process, by group and name."""
 
-    def __init__(
-        self,
-        config: HttpConfig,
-        *,
-        kafka: dict[str, Any],
-        spawn: Spawn,
-        clock: Callable[[], float],
-    ) -> None:
-        """See `RestListener`."""
+    def __init__(self, services: RestServices) -> None:
+        """Nothing is opened before a client asks."""
+        config = services.config
         self._config = config
-        self._kafka = kafka
-        self._spawn = spawn
-        self._clock = clock
+        self._kafka = services.kafka
+        self._spawn = services.spawn
+        self._clock = services.clock
+        self._arrivals = Arrivals(services.tail, services.lookup)
         self._instances: dict[tuple[str, str], Instance | None] = {}  # None: being created
         self._timer: asyncio.TimerHandle | None = None
         self._draining = False
@@ -119,8 +120,6 @@ class Consumers(Module):
         """`POST /consumers/{groupid}`."""
         request, grant = call.request, call.grant
         create = decode_create(await call.body())
-        if len(group) > NAME_LIMIT:
-            raise unprocessable(f"A group's name has at most {NAME_LIMIT} characters")
         name = create.name or f"{NAME_PREFIX}{uuid.uuid4()}"
         path = instance_path(group, name)
         uri = base_uri(request.headers, path, secure=request.secure, bound=_own_address(request))
@@ -151,11 +150,12 @@ class Consumers(Module):
             client_id=name,
             auto_offset_reset=create.auto_offset_reset,
             fetch_min_bytes=create.fetch_min_bytes,
+            fetch_bytes=max(LEAST_PREFETCH, min(MOST_PREFETCH, PREFETCH // len(self._instances))),
             isolation_level=create.isolation_level,
             request_timeout_ms=create.request_timeout_ms,
             idle_s=self._config.consumer_idle_s,
         )
-        return Member(settings, self._kafka, auto_commit=create.enable_auto_commit, clock=self._clock)
+        return Member(settings, self._kafka, self._arrivals, auto_commit=create.enable_auto_commit, clock=self._clock)
 
     def find(self, grant: Grant, group: str, name: str) -> Instance:
         """The instance, if it is this client's.
@@ -170,6 +170,12 @@ class Consumers(Module):
             raise forbidden("another client's consumer")
         instance.used = self._clock()
         return instance
+
+    def with_patterns(self) -> list[Instance]:
+        """Those that are subscribed to a pattern."""
+        return [
+            instance for instance in self._instances.values() if instance is not None and instance.pattern is not None
+        ]
 
     async def delete(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`DELETE /consumers/{groupid}/instances/{name}`; a running poll ends."""
@@ -309,6 +315,10 @@ class Consumers(Module):
         instances = [instance for instance in self._instances.values() if instance is not None]
         if instances:
             await asyncio.wait([self._spawn(self._close(instance, delivered=False)) for instance in instances])
+
+    async def stop(self) -> None:
+        """See `Module`."""
+        self._arrivals.stop()
 
     def statistics(self) -> ConsumersStatistics:
         """Counts so far."""

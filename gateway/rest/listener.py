@@ -62,13 +62,13 @@ class RestListener:
         bodies = BodyReader(admission, config.max_body_bytes, config.header_timeout_s)
         contract = load_contract()
         self._produce = Produce(services.publisher, admission, bodies, config.max_records)
-        self._consumers = Consumers(config, kafka=services.kafka, spawn=services.spawn, clock=services.clock)
+        self._consumers = Consumers(services)
         self._modules: tuple[Module, ...] = (
             Documents(contract),
             TopicOperations(services.topics, services.publisher, services.kafka),
             self._produce,
             self._consumers,
-            Subscriptions(self._consumers, services.publisher),
+            Subscriptions(self._consumers, services),
         )
         access = Access(services.authenticator, services.access)
         self._app = RestApp(contract, self._modules, access, bodies, websockets or {})

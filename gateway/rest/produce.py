@@ -24,7 +24,7 @@ from gateway.security.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Headers, Record
 from mapping.rest import standard_headers, to_records, trace_headers
-from protocols.rest.errors import RETRY_AFTER_S, RestError
+from protocols.rest.errors import RETRY_AFTER_S, RestError, not_found
 from protocols.rest.media import Format, produce_format
 from protocols.rest.responses import ErrorBody, Stored, encode_results
 
@@ -131,6 +131,10 @@ class Produce(Module):
             )
             self._requests += 1
             self._records += len(records)
+            if unacknowledged or not records:  # nothing else would say that there is no such place
+                info = self._publisher.known_topic(topic) or await self._publisher.topic(topic)
+                if partition is not None and partition >= info.partitions:
+                    raise not_found(f"Topic {topic} has no partition {partition}")
             if unacknowledged:
                 return self._send_unacknowledged(records, grant)
             if not records:

@@ -4,30 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import structlog
 from aiohttp import web
 from aiokafka import TopicPartition
 
+from gateway.kafka.contracts import Refused
 from gateway.kafka.member import NotAssignedError
-from gateway.kafka.publisher import Publisher
 from gateway.rest.access import forbidden
 from gateway.rest.answers import control_answer, no_content
 from gateway.rest.call import Call, Handler, Module
-from gateway.rest.consumers import Consumers
+from gateway.rest.consumers import Consumers, Instance
+from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
-from protocols.rest.consuming import Partition, decode_offsets, decode_partitions, decode_subscription
+from protocols.rest.consuming import (
+    EXCLUSIVE,
+    Partition,
+    decode_offsets,
+    decode_partitions,
+    decode_subscription,
+)
 from protocols.rest.errors import RestError, not_found
+from protocols.rest.patterns import TopicPattern
 from protocols.rest.responses import encode
 
-EXCLUSIVE = "Subscriptions to topics, partitions, and patterns are mutually exclusive."
+log = structlog.get_logger(__name__)
 
 
 class Subscriptions(Module):
     """The operations under a consumer instance that choose what it reads and from where."""
 
-    def __init__(self, consumers: Consumers, publisher: Publisher) -> None:
-        """`publisher` looks topics up, and creates them where the policy allows."""
+    def __init__(self, consumers: Consumers, services: RestServices) -> None:
+        """`services.publisher` looks topics up, and creates them where the policy allows."""
         self._consumers = consumers
-        self._publisher = publisher
+        self._publisher = services.publisher
+        self._topics = services.topics
+        self._access = services.access
+        self._spawn = services.spawn
+        self._following = False  # whether we hear of topics that come and go
 
     def operations(self) -> Mapping[str, Handler]:
         """See `Module`."""
@@ -44,18 +57,58 @@ class Subscriptions(Module):
     async def subscribe(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../subscription`; answered when the group has given out its partitions, or a little later."""
         instance = self._consumers.find(call.grant, group, name)
-        topics = decode_subscription(await call.body())
+        wanted = decode_subscription(await call.body())
         member = instance.member
         if member.is_manual:
             raise RestError(409, EXCLUSIVE)
+        if wanted.topic_pattern is not None:
+            if member.is_subscribed and instance.pattern is None:
+                raise RestError(409, EXCLUSIVE)
+            await self._subscribe_pattern(instance, TopicPattern(wanted.topic_pattern))
+            return no_content()
+        topics = tuple(dict.fromkeys(wanted.topics or ()))
+        if topics and instance.pattern is not None:
+            raise RestError(409, EXCLUSIVE)
         if not topics:
+            instance.pattern = None
             member.unsubscribe()
             return no_content()
         for topic in topics:
             await self._check_readable(call.grant, topic)
-        if tuple(topics) != member.topics:
+        if topics != member.topics:
             await member.subscribe(topics)
         return no_content()
+
+    async def _subscribe_pattern(self, instance: Instance, pattern: TopicPattern) -> None:
+        """Subscribe to what fits now; topics that come and go are followed."""
+        if not self._following:
+            self._following = True
+            self._topics.watch(self._topics_changed)
+        try:
+            await self._topics.refresh()
+        except Refused:
+            log.info("topics of a pattern are those known so far", pattern=pattern.text)
+        instance.pattern = pattern
+        await instance.member.subscribe(self._matching(instance, pattern))
+
+    def _matching(self, instance: Instance, pattern: TopicPattern) -> tuple[str, ...]:
+        readable = self._access.for_identity(instance.owner).subscribe.whole_topic
+        return tuple(topic for topic in sorted(self._topics.names) if pattern.matches(topic) and readable(topic))
+
+    def _topics_changed(self, appeared: frozenset[str], disappeared: frozenset[str]) -> None:
+        for instance in self._consumers.with_patterns():
+            assert instance.pattern is not None
+            topics = self._matching(instance, instance.pattern)
+            if topics != instance.member.topics:
+                self._spawn(self._follow(instance, topics))
+
+    async def _follow(self, instance: Instance, topics: tuple[str, ...]) -> None:
+        if instance.closed or instance.pattern is None:
+            return
+        try:
+            await instance.member.subscribe(topics)
+        except Refused as refused:
+            log.info("topics of a pattern not followed", group=instance.group, reason=refused.reason)
 
     async def list_subscriptions(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../subscription`."""
@@ -74,7 +127,9 @@ class Subscriptions(Module):
 
     async def unsubscribe(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`DELETE .../subscription`: subscriptions and assignments alike."""
-        self._consumers.find(call.grant, group, name).member.unsubscribe()
+        instance = self._consumers.find(call.grant, group, name)
+        instance.pattern = None
+        instance.member.unsubscribe()
         return no_content()
 
     async def assign(self, call: Call, group: str, name: str) -> web.StreamResponse:
@@ -82,7 +137,7 @@ class Subscriptions(Module):
         instance = self._consumers.find(call.grant, group, name)
         wanted = decode_partitions(await call.body())
         member = instance.member
-        if member.topics:
+        if member.is_subscribed:
             raise RestError(409, EXCLUSIVE)
         if not wanted:
             member.unsubscribe()
@@ -119,6 +174,11 @@ class Subscriptions(Module):
         except NotAssignedError as error:
             raise not_found(str(error)) from error
         return no_content()
+
+    async def stop(self) -> None:
+        """See `Module`."""
+        if self._following:
+            self._topics.unwatch(self._topics_changed)
 
     async def _check_readable(self, grant: Grant, topic: str) -> int:
         """The topic's partitions; RestError 403, or Refused for one that is not there."""

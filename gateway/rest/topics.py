@@ -23,7 +23,8 @@ from gateway.rest.call import Call, Handler, Module
 from gateway.security.authorization import Grant
 from mapping.outcomes import Outcome
 from mapping.record import is_topic_name
-from protocols.rest.errors import not_found
+from protocols.rest.admin import decode_topic
+from protocols.rest.errors import RestError, not_found
 from protocols.rest.responses import encode
 
 ASK_S: Final = 10.0  # a question about a topic is answered or refused within this
@@ -65,6 +66,7 @@ class TopicOperations(Module):
             "listPartitions": self.list_partitions,
             "getPartition": self.get_partition,
             "getOffsets": self.get_offsets,
+            "createTopic": self.create_topic,
         }
 
     async def list_topics(self, call: Call) -> web.StreamResponse:
@@ -94,6 +96,15 @@ class TopicOperations(Module):
         first = await self._lookup.beginnings([where])
         end = await self._lookup.ends([where])
         return control_answer(encode({"beginning_offset": first[where], "end_offset": end[where]}))
+
+    async def create_topic(self, call: Call) -> web.StreamResponse:
+        """`POST /admin/topics`."""
+        wanted = decode_topic(await call.body())
+        if not call.grant.admin.whole_topic(wanted.name):
+            raise forbidden(f"create {wanted.name}")
+        if not await self._topics.create(wanted.name, wanted.partitions, wanted.replication):
+            raise RestError(409, f"Topic {wanted.name} exists already")
+        return control_answer(b"{}", 201)
 
     async def stop(self) -> None:
         """Close the connections."""

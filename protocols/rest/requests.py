@@ -28,8 +28,10 @@ class HeaderField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 class Placing(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields=True):
     """What a record has in every format. `timestamp` is in milliseconds since the epoch."""
 
-    partition: int | None = None
-    timestamp: int | None = None
+    partition: int | float | msgspec.UnsetType | None = (
+        msgspec.UNSET
+    )  # 1.0 and 1e0 are integers to JSON Schema (2020-12, section 6.1.1)
+    timestamp: int | float | None = None
     headers: tuple[HeaderField, ...] = ()
 
 
@@ -53,6 +55,15 @@ class _JsonBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 class _TextBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     records: list[TextRecord] | msgspec.UnsetType = msgspec.UNSET
+
+
+def whole(number: float, where: str) -> int:
+    """A number that must be an integer, however it is written; 400 for a fraction."""
+    if isinstance(number, int):
+        return number
+    if number.is_integer():
+        return int(number)
+    raise invalid(f"Expected `int | null`, got `float` - at `{where}`")
 
 
 _JSON = msgspec.json.Decoder(_JsonBody)

@@ -241,3 +241,13 @@ def test_no_stored_bytes_raise_anything_but_undecodable(value: bytes) -> None:
             except UndecodableError:
                 continue
             json.loads(encoded)
+
+
+def test_an_integer_may_be_written_as_a_number_with_nothing_behind_the_point() -> None:
+    (record,) = records_of([{"value": 1, "partition": 1.0, "timestamp": 1.7e12}])
+    assert (record.partition, record.timestamp) == (1, 1_700_000_000_000)
+    for field in ("partition", "timestamp"):
+        with pytest.raises(RestError) as caught:
+            records_of([{"value": 1, field: 1.5}])
+        assert caught.value.status == 400
+        assert f"$.records[0].{field}" in caught.value.validation_errors[0]

@@ -13,7 +13,9 @@ ROUTER = Router(OPERATIONS.values())
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda one: f"{one.method} {one.template}")
 def test_every_operation_of_the_contract_is_found_under_its_own_path(operation: Operation) -> None:
-    path = "/".join(f"value{i}" if part.startswith("{") else part for i, part in enumerate(operation.template.split("/")))
+    path = "/".join(
+        f"value{i}" if part.startswith("{") else part for i, part in enumerate(operation.template.split("/"))
+    )
     match = ROUTER.match(operation.method, path)
     assert match.operation is operation
     assert match.values == tuple(part for part in path.split("/") if part.startswith("value"))

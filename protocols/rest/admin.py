@@ -1,0 +1,25 @@
+"""Bodies of requests that change topics."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from protocols.rest.requests import decode
+
+
+class NewTopic(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A topic to be created; None: as many as the gateway's configuration says."""
+
+    name: str = msgspec.field(name="topic_name")
+    partitions: int | None = msgspec.field(name="partitions_count", default=None)
+    replication: int | None = msgspec.field(name="replication_factor", default=None)
+
+
+_TOPIC: Final = msgspec.json.Decoder(NewTopic, strict=False)  # 1.0 is an integer to the contract
+
+
+def decode_topic(body: bytes) -> NewTopic:
+    """The topic to create. The body fits the contract, or RestError 400."""
+    return decode(_TOPIC, body)
