@@ -51,8 +51,6 @@ from protocols.amqp.sections import (
 
 _UINT_LIMIT: Final = 1 << 32
 _LONG_LIMIT: Final = 1 << 63
-_MAP32: Final = Struct(">II")
-_OFFSETS: Final = Struct(">q")
 TOMBSTONE: Final = primitives.symbol("x-opt-bridge.tombstone") + primitives.TRUE
 _TOPIC: Final = primitives.symbol("x-opt-bridge.topic")
 _PARTITION: Final = primitives.symbol("x-opt-bridge.partition")
@@ -60,8 +58,21 @@ _KEY: Final = primitives.symbol("x-opt-bridge.key")
 _AFTER_PARTITION: Final = primitives.symbol("x-opt-bridge.offset") + b"\x81"
 _AFTER_OFFSET: Final = primitives.symbol("x-opt-sequence-number") + b"\x81"
 _AFTER_SEQUENCE: Final = primitives.symbol("x-opt-enqueued-time") + b"\x83"
+_DATA: Final = b"\x00\x53\x75\xa0"
+_BYTES: Final = tuple(bytes((byte,)) for byte in range(256))
 DEAD_LETTER_ANNOTATION: Final = "x-opt-dead-letter-"
-_EVENT_HUBS_OFFSET: Final = primitives.symbol("x-opt-offset")
+_EVENT_HUBS_OFFSET: Final = primitives.symbol("x-opt-offset") + b"\xa1"
+_PLACE: Final = Struct(f">q{len(_AFTER_OFFSET)}sq{len(_AFTER_SEQUENCE)}sq{len(_EVENT_HUBS_OFFSET)}sB")
+_ANNOTATIONS: Final = b"\x00\x53\x72\xd1"
+_ANNOTATIONS_HEAD: Final = Struct(">4sII")
+_KEY_NULL: Final = _KEY + primitives.NULL
+_FEW: Final = 3  # headers that are looked up together
+_REMEMBERED: Final = 4096
+_REMEMBERED_BYTES: Final = 100  # of a key, and of each header's value
+_encoded_keys: Final[dict[bytes, bytes]] = {}
+_known_headers: Final[dict[tuple[Header, ...], bytes]] = {}
+"""Who sends many records gives them few keys and headers."""
+_SPECIAL: Final = frozenset({AMQP_SECTIONS, AMQP_BODY, EXPIRY, DEAD_LETTER_TOPIC})
 _COORDINATES: Final = 7
 COORDINATE_NAMES: Final = frozenset(
     {
@@ -90,18 +101,25 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
         now_ms: the wall clock, epoch milliseconds.
         delivery_count: earlier failed attempts (part 3.2.1).
     """
+    headers, value = record.headers, record.value
+    if len(headers) <= _FEW and value is not None and len(value) < 256 and not delivery_count:
+        known = _known_headers.get(headers)
+        if known is None:
+            known = _few_headers(headers)
+        if known is not None:
+            annotations = _annotations(record, b"", False, ())
+            return b"".join((PLAIN_HEADER, annotations, known, _DATA, _BYTES[len(value)], value))
     sidecar: _Sidecar | None = None
     form: bytes | None = None
     ttl: int | None = None
     dead = False
-    headers = record.headers
-    for name, value in headers:
+    for name, content in headers:
         if name == AMQP_SECTIONS:
-            sidecar = _open_sidecar(value) if value else None
+            sidecar = _open_sidecar(content) if content else None
         elif name == AMQP_BODY:
-            form = value
+            form = content
         elif name == EXPIRY:
-            expiry = _number(value, _LONG_LIMIT)
+            expiry = _number(content, _LONG_LIMIT)
             if expiry is not None:
                 ttl = expiry - now_ms
                 if ttl <= 0:
@@ -117,9 +135,8 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
         header = PLAIN_HEADER if ttl is None and not delivery_count else _new_header(record, ttl, delivery_count)
         bare = _from_headers(headers) if headers else b""
         kept, footer, exact = b"", b"", None
-    value = record.value
     if value is not None and form is None and len(value) < 256:
-        body = b"\x00\x53\x75\xa0" + bytes((len(value),)) + value
+        body = b"".join((_DATA, _BYTES[len(value)], value))
     else:
         body = amqp_body.from_value(value, form, exact)
     tombstone = value is None and form != b"v:null"
@@ -142,26 +159,48 @@ def _partition_head(topic: str, partition: int) -> bytes:
     return _TOPIC + primitives.string(topic) + _PARTITION + primitives.integer(partition) + _AFTER_PARTITION
 
 
+def _encoded_key(key: bytes) -> bytes:
+    encoded = _encoded_keys.get(key)
+    if encoded is None:
+        encoded = text_or_binary(key)
+        if len(key) <= _REMEMBERED_BYTES:
+            if len(_encoded_keys) >= _REMEMBERED:
+                _encoded_keys.clear()
+            _encoded_keys[key] = encoded
+    return encoded
+
+
+def _few_headers(headers: tuple[Header, ...]) -> bytes | None:
+    """The bare message's sections of a record without a side-car; None when a header says more than that."""
+    if any(name in _SPECIAL for name, _ in headers):
+        return None
+    bare = _from_headers(headers)
+    if all(content is None or len(content) <= _REMEMBERED_BYTES for _, content in headers):
+        if len(_known_headers) >= _REMEMBERED:
+            _known_headers.clear()
+        _known_headers[headers] = bare
+    return bare
+
+
 def _annotations(record: Received, kept: bytes, tombstone: bool, origin: tuple[bytes, ...]) -> bytes:
     """The message annotations: the sender's own, the record's coordinates, and a dead letter's origin."""
-    offset = _OFFSETS.pack(record.offset)
-    number = str(record.offset).encode()
-    key = record.key
-    parts = (
-        _partition_head(record.topic, record.partition),
-        offset,
-        _AFTER_OFFSET,
-        offset,
-        _AFTER_SEQUENCE,
-        _OFFSETS.pack(record.timestamp),
-        _EVENT_HUBS_OFFSET,
-        bytes((0xA1, len(number))),
-        number,
-        _KEY,
-        primitives.NULL if key is None else text_or_binary(key),
-        TOMBSTONE if tombstone else b"",
+    offset, key = record.offset, record.key
+    number = b"%d" % offset
+    items = b"".join(
+        (
+            _partition_head(record.topic, record.partition),
+            _PLACE.pack(
+                offset, _AFTER_OFFSET, offset, _AFTER_SEQUENCE, record.timestamp, _EVENT_HUBS_OFFSET, len(number)
+            ),
+            number,
+            _KEY_NULL if key is None else _KEY,
+            b"" if key is None else _encoded_key(key),
+        )
     )
-    items = b"".join(parts)
+    if not (tombstone or kept or origin):
+        return _ANNOTATIONS_HEAD.pack(_ANNOTATIONS, len(items) + 4, 2 * _COORDINATES) + items
+    if tombstone:
+        items += TOMBSTONE
     count = 2 * (_COORDINATES + tombstone)
     if kept:
         own, own_count = _without_coordinates(kept)
@@ -170,7 +209,7 @@ def _annotations(record: Received, kept: bytes, tombstone: bool, origin: tuple[b
     if origin:
         items += b"".join(origin)
         count += len(origin)
-    return b"\x00\x53\x72\xd1" + _MAP32.pack(len(items) + 4, count) + items
+    return _ANNOTATIONS_HEAD.pack(_ANNOTATIONS, len(items) + 4, count) + items
 
 
 def _without_coordinates(kept: bytes) -> tuple[bytes, int]:
