@@ -68,7 +68,7 @@ _ANNOTATIONS_HEAD: Final = Struct(">4sII")
 _KEY_NULL: Final = _KEY + primitives.NULL
 _FEW: Final = 3  # headers that are looked up together
 _REMEMBERED: Final = 4096
-_REMEMBERED_BYTES: Final = 100  # of a key, and of each header's value
+_REMEMBERED_BYTES: Final = 100  # of a key, and of each header
 _encoded_keys: Final[dict[bytes, bytes]] = {}
 _known_headers: Final[dict[tuple[Header, ...], bytes]] = {}
 """Who sends many records gives them few keys and headers."""
@@ -175,7 +175,7 @@ def _few_headers(headers: tuple[Header, ...]) -> bytes | None:
     if any(name in _SPECIAL for name, _ in headers):
         return None
     bare = _from_headers(headers)
-    if all(content is None or len(content) <= _REMEMBERED_BYTES for _, content in headers):
+    if all(len(name) + len(content or b"") <= _REMEMBERED_BYTES for name, content in headers):
         if len(_known_headers) >= _REMEMBERED:
             _known_headers.clear()
         _known_headers[headers] = bare

@@ -35,6 +35,11 @@ log = structlog.get_logger(__name__)
 BURIAL_S: Final = 5.0
 """How long a link that has ended waits for its dead letters; afterwards their records go back to the group too."""
 
+SENDS: Final = 64
+"""Records sent between two looks at the credit, the session's window and the clock."""
+LARGE: Final = 4096
+"""Bytes of a message after which the session's window is looked at again at once."""
+
 DRAIN_S: Final = 0.2
 """How long a drain (part 2.6.7) may look for records before the rest of the credit is given back: a fetch that is on
 its way (100 ms at Kafka when there is nothing) comes to its end."""
@@ -52,8 +57,8 @@ class OutgoingLink:
     """
 
     __slots__ = (
-        "_buried", "_burying", "_condition", "_dead_letters", "_draining", "_engine", "_left", "_membership",
-        "_partition", "_released", "_selected", "_session", "_settled", "_source", "_waits", "link", "lossy",
+        "_buried", "_burying", "_condition", "_dead_letters", "_draining", "_engine", "_left", "_membership", "_now_ms",
+        "_partition", "_released", "_room", "_selected", "_session", "_settled", "_source", "_waits", "link", "lossy",
         "retiring", "topic", "unsettled",
     )  # fmt: skip
 
@@ -73,6 +78,8 @@ class OutgoingLink:
         self._burying = 0  # dead letters on their way to Kafka
         self._buried: asyncio.Event | None = None  # after the link's end: set when there are none
         self._released: asyncio.Event | None = None  # after the link's end: set when no transaction has any of it
+        self._room = 0  # that may be sent before demand and time are looked at again
+        self._now_ms = 0
         self._waits = True  # said "no room", or has not been asked yet
         self.link = link
         self.topic = source.topic
@@ -109,12 +116,18 @@ class OutgoingLink:
         """Send the record if there is credit; see `Outlet`."""
         if self._left:
             return True
-        if not self.wants(record):
+        if self._condition is not None and not self._condition(record):
             return self._decline(record)
-        if self.demand <= 0:
-            self._waits = True
-            return False
         session = self._session
+        pump = session.pump
+        # Looked at anew in each turn of the loop in which something is sent.
+        if self._room <= 0 or not pump.flushing or not pump.writable:
+            self._room = min(self.demand, SENDS)
+            if self._room <= 0:
+                self._waits = True
+                return False
+            self._now_ms = session.now_ms()
+        self._room -= 1
         membership = self._membership
         attempts = membership.attempts(record) if membership is not None else 0
         if (
@@ -127,7 +140,7 @@ class OutgoingLink:
             )
             if self._bury(record, cause):
                 return True
-        data = from_record(record, session.now_ms(), attempts)
+        data = from_record(record, self._now_ms, attempts)
         counts = session.services.counts
         limit = self.link.peer_max_message_bytes
         if data is None or (limit and len(data) > limit):
@@ -146,7 +159,10 @@ class OutgoingLink:
         else:
             self.unsettled += 1
             self._engine.send(self.link, data, record)
-        session.wrote(len(data))
+        size = len(data)
+        if size > LARGE:
+            self._room = 0
+        session.wrote(size)
         return True
 
     def _decline(self, record: Received) -> bool:
@@ -160,6 +176,7 @@ class OutgoingLink:
 
     def credit_changed(self, credit: int, drain: bool) -> None:
         """The peer granted credit, took it back, or wants it drained."""
+        self._room = 0
         if drain and self._draining is None:
             self._draining = asyncio.get_running_loop().call_later(DRAIN_S, self._drained)
         if credit > 0:
@@ -232,6 +249,7 @@ class OutgoingLink:
         if self._source.group is None or not self._dead_letters.take(self, record, cause):
             return False
         self._burying += 1
+        self._room = 0
         self.unsettled += 1  # it is bounded as what the peer holds is
         return True
 
@@ -310,5 +328,6 @@ class OutgoingLink:
             self._draining = asyncio.get_running_loop().call_later(DRAIN_S, self._drained)
             return
         if not self._left:
+            self._room = 0
             self._engine.drained(self.link)
             self._session.flush_soon()

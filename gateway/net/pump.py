@@ -81,11 +81,20 @@ class Writes:
 
 
 class Pump(asyncio.Protocol):
-    """One socket with one sans-io connection and the session that gives it meaning."""
+    """One socket with one sans-io connection and the session that gives it meaning.
+
+    Attributes:
+        connection, handler: what the bytes and the events mean.
+        transport: asyncio's; None before it is there.
+        peer: its address, for logs.
+        writable: whether the write buffer is below its mark.
+        lingering: whether what the peer still sends is thrown away.
+        flushing: whether a flush is to come: something was written in this turn of the loop.
+    """
 
     __slots__ = (
-        "_brakes", "_clock", "_closed", "_events", "_flushing", "_holding", "_lost", "_spawn", "_timer", "_timer_at",
-        "_writes", "connection", "handler", "lingering", "peer", "transport", "writable",
+        "_brakes", "_clock", "_closed", "_events", "_holding", "_lost", "_spawn", "_timer", "_timer_at",
+        "_writes", "connection", "flushing", "handler", "lingering", "peer", "transport", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -121,7 +130,7 @@ class Pump(asyncio.Protocol):
         self._brakes: frozenset[str] = NOTHING  # most pumps never need one of their own; a set takes 216 bytes
         self._events: list[Any] = []
         self._holding = False
-        self._flushing = False
+        self.flushing = False
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -209,13 +218,13 @@ class Pump(asyncio.Protocol):
 
     def flush_soon(self) -> None:
         """Flush once at the end of this loop turn, or of a later one when there is much to write."""
-        if not self._flushing:
-            self._flushing = True
+        if not self.flushing:
+            self.flushing = True
             self._writes.add(self)
 
     def flush_now(self) -> None:
         """The turn of a pump that waited: called by its `Writes`."""
-        self._flushing = False
+        self.flushing = False
         self.flush()
 
     def pause_reading(self, reason: str) -> None:
