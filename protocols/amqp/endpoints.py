@@ -7,7 +7,7 @@ Limits on links are kept here, and memory of links and sessions is given back on
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import proton
@@ -30,6 +30,11 @@ _event_link, _event_session, _event_type = lib.pn_event_link, lib.pn_event_sessi
 _delivery_link = lib.pn_delivery_link
 
 
+LEAST_IDLE_MS: Final = 100  # of a peer's idle time-out
+UNANSWERED_LIMIT: Final = 1024  # links that were detached here and not by the peer; each takes memory until it does
+ATTACH_BYTES: Final = 128  # of an attach at most, without its name and its termini
+
+
 def _ignore(_transport: Any, _message: str) -> None:
     """Proton's own log lines about its peer; what matters of them comes as a condition."""
 
@@ -42,6 +47,7 @@ class Limits(msgspec.Struct, frozen=True):
     links_per_session: int = 256
     idle_timeout_s: float = 60.0  # proton announces the half of it; 0: none
     session_window_bytes: int = 128 * 1024 * 1024
+    partial_bytes: int = 32 * 1024 * 1024  # of messages that are not complete, of all links together
 
 
 class Endpoints:
@@ -82,6 +88,8 @@ class Endpoints:
         self._stalled: list[Link] = []
         self._finished: list[Link] = []
         self._ended: list[Session] = []
+        self._partial_bytes = 0
+        self._unanswered = 0  # links, see `UNANSWERED_LIMIT`
         self._tag = 0
 
     @property
@@ -167,7 +175,7 @@ class Endpoints:
         else:
             lib.pn_link_set_snd_settle_mode(handle, SETTLED if settled else UNSETTLED)
             lib.pn_link_set_rcv_settle_mode(handle, 1 if link.second else 0)
-        lib.pn_link_open(handle)
+        self._answer(link)
 
     def refuse_link(self, link: Link, error: Error) -> None:
         """Answer an attach with a null terminus, then detach with the reason (part 2.6.3)."""
@@ -180,15 +188,16 @@ class Endpoints:
         else:
             lib.pn_terminus_copy(lib.pn_link_target(handle), lib.pn_link_remote_target(handle))
             lib.pn_terminus_set_type(lib.pn_link_source(handle), lib.PN_UNSPECIFIED)
-        lib.pn_link_open(handle)
-        self.close_link(link, error)
+        if self._answer(link):
+            self.close_link(link, error)
 
     def close_link(self, link: Link, error: Error | None = None) -> None:
         """Detach for good; deliveries on it are forgotten."""
         if not link.attached:
             return
         link.attached = False
-        link.partial = None
+        self._unanswered += 1
+        self._drop_partial(link)
         self._forget_sent(link)
         native.set_condition(lib.pn_link_condition(link.handle), error)
         lib.pn_link_close(link.handle)
@@ -207,6 +216,10 @@ class Endpoints:
         except DecodeError as error:
             self._fail(events, f"open: {error}", outcomes.DECODE_ERROR)
             return
+        idle_ms = int(lib.pn_transport_get_remote_idle_timeout(self._io))
+        if 0 < idle_ms < LEAST_IDLE_MS:  # part 2.4.5: who cannot support it says so and closes
+            self._fail(events, f"an idle time-out of {idle_ms} ms is too short", outcomes.NOT_ALLOWED)
+            return
         events.append(ConnectionOpened(container, hostname, self._with_sasl, properties, desired))
 
     def _on_close(self, _event: Any, events: list[Any]) -> None:
@@ -222,6 +235,10 @@ class Endpoints:
         if not self._remote_opened:  # part 2.4.1: an open comes first
             self._fail(events, "a begin before the open", outcomes.ILLEGAL_STATE)
             return
+        if sum(session.open for session in self._sessions.values()) > self._limits.channel_max:
+            # proton lets a peer begin again on a channel that is in use, and keeps both sessions.
+            self._fail(events, f"more than {self._limits.channel_max + 1} sessions", outcomes.NOT_ALLOWED)
+            return
         session = self._sessions[handle] = Session(handle)
         lib.pn_session_set_incoming_capacity(handle, self._limits.session_window_bytes)
         if self.opened:
@@ -234,9 +251,10 @@ class Endpoints:
             return
         session.open = False
         links = tuple(link for link in session.links.values() if link.attached)
+        self._unanswered -= sum(not link.attached and not link.finished for link in session.links.values())
         for link in links:
             link.attached = False
-            link.partial = None
+            self._drop_partial(link)
             self._forget_sent(link)
         for link in session.links.values():
             self._finish(link)
@@ -249,6 +267,10 @@ class Endpoints:
         handle = _event_link(event)
         session = self._sessions.get(lib.pn_link_session(handle))
         if session is None or handle in self._links:
+            return
+        if self._unanswered >= UNANSWERED_LIMIT:
+            reason = f"{self._unanswered} links are not detached by the peer"
+            self._fail(events, reason, outcomes.RESOURCE_LIMIT_EXCEEDED)
             return
         incoming = bool(lib.pn_link_is_receiver(handle))
         fault: Error | None = None
@@ -288,13 +310,15 @@ class Endpoints:
         if link is None:
             return
         closed = _event_type(event) == lib.PN_LINK_REMOTE_CLOSE
+        if not link.attached and not link.finished:
+            self._unanswered -= 1
         if link.attached:
             link.attached = False
-            link.partial = None
+            self._drop_partial(link)
             self._forget_sent(link)
-            if not link.accepted:  # it gave up before we had an answer: the answer comes first (part 2.6.3)
-                lib.pn_link_open(link.handle)
-            (lib.pn_link_close if closed else lib.pn_link_detach)(link.handle)
+            # When it gave up before we had an answer, that comes first (part 2.6.3).
+            if link.accepted or self._answer(link):
+                (lib.pn_link_close if closed else lib.pn_link_detach)(link.handle)
             error = native.condition(lib.pn_link_remote_condition(link.handle))
             events.append(LinkDetached(link, closed, error))
         self._finish(link)
@@ -310,6 +334,26 @@ class Endpoints:
             return
         self.close(Error(code, reason))
         events.append(ConnectionFailed(reason, code))
+
+    def _answer(self, link: Link) -> bool:
+        """Send our attach, or end the connection: it cannot be split, and may be larger than the peer takes."""
+        handle = link.handle
+        largest = int(lib.pn_transport_get_remote_max_frame(self._io))
+        termini = (lib.pn_link_source(handle), lib.pn_link_target(handle))
+        size = ATTACH_BYTES + len(link.name.encode()) + sum(map(native.terminus_size, termini))
+        if largest and size > largest:
+            self.close(Error(outcomes.FRAME_SIZE_TOO_SMALL, f"the answer to an attach takes {size} bytes"))
+            return False
+        lib.pn_link_open(handle)
+        return True
+
+    def _drop_partial(self, link: Link) -> bytearray:
+        """Keep nothing more of a message that is not complete; what there was of it."""
+        parts, link.partial = link.partial, None
+        if parts is None:
+            return bytearray()
+        self._partial_bytes -= len(parts)
+        return parts
 
     def _violated(self, link: Link, condition: str, description: str, events: list[Any]) -> None:
         error = Error(condition, description)

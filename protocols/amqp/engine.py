@@ -46,7 +46,7 @@ _TERMINAL: Final = frozenset({outcomes.ACCEPTED, outcomes.REJECTED, outcomes.REL
 # One scratch buffer for the process: it is filled and emptied within one call, and nothing here waits.
 _SCRATCH_BYTES: Final = 1 << 20
 _scratch: Final = ffi.new("char[]", _SCRATCH_BYTES)
-_from_buffer, _unpack = ffi.from_buffer, ffi.unpack
+_from_buffer, _unpack, _buffer = ffi.from_buffer, ffi.unpack, ffi.buffer
 
 # And one delivery tag, which proton copies.
 _tag_bytes: Final = bytearray(4)
@@ -230,7 +230,7 @@ class Engine(Transacting):
                 return
             link.credit -= 1
             if self.transactional and _remote_state(delivery) == TRANSACTIONAL_STATE:
-                link.partial, link.partial_size = [], 0
+                link.partial, link.partial_size = bytearray(), 0
             elif not _partial(delivery):
                 size = _recv(handle, _scratch, _SCRATCH_BYTES)
                 if 0 <= size <= link.limit and size < _SCRATCH_BYTES:
@@ -242,10 +242,10 @@ class Engine(Transacting):
                         link.held += 1
                     events.append(TransferReceived(link, delivery, _unpack(_scratch, size)))
                     return
-                link.partial, link.partial_size = [], 0
+                link.partial, link.partial_size = bytearray(), 0
                 self._collect(link, size)
             else:
-                link.partial, link.partial_size = [], 0
+                link.partial, link.partial_size = bytearray(), 0
         self._on_part(link, delivery, events)
 
     def _collect(self, link: Link, size: int) -> None:
@@ -255,9 +255,11 @@ class Engine(Transacting):
         assert link.partial is not None
         link.partial_size += size
         if link.partial_size > link.limit:
+            self._partial_bytes -= len(link.partial)
             link.partial.clear()
         else:
-            link.partial.append(_unpack(_scratch, size))
+            self._partial_bytes += size
+            link.partial += _buffer(_scratch, size)
 
     def _on_part(self, link: Link, delivery: Any, events: list[Any]) -> None:
         """More of a message that spans transfers (part 2.6.14), or is larger than the scratch buffer."""
@@ -266,7 +268,7 @@ class Engine(Transacting):
         while (size := _recv(handle, _scratch, _SCRATCH_BYTES)) > 0:
             self._collect(link, size)
         if lib.pn_delivery_aborted(delivery):
-            link.partial = None
+            self._drop_partial(link)
             _advance(handle)
             _settle(delivery)
             events.append(TransferAborted(link))
@@ -276,8 +278,11 @@ class Engine(Transacting):
             self._violated(link, outcomes.MESSAGE_SIZE_EXCEEDED, f"a message of more than {total} bytes", events)
             return
         if _partial(delivery):
+            if self._partial_bytes > self._limits.partial_bytes:
+                reason = f"more than {self._limits.partial_bytes} bytes of messages that are not complete"
+                self._violated(link, outcomes.RESOURCE_LIMIT_EXCEEDED, reason, events)
             return
-        parts, link.partial = link.partial, None
+        parts = self._drop_partial(link)
         txn_id = None
         if self.transactional and _remote_state(delivery) == TRANSACTIONAL_STATE:
             txn_id = self._txn_of(link, delivery, events)
@@ -293,9 +298,9 @@ class Engine(Transacting):
         if total > link.limit:
             events.append(TransferOversized(link, token, total, txn_id))
         elif txn_id is not None:
-            events.append(TransactionalTransfer(link, token, b"".join(parts), txn_id))
+            events.append(TransactionalTransfer(link, token, bytes(parts), txn_id))
         else:
-            events.append(TransferReceived(link, token, b"".join(parts)))
+            events.append(TransferReceived(link, token, bytes(parts)))
 
     def _on_disposition(self, link: Link, delivery: Any, events: list[Any]) -> None:
         code = _remote_state(delivery)

@@ -130,7 +130,7 @@ class Link:
         self.credit = 0
         self.held = 0
         self.limit = 0
-        self.partial: list[bytes] | None = None  # parts of a delivery that is not complete
+        self.partial: bytearray | None = None  # of a delivery that is not complete
         self.partial_size = 0
         self.stalled = False  # outgoing: waits for the peer's session window
         self.context: Any = None

@@ -46,6 +46,18 @@ def terminus(handle: Any) -> Terminus:
     )
 
 
+def terminus_size(handle: Any) -> int:
+    """At most how many bytes a terminus of ours takes in an attach."""
+    address = lib.pn_terminus_get_address(handle)
+    parts = (
+        lib.pn_terminus_filter(handle),
+        lib.pn_terminus_outcomes(handle),
+        lib.pn_terminus_capabilities(handle),
+        lib.pn_terminus_properties(handle),
+    )
+    return 64 + (len(ffi.string(address)) if address else 0) + sum(len(_encoded(data)) for data in parts)
+
+
 def text(chars: Any) -> str | None:
     """A C string. Raises DecodeError."""
     if not chars:

@@ -19,6 +19,7 @@ RESOURCE_LOCKED: Final = "amqp:resource-locked"
 PRECONDITION_FAILED: Final = "amqp:precondition-failed"
 RESOURCE_DELETED: Final = "amqp:resource-deleted"
 ILLEGAL_STATE: Final = "amqp:illegal-state"
+FRAME_SIZE_TOO_SMALL: Final = "amqp:frame-size-too-small"
 # connection-error (part 2.8.16)
 CONNECTION_FORCED: Final = "amqp:connection:forced"
 FRAMING_ERROR: Final = "amqp:connection:framing-error"

@@ -149,7 +149,7 @@ def test_an_endless_message_is_cut_off_without_being_kept(make_server: Any, fram
     while not server.of(LinkDetached):
         server.feed(frames.transfer(0, bytes(500), more=True, first=sent == 0))
         sent += 500
-        kept = max(kept, sum(len(part) for part in server.links["s"].partial or ()))
+        kept = max(kept, len(server.links["s"].partial or b""))
         assert sent < 10_000
     assert kept <= 1000
     assert server.of(LinkDetached)[0].error.condition == outcomes.MESSAGE_SIZE_EXCEEDED

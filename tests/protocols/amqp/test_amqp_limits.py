@@ -1,0 +1,230 @@
+"""What one peer can make us keep, and what it can make us send: bounds on everything that it counts itself."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from protocols.amqp import outcomes
+from protocols.amqp.endpoints import LEAST_IDLE_MS, UNANSWERED_LIMIT, Limits
+from protocols.amqp.events import (
+    ConnectionOpened,
+    LinkDetached,
+    LinkRequested,
+    SessionOpened,
+    TransferAborted,
+    TransferReceived,
+)
+from protocols.connection import ConnectionFailed
+
+DATA = b"\x00\x53\x75\xa0\x03abc"
+PART = 1000
+
+
+def begin(frames: Any, channel: int = 0) -> bytes:
+    return frames.frame(frames.performative(0x11, frames.NULL, b"\x43", frames.uint(1000), frames.uint(1000)), channel)
+
+
+def opened(make_server: Any, frames: Any, *, max_frame: int | None = None, idle_ms: int = 0, **options: Any) -> Any:
+    """A server that has heard an open with these limits, and a begin."""
+    server = make_server(**options)
+    fields = [
+        frames.string("limited"),
+        frames.string("localhost"),
+        frames.NULL if max_frame is None else frames.uint(max_frame),
+        frames.NULL,
+        frames.uint(idle_ms) if idle_ms else frames.NULL,
+    ]
+    feed(server, frames.HEADER + frames.frame(frames.performative(0x10, *fields)))
+    feed(server, begin(frames))
+    return server
+
+
+def feed(server: Any, data: bytes) -> bytes:
+    """As the pump does it: what is to be said is written after each read."""
+    if not server.connection.closing:
+        server.feed(data)
+    return bytes(server.connection.data_to_send())
+
+
+def codes(frames: Any, data: bytes) -> list[int]:
+    return [code for code, _ in frames.parse(data)]
+
+
+@pytest.mark.clause("AMQP-2.7.1")
+def test_a_channel_above_channel_max(make_server: Any, frames: Any) -> None:
+    server = opened(make_server, frames, limits=Limits(channel_max=1))
+    feed(server, begin(frames, 1))
+    assert len(server.of(SessionOpened)) == 2
+    answer = feed(server, begin(frames, 2))
+    assert server.of(ConnectionFailed)[0].code == outcomes.FRAMING_ERROR
+    assert codes(frames, answer) == [0x18]
+
+
+def test_many_begins_on_one_channel(make_server: Any, frames: Any) -> None:
+    server = opened(make_server, frames, limits=Limits(channel_max=3))
+    for _ in range(10):
+        feed(server, begin(frames))
+    assert len(server.of(SessionOpened)) == 4
+    assert server.of(ConnectionFailed)[0].code == outcomes.NOT_ALLOWED
+
+
+def test_a_session_that_has_ended_does_not_count(make_server: Any, frames: Any) -> None:
+    server = opened(make_server, frames, limits=Limits(channel_max=0))
+    for _ in range(10):
+        feed(server, frames.frame(frames.performative(0x17)))
+        feed(server, begin(frames))
+    assert len(server.of(SessionOpened)) == 11
+    assert not server.of(ConnectionFailed)
+
+
+def test_links_that_the_peer_does_not_detach_are_bounded(make_server: Any, frames: Any) -> None:
+    server = opened(make_server, frames, limits=Limits(links_per_session=1))
+    tried = 0
+    while not server.connection.closing:
+        feed(server, frames.attach(f"l{tried}", tried))
+        tried += 1
+    assert tried == 1 + UNANSWERED_LIMIT + 1
+    assert len(server.of(LinkRequested)) == 1
+    assert server.of(ConnectionFailed)[0].code == outcomes.RESOURCE_LIMIT_EXCEEDED
+
+
+@pytest.mark.parametrize("ending", ["detach", "end"])
+def test_links_that_it_does_detach_are_not(make_server: Any, frames: Any, ending: str) -> None:
+    server = opened(make_server, frames, limits=Limits(links_per_session=1))
+    feed(server, frames.attach("first", 0))
+    for number in range(1, 2 * UNANSWERED_LIMIT):
+        feed(server, frames.attach(f"l{number}", 1))
+        if ending == "detach":
+            feed(server, frames.frame(frames.performative(0x16, frames.uint(1), frames.TRUE)))
+        else:
+            feed(server, frames.frame(frames.performative(0x17)))
+            feed(server, begin(frames) + frames.attach("first", 0))
+    assert not server.of(ConnectionFailed)
+
+
+def partial(server: Any, frames: Any, links: int, parts: int) -> int:
+    """Begin a message on each of so many links; the number of the next delivery."""
+    for handle in range(links):
+        feed(server, frames.attach(f"l{handle}", handle))
+    for handle in range(links):
+        for part in range(parts):
+            feed(server, frames.transfer(handle, bytes(PART), more=True, handle=handle, first=part == 0))
+    return links
+
+
+def kept(server: Any) -> int:
+    return sum(len(link.partial or b"") for link in server.links.values())
+
+
+def test_partial_messages_of_all_links_together_are_bounded(make_server: Any, frames: Any) -> None:
+    server = opened(make_server, frames, limit=10 * PART, limits=Limits(partial_bytes=20 * PART))
+    number = partial(server, frames, links=10, parts=2)
+    assert kept(server) == 20 * PART
+    assert not server.of(LinkDetached)
+    answer = feed(server, frames.transfer(3, bytes(PART), more=True, handle=3, first=False))
+    (detached,) = server.of(LinkDetached)
+    assert (detached.link.name, detached.error.condition) == ("l3", outcomes.RESOURCE_LIMIT_EXCEEDED)
+    assert 0x16 in codes(frames, answer)
+    assert kept(server) == 18 * PART
+    # The others go on, and so does who is small.
+    feed(server, frames.transfer(4, DATA, handle=4, first=False))
+    feed(server, frames.transfer(number, DATA, handle=4))
+    assert [len(event.data) for event in server.of(TransferReceived)] == [2 * PART + len(DATA), len(DATA)]
+    assert not server.of(ConnectionFailed)
+
+
+@pytest.mark.parametrize("ending", ["completed", "aborted", "detached", "ended", "too large"])
+def test_what_a_partial_message_took_is_given_back(make_server: Any, frames: Any, ending: str) -> None:
+    server = opened(make_server, frames, limit=4 * PART, limits=Limits(partial_bytes=4 * PART))
+    number = partial(server, frames, links=1, parts=4)
+    if ending == "completed":
+        feed(server, frames.transfer(0, b"", handle=0, first=False))
+        assert len(server.of(TransferReceived)) == 1
+    elif ending == "aborted":
+        feed(server, frames.transfer(0, b"", handle=0, first=False, aborted=True))
+        assert len(server.of(TransferAborted)) == 1
+    elif ending == "detached":
+        feed(server, frames.frame(frames.performative(0x16, frames.uint(0), frames.TRUE)))
+    elif ending == "ended":
+        feed(server, frames.frame(frames.performative(0x17)))
+        feed(server, begin(frames))
+        number = 0
+    else:
+        feed(server, frames.transfer(0, bytes(PART), handle=0, first=False, more=True))
+    assert kept(server) == 0
+    feed(server, frames.attach("next", 7))
+    for part in range(4):
+        feed(server, frames.transfer(number, bytes(PART), handle=7, more=True, first=part == 0))
+    assert kept(server) == 4 * PART
+    assert "next" not in [event.link.name for event in server.of(LinkDetached)]
+
+
+def test_a_message_in_single_bytes_takes_no_more_than_its_size(make_server: Any, frames: Any) -> None:
+    server = opened(make_server, frames, limit=PART)
+    feed(server, frames.attach())
+    body = bytes(range(250)) * 4
+    for at in range(PART):
+        feed(server, frames.transfer(0, body[at : at + 1], more=True, first=at == 0))
+    link = server.links["s"]
+    assert bytes(link.partial) == body
+    assert link.partial.__sizeof__() < 2 * PART
+    feed(server, frames.transfer(0, b"", first=False))
+    assert [event.data for event in server.of(TransferReceived)] == [body]
+
+
+@pytest.mark.clause("AMQP-2.4.5")
+@pytest.mark.parametrize(("idle_ms", "good"), [(1, False), (LEAST_IDLE_MS - 1, False), (LEAST_IDLE_MS, True)])
+def test_an_idle_time_out_that_would_keep_us_busy(make_server: Any, frames: Any, idle_ms: int, good: bool) -> None:
+    server = opened(make_server, frames, idle_ms=idle_ms)
+    assert bool(server.of(ConnectionOpened)) is good
+    if not good:
+        assert server.of(ConnectionFailed)[0].code == outcomes.NOT_ALLOWED
+
+
+@pytest.mark.clause("AMQP-2.4.1")
+@pytest.mark.parametrize("max_frame", [512, 1000])
+def test_no_frame_is_larger_than_the_peer_takes(make_server: Any, frames: Any, max_frame: int) -> None:
+    server = opened(make_server, frames, max_frame=max_frame)
+    feed(server, frames.attach("r", 0, sending=False))
+    flow = (b"\x43", frames.uint(100), b"\x43", frames.uint(100), b"\x43", b"\x43", frames.uint(5))
+    feed(server, frames.frame(frames.performative(0x13, *flow)))
+    body = bytes(range(256)) * 20
+    server.engine.send(server.links["r"], body, "token")
+    data = server.connection.data_to_send()
+    sizes, payload, at = [], b"", 0
+    while at < len(data):
+        size = struct.unpack_from(">I", data, at)[0]
+        frame = data[at + 8 : at + size]
+        assert frame[:3] == b"\x00\x53\x14"
+        payload += frame[5 + frame[4] :]  # after the transfer's list, which is a short one
+        sizes.append(size)
+        at += size
+    assert max(sizes) == max_frame
+    assert payload == body
+
+
+@pytest.mark.parametrize("refused", [True, False])
+@pytest.mark.parametrize("large", ["name", "address"])
+def test_an_attach_that_the_peer_could_not_take(make_server: Any, frames: Any, refused: bool, large: str) -> None:
+    """Part 2.8.15: an attach cannot be split, so the connection ends, and no frame above the peer's limit is sent."""
+    limits = Limits(links_per_session=0 if refused else 1)
+    server = opened(make_server, frames, max_frame=512, limits=limits)
+    name = "n" * 250 if large == "name" else "n"
+    target = b"\xb1" + struct.pack(">I", 450) + b"a" * 450 if large == "address" else frames.string("a" * 250)
+    attach = frames.performative(
+        0x12,
+        frames.string(name),
+        b"\x43",
+        frames.TRUE,  # the peer receives: our answer has its target
+        frames.NULL,
+        frames.NULL,
+        b"\x00\x53\x28" + frames.listed(frames.string("t")),
+        b"\x00\x53\x29" + frames.listed(target),
+    )
+    answer = feed(server, frames.frame(attach))
+    assert codes(frames, answer) == [0x18]
+    assert outcomes.FRAME_SIZE_TOO_SMALL.encode() in answer
+    assert server.connection.closing
