@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -74,6 +74,41 @@ def log_consumer(
         max_partition_fetch_bytes=partition_bytes,
         fetch_max_bytes=fetch_bytes,
     )
+
+
+async def start_consumer(
+    consumer: AIOKafkaConsumer, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+) -> None:
+    """Start a consumer for somebody who may be cancelled; it is closed when it was not started, or for nobody.
+
+    Cancelled in its bootstrap, aiokafka forgets a connection that is open. So it goes on to the end by itself.
+
+    Raises:
+        KafkaError: Kafka is away, or refuses us.
+    """
+    started = given_up = False
+    failed: Exception | None = None
+
+    async def start() -> None:
+        nonlocal failed, started
+        try:
+            await consumer.start()
+            started = True
+        except Exception as error:  # it is told to whoever waits
+            failed = error
+        finally:
+            if given_up or not started:
+                await close_consumer(consumer)
+
+    try:
+        await asyncio.shield(spawn(start()))
+    except asyncio.CancelledError:
+        given_up = True
+        if started:  # in this very turn
+            spawn(close_consumer(consumer))
+        raise
+    if failed is not None:
+        raise failed
 
 
 async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 2.0) -> None:

@@ -34,6 +34,7 @@ from gateway.kafka.consumers import (
     is_broken,
     received,
     rejoin,
+    start_consumer,
     stop_waiting,
     subscribe,
 )
@@ -237,11 +238,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     async def _connect(self) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(**self._options)
-        try:
-            await consumer.start()
-        except BaseException:
-            await close_consumer(consumer)
-            raise
+        await start_consumer(consumer, self._spawn)
         self._consumer = consumer
         return consumer
 
