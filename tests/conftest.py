@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.kafka.embedded import EmbeddedBroker
 from gateway.kafka.jars import ensure_jars
 from gateway.kafka.java import find_java
+from tests.support import hung
 from tests.support.by_file import ByFile, longest_first
 from tests.support.gateway import GatewayProcess
 from tests.support.outside import NOT_HERE
@@ -35,7 +35,12 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": hung.Loop}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    return hung.set_timer(item, settings)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -64,7 +69,7 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
         return
     directory = tempfile.TemporaryDirectory()
     config.add_cleanup(directory.cleanup)
-    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    runner = asyncio.Runner(loop_factory=hung.Loop)
     config.add_cleanup(runner.close)
     broker = make_broker(Path(directory.name))
     runner.run(broker.start())
@@ -95,7 +100,7 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         return
     broker = make_broker(tmp_path_factory.mktemp("broker"))
     # A loop of its own: the fixture serves tests with and without a loop.
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=hung.Loop) as runner:
         runner.run(broker.start())
         yield broker.bootstrap_servers
         runner.run(broker.stop())

@@ -1,0 +1,116 @@
+"""A test that hangs fails alone, and says where it hung; the event loop goes on for those that follow.
+
+pytest-timeout ends a test by an exception out of a signal handler. In an event loop that waits, uvloop runs the handler
+as a callback, and only logs what it raises: the test would hang for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import threading
+import warnings
+from typing import Any, Final
+
+import pytest
+import pytest_timeout
+import uvloop
+
+GRACE_S: Final = 10.0
+"""For what a cancelled coroutine has to clean up."""
+
+
+class Loop(uvloop.Loop):
+    """uvloop's, for a runner that is interrupted by `set_timer`."""
+
+    _main: Any = None  # the future of `run_until_complete`
+    _interrupted: Any = None  # the one that was cancelled
+    _stopped = False
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Run a future.
+
+        Raises:
+            TimeoutError: it was interrupted.
+        """
+        self._main = main = asyncio.ensure_future(future, loop=self)
+        try:
+            return super().run_until_complete(main)
+        except asyncio.CancelledError as error:
+            if self._interrupted is main:
+                raise TimeoutError("cancelled; standard error tells what every task waited for") from error
+            raise
+        finally:
+            self._main = None
+            if self._stopped:
+                self._stopped = False
+                self.stop()
+                self.run_forever()  # a stop that came too late is not left for the next run
+
+    def interrupt(self) -> bool:
+        """Cancel what is run; the second time the loop is stopped, with its tasks left as they are.
+
+        Returns:
+            False the second time.
+        """
+        if self._interrupted is self._main:
+            self._stopped = True
+            self.stop()
+            return False
+        self._interrupted = self._main
+        print_tasks(self)
+        self._main.cancel()
+        return True
+
+    def close(self) -> None:
+        """Close the loop.
+
+        uvloop warns of each transport that is still open, and then closes it. A warning that is an error keeps it from
+        doing so, and it would wait for ever.
+
+        Raises:
+            ResourceWarning: something was left open.
+        """
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            super().close()
+        if caught:
+            raise ResourceWarning("; ".join(str(warning.message) for warning in caught))
+
+
+def set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """pytest-timeout's timer, for tests and fixtures that wait in a `Loop`; elsewhere it does what it does."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+
+    def expired(_signum: int, _frame: object) -> None:
+        __tracebackhide__ = True
+        with contextlib.suppress(RuntimeError):  # none is running
+            loop = asyncio.get_running_loop()
+            if isinstance(loop, Loop) and loop.interrupt():
+                signal.setitimer(signal.ITIMER_REAL, GRACE_S)
+                return
+        pytest_timeout.timeout_sigalrm(item, settings)
+
+    def cancel() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    item.cancel_timeout = cancel  # type: ignore[attr-defined]  # called by pytest-timeout
+    signal.signal(signal.SIGALRM, expired)
+    signal.setitimer(signal.ITIMER_REAL, settings.timeout)
+    return True
+
+
+def print_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """What each task of a loop waits for, on standard error."""
+    for task in asyncio.all_tasks(loop):
+        print(f"{task.get_name()}:", file=sys.stderr)
+        waiting: Any = task.get_coro()
+        while waiting is not None:
+            frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}" if frame else repr(waiting)
+            print(f"  {place}", file=sys.stderr)
+            waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
