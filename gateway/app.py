@@ -40,6 +40,7 @@ from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
 from gateway.mqtt.accounting import Accounting
 from gateway.mqtt.counters import Counters
+from gateway.mqtt.echoes import Echoes
 from gateway.mqtt.exchanges import Floors
 from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
 from gateway.mqtt.front import MqttFront
@@ -312,6 +313,7 @@ class App:
             login=Login(authenticator, wall_clock),
             access=access,
             counters=Counters(),
+            echoes=Echoes(tail, config.mqtt.echo_wait_ms / 1000, loop.time) if config.mqtt.echo_wait_ms else None,
             clock=loop.time,
             wall_clock=wall_clock,
             spawn=spawn,

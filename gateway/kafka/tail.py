@@ -140,7 +140,11 @@ class TailStatistics(msgspec.Struct, frozen=True):
 
 
 class Tail:
-    """See the module. An outlet belongs to one fan-out; outlets must be hashable by identity."""
+    """See the module. An outlet belongs to one fan-out; outlets must be hashable by identity.
+
+    Attributes:
+        passed: told a topic, a partition and the offset of the next record, each time some were offered.
+    """
 
     def __init__(
         self,
@@ -171,6 +175,7 @@ class Tail:
         self._checking: asyncio.Task[None] | None = None
         self._recheck_timer: asyncio.TimerHandle | None = None
         self._denied: set[str] = set()
+        self.passed: Callable[[str, int, int], None] | None = None
         self._records = self._offers = self._dropped = self._fell_behind = self._gaps = self._assignments = 0
 
     async def start(self) -> None:
@@ -316,6 +321,11 @@ class Tail:
             for partition, part in state.partitions.items()
         }
 
+    def position(self, topic: str, partition: int) -> int | None:
+        """The offset of the next record to fan out; None where nobody watches, or the partition is missing."""
+        part = self._partitions.get(TopicPartition(topic, partition))
+        return None if part is None else part.position
+
     def is_behind(self, topic: str, outlet: Outlet) -> bool:
         """Whether an outlet has yet to be brought what the fan-out has passed."""
         state = self._topics.get(topic)
@@ -429,9 +439,13 @@ class Tail:
             self._records += 1
             if offers >= OFFERS_PER_TURN:
                 offers = 0
+                if self.passed is not None:
+                    self.passed(topic.name, partition.partition, part.position)
                 await asyncio.sleep(0)
                 if self._partitions.get(partition) is not part:
                     return  # not watched any more
+        if self.passed is not None:
+            self.passed(topic.name, partition.partition, part.position)
 
     def _fall_behind(  # noqa: PLR0917 - as `catch_up`
         self,

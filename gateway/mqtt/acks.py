@@ -22,6 +22,7 @@ class Slot(msgspec.Struct, gc=False):
     result: Result | None = None
     qos: int = 1
     unheard: bool = False  # there was no subscriber
+    echo: str = ""  # the Kafka topic of a message whose copy the client is to have before (`gateway.mqtt.echoes`)
 
 
 _NOBODY: Final[collections.deque[Slot]] = collections.deque()

@@ -47,6 +47,7 @@ class Client:
         "_connection",
         "_dialogue",
         "_gone",
+        "_holding",
         "_incoming",
         "_pump",
         "_services",
@@ -68,6 +69,7 @@ class Client:
         self._incoming: Incoming | None = None
         self._starved = False
         self._gone = False
+        self._holding: object | None = None  # messages are held back, since then
 
     # the pump's handler
 
@@ -331,6 +333,25 @@ class Client:
         self._connection.send_pubcomp(packet_id)
         self.flush_soon()
 
+    def hold_messages(self) -> None:
+        """Send no messages for a moment: the acknowledgement of the client's own comes first."""
+        if self._holding is None and self._services.echoes is not None:
+            self._holding = object()
+            self._connection.hold_messages()
+            self._services.echoes.later((self._held_long_enough, self._holding))
+
+    def _held_long_enough(self, since: object) -> None:
+        if self._holding is since:
+            self.let_out()
+
+    def let_out(self) -> None:
+        """Send the messages that were held back."""
+        if self._holding is not None:
+            self._holding = None
+            self._connection.release_messages()
+            self.flush()
+            self.writable()
+
     def say_goodbye(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> None:
         """Close from our side; the will is published all the same."""
         self._leave(with_will=True)
@@ -381,6 +402,8 @@ class Client:
     @property
     def takes_more(self) -> bool:
         """Whether something can be sent, and the socket's buffer is below its mark."""
+        if self._holding is not None and self._connection.unsent > WRITE_AT:
+            return False
         return self._connection.is_open and self._pump is not None and self._pump.writable
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Final
 
+from gateway.mqtt.echoes import OwnCopies
 from gateway.mqtt.flights import PUBACK, PUBCOMP, PUBREC, Flights
 from gateway.mqtt.records import Flight, Wish
 from gateway.mqtt.router import Match
@@ -33,15 +34,17 @@ class Deliveries:
     Attributes:
         client: the session's connection, or None.
         client_id: the session's.
+        copies: notes which of the client's own messages come too early; None where nobody asks for it.
         flights: what is on the way; None: the session ends with its connection.
     """
 
-    __slots__ = ("_back", "_retained", "_services", "_session", "_unsent", "client", "client_id", "flights")
+    __slots__ = ("_back", "_retained", "_services", "_session", "_unsent", "client", "client_id", "copies", "flights")
 
     def __init__(self, session: Session, flights: Flights | None, services: Services) -> None:
         """There is no connection yet."""
         self.client: Client | None = None
         self.client_id = session.client_id
+        self.copies: OwnCopies | None = None
         self.flights = flights
         self._session = session
         self._services = services
@@ -153,6 +156,8 @@ class Deliveries:
         client = self.client
         if client is None or not client.takes_more:
             return False
+        if self.copies is not None:
+            self._hold_if_early(client, record)
         packet = None
         if client.takes_packets and not match.identifiers:
             packet = self._services.router.packet(record, client.is_v5, match.retain)
@@ -169,7 +174,16 @@ class Deliveries:
             return
         delivery = self._services.router.delivery(record)
         if delivery is not None:
+            if self.copies is not None and self.client is not None:
+                self._hold_if_early(self.client, record)
             self._deliver(record, delivery, match)
+
+    def _hold_if_early(self, client: Client, record: Received) -> None:
+        """Have messages wait when the next one is the client's own and its PUBREC was not said."""
+        assert self.copies is not None
+        delivery = self._services.router.delivery(record)
+        if delivery is not None and self.copies.is_early(record, delivery):
+            client.hold_messages()
 
     def deliver_again(self, record: Received, match: Match | None = None) -> None:
         """A record that is caught up on: new, or on the way already, or finished, or for somebody else."""

@@ -22,6 +22,7 @@ from gateway.kafka.consumers import Lookup
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.publisher import Publisher
 from gateway.mqtt.acks import Slot
+from gateway.mqtt.echoes import Echoes, OwnCopies
 from gateway.mqtt.journal import Journal
 from gateway.mqtt.records import FlightRecord, Places
 from gateway.mqtt.retained import Retained
@@ -72,10 +73,12 @@ class Exchange:
         retained: its MQTT topic, if it is to be retained.
         slots: the places of its PUBLISHes in the line of acknowledgements; it may come again before Kafka answers.
         stored: Kafka has it.
-        released: PUBREL came before Kafka answered.
+        released: PUBREL came, and the exchange has not ended: Kafka has not answered, or an echo is awaited.
+        echoed: the session is sent a copy, which is to come before PUBCOMP (`gateway.mqtt.echoes`).
+        place: partition and offset of one that is echoed.
     """
 
-    __slots__ = ("packet_id", "released", "retained", "sequence", "slots", "stored", "topic")
+    __slots__ = ("echoed", "packet_id", "place", "released", "retained", "sequence", "slots", "stored", "topic")
 
     def __init__(self, packet_id: int, sequence: int, topic: str = "", *, stored: bool = False) -> None:
         self.packet_id = packet_id
@@ -85,6 +88,8 @@ class Exchange:
         self.slots: list[Slot] = []
         self.stored = stored
         self.released = False
+        self.echoed = False
+        self.place: tuple[int, int] | None = None
 
 
 class Talker(Protocol):
@@ -105,6 +110,10 @@ class Talker(Protocol):
         """Send PUBCOMP."""
         ...
 
+    def let_out(self) -> None:
+        """Copies of the client's own messages need not be held back any more."""
+        ...
+
 
 class Exchanges:
     """All open exchanges of one session; the publisher's owner of their records."""
@@ -119,6 +128,8 @@ class Exchanges:
         journal: Journal | None,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         talker: Callable[[], Talker | None],
+        echoes: Echoes | None = None,
+        copies: OwnCopies | None = None,
     ) -> None:
         """Nothing is open.
 
@@ -131,6 +142,8 @@ class Exchanges:
             journal: writes the flight record; None: the session ends with its connection.
             spawn: starts a task of the application.
             talker: gives the connection that the session has now.
+            echoes: PUBCOMP waits there for the session's own copy.
+            copies: notes which own copies come before PUBREC; goes with `echoes`.
         """
         self.budget = budget
         self.nonce = nonce
@@ -140,6 +153,8 @@ class Exchanges:
         self._journal = journal
         self._spawn = spawn
         self._talker = talker
+        self._echoes = echoes
+        self._copies = copies
         self._known: dict[int, Exchange] = {}
         # PUBCOMP waits for the journal: packet identifier -> sequence, and who sent PUBREL last.
         self._releasing: dict[int, tuple[int, Talker | None]] = {}
@@ -221,7 +236,7 @@ class Exchanges:
 
     # from the client
 
-    def publish(self, record: Record, packet_id: int, slot: Slot, retained: str = "") -> None:
+    def publish(self, record: Record, packet_id: int, slot: Slot, retained: str = "", *, echoed: bool = False) -> None:
         """A PUBLISH came: store it, unless it is one that came before [MQTT-4.3.3-10].
 
         Args:
@@ -229,6 +244,7 @@ class Exchanges:
             packet_id: the client's.
             slot: gets its result when PUBREC may be sent, at once or later.
             retained: the MQTT topic, if the message is to be retained.
+            echoed: the session will be sent it.
         """
         exchange = self._known.get(packet_id)
         if exchange is not None:
@@ -241,6 +257,9 @@ class Exchanges:
         exchange = self._known[packet_id] = Exchange(packet_id, self._next, record.topic)
         exchange.slots.append(slot)
         exchange.retained = retained
+        if echoed and self._copies is not None:
+            exchange.echoed = True
+            self._copies.published()
         self._next += 1
         self._unanswered[exchange.sequence] = None
         if self._journal is None:
@@ -276,11 +295,20 @@ class Exchanges:
             if releasing is None:
                 return False
             self._complete_when_stored(packet_id, releasing[0])
-        elif exchange.stored:
-            self._finish(exchange)
+        elif exchange.released:
+            pass  # again, before the end
         else:
             exchange.released = True
+            if exchange.stored:
+                self._finish_in_turn(exchange)
         return True
+
+    def _finish_in_turn(self, exchange: Exchange) -> None:
+        """The exchange is stored and released: it ends, at once or when the client was sent its own message."""
+        if exchange.place is not None and self._echoes is not None:
+            self._echoes.after(exchange.topic, *exchange.place, (self._finish, exchange))
+        else:
+            self._finish(exchange)
 
     def _finish(self, exchange: Exchange) -> None:
         packet_id = exchange.packet_id
@@ -313,11 +341,16 @@ class Exchanges:
         stored = result.outcome is Outcome.STORED
         if stored:
             self._floors.passed(tokens[0].topic, result.partition, offsets[-1])
+            if self._copies is not None:
+                for exchange, offset in zip(tokens, offsets, strict=True):
+                    exchange.place = (result.partition, offset) if exchange.echoed else None
         talker = self._talker()
         for exchange in tokens:
             self._answer(exchange, result, stored, talker)
         if talker is not None:
             talker.answered()
+        if self._copies is not None:
+            self._note_copies(tokens, offsets, result, talker)
         if self._when_idle is not None and not self._unanswered:
             then, self._when_idle = self._when_idle, None
             then()
@@ -339,7 +372,16 @@ class Exchanges:
                         self._doubts[exchange.packet_id] = exchange.sequence
                     self._journal.save()
         elif exchange.released:
-            self._finish(exchange)
+            self._finish_in_turn(exchange)
+
+    def _note_copies(
+        self, tokens: Sequence[Exchange], offsets: Sequence[int], result: Result, talker: Talker | None
+    ) -> None:
+        assert self._copies is not None
+        count = sum(exchange.echoed for exchange in tokens)
+        may_leave = count and self._copies.answered(count, tokens[0].topic, result.partition, offsets)
+        if may_leave and talker is not None:
+            talker.let_out()
 
     # the floors of a topic are stored before its first record
 

@@ -56,6 +56,7 @@ class Incoming:
         "_allowed",
         "_client",
         "_connection",
+        "_echoes",
         "_inbound",
         "_services",
         "_session",
@@ -72,6 +73,7 @@ class Incoming:
         self._connection = connection
         self._session = session
         self._services = services
+        self._echoes = services.echoes
         self._allowed = grant.publish
         self._inbound = Inbound(services.rules, client.version, client.client_id)
         self._unanswered = Unanswered(session.budget, services.counters)
@@ -88,7 +90,7 @@ class Incoming:
         submit, arrive, unanswered = services.publisher.submit, self._acks.arrive, self._unanswered
         now_ms = services.wall_clock()
         first, count = position, len(received)
-        special = services.config.report_no_subscribers
+        special = services.config.report_no_subscribers or (self._echoes is not None and bool(self._session.filters))
         received_publish = events.PublishReceived
         ready = False
         while position < count:
@@ -151,10 +153,14 @@ class Incoming:
         slot = self._acks.arrive(event.packet_id, event.qos) if event.qos else None
         if slot is not None and services.config.report_no_subscribers and event.qos != EXACTLY_ONCE:
             slot.unheard = not services.router.has_subscribers(event.topic)
+        echoed = slot is not None and self._echoes is not None and self._session.hears(event.topic)
         if event.qos == EXACTLY_ONCE:
             assert slot is not None
-            self._session.receiving().publish(record, event.packet_id, slot, event.topic if event.retain else "")
+            retained = event.topic if event.retain else ""
+            self._session.receiving().publish(record, event.packet_id, slot, retained, echoed=echoed)
             return True
+        if slot is not None and echoed:
+            slot.echo = record.topic
         owner = self._unanswered if slot is None else self
         if event.retain:
             services.retained.put(record, event.topic, owner, slot)
@@ -172,6 +178,16 @@ class Incoming:
 
     def settle(self, tokens: Sequence[Slot], offsets: Sequence[int], result: Result) -> None:
         """Kafka answered for some publishes (contract: `gateway.kafka.contracts.Owner`)."""
+        if self._echoes is not None and result.outcome is STORED:
+            for slot, offset in zip(reversed(tokens), reversed(offsets), strict=True):
+                if slot.echo:
+                    self._echoes.after(slot.echo, result.partition, offset, (self._settled, (tokens, result)))
+                    return
+        self._settled((tokens, result))
+
+    def _settled(self, argument: tuple[Sequence[Slot], Result]) -> None:
+        """What Kafka answered may be told."""
+        tokens, result = argument
         if result.outcome is STORED and self._connection.is_open:
             good = self._acks.take(tokens)
             self._connection.send_pubacks(good)

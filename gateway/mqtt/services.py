@@ -10,6 +10,7 @@ from gateway.config import MqttConfig
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.tail import Tail
 from gateway.mqtt.counters import Counters
+from gateway.mqtt.echoes import Echoes
 from gateway.mqtt.exchanges import Floors
 from gateway.mqtt.login import Login
 from gateway.mqtt.retained import Retained
@@ -36,6 +37,7 @@ class Services(msgspec.Struct, frozen=True):
     login: Login
     access: AccessList
     counters: Counters
+    echoes: Echoes | None
     clock: Callable[[], float]
     wall_clock: Callable[[], int]
     spawn: Spawn

@@ -6,13 +6,14 @@ it is nothing but these records. What is delivered from the log is queued in the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from flowcontrol.budget import Budget
 from gateway.kafka.contracts import Owner, Refused
 from gateway.mqtt.deliveries import Deliveries
+from gateway.mqtt.echoes import OwnCopies
 from gateway.mqtt.exchanges import Exchanges
 from gateway.mqtt.flights import Flights
 from gateway.mqtt.journal import Journal
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+HEARD: Final = 1000
+"""Topics of which a session remembers whether its own filters match."""
+
 
 class Session:
     """One session; the router's subscriber and the owner of its outlets."""
@@ -37,6 +41,7 @@ class Session:
     __slots__ = (
         "_flights",
         "_gaps",
+        "_heard",
         "_held",
         "_lossless",
         "_lossy",
@@ -82,6 +87,7 @@ class Session:
         self._lossy: Outbox | None = None
         self._lossless: Outbox | None = None
         self._own: SubscriptionTrie[int, Wish] | None = None
+        self._heard: dict[str, bool] = {}  # what `hears` has found
         self._places: Places = {}  # of a session without a connection
         self._held: list[str] = []  # names of what the router holds for this session, beside `filters` once attached
         self._gaps = 0
@@ -146,6 +152,8 @@ class Session:
 
     def _make_exchanges(self) -> Exchanges:
         services = self._services
+        if services.echoes is not None:
+            self.deliveries.copies = OwnCopies(self.client_id)
         self.exchanges = Exchanges(
             self.nonce,
             services.publisher,
@@ -155,6 +163,8 @@ class Session:
             self.journal,
             services.spawn,
             lambda: self.client,
+            services.echoes,
+            self.deliveries.copies,
         )
         return self.exchanges
 
@@ -237,7 +247,8 @@ class Session:
         for outlet in (self._lossy, self._lossless):
             if outlet is not None:
                 services.tail.forget(outlet)
-        self._lossy = self._lossless = self._own = None
+        self._lossy = self._lossless = None
+        self._forget_matches()
         self.shares.leave()
 
     def _lost(self, count: int) -> None:
@@ -252,7 +263,7 @@ class Session:
     def subscribed(self, wish: Wish, since: Since) -> bool:
         """Put a subscription in whose filter is held by the router, which said `since`; whether it is new."""
         self._make_outlets()
-        self._own = None
+        self._forget_matches()
         if wish.options.topic_filter in self.filters:
             since = {}  # it goes on: nothing is lost by replacing a subscription [MQTT-3.8.4-4]
         self.filters[wish.options.topic_filter] = wish
@@ -260,18 +271,36 @@ class Session:
 
     def unsubscribed(self, topic_filter: str) -> bool:
         """Take a subscription out; what is on the way is still completed [MQTT-3.10.4-3]. Whether there was one."""
-        self._own = None
+        self._forget_matches()
         found = self.filters.pop(topic_filter, None) is not None
         return self._services.router.unsubscribe(self, topic_filter) if found else False
 
     def match(self, delivery: Delivery) -> Match | None:
         """How the session's own filters match."""
+        return combine(delivery, self.client_id, (wish for _, wish in self._own_filters().match(delivery.topic)))
+
+    def hears(self, topic: str) -> bool:
+        """Whether the session is sent what its own client publishes to a topic."""
+        heard = self._heard.get(topic)
+        if heard is None:
+            if len(self._heard) >= HEARD:
+                self._heard.clear()
+            matching = self._own_filters().match(topic)
+            heard = self._heard[topic] = any(not wish.options.no_local for _, wish in matching)
+        return heard
+
+    def _own_filters(self) -> SubscriptionTrie[int, Wish]:
         own = self._own
         if own is None:
             own = self._own = SubscriptionTrie()
             for topic_filter, wish in self.filters.items():
                 own.add(topic_filter, 0, wish)
-        return combine(delivery, self.client_id, (wish for _, wish in own.match(delivery.topic)))
+        return own
+
+    def _forget_matches(self) -> None:
+        self._own = None
+        if self._heard:
+            self._heard = {}
 
     def _make_outlets(self) -> Outbox:
         if self._lossless is None:

@@ -50,6 +50,7 @@ class Sender:
         "_awaited",
         "_given",
         "_max_out",
+        "_messages",
         "_next_id",
         "_out",
         "_qos2",
@@ -69,6 +70,7 @@ class Sender:
         self._max_out = LARGEST_PACKET
         self._given: TopicAliases | None = None  # only for a client that takes aliases [MQTT-3.1.2-27]
         self._out = bytearray()
+        self._messages = self._out  # where messages go: elsewhere while they are held back
         # Identifiers of the client between PUBLISH and PUBCOMP, and whether each has a place in `inbound`. (An empty
         # set is 150 bytes larger than an empty dictionary, and there are many connections.)
         self._qos2: dict[int, bool] = {}
@@ -82,6 +84,17 @@ class Sender:
         data = bytes(self._out)
         self._out.clear()
         return data
+
+    def hold_messages(self) -> None:
+        """From now on our messages wait until `release_messages`, or our goodbye; what else is said leaves."""
+        if self._messages is self._out:
+            self._messages = bytearray()
+
+    def release_messages(self) -> None:
+        """What waited leaves behind what was said meanwhile."""
+        if self._messages is not self._out:
+            self._out += self._messages
+            self._messages = self._out
 
     # verbs: answers to the client's messages
 
@@ -220,7 +233,7 @@ class Sender:
             if packet_id is not None:
                 self.release_reserved(packet_id)
             return None
-        out = self._out
+        out = self._messages
         if not qos:
             out += header
             out += head
@@ -241,7 +254,7 @@ class Sender:
         """
         if len(packet) > self._max_out:
             return False
-        self._out += packet
+        self._messages += packet
         return True
 
     @property
@@ -251,8 +264,8 @@ class Sender:
 
     @property
     def unsent(self) -> int:
-        """How many bytes wait to be written."""
-        return len(self._out)
+        """How many bytes wait to be written, with those of messages that are held back."""
+        return len(self._out) if self._messages is self._out else len(self._out) + len(self._messages)
 
     def _send_aliased(self, message: PreparedPublish, alias: int, first: int, packet_id: int | None) -> int | None:
         """Send a message with a topic alias among its properties; None: larger than the client takes.
@@ -279,7 +292,7 @@ class Sender:
         if len(header) + length > self._max_out:
             return None
         chosen = self._take_id(PUBACK if qos == 1 else PUBREC, packet_id) if qos else 0
-        out = self._out
+        out = self._messages
         out += header
         out += topic
         if qos:
@@ -332,6 +345,7 @@ class Sender:
         self._out += data
 
     def _say_disconnect(self, code: int, reason: str | None, properties: Properties) -> None:
+        self.release_messages()
         if self.version is _V5:
             if reason is not None:
                 properties = msgspec.structs.replace(properties, reason_string=reason)

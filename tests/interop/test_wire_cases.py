@@ -32,7 +32,15 @@ report_no_subscribers = true
 echo_wait_ms = 20000  # nine cases want a client's own message before its acknowledgement
 [[mapping.rules]]
 mqtt = "qos2/#"  # a case wants the messages of two topics in the order of their publishing: in one partition
-topic = "{}"
+topic = "{one}"
+[[mapping.rules]]
+mqtt = "test"  # in another run's topic a consumer group's place would be that run's
+topic = "{fresh}"
+[[security.access]]
+action = "publish"  # a case publishes to it for nobody, and the next one's group would begin with that
+topic = "{fresh}"
+allow = false
+[[security.access]]
 """
 NewTopic = Callable[..., Awaitable[str]]
 Case = tuple[str, str]
@@ -81,7 +89,8 @@ async def forget_retained(gateway: GatewayProcess) -> None:
 async def test_every_case(
     bootstrap: str, new_topic: NewTopic, new_gateway: Callable[..., GatewayProcess], tmp_path: Path
 ) -> None:
-    gateway = await new_gateway(bootstrap, config=CONFIG.format(await new_topic(1))).start()
+    config = CONFIG.format(one=await new_topic(1), fresh=await new_topic(1))
+    gateway = await new_gateway(bootstrap, config=config).start()
     contradicting = named("Cases that contradict the standard")
     assert len(contradicting) == 6
     await forget_retained(gateway)

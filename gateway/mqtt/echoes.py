@@ -1,0 +1,175 @@
+"""A client's own messages before their acknowledgements, where `mqtt.echo_wait_ms` asks for it (ADR 0021).
+
+A client that is subscribed to what it publishes is sent its own message by the tail, and PUBACK or PUBCOMP after
+Kafka's answer; which is first is chance. With the setting the acknowledgement waits until the tail has passed the
+record, and the copy of a QoS 2 message waits for its PUBREC. Neither waits longer than the setting says.
+
+There is no future, task or timer for a message: what waits is in order, and one timer of the process is for the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from mapping.mqtt import Delivery
+from mapping.record import Received
+
+Then = tuple[Callable[[Any], None], Any]
+"""What to call, with what."""
+
+NOWHERE: Final = -1
+
+
+class Positions(Protocol):
+    """What is asked of the tail.
+
+    Attributes:
+        passed: told a topic, a partition and the offset of the next record, when some were offered.
+    """
+
+    passed: Callable[[str, int, int], None] | None
+
+    def position(self, topic: str, partition: int) -> int | None:
+        """The offset of the next record to offer; None where nobody listens."""
+        ...
+
+
+class _Waiting:
+    """Something to be said; `then` is None once it was."""
+
+    __slots__ = ("deadline", "offset", "then")
+
+    def __init__(self, offset: int, deadline: float, then: Then) -> None:
+        self.offset = offset
+        self.deadline = deadline
+        self.then: Then | None = then
+
+
+class Echoes:
+    """What waits in this process for the tail, each for at most the same time."""
+
+    def __init__(self, tail: Positions, wait_s: float, clock: Callable[[], float]) -> None:
+        """Nothing waits.
+
+        Args:
+            tail: offers the records; tells us of it from now on.
+            wait_s: the longest wait, in seconds.
+            clock: the event loop's.
+        """
+        self._tail = tail
+        self._wait_s = wait_s
+        self._clock = clock
+        self._places: dict[tuple[str, int], collections.deque[_Waiting]] = {}
+        self._all: collections.deque[_Waiting] = collections.deque()  # in the order of their deadlines
+        self._timer: asyncio.TimerHandle | None = None
+        tail.passed = self._passed
+
+    def __len__(self) -> int:
+        """How many wait, as far as is known: those that were called are forgotten when their time comes."""
+        return sum(one.then is not None for one in self._all)
+
+    def after(self, topic: str, partition: int, offset: int, then: Then) -> None:
+        """Call `then` when the tail has passed a record: now, soon, or when the time is up."""
+        position = self._tail.position(topic, partition)
+        if position is None or position > offset:
+            then[0](then[1])
+            return
+        waiting = self._wait(offset, then)
+        self._places.setdefault((topic, partition), collections.deque()).append(waiting)
+
+    def later(self, then: Then) -> None:
+        """Call `then` when the time is up."""
+        self._wait(NOWHERE, then)
+
+    def release(self) -> None:
+        """Call everything that waits: the gateway stops."""
+        self._places.clear()
+        waiting, self._all = self._all, collections.deque()
+        for one in waiting:
+            _call(one)
+
+    def _wait(self, offset: int, then: Then) -> _Waiting:
+        waiting = _Waiting(offset, self._clock() + self._wait_s, then)
+        self._all.append(waiting)
+        if self._timer is None:
+            self._arm()
+        return waiting
+
+    def _passed(self, topic: str, partition: int, position: int) -> None:
+        """The tail has offered what is below `position`."""
+        place = (topic, partition)
+        waiting = self._places.get(place)
+        if waiting is None:
+            return
+        # One behind another that waits for a later record, as PUBRELs in another order do, waits with it.
+        while waiting and (waiting[0].then is None or waiting[0].offset < position):
+            one = waiting.popleft()
+            # Not from inside the tail: a fault in there would end it.
+            asyncio.get_running_loop().call_soon(_call, one)
+        if not waiting:
+            del self._places[place]
+
+    def _arm(self) -> None:
+        delay = max(0.0, self._all[0].deadline - self._clock())
+        self._timer = asyncio.get_running_loop().call_later(delay, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._clock()
+        while self._all and (self._all[0].then is None or self._all[0].deadline <= now):
+            _call(self._all.popleft())
+        for place, waiting in list(self._places.items()):
+            while waiting and waiting[0].then is None:
+                waiting.popleft()
+            if not waiting:
+                del self._places[place]
+        if self._all:
+            self._arm()
+
+
+def _call(waiting: _Waiting) -> None:
+    then, waiting.then = waiting.then, None
+    if then is not None:
+        then[0](then[1])
+
+
+class OwnCopies:
+    """Which copies of a session's own QoS 2 messages come before Kafka's answer, and so before their PUBREC."""
+
+    __slots__ = ("_answered", "_client_id", "_early", "_open")
+
+    def __init__(self, client_id: str) -> None:
+        """Nothing was published."""
+        self._client_id = client_id
+        self._open = 0  # messages that Kafka has not answered
+        self._answered: dict[tuple[str, int], int] = {}  # the highest offsets that it has told
+        self._early: tuple[tuple[str, int], int] | None = None
+
+    def published(self) -> None:
+        """A message that the session will be sent went to Kafka."""
+        self._open += 1
+
+    def answered(self, count: int, topic: str, partition: int, offsets: Sequence[int]) -> bool:
+        """Kafka answered for so many; whether the copies that were held back may leave."""
+        self._open -= count
+        if offsets:
+            self._answered[topic, partition] = offsets[-1]
+        if not self._open:
+            self._answered.clear()
+        elif self._early is not None and self._answered.get(self._early[0], NOWHERE) < self._early[1]:
+            return False
+        early, self._early = self._early, None
+        return early is not None
+
+    def is_early(self, record: Received, delivery: Delivery) -> bool:
+        """Whether a record that is to be sent now is a copy whose PUBREC is not due yet."""
+        if not self._open or delivery.qos != 2 or delivery.client != self._client_id:
+            return False
+        place = (record.topic, record.partition)
+        if self._answered.get(place, NOWHERE) >= record.offset:
+            return False
+        self._early = (place, record.offset)
+        return True
