@@ -21,7 +21,7 @@ from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Report
 from loadtest.scenarios import amqp_kills
-from loadtest.scenarios.fuzz import Fuzz
+from loadtest.scenarios.fuzz import SETTINGS, Fuzz
 from loadtest.scenarios.fuzz import Plan as Storm
 from loadtest.scenarios.kills import Plan, Round
 from loadtest.scenarios.memory import Crowd, Scales, allow_files, weigh
@@ -91,6 +91,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     fuzz.add_argument("--seconds", type=float, default=storm.seconds)
     fuzz.add_argument("--at-once", type=int, default=storm.at_once, help="connections")
     fuzz.add_argument("--seed", type=int, default=storm.seed)
+    fuzz.add_argument("--warm-up", type=float, default=storm.warm_up, help="share of the time")
+    fuzz.add_argument("--silent", type=float, default=storm.silent, help="share of conversations that end in silence")
     fuzz.add_argument("--first", type=int, default=storm.first, help="number of the first conversation")
     fuzz.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     fuzz.add_argument("--json", type=Path, help="write the report here as well")
@@ -202,8 +204,7 @@ async def kills(options: argparse.Namespace) -> int:
 
 async def fuzz(options: argparse.Namespace) -> int:
     """Run it; 0 when the gateway took no harm."""
-    settings = {"TRIVIUM_KAFKA__CREATE_TOPICS": "false"}
-    async with own_gateway(options, environment=settings) as (gateway, _):
+    async with own_gateway(options, environment=SETTINGS) as (gateway, _):
         outcome = await Fuzz(gateway, Storm(**chosen(options, Storm._fields)), say).run()
     report = Report("fuzz, AMQP")
     report.add(**outcome.row())

@@ -72,6 +72,15 @@ def opening(container: str) -> bytes:
     )
 
 
+def _map(*items: bytes) -> bytes:
+    body = b"".join(items)
+    return b"\xd1" + struct.pack(">II", len(body) + 4, len(items)) + body
+
+
+_OFFSET_SPEC: Final = symbol("rabbitmq:stream-offset-spec")
+_FROM_THE_FIRST: Final = _map(_OFFSET_SPEC, b"\x00" + _OFFSET_SPEC + string("first"))
+
+
 def attach_sender(name: str, container: str, address: str) -> bytes:
     """Attach a link, handle 0, on which we send."""
     source = b"\x00\x53\x28" + listed([string(container)])
@@ -80,14 +89,23 @@ def attach_sender(name: str, container: str, address: str) -> bytes:
 
 
 def attach_receiver(
-    name: str, container: str, address: str, *, durable: bool = False, capabilities: Sequence[str] = ()
+    name: str,
+    container: str,
+    address: str,
+    *,
+    durable: bool = False,
+    capabilities: Sequence[str] = (),
+    settled: bool = False,
+    first: bool = False,
 ) -> bytes:
-    """Attach a link, handle 0, on which we receive."""
+    """Attach a link, handle 0, on which we receive; `first`: from the first record that is stored."""
     terms = [uint(2), symbol("never")] if durable else [NULL, NULL]
     offered = symbols(capabilities) if capabilities else NULL
-    source = listed([string(address), *terms, NULL, NULL, NULL, NULL, NULL, NULL, NULL, offered])
+    filters = _FROM_THE_FIRST if first else NULL
+    source = listed([string(address), *terms, NULL, NULL, NULL, NULL, filters, NULL, NULL, offered])
     target = b"\x00\x53\x29" + listed([string(container)])
-    return frame(performative(ATTACH, string(name), ZERO, TRUE, NULL, NULL, b"\x00\x53\x28" + source, target))
+    mode = b"\x50\x01" if settled else NULL
+    return frame(performative(ATTACH, string(name), ZERO, TRUE, mode, NULL, b"\x00\x53\x28" + source, target))
 
 
 def credit(next_incoming: int, delivery_count: int, amount: int) -> bytes:

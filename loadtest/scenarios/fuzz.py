@@ -25,12 +25,26 @@ from loadtest.gateway import GatewayProcess, process_resident
 from loadtest.numbering import Numbering
 
 CLOSE_S: Final = 20.0  # from our half-close to the gateway's
-OPEN_S: Final = 45.0  # from our silence to the gateway's close: its limit for an open is 10 s, its idle time-out 30 s
+SILENCE_S: Final = 45.0  # from our silence to the gateway's close: see `SETTINGS`; its limit for an open is 10 s
 STEP_S: Final = 0.02  # for the gateway's answer to a frame
 SETTLED_S: Final = 30.0
 QUIET_S: Final = 3.0  # in which what is left of groups and look-ups ends
 HONEST_RATE: Final = 50.0
 _POLL_S: Final = 0.05
+_ENDINGS: Final = ("half-close", "half-close", "reset", "close")
+
+POOLED: Final = 40
+"""Descriptors that may come with time and stay: transactional producers wait five minutes for the next transaction."""
+
+GROWTH: Final = 64 * 1024 * 1024
+"""Bytes of resident memory that large messages of several connections at once may leave behind in the allocator."""
+
+
+SETTINGS: Final = {"TRIVIUM_KAFKA__CREATE_TOPICS": "false", "TRIVIUM_AMQP__IDLE_TIMEOUT_S": "20"}
+"""Of the gateway: no topic for every damaged address, and silence is judged while somebody waits for it."""
+
+
+REPLIES: Final = "replies"  # where temporary queues are; it may be there already
 
 
 class Plan(NamedTuple):
@@ -40,6 +54,8 @@ class Plan(NamedTuple):
     at_once: int = 20
     seed: int = 0
     first: int = 0  # the number of the first conversation; each depends on the seed and its number alone
+    warm_up: float = 0.2  # share of the time before the first look at memory and descriptors
+    silent: float = 0.005  # share of conversations that end in silence: the gateway must lose patience
 
 
 class Outcome(NamedTuple):
@@ -84,7 +100,8 @@ class Fuzz:
         """Record, warm up, attack, look."""
         numbering = Numbering()
         topic = f"fuzz-{numbering.run}"
-        await create_topic(self._gateway.kafka, topic)
+        for name in (topic, REPLIES):
+            await create_topic(self._gateway.kafka, name)
         address = self._gateway.address("amqp")
         self._recordings = await record(address, topic)
         honest = KeptSender(
@@ -96,9 +113,9 @@ class Fuzz:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(honest.run())
             pushing = tasks.create_task(_push(honest))
-            await self._storm(self._plan.seconds / 5)  # caches fill, Kafka's connections open
+            await self._storm(self._plan.seconds * self._plan.warm_up)  # caches fill, Kafka's connections open
             before = await self._look(1)
-            await self._storm(self._plan.seconds * 4 / 5)
+            await self._storm(self._plan.seconds * (1 - self._plan.warm_up))
             after = await self._look(1)
             pushing.cancel()
             with contextlib.suppress(TimeoutError):
@@ -120,7 +137,9 @@ class Fuzz:
         problems += [f"honest client: {fault}" for fault in honest.faults]
         if honest.connects != 1 or not honest.finished or not honest.total:
             problems.append(f"honest client: {honest.connects} connections, {honest.answered} of {honest.total}")
-        if after[0] > before[0]:
+        if after[1] > before[1] + GROWTH:
+            problems.append(f"memory: {before[1]:,} bytes before, {after[1]:,} after")
+        if after[0] > before[0] + POOLED:
             problems.append(f"descriptors: {before[0]} before, {after[0]} after")
 
     async def _storm(self, seconds: float) -> None:
@@ -146,7 +165,7 @@ class Fuzz:
         chance = random.Random(f"{self._plan.seed}/{number}")
         pieces = damaged(self._recordings, chance)
         patient = chance.random() < 0.7
-        ending = chance.choice(("half-close", "half-close", "reset", "silence" if chance.random() < 0.02 else "close"))
+        ending = "silence" if chance.random() < self._plan.silent else chance.choice(_ENDINGS)
         self._conversations += 1
         said = 0
         try:
@@ -180,7 +199,7 @@ class Fuzz:
             writer.write_eof()
         said = 0
         try:
-            async with asyncio.timeout(OPEN_S if ending == "silence" else CLOSE_S):
+            async with asyncio.timeout(SILENCE_S if ending == "silence" else CLOSE_S):
                 while data := await reader.read(65536):
                     said += len(data)
         except TimeoutError:
