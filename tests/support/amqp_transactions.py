@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from proton import Delivery, Event, Message
+from proton import Delivery, Event, Message, ProtonException
 from proton.handlers import TransactionHandler
 from proton.reactor import Transaction
 from proton.utils import BlockingConnection, BlockingReceiver
@@ -107,16 +108,30 @@ class TransactedClient:
         self._options = options
         self.connection: BlockingConnection
 
-    async def __aenter__(self) -> TransactedClient:
-        def connect() -> None:
+    async def connect(self) -> TransactedClient:
+        """Open the connection."""
+
+        def work() -> None:
             self.connection = BlockingConnection(f"amqp://{self._address}", timeout=WAIT_S, **self._options)
 
-        await self.run(connect)
+        await self.run(work)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.run(self.connection.close)
+    async def close(self) -> None:
+        """Close it, whatever has become of it."""
+
+        def work() -> None:
+            with contextlib.suppress(ProtonException):
+                self.connection.close()
+
+        await self.run(work)
         self._thread.shutdown()
+
+    async def __aenter__(self) -> TransactedClient:
+        return await self.connect()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do something in the connection's thread."""

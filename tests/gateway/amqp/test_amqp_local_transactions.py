@@ -1,0 +1,547 @@
+"""proton's own transaction API against the front and a real Kafka: all of it is visible, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from proton import Described, Message, Terminus, symbol
+from proton.utils import LinkDetached
+
+from gateway.amqp.front import AmqpFront
+from protocols.amqp import outcomes
+from protocols.amqp.transactions import LOCAL_TRANSACTIONS, ROLLED_BACK, TIMED_OUT, UNKNOWN_ID
+from tests.support.amqp import body_of, data
+from tests.support.amqp_transactions import Transacted, TransactedClient
+from tests.support.gateway import wait_until
+
+WAIT_S = 40.0
+MARK = b"mark "
+ACCEPTED = (outcomes.ACCEPTED, "")
+
+
+class Reader:
+    """A read_committed reader of everything."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+
+    async def visible(self, topics: Collection[str]) -> dict[str, list[bytes]]:
+        """What is visible now, from the beginning of each topic to its last stable offset."""
+        consumer = AIOKafkaConsumer(bootstrap_servers=self._bootstrap, isolation_level="read_committed")
+        await consumer.start()
+        found: dict[str, list[bytes]] = {topic: [] for topic in topics}
+        try:
+            partitions = [
+                TopicPartition(topic, number) for topic in topics for number in range(await _count(consumer, topic))
+            ]
+            consumer.assign(partitions)
+            ends = await consumer.end_offsets(partitions)
+            await consumer.seek_to_beginning(*partitions)
+            async with asyncio.timeout(WAIT_S):
+                while any([await consumer.position(partition) < ends[partition] for partition in partitions]):
+                    for partition, records in (await consumer.getmany(timeout_ms=200)).items():
+                        found[partition.topic] += [record.value for record in records]
+        finally:
+            await consumer.stop()
+        return {topic: sorted(values) for topic, values in found.items()}
+
+    async def ended(self, topics: Collection[str]) -> dict[str, list[bytes]]:
+        """The same once no transaction is open in them: a mark in each partition is only visible then."""
+        mark = MARK + secrets.token_bytes(8)
+        producer = AIOKafkaProducer(bootstrap_servers=self._bootstrap)
+        await producer.start()
+        marks = 0
+        try:
+            for topic in topics:
+                for number in sorted(await producer.partitions_for(topic)):
+                    await producer.send_and_wait(topic, mark, partition=number)
+                    marks += 1
+        finally:
+            await producer.stop()
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                found = await self.visible(topics)
+                if sum(values.count(mark) for values in found.values()) == marks:
+                    return {
+                        topic: [value for value in values if not value.startswith(MARK)]
+                        for topic, values in found.items()
+                    }
+
+
+async def _count(consumer: AIOKafkaConsumer, topic: str) -> int:
+    while not (found := consumer.partitions_for_topic(topic)):
+        await consumer._client.force_metadata_update()
+    return len(found)
+
+
+@pytest.fixture
+def reader(bootstrap: str) -> Reader:
+    return Reader(bootstrap)
+
+
+@pytest.fixture
+async def client(front: AmqpFront) -> AsyncIterator[TransactedClient]:
+    async with TransactedClient(front.bound) as client:
+        yield client
+
+
+async def stored(bootstrap: str, topic: str, values: Collection[bytes], partition: int = 0) -> None:
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
+    await producer.start()
+    try:
+        for value in values:
+            await producer.send_and_wait(topic, value, partition=partition)
+    finally:
+        await producer.stop()
+
+
+async def group_offset(bootstrap: str, group: str, topic: str) -> int:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        found = await admin.list_consumer_group_offsets(group)
+    finally:
+        await admin.close()
+    return int(found[TopicPartition(topic, 0)].offset)
+
+
+@pytest.mark.clause("AMQP-4.4.1")
+async def test_posts_to_two_topics_are_visible_together(
+    client: TransactedClient, reader: Reader, new_topic: Any
+) -> None:
+    one, two = await new_topic(partitions=3), await new_topic()
+
+    def post() -> Transacted:
+        first, second = client.connection.create_sender(one), client.connection.create_sender(two)
+        transaction = Transacted(client.connection)
+        posted = [
+            transaction.post(first, data(b"%02d" % n, annotations={"x-opt-bridge.key": str(n)})) for n in range(20)
+        ]
+        posted += [transaction.post(second, data(b"two"))]
+        assert {transaction.outcome(delivery) for delivery in posted} == {ACCEPTED}
+        return transaction
+
+    transaction = await client.run(post)
+    assert await reader.visible([one, two]) == {one: [], two: []}
+    assert await client.run(transaction.end) == "committed"
+    assert await reader.ended([one, two]) == {one: [b"%02d" % n for n in range(20)], two: [b"two"]}
+
+
+async def test_a_rollback_leaves_nothing(client: TransactedClient, reader: Reader, new_topic: Any) -> None:
+    topic = await new_topic(partitions=2)
+
+    sender = await client.run(lambda: client.connection.create_sender(topic))
+
+    def post(commit: bool) -> str:
+        transaction = Transacted(client.connection)
+        for n in range(10):
+            transaction.post(sender, data(b"%s %d" % (str(commit).encode(), n)))
+        return transaction.end(commit=commit)  # without a word about the messages, as JMS does
+
+    assert await client.run(lambda: post(commit=False)) == "aborted"
+    assert await client.run(lambda: post(commit=True)) == "committed"
+    assert await reader.ended([topic]) == {topic: [b"True %d" % n for n in range(10)]}
+
+
+async def test_many_transactions_one_after_the_other(
+    client: TransactedClient, reader: Reader, new_topic: Any, front: AmqpFront
+) -> None:
+    topic = await new_topic(partitions=2)
+
+    def work() -> None:
+        sender = client.connection.create_sender(topic)
+        for n in range(30):
+            transaction = Transacted(client.connection)
+            for part in range(3):
+                transaction.post(sender, data(b"%02d %d" % (n, part)))
+            assert transaction.end(commit=n % 3 != 2) == ("aborted" if n % 3 == 2 else "committed")
+
+    await client.run(work)
+    expected = [b"%02d %d" % (n, part) for n in range(30) if n % 3 != 2 for part in range(3)]
+    assert await reader.ended([topic]) == {topic: expected}
+    counts = front.statistics()
+    assert (counts.transactions_committed, counts.transactions_rolled_back, counts.transactions) == (20, 10, 0)
+
+
+async def test_two_transactions_of_one_session_at_a_time(
+    client: TransactedClient, reader: Reader, new_topic: Any
+) -> None:
+    topic = await new_topic()
+
+    def work() -> None:
+        sender = client.connection.create_sender(topic)
+        first, second = Transacted(client.connection), Transacted(client.connection)
+        for n in range(4):
+            assert first.outcome(first.post(sender, data(b"first %d" % n))) == ACCEPTED
+            assert second.outcome(second.post(sender, data(b"second %d" % n))) == ACCEPTED
+        assert second.end() == "committed"
+        assert first.end(commit=False) == "aborted"
+
+    await client.run(work)
+    assert await reader.ended([topic]) == {topic: [b"second %d" % n for n in range(4)]}
+
+
+@pytest.mark.clause("AMQP-4.4.2")
+@pytest.mark.parametrize("settles", [True, False])
+async def test_consume_transform_produce(
+    client: TransactedClient, reader: Reader, bootstrap: str, new_topic: Any, settles: bool
+) -> None:
+    source, target = await new_topic(), await new_topic()
+    group = f"g-{source}"
+    await stored(bootstrap, source, [b"%02d" % n for n in range(20)])
+
+    def work() -> None:
+        receiver = client.connection.create_receiver(f"{source}/group.id/{group}", credit=20)
+        sender = client.connection.create_sender(target)
+        for _ in range(2):
+            transaction = Transacted(client.connection, settles=settles)
+            for _ in range(10):
+                transaction.post(sender, data(body_of(transaction.take(receiver)) + b"!"))
+            assert transaction.end() == "committed"
+
+    await client.run(work)
+    assert await group_offset(bootstrap, group, source) == 20  # at once: it is not the next commit that brings it
+    assert await reader.ended([target]) == {target: [b"%02d!" % n for n in range(20)]}
+
+
+async def test_a_queue_and_a_subscription_in_one_transaction(
+    client: TransactedClient, bootstrap: str, new_topic: Any
+) -> None:
+    one, two = await new_topic(), await new_topic()
+    for topic in (one, two):
+        await stored(bootstrap, topic, [b"a", b"b"])
+
+    def work() -> None:
+        receivers = [client.connection.create_receiver(f"{topic}/group.id/g-{topic}", credit=5) for topic in (one, two)]
+        for count in (1, 1):
+            transaction = Transacted(client.connection)
+            for receiver in receivers:
+                for _ in range(count):
+                    transaction.take(receiver)
+            assert transaction.end() == "committed"
+
+    await client.run(work)
+    for topic in (one, two):
+        assert await group_offset(bootstrap, f"g-{topic}", topic) == 2
+
+
+@pytest.mark.parametrize("settles", [True, False])
+async def test_what_a_rollback_gives_back(
+    client: TransactedClient, bootstrap: str, new_topic: Any, settles: bool
+) -> None:
+    """Settled, it is a failed attempt and comes again; not settled, proton still has it, and releases it."""
+    topic = await new_topic()
+    group = f"g-{topic}"
+    await stored(bootstrap, topic, [b"%d" % n for n in range(5)])
+
+    def work() -> tuple[list[bytes], list[int]]:
+        receiver = client.connection.create_receiver(f"{topic}/group.id/{group}", credit=20)
+        transaction = Transacted(client.connection, settles=settles)
+        for _ in range(5):
+            transaction.take(receiver)
+        assert transaction.end(commit=False) == "aborted"
+        again = Transacted(client.connection)
+        found = [again.take(receiver) for _ in range(5)]
+        assert again.end() == "committed"
+        return [body_of(message) for message in found], [message.delivery_count for message in found]
+
+    bodies, counts = await client.run(work)
+    assert sorted(bodies) == [b"%d" % n for n in range(5)]
+    assert counts == [1 if settles else 0] * 5
+    assert await group_offset(bootstrap, group, topic) == 5
+
+
+async def test_a_receiver_that_is_closed_before_the_discharge(
+    client: TransactedClient, bootstrap: str, new_topic: Any
+) -> None:
+    topic = await new_topic()
+    group = f"g-{topic}"
+    await stored(bootstrap, topic, [b"%d" % n for n in range(4)])
+
+    def work() -> bytes:
+        receiver = client.connection.create_receiver(f"{topic}/group.id/{group}", credit=3)
+        transaction = Transacted(client.connection)
+        transaction.take(receiver)
+        transaction.take(receiver)
+        receiver.close()
+        assert transaction.end() == "committed"
+        receiver = client.connection.create_receiver(f"{topic}/group.id/{group}", credit=3)
+        return body_of(receiver.receive(WAIT_S))
+
+    assert await client.run(work) == b"2"
+    assert await group_offset(bootstrap, group, topic) == 2
+
+
+async def test_a_record_behind_a_gap_is_committed_with_what_fills_it(
+    client: TransactedClient, bootstrap: str, new_topic: Any
+) -> None:
+    topic = await new_topic()
+    group = f"g-{topic}"
+    await stored(bootstrap, topic, [b"a", b"b", b"c"])
+
+    def take() -> Any:
+        receiver = client.connection.create_receiver(f"{topic}/group.id/{group}", credit=3)
+        assert body_of(receiver.receive(WAIT_S)) == b"a"
+        transaction = Transacted(client.connection)
+        receiver.receive(WAIT_S)
+        transaction.transaction.accept(receiver.fetcher.unsettled.pop())
+        assert transaction.end() == "committed"
+        return receiver
+
+    receiver = await client.run(take)
+    assert await group_offset(bootstrap, group, topic) == 0  # it would lose `a`
+
+    def accept() -> None:
+        receiver.accept()
+        assert Transacted(client.connection).end() == "committed"  # what was accepted has arrived before
+
+    await client.run(accept)
+    async with asyncio.timeout(WAIT_S):
+        while await group_offset(bootstrap, group, topic) != 2:
+            pass  # asking takes its time
+
+
+async def test_limit(start_front: Any, new_topic: Any) -> None:
+    front = await start_front(amqp={"max_transactions": 2})
+    async with TransactedClient(front.bound) as client:
+
+        def work() -> None:
+            first, second = Transacted(client.connection), Transacted(client.connection)
+            refused = Transacted(client.connection)
+            assert (refused.ends.told, refused.ends.condition) == ("declare failed", outcomes.RESOURCE_LIMIT_EXCEEDED)
+            assert first.end() == "committed"
+            assert Transacted(client.connection).ends.told == "declared"
+            assert second.end(commit=False) == "aborted"
+
+        await client.run(work)
+
+
+async def test_transactions_wait_for_a_producer(start_front: Any, reader: Reader, new_topic: Any) -> None:
+    front = await start_front(amqp={"transaction_producers": 1})
+    topic = await new_topic()
+    async with TransactedClient(front.bound) as client:
+
+        def work() -> None:
+            sender = client.connection.create_sender(topic)
+            first, second = Transacted(client.connection), Transacted(client.connection)
+            assert first.outcome(first.post(sender, data(b"first"))) == ACCEPTED
+            waiting = second.post(sender, data(b"second"))
+            assert not waiting.settled
+            assert first.end() == "committed"
+            assert second.outcome(waiting) == ACCEPTED
+            assert second.end() == "committed"
+
+        await client.run(work)
+    assert await reader.ended([topic]) == {topic: [b"first", b"second"]}
+    assert front.statistics().transaction_producers == 1
+
+
+@pytest.mark.clause("AMQP-4.5.8")
+async def test_time_out(start_front: Any, reader: Reader, bootstrap: str, new_topic: Any) -> None:
+    front = await start_front(amqp={"transaction_timeout_s": 1.0})
+    topic, source = await new_topic(), await new_topic()
+    await stored(bootstrap, source, [b"in"])
+    async with TransactedClient(front.bound) as client:
+
+        def begin() -> tuple[Any, Any, list[Transacted]]:
+            sender = client.connection.create_sender(topic)
+            receiver = client.connection.create_receiver(f"{source}/group.id/g-{source}", credit=5)
+            empty, first, second = (Transacted(client.connection) for _ in range(3))
+            first.take(receiver)
+            for transaction in (first, second):
+                assert transaction.outcome(transaction.post(sender, data(b"late"))) == ACCEPTED
+            return sender, receiver, [empty, first, second]
+
+        sender, receiver, (empty, first, second) = await client.run(begin)
+        await wait_until(lambda: front.statistics().transactions_timed_out == 2, WAIT_S)
+        assert await reader.ended([topic]) == {topic: []}
+
+        def end() -> int:
+            message = receiver.receive(WAIT_S)  # given back
+            assert first.outcome(first.post(sender, data(b"later"))) == (outcomes.REJECTED, TIMED_OUT)
+            assert (first.end(), first.ends.condition) == ("commit failed", TIMED_OUT)
+            assert second.end(commit=False) == "aborted"
+            assert empty.end() == "committed"  # the time begins with the first message
+            return int(message.delivery_count)
+
+        assert await client.run(end) == 1
+    assert await reader.ended([topic]) == {topic: []}
+
+
+@pytest.mark.clause("AMQP-4.3")
+@pytest.mark.parametrize("how", ["coordinator closed", "connection closed", "connection lost"])
+async def test_without_its_coordinator_a_transaction_is_rolled_back(
+    front: AmqpFront, reader: Reader, bootstrap: str, new_topic: Any, how: str
+) -> None:
+    topic, source = await new_topic(), await new_topic()
+    await stored(bootstrap, source, [b"in"])
+    address = f"{source}/group.id/g-{source}"
+    client = await TransactedClient(front.bound).connect()
+
+    def work() -> Any:
+        connection = client.connection
+        receiver = connection.create_receiver(address, credit=5)
+        sender = connection.create_sender(topic)
+        transaction = Transacted(connection)
+        transaction.take(receiver)
+        assert transaction.outcome(transaction.post(sender, data(b"no"))) == ACCEPTED
+        if how == "coordinator closed":
+            link = transaction.transaction.txn_ctrl
+            link.close()
+            transaction.wait(lambda: bool(link.state & link.REMOTE_CLOSED))
+        return receiver
+
+    receiver = await client.run(work)
+    if how == "connection closed":
+        await client.close()
+    elif how == "connection lost":
+        for pump in tuple(front.listener.pumps):
+            pump.abort()
+    await wait_until(lambda: front.statistics().transactions_rolled_back == 1, WAIT_S)
+    assert await reader.ended([topic]) == {topic: []}
+    if how == "coordinator closed":  # the receiver is still there
+        assert body_of(await client.run(lambda: receiver.receive(WAIT_S))) == b"in"
+        await client.close()
+        return
+    async with TransactedClient(front.bound) as other:
+
+        def receive() -> Message:
+            return other.connection.create_receiver(address, credit=1).receive(WAIT_S)
+
+        assert body_of(await other.run(receive)) == b"in"
+
+
+async def test_a_message_that_is_refused_dooms_the_transaction(
+    client: TransactedClient, reader: Reader, new_topic: Any
+) -> None:
+    topic = await new_topic()
+
+    def work() -> None:
+        relay = client.connection.create_sender(None)
+        transaction = Transacted(client.connection)
+        assert transaction.outcome(transaction.post(relay, data(b"good", address=topic))) == ACCEPTED
+        bad = transaction.outcome(transaction.post(relay, data(b"bad", address=f"{topic}/partitions/99")))
+        assert bad == (outcomes.REJECTED, outcomes.NOT_FOUND)
+        more = transaction.outcome(transaction.post(relay, data(b"more", address=topic)))
+        assert more == (outcomes.REJECTED, ROLLED_BACK)
+        assert (transaction.end(), transaction.ends.condition) == ("commit failed", ROLLED_BACK)
+        good = Transacted(client.connection)
+        good.post(relay, data(b"again", address=topic))
+        assert good.end() == "committed"
+
+    await client.run(work)
+    assert await reader.ended([topic]) == {topic: [b"again"]}
+
+
+async def test_a_message_that_kafka_refuses_dooms_the_transaction(
+    client: TransactedClient, reader: Reader, new_topic: Any
+) -> None:
+    topic = await new_topic(max_message_bytes="2000")
+
+    def work() -> None:
+        sender = client.connection.create_sender(topic)
+        transaction = Transacted(client.connection)
+        transaction.post(sender, data(b"small"))
+        big = transaction.post(sender, data(bytes(1990)))  # its headers and the batch's own bytes are too much
+        assert transaction.outcome(big) == (outcomes.REJECTED, outcomes.MESSAGE_SIZE_EXCEEDED)
+        assert (transaction.end(), transaction.ends.condition) == ("commit failed", ROLLED_BACK)
+
+    await client.run(work)
+    assert await reader.ended([topic]) == {topic: []}
+
+
+def command(connection: Any, link: Any, body: Any) -> tuple[int, str]:
+    delivery = link.send(Message(body=body))
+    connection.wait(lambda: delivery.settled, timeout=WAIT_S)
+    condition = delivery.remote.condition
+    return int(delivery.remote_state), "" if condition is None else str(condition.name)
+
+
+@pytest.mark.clause("AMQP-4.3")
+@pytest.mark.parametrize(
+    ("body", "condition"),
+    [
+        (Described(symbol("amqp:discharge:list"), [b"nobody's", False]), UNKNOWN_ID),
+        (Described(symbol("amqp:declare:list"), [b"global"]), outcomes.NOT_IMPLEMENTED),
+        ("begin", outcomes.DECODE_ERROR),
+        ("x" * 10_000, outcomes.DECODE_ERROR),
+    ],
+)
+async def test_commands_that_are_refused(client: TransactedClient, body: Any, condition: str) -> None:
+    def work() -> None:
+        transaction = Transacted(client.connection)
+        link = transaction.transaction.txn_ctrl
+        assert command(client.connection, link, body) == (outcomes.REJECTED, condition)
+        assert transaction.end() == "committed"  # the link lives on
+
+    await client.run(work)
+
+
+@pytest.mark.parametrize("capability", ["amqp:distributed-transactions", "amqp:promotable-transactions"])
+async def test_capabilities_of_a_coordinator(client: TransactedClient, capability: str) -> None:
+    def attach(wanted: str, *, endlessly: bool = False) -> Any:
+        link = client.connection.container.create_sender(client.connection.conn, None, name=wanted)
+        link.target.type = Terminus.COORDINATOR
+        link.target.capabilities.put_object(symbol(wanted))
+        client.connection.wait(lambda: not endlessly and bool(link.state & link.REMOTE_ACTIVE), timeout=WAIT_S)
+        return link
+
+    def work() -> list[str]:
+        link = attach(LOCAL_TRANSACTIONS)
+        assert link.remote_target.type == Terminus.COORDINATOR
+        capabilities = link.remote_target.capabilities
+        capabilities.rewind()
+        capabilities.next()
+        with pytest.raises(LinkDetached, match=outcomes.NOT_IMPLEMENTED):
+            attach(capability, endlessly=True)
+        return [str(one) for one in capabilities.get_object().elements]
+
+    offered = await client.run(work)
+    assert offered == [LOCAL_TRANSACTIONS, "amqp:multi-txns-per-ssn", "amqp:multi-ssns-per-txn"]
+
+
+async def test_what_carries_the_id_of_no_transaction(
+    client: TransactedClient, reader: Reader, bootstrap: str, new_topic: Any
+) -> None:
+    topic, source = await new_topic(), await new_topic()
+    await stored(bootstrap, source, [b"in"])
+
+    def work() -> None:
+        sender = client.connection.create_sender(topic)
+        receiver = client.connection.create_receiver(f"{source}/group.id/g-{source}", credit=1)
+        transaction = Transacted(client.connection)
+        assert transaction.end() == "committed"
+        state, condition = transaction.outcome(transaction.post(sender, data(b"stray")))
+        assert (state, condition) == (-outcomes.REJECTED, UNKNOWN_ID)  # of no transaction
+        transaction.take(receiver)
+        with pytest.raises(LinkDetached, match=UNKNOWN_ID):
+            transaction.wait(lambda: False)
+
+    await client.run(work)
+    assert await reader.ended([topic]) == {topic: []}
+
+
+async def test_the_gateway_stops_with_a_transaction_open(
+    backend: Any, reader: Reader, new_topic: Any, start_front: Any
+) -> None:
+    topic = await new_topic()
+    front = await start_front()
+    client = await TransactedClient(front.bound).connect()
+
+    def work() -> None:
+        sender = client.connection.create_sender(topic)
+        transaction = Transacted(client.connection)
+        assert transaction.outcome(transaction.post(sender, data(b"no"))) == ACCEPTED
+
+    await client.run(work)
+    front.stop_taking()
+    assert await reader.ended([topic]) == {topic: []}
+    assert front.statistics().transactions_rolled_back == 1
+    await front.stop(2.0)
+    await client.close()
