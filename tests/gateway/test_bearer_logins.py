@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -19,6 +18,7 @@ from protocols.mqtt import packets
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 from protocols.mqtt.reasons import ReasonCode
+from tests.support.amqp_frames import Frames, WireClient
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.oauth import AUDIENCE, ISSUER, key_set, token
@@ -75,54 +75,29 @@ async def secured(
     await runner.cleanup()
 
 
-class AmqpPeer:
-    """AMQP by hand, up to open."""
+SASL = b"AMQP\x03\x01\x00\x00"
 
-    SASL, AMQP = b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00"
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
+def sasl(code: int, *fields: bytes) -> bytes:
+    return Frames.frame(Frames.performative(code, *fields), kind=1)
 
-    @classmethod
-    async def begin(cls, gateway: GatewayProcess, response: bytes, mechanism: str = METHOD) -> AmqpPeer:
-        """SASL up to init."""
-        peer = cls(*await asyncio.open_connection(*gateway.address("amqp")))
-        peer.writer.write(cls.SASL)
-        assert await peer.reader.readexactly(8) == cls.SASL
-        _, mechanisms = await peer.frame()
-        assert b"OAUTHBEARER\x07XOAUTH2" in mechanisms
-        peer.say(0x41, b"\xa3" + bytes([len(mechanism)]) + mechanism.encode(), cls.binary(response))
-        return peer
 
-    @staticmethod
-    def binary(data: bytes) -> bytes:
-        return b"\xb0" + struct.pack(">I", len(data)) + data
+async def begin_sasl(gateway: GatewayProcess, response: bytes, mechanism: str = METHOD) -> WireClient:
+    """AMQP up to SASL's init."""
+    client = await WireClient.connect(gateway.address("amqp"))
+    client.say(SASL)
+    assert await client.header() == SASL
+    assert b"OAUTHBEARER\x07XOAUTH2" in await client.until(0x40)
+    client.say(sasl(0x41, Frames.symbol(mechanism), Frames.binary(response)))
+    return client
 
-    def say(self, code: int, *fields: bytes, kind: int = 1) -> None:
-        items = b"".join(fields)
-        body = bytes([0, 0x53, code, 0xD0]) + struct.pack(">II", len(items) + 4, len(fields)) + items
-        self.writer.write(struct.pack(">IBBH", len(body) + 8, 2, kind, 0) + body)
 
-    async def frame(self) -> tuple[int, bytes]:
-        """The next frame that is not empty: its descriptor and its body."""
-        while True:
-            size = int.from_bytes(await self.reader.readexactly(4), "big")
-            body = (await self.reader.readexactly(size - 4))[4:]
-            if body:
-                return body[2], body
-
-    async def open(self) -> None:
-        """After a good login."""
-        code, outcome = await self.frame()
-        assert (code, outcome[-1]) == (0x44, 0), outcome
-        self.writer.write(self.AMQP)
-        self.say(0x10, b"\xa1\x05token", kind=0)
-        assert await self.reader.readexactly(8) == self.AMQP
-        assert (await self.frame())[0] == 0x10
-
-    async def close(self) -> None:
-        self.writer.close()
-        await self.writer.wait_closed()
+async def open_amqp(client: WireClient) -> None:
+    """After a good login."""
+    assert (await client.until(0x44))[-1] == 0
+    client.say(Frames.begin())
+    assert await client.header() == Frames.HEADER
+    await client.until(0x11)
 
 
 @pytest.mark.parametrize("mechanism", ["OAUTHBEARER", "XOAUTH2"])
@@ -131,21 +106,19 @@ async def test_amqp(secured: GatewayProcess, mechanism: str, kid: str) -> None:
     text = bearer(kid=kid)
     first = message(text) if mechanism == METHOD else f"user=ann\x01auth=Bearer {text}\x01\x01".encode()
     async with asyncio.timeout(TIMEOUT):
-        peer = await AmqpPeer.begin(secured, first, mechanism)
-        await peer.open()
+        peer = await begin_sasl(secured, first, mechanism)
+        await open_amqp(peer)
         await peer.close()
 
 
 async def test_amqp_refused(secured: GatewayProcess) -> None:
     async with asyncio.timeout(TIMEOUT):
-        peer = await AmqpPeer.begin(secured, message(bearer(-1)))
-        code, challenge = await peer.frame()
-        assert code == 0x42
+        peer = await begin_sasl(secured, message(bearer(-1)))
+        challenge = await peer.until(0x42)
         assert json.loads(challenge[challenge.index(b"{") :]) == {"status": "invalid_token"}
-        peer.say(0x43, peer.binary(b"\x01"))
-        code, outcome = await peer.frame()
-        assert (code, outcome[-1]) == (0x44, 1)
-        assert await peer.reader.read() == b""
+        peer.say(sasl(0x43, Frames.binary(b"\x01")))
+        assert (await peer.until(0x44))[-1] == 1
+        assert await peer.end() == b""
         await peer.close()
 
 
@@ -209,16 +182,15 @@ async def test_who_outlives_his_token_is_sent_away(secured: GatewayProcess) -> N
     """AMQP and MQTT with tokens of a few seconds; one MQTT client shows a newer one in time."""
     async with asyncio.timeout(TIMEOUT):
         short = bearer(LIFE_S)
-        peer = await AmqpPeer.begin(secured, message(short))
-        await peer.open()
+        peer = await begin_sasl(secured, message(short))
+        await open_amqp(peer)
         gone, stays = [await RawClient.open(secured.address("mqtt")) for _ in range(2)]
         for client in (gone, stays):
             client.send(packets.Connect(Version.V5, "", properties=proof(message(short))))
             assert (await client.expect(packets.Connack)).reason_code == 0
         stays.send(packets.Auth(ReasonCode.RE_AUTHENTICATE, proof(message(bearer()))))
         assert (await stays.expect(packets.Auth)).reason_code == 0
-        code, close = await peer.frame()
-        assert code == 0x18
+        close = await peer.until(0x18)
         assert b"amqp:unauthorized-access" in close
         disconnect = await gone.expect(packets.Disconnect)
         assert disconnect.reason_code == ReasonCode.NOT_AUTHORIZED

@@ -1,8 +1,7 @@
-"""Two peers for the engine: proton itself, joined in memory, and a script of hand-packed frames."""
+"""Two peers for the engine: proton itself, joined in memory, and hand-packed frames."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ from protocols.amqp.endpoints import Limits
 from protocols.amqp.events import ConnectionOpened, LinkRequested, SaslInitReceived
 from protocols.amqp.links import Link
 from protocols.amqp.sasl import SaslCode
+from tests.support.amqp_frames import Frames
 
 Split = Callable[[bytes], Iterable[bytes]]
 
@@ -126,116 +126,6 @@ class ProtonPeer:
                     self.outcomes.append((delivery.tag, int(delivery.remote_state)))
                     delivery.settle()
             self.collector.pop()
-
-
-class Frames:
-    """A client by hand: performatives packed here, so that a mistake of ours is not made twice."""
-
-    NULL, TRUE, FALSE = b"\x40", b"\x41", b"\x42"
-
-    @staticmethod
-    def string(text: str) -> bytes:
-        return b"\xa1" + bytes([len(text.encode())]) + text.encode()
-
-    @staticmethod
-    def symbol(text: str) -> bytes:
-        return b"\xa3" + bytes([len(text)]) + text.encode()
-
-    @staticmethod
-    def uint(value: int) -> bytes:
-        return b"\x70" + struct.pack(">I", value)
-
-    @staticmethod
-    def binary(value: bytes) -> bytes:
-        return b"\xb0" + struct.pack(">I", len(value)) + value
-
-    @staticmethod
-    def listed(*items: bytes) -> bytes:
-        body = b"".join(items)
-        return b"\xd0" + struct.pack(">II", len(body) + 4, len(items)) + body
-
-    @classmethod
-    def performative(cls, code: int, *items: bytes) -> bytes:
-        return b"\x00\x53" + bytes([code]) + cls.listed(*items)
-
-    @staticmethod
-    def frame(body: bytes, channel: int = 0, kind: int = 0) -> bytes:
-        return struct.pack(">IBBH", len(body) + 8, 2, kind, channel) + body
-
-    HEADER = b"AMQP\x00\x01\x00\x00"
-
-    @classmethod
-    def begin(cls) -> bytes:
-        """Header, open and begin, all at once."""
-        return (
-            cls.HEADER
-            + cls.frame(cls.performative(0x10, cls.string("scripted"), cls.string("localhost"), cls.uint(65536)))
-            + cls.frame(cls.performative(0x11, cls.NULL, b"\x43", cls.uint(1 << 20), cls.uint(1 << 20)))
-        )
-
-    @classmethod
-    def attach(
-        cls, name: str = "s", handle: int = 0, *, sending: bool = True, address: str = "t", coordinator: bool = False
-    ) -> bytes:
-        return cls.frame(
-            cls.performative(
-                0x12,
-                cls.string(name),
-                cls.uint(handle),
-                cls.FALSE if sending else cls.TRUE,
-                cls.NULL,
-                cls.NULL,
-                b"\x00\x53\x28" + cls.listed(cls.string(address)),
-                b"\x00\x53\x30\x45" if coordinator else b"\x00\x53\x29" + cls.listed(cls.string(address)),
-                cls.NULL,
-                cls.NULL,
-                b"\x43" if sending else cls.NULL,
-            )
-        )
-
-    @classmethod
-    def transfer(
-        cls,
-        number: int,
-        payload: bytes,
-        *,
-        tag: bytes | None = None,
-        more: bool = False,
-        settled: bool = False,
-        aborted: bool = False,
-        handle: int = 0,
-        first: bool = True,
-        state: bytes = NULL,
-    ) -> bytes:
-        items = [
-            cls.uint(handle),
-            cls.uint(number) if first else cls.NULL,
-            cls.binary(tag if tag is not None else b"t%d" % number) if first else cls.NULL,
-            b"\x43" if first else cls.NULL,
-            cls.TRUE if settled else cls.FALSE,
-            cls.TRUE if more else cls.FALSE,
-            cls.NULL,
-            state,
-            cls.NULL,
-            cls.TRUE if aborted else cls.FALSE,
-        ]
-        return cls.frame(cls.performative(0x14, *items) + payload)
-
-    @staticmethod
-    def parse(data: bytes) -> list[tuple[int, bytes]]:
-        """(descriptor, frame body) of each frame of a server's answer, headers left out."""
-        found: list[tuple[int, bytes]] = []
-        at = 0
-        while at < len(data):
-            if data[at : at + 4] == b"AMQP":
-                at += 8
-                continue
-            size = struct.unpack_from(">I", data, at)[0]
-            if size > 8:
-                body = data[at + data[at + 4] * 4 : at + size]
-                found.append((body[2], body))
-            at += size
-        return found
 
 
 @pytest.fixture

@@ -1,0 +1,178 @@
+"""Frames by hand against the gateway: what client libraries never say, and limits to the byte."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gateway.amqp.front import AmqpFront
+from gateway.config import BudgetConfig
+from protocols.amqp import outcomes
+from tests.gateway.amqp.conftest import amqp_front, kafka_side
+from tests.support.amqp_frames import Frames, WireClient
+from tests.support.topics import read_all
+
+TIMEOUT = 30
+ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, CLOSE = 0x12, 0x13, 0x14, 0x15, 0x16, 0x18
+ACCEPTED, REJECTED = b"\x00\x53\x24", b"\x00\x53\x25"
+EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"
+DATA_HEAD = b"\x00\x53\x75\xb0"
+
+
+def message(size: int) -> bytes:
+    """A message of one Data section, `size` bytes in all."""
+    body = size - len(DATA_HEAD) - 4
+    return DATA_HEAD + body.to_bytes(4, "big") + b"x" * body
+
+
+def transfers(number: int, data: bytes, *, handle: int = 0, part: int = 60_000, last: bool = True) -> bytes:
+    """One message in as many transfers as it needs; without `last` it is not completed."""
+    parts = [data[at : at + part] for at in range(0, len(data), part)]
+    return b"".join(
+        Frames.transfer(number, one, handle=handle, more=not last or at < len(parts) - 1, first=at == 0)
+        for at, one in enumerate(parts)
+    )
+
+
+@contextlib.asynccontextmanager
+async def client_of(front: AmqpFront, *attaches: bytes, opening: bytes = b"") -> AsyncIterator[WireClient]:
+    """A client without SASL whose links are attached, and credit is there."""
+    host, _, port = front.bound.rpartition(":")
+    client = await WireClient.connect((host, int(port)))
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            client.say(opening or Frames.begin())
+            assert await client.header() == Frames.HEADER
+            await client.until(0x11)
+            for attach in attaches:
+                client.say(attach)
+                await attached(client)
+            yield client
+    finally:
+        await client.close()
+
+
+async def attached(client: WireClient) -> None:
+    await client.until(ATTACH)
+    while True:
+        flow = await client.until(FLOW)
+        if flow[5] > 4:  # fields: of the link, not of the session alone
+            return
+
+
+@pytest.mark.clause("AMQP-5.3")
+@pytest.mark.parametrize("step", [1, 100_000])
+async def test_a_message_without_sasl(front: AmqpFront, bootstrap: str, new_topic: Any, step: int) -> None:
+    """Where anonymous clients are allowed; split anywhere."""
+    topic = await new_topic(partitions=1)
+    async with client_of(front, Frames.attach(address=topic)) as client:
+        said = Frames.transfer(0, DATA_HEAD + b"\x00\x00\x00\x03abc")
+        for at in range(0, len(said), step):
+            client.say(said[at : at + step])
+        assert ACCEPTED in await client.until(DISPOSITION)
+    assert [record.value for record in await read_all(bootstrap, topic)] == [b"abc"]
+
+
+@pytest.mark.clause("AMQP-2.6.7")
+async def test_a_transfer_beyond_the_credit(start_front: Any, bootstrap: str, new_topic: Any) -> None:
+    topic = await new_topic(partitions=1)
+    front = await start_front(amqp={"link_credit": 3})
+    async with client_of(front, Frames.attach(address=topic)) as client:
+        client.say(b"".join(transfers(number, message(100 + number)) for number in range(4)))
+        assert outcomes.TRANSFER_LIMIT_EXCEEDED.encode() in await client.until(DETACH)
+        client.say(Frames.frame(Frames.performative(DETACH, b"\x43", Frames.TRUE)))
+        client.say(Frames.attach("again", 1, address=topic))
+        await attached(client)
+        client.say(transfers(4, message(200), handle=1))
+        while ACCEPTED not in await client.until(DISPOSITION):
+            pass  # of the link that is gone, without an outcome
+    sizes = [len(record.value) for record in await read_all(bootstrap, topic)]
+    assert sorted(sizes) == [92, 93, 94, 192], "what was within the credit is stored, though its link is gone"
+
+
+async def test_messages_up_to_their_limit_and_above(start_front: Any, bootstrap: str, new_topic: Any) -> None:
+    topic = await new_topic(partitions=1)
+    limit = 100_000
+    front = await start_front(amqp={"max_message_bytes": limit})
+    async with client_of(front, Frames.attach(address=topic)) as client:
+        client.say(transfers(0, message(limit)))
+        assert ACCEPTED in await client.until(DISPOSITION)
+        client.say(transfers(1, message(limit + 1)))
+        refused = await client.until(DISPOSITION)
+        assert REJECTED in refused
+        assert outcomes.MESSAGE_SIZE_EXCEEDED.encode() in refused
+        client.say(transfers(2, message(limit - 1)))
+        assert ACCEPTED in await client.until(DISPOSITION)
+        client.say(transfers(3, message(4 * limit + 1), last=False))
+        assert outcomes.MESSAGE_SIZE_EXCEEDED.encode() in await client.until(DETACH)
+        client.say(Frames.frame(Frames.performative(DETACH, b"\x43", Frames.TRUE)))
+        client.say(Frames.attach("again", 1, address=topic))
+        await attached(client)
+    assert [len(record.value) for record in await read_all(bootstrap, topic)] == [limit - 8, limit - 9]
+
+
+@pytest.mark.clause("AMQP-2.6.14")
+async def test_an_aborted_message_is_not_stored(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+    topic = await new_topic(partitions=1)
+    async with client_of(front, Frames.attach(address=topic)) as client:
+        client.say(transfers(0, message(500), last=False))
+        client.say(Frames.transfer(0, b"", aborted=True, first=False))
+        client.say(transfers(1, message(300)))
+        assert ACCEPTED in await client.until(DISPOSITION)
+    assert [len(record.value) for record in await read_all(bootstrap, topic)] == [292]
+    assert front.statistics().aborted == 1
+
+
+async def test_partial_messages_of_many_links(bootstrap: str, new_topic: Any) -> None:
+    """They share the connection's budget; the link that goes over it is detached, and the others complete theirs."""
+    topic = await new_topic(partitions=1)
+    budget = BudgetConfig(connection_bytes=200_000)
+    attaches = [Frames.attach(f"l{handle}", handle, address=topic) for handle in range(3)]
+    begun = message(120_000)
+    async with (
+        kafka_side(bootstrap, budget=budget) as backend,
+        amqp_front(backend, amqp={"max_message_bytes": 150_000}) as front,
+        client_of(front, *attaches) as client,
+    ):
+        for handle, size in enumerate((80_000, 80_000, 50_000)):
+            client.say(transfers(handle, begun[:size], handle=handle, last=False))
+        assert outcomes.RESOURCE_LIMIT_EXCEEDED.encode() in await client.until(DETACH)
+        for handle in range(2):
+            client.say(Frames.transfer(handle, begun[80_000:], handle=handle, first=False))
+            assert ACCEPTED in await client.until(DISPOSITION)
+    assert [len(record.value) for record in await read_all(bootstrap, topic)] == [119_992] * 2
+
+
+@pytest.mark.clause("AMQP-2.4.5")
+async def test_a_silent_peer_is_given_up(start_front: Any) -> None:
+    front = await start_front(amqp={"idle_timeout_s": 0.5})
+    async with client_of(front) as client:
+        assert outcomes.RESOURCE_LIMIT_EXCEEDED.encode() in await client.until(CLOSE)
+        assert await client.end() == b""
+
+
+@pytest.mark.clause("AMQP-2.4.5")
+async def test_our_silence_is_filled(front: AmqpFront) -> None:
+    """A peer that gives up after 0.4 s, as it says, hears empty frames."""
+    idle = Frames.performative(0x10, Frames.string("idle"), Frames.NULL, Frames.NULL, Frames.NULL, Frames.uint(400))
+    begin = Frames.performative(0x11, Frames.NULL, b"\x43", Frames.uint(10), Frames.uint(10))
+    async with client_of(front, opening=Frames.HEADER + Frames.frame(idle) + Frames.frame(begin)) as client:
+        for _ in range(5):
+            while (await client.frame(empty=True))[1]:
+                pass
+            client.say(EMPTY)
+
+
+async def test_a_header_of_something_else(front: AmqpFront) -> None:
+    """AMQP's header is the answer, and then the end: to TLS, HTTP and MQTT on this port, too."""
+    for first in (b"AMQP\x02\x01\x00\x00", b"\x16\x03\x01\x02\x00\x01\x00\x01", b"GET / HT", b"\x10\x0c\x00\x04MQTT"):
+        host, _, port = front.bound.rpartition(":")
+        client = await WireClient.connect((host, int(port)))
+        async with asyncio.timeout(TIMEOUT):
+            client.say(first)
+            assert await client.end() == Frames.HEADER
+        await client.close()
