@@ -77,9 +77,9 @@ class GroupAdmin:
         response = await client._send_request(DeleteGroupsRequest([group]), coordinator)
         ((_, code),) = response.results
         kind = kafka_errors.for_code(code)
-        if kind is kafka_errors.NonEmptyGroupError:
+        if kind is kafka_errors.NonEmptyGroup:
             return False
-        if code and kind is not kafka_errors.GroupIdNotFoundError:
+        if code and kind is not kafka_errors.GroupIdNotFound:
             raise kind(group)
         log.info("deleted group %s", group)
         return True
