@@ -1,4 +1,4 @@
-"""Nothing is accepted that Kafka has not stored: the broker is frozen and thawed under a sender."""
+"""The broker is frozen and thawed under a sender and under receivers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from proton import Message, Timeout
 from proton.utils import BlockingConnection
 
+from gateway.amqp.front import AmqpFront
 from protocols.amqp import outcomes
 
 TIMEOUT = 30
@@ -20,39 +21,65 @@ COUNT = 50
 
 
 async def test_a_frozen_broker(new_broker: Any, own_front: Any) -> None:
+    """One broker for both: its start takes longer than either."""
     broker = new_broker()
     await broker.start()
     assert broker.pid is not None
-    async with own_front(broker.bootstrap_servers) as front:
-        frozen = asyncio.Event()
-        loop = asyncio.get_running_loop()
+    try:
+        async with own_front(broker.bootstrap_servers) as front:
+            await nothing_is_accepted_that_is_not_stored(front, broker.pid)
+            await a_drain_is_answered(front, broker.pid)
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
 
-        def client() -> tuple[int, list[int]]:
-            connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
-            sender = connection.create_sender("readings")
-            sender.send(Message(body=b"first", inferred=True))
-            asyncio.run_coroutine_threadsafe(freeze(), loop).result(TIMEOUT)
-            deliveries = [sender.link.send(Message(body=b"%d" % number, inferred=True)) for number in range(COUNT)]
-            end = time.monotonic() + FROZEN_S
-            with contextlib.suppress(Timeout):
-                connection.wait(lambda: any(delivery.settled for delivery in deliveries), timeout=FROZEN_S)
-            assert time.monotonic() >= end
-            early = sum(delivery.settled for delivery in deliveries)
-            loop.call_soon_threadsafe(frozen.set)
-            connection.wait(lambda: all(delivery.settled for delivery in deliveries), timeout=TIMEOUT)
-            states = [int(delivery.remote_state) for delivery in deliveries]
-            connection.close()
-            return early, states
 
-        async def freeze() -> None:
-            os.kill(broker.pid, signal.SIGSTOP)
+async def nothing_is_accepted_that_is_not_stored(front: AmqpFront, pid: int) -> None:
+    def client() -> tuple[int, list[int]]:
+        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        sender = connection.create_sender("readings")
+        sender.send(Message(body=b"first", inferred=True))
+        os.kill(pid, signal.SIGSTOP)
+        deliveries = [sender.link.send(Message(body=b"%d" % number, inferred=True)) for number in range(COUNT)]
+        end = time.monotonic() + FROZEN_S
+        with contextlib.suppress(Timeout):
+            connection.wait(lambda: any(delivery.settled for delivery in deliveries), timeout=FROZEN_S)
+        assert time.monotonic() >= end
+        early = sum(delivery.settled for delivery in deliveries)
+        os.kill(pid, signal.SIGCONT)
+        connection.wait(lambda: all(delivery.settled for delivery in deliveries), timeout=TIMEOUT)
+        states = [int(delivery.remote_state) for delivery in deliveries]
+        connection.close()
+        return early, states
 
-        running = asyncio.create_task(asyncio.to_thread(client))
-        try:
-            async with asyncio.timeout(TIMEOUT):
-                await frozen.wait()
-        finally:
-            os.kill(broker.pid, signal.SIGCONT)
-        early, states = await running
-        assert early == 0
-        assert states == [outcomes.ACCEPTED] * COUNT
+    early, states = await asyncio.to_thread(client)
+    assert early == 0
+    assert states == [outcomes.ACCEPTED] * COUNT
+
+
+async def a_drain_is_answered(front: AmqpFront, pid: int) -> None:
+    """A receiver that has what there is gets its answer, and goes on when Kafka does."""
+
+    def client() -> None:
+        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        sender = connection.create_sender("drained")
+        receivers = [connection.create_receiver(source, credit=0) for source in ("drained", "drained/group.id/g")]
+        sender.send(Message(body=b"first", inferred=True))
+        for receiver in receivers:
+            receiver.link.flow(10)
+            assert receiver.receive(TIMEOUT).body == b"first"
+            receiver.accept()
+        os.kill(pid, signal.SIGSTOP)
+        for receiver in receivers:
+            receiver.link.drain(10)
+        connection.wait(lambda: not any(receiver.link.draining() for receiver in receivers), timeout=TIMEOUT)
+        assert [receiver.link.credit for receiver in receivers] == [0, 0]
+        os.kill(pid, signal.SIGCONT)
+        for receiver in receivers:
+            receiver.link.drain_mode = False
+            receiver.link.flow(10)
+        sender.send(Message(body=b"second", inferred=True))
+        for receiver in receivers:
+            assert receiver.receive(TIMEOUT).body == b"second"
+        connection.close()
+
+    await asyncio.to_thread(client)
