@@ -44,6 +44,7 @@ log = structlog.get_logger(__name__)
 QUIET_S: Final = 1.0  # without a record, or without a poll: after this fetching is paused
 RECHECK_S: Final = 30.0  # a sleeping poll looks for itself: records of open transactions are no arrivals to the tail
 FETCHER_PAUSE_S: Final = 10.0  # aiokafka's fetcher looks for work so often when nothing tells it of any
+SESSION_TIMEOUT_MS: Final = 45_000  # Kafka's own default since 3.0
 LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one fails by itself on a busy machine
 JOIN_S: Final = 5.0  # how long a subscription waits for its partitions; a broker holds new groups for 3 s
 COMMIT_S: Final = 10.0
@@ -61,6 +62,7 @@ class MemberSettings(msgspec.Struct, frozen=True):
         fetch_min_bytes: the broker waits a little for as much.
         fetch_bytes: prefetched from a broker at once: what its memory is bounded by.
         isolation_level: `read_committed` or `read_uncommitted`.
+        heartbeat_s: between two signs of life to the group; so long may it take to learn of a change.
         request_timeout_ms: of single requests to Kafka; None: the gateway's own.
         idle_s: how long the client may stay silent before it is removed; Kafka must not remove it sooner.
     """
@@ -71,6 +73,7 @@ class MemberSettings(msgspec.Struct, frozen=True):
     fetch_min_bytes: int
     fetch_bytes: int
     isolation_level: str
+    heartbeat_s: float
     request_timeout_ms: int | None
     idle_s: float
 
@@ -138,6 +141,8 @@ class Member:
             fetch_max_bytes=settings.fetch_bytes,
             isolation_level=settings.isolation_level,
             partition_assignment_strategy=ASSIGNORS,
+            heartbeat_interval_ms=round(settings.heartbeat_s * 1000),
+            session_timeout_ms=SESSION_TIMEOUT_MS,
             consumer_timeout_ms=round(FETCHER_PAUSE_S * 1000),
             max_poll_interval_ms=round((settings.idle_s + POLL_INTERVAL_MARGIN_S) * 1000),
         )

@@ -49,6 +49,9 @@ LAST_COMMIT_S: Final = 3.0  # for what is committed at the end; with `STOP_S` ho
 STOP_S: Final = 5.0
 PREFETCH: Final = 512 * 1024 * 1024  # fetched ahead by all consumers together; what the next gets is its share
 MOST_PREFETCH: Final = 8 * 1024 * 1024
+HEARTBEATS: Final = 50  # a second, of all consumers together, about; but each
+SHORTEST_HEARTBEAT_S: Final = 3.0  # Kafka's default
+LONGEST_HEARTBEAT_S: Final = 10.0
 LEAST_PREFETCH: Final = 1024 * 1024
 REAP_FRACTION: Final = 10  # an abandoned consumer lives at most a tenth longer than `consumer_idle_s`
 
@@ -58,6 +61,7 @@ class ConsumersStatistics(msgspec.Struct, frozen=True):
 
     instances: int
     polling: int
+    sleeping: int  # polls that wait without asking Kafka
     created_total: int
     reaped_total: int
     records_total: int
@@ -145,13 +149,15 @@ class Consumers(Module):
         return control_answer(encode({"instance_id": name, "base_uri": uri}))
 
     def _member(self, group: str, name: str, create: CreateConsumer) -> Member:
+        count = len(self._instances)
         settings = MemberSettings(
             group=group,
             client_id=name,
             auto_offset_reset=create.auto_offset_reset,
             fetch_min_bytes=create.fetch_min_bytes,
-            fetch_bytes=max(LEAST_PREFETCH, min(MOST_PREFETCH, PREFETCH // len(self._instances))),
+            fetch_bytes=max(LEAST_PREFETCH, min(MOST_PREFETCH, PREFETCH // count)),
             isolation_level=create.isolation_level,
+            heartbeat_s=max(SHORTEST_HEARTBEAT_S, min(LONGEST_HEARTBEAT_S, count / HEARTBEATS)),
             request_timeout_ms=create.request_timeout_ms,
             idle_s=self._config.consumer_idle_s,
         )
@@ -325,6 +331,7 @@ class Consumers(Module):
         return ConsumersStatistics(
             instances=len(self._instances),
             polling=self._polling,
+            sleeping=self._arrivals.sleepers,
             created_total=self._created,
             reaped_total=self._reaped,
             records_total=self._records,

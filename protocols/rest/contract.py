@@ -22,6 +22,7 @@ METHODS: Final = ("delete", "get", "head", "options", "patch", "post", "put")
 _SHOWN_ERRORS: Final = 8  # of one request; a body may have thousands
 _SHOWN_TEXT: Final = 240  # characters of one error: it repeats what the client sent
 _STATUS: Final = "x-status"
+_BOUNDS: Final = frozenset({"const", "enum", "format", "maxLength", "minLength", "pattern"})  # of a string
 _NUMBER_DIGITS: Final = 19  # of an integer in a path or query; more than 64 bits are nowhere of use
 
 
@@ -75,6 +76,7 @@ class Parameter(msgspec.Struct, frozen=True):
     required: bool
     default: Any
     schema: Schema
+    bounded: bool  # whether not every text is a value
 
     def value(self, texts: Sequence[str]) -> Any:
         """Its value from what was sent.
@@ -111,7 +113,7 @@ class Operation(msgspec.Struct, frozen=True):
     headers: tuple[Parameter, ...]
     body: Body | None
     answers: dict[str, tuple[str, ...]]  # by status ("200"), the media types
-    typed_path: bool  # whether the values of the path need more than being text
+    typed_path: bool  # whether the values of the path must be looked at
     defaults: dict[str, Any]  # of the query's parameters
 
     def path_values(self, texts: Sequence[str]) -> tuple[Any, ...]:
@@ -182,7 +184,7 @@ class Contract:
                 status: tuple(self._resolved(answer).get("content", ()))
                 for status, answer in entry["responses"].items()
             },
-            typed_path=any(parameter.kind != "string" for parameter in path),
+            typed_path=any(parameter.bounded for parameter in path),
             defaults={name: one.default for name, one in query.items() if one.default is not None},
         )
 
@@ -250,6 +252,7 @@ def _parameter(entry: dict[str, Any]) -> Parameter:
         required=entry.get("required", False),
         default=definition.get("default"),
         schema=Schema(definition),
+        bounded=kind != "string" or bool(definition.keys() & _BOUNDS),
     )
 
 
