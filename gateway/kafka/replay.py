@@ -121,7 +121,7 @@ class Replay:
         spawn: Spawn,
         lookup: Lookup,
         *,
-        consumers: int = 4,
+        consumers: int = 16,
         idle_s: float = IDLE_S,
     ) -> None:
         """Nothing is opened before somebody is behind.
@@ -334,7 +334,7 @@ class _Worker:
         """One turn of an outlet; True when it has no room."""
         records = 0
         while queue.readings and records < TURN_RECORDS:
-            if self.serves is not queue or self._version != queue.version:
+            if self.serves is not queue or queue.home is not self or self._version != queue.version:
                 self._attach(consumer, queue)
                 continue
             if not self._chunk:

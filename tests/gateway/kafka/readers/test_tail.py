@@ -190,6 +190,25 @@ async def test_a_thousand_outlets_behind_share_a_few_consumers(readers, producer
     assert 1 <= most <= 2
 
 
+async def test_outlets_that_change_between_consumers_get_nothing_twice(readers, producer, new_topic) -> None:
+    """Each outlet has a little room again and again: what another consumer still has at hand is old by then."""
+    topic = await new_topic(1)
+    outlets = [readers.Sink(0) for _ in range(3)]
+    await readers.tail.watch(topic, readers.Fan(*outlets))
+    for number in range(2000):
+        await producer.send(topic, b"%d" % number, partition=0)
+    await producer.flush()
+    await readers.wait_until(lambda: readers.tail.statistics().behind == len(outlets))
+    chance = random.Random(4)
+    while readers.tail.statistics().behind:
+        outlet = chance.choice(outlets)
+        outlet.room += chance.randrange(1, 40)
+        readers.tail.room(outlet)
+        await asyncio.sleep(chance.choice((0, 0, 0, 0.001, 0.003)))
+    for outlet in outlets:
+        outlet.check_complete(2000)
+
+
 async def test_outlets_that_leave_while_behind_leave_nothing(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=2)
     gone, stays, ended = readers.Sink(1), readers.Sink(1), readers.Sink(1)
