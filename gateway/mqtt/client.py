@@ -295,6 +295,7 @@ class Client:
 
     def _disconnect(self, event: events.DisconnectReceived) -> None:
         """The client says goodbye; 0x00 takes its will back [MQTT-3.14.4-3], everything else does not."""
+        self._connection.finish()
         session = self.session
         if session is None:
             return

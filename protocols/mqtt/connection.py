@@ -3,7 +3,7 @@
 What is legal is `LEGAL`; what the server can do is what CONNACK announced, and that is enforced here. The meaning of
 the events is the session's business.
 
-    NEW --CONNECT--> CONNECTING --accept--> OPEN --DISCONNECT, a fault, a goodbye of ours--> CLOSED
+    NEW --CONNECT--> CONNECTING --accept--> OPEN --DISCONNECT and finish, a fault, a goodbye of ours--> CLOSED
     NEW --CONNECT with an authentication method--> AUTHENTICATING --accept--> OPEN
 """
 
@@ -34,7 +34,8 @@ __all__ = ["Connection", "Limits", "State"]
 class Connection(Receiver):
     """The server's side of one connection; see `protocols.connection.Connection` for how it is driven.
 
-    Once `closing` is true nothing is parsed any more.
+    Once `closing` is true nothing is parsed any more, nor behind DISCONNECT. Whoever hears that says `finish`, when
+    what the client asked before is answered.
     """
 
     __slots__ = ("_connected_at", "_eof", "_suspended")
@@ -50,7 +51,7 @@ class Connection(Receiver):
     def receive_data(self, data: bytes) -> list[Any]:
         """Take bytes as they came and return what they mean; a fault ends the list with `ConnectionFailed`."""
         state = self.state
-        if state is CLOSED:
+        if state is CLOSED or self._parted:
             return []
         if state is State.CONNECTING:
             return self._hold(data)
@@ -62,7 +63,7 @@ class Connection(Receiver):
 
     def receive_eof(self) -> list[Any]:
         """The client closed without DISCONNECT. What it sent ahead of CONNACK is still heard after `accept`."""
-        if self.state is CLOSED:
+        if self.state is CLOSED or self._parted:
             return []
         if self.state is State.CONNECTING:
             self._eof = True
@@ -75,7 +76,7 @@ class Connection(Receiver):
         state = self.state
         silent = None if self._grace is None or self._suspended else self._heard_at + self._grace
         if state is OPEN:
-            return silent
+            return None if self._parted else silent
         if state in (State.NEW, State.AUTHENTICATING) and self._connected_at is not None:
             deadline = self._connected_at + self._limits.connect_timeout_s
             return deadline if silent is None or self._turn is not Turn.CLIENT else min(deadline, silent)
@@ -105,6 +106,10 @@ class Connection(Receiver):
     def is_open(self) -> bool:
         """Whether `accept` was said and no goodbye since."""
         return self.state is OPEN
+
+    def finish(self) -> None:
+        """DISCONNECT was acted upon, and so was all that came before it: nothing more is said."""
+        self._close()
 
     def suspend_keepalive(self) -> None:
         """The shell stopped reading: silence is no longer the client's."""

@@ -36,7 +36,7 @@ class Receiver(Sender):
 
     __slots__ = (
         "_aliases", "_announced", "_flags", "_frames", "_grace", "_heard_at", "_limits", "_max_in", "_method", "_now",
-        "_topics", "_turn",
+        "_parted", "_topics", "_turn",
     )  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
@@ -53,6 +53,7 @@ class Receiver(Sender):
         self._now = 0.0
         self._heard_at = 0.0
         self._grace: float | None = None
+        self._parted = False  # DISCONNECT came, and what was asked before it may still be answered
 
     def _parse(self, buffer: bytes, found: list[Any]) -> None:
         """Parse whole packets; keep the rest. PUBLISH and PUBACK, which most packets are, are taken apart here."""
@@ -126,6 +127,8 @@ class Receiver(Sender):
                             needed = 0
                             break
                         limit = self._max_in
+                    elif self._parted:
+                        return
                     room = self.inbound.free
                     continue
                 flags = flags_table[first & 0x0F]
@@ -290,7 +293,11 @@ class Receiver(Sender):
                 assert self.connect is not None
                 check_disconnect(packet, self.connect)
                 found.append(_event(packet))
-                self._close()
+                if self.state is OPEN:
+                    self._parted = True
+                    self._frames.clear()
+                else:
+                    self._close()
             case packets.Auth():
                 check_auth(packet, self._method, self._turn)
                 self._turn = Turn.SERVER

@@ -387,6 +387,7 @@ def test_nothing_comes_after_our_disconnect() -> None:
 def test_nothing_is_heard_after_the_client_s_disconnect(version: int) -> None:
     connection = opened(version)
     assert len(say(connection, "e0 00", f"30 * s't' {none(version)}", "c0 00")) == 1
+    connection.finish()
     assert connection.closing  # also when the client leaves it open
     assert say(connection, f"30 * s't' {none(version)}") == []
     assert connection.data_to_send() == b""

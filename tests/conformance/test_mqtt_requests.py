@@ -81,6 +81,7 @@ def test_the_client_s_goodbye(code: int) -> None:
     (event,) = say(connection, f"e0 01 {code:02x}")
     assert type(event) is DisconnectReceived
     assert event.reason_code == code
+    connection.finish()
     assert goodbye(connection) is None
 
 

@@ -14,7 +14,8 @@ from gateway.mqtt.deadlines import Deadlines
 from gateway.mqtt.gateways import SILENT_S, Gateways
 from gateway.mqtt.records import GatewayRecord
 from protocols.mqtt import packets
-from protocols.mqtt.packets import Publish
+from protocols.mqtt.encoding import encode_packet
+from protocols.mqtt.packets import Publish, Version, Will
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 
@@ -89,6 +90,33 @@ async def test_qos_2_twice_in_one_read(connect: Connect, name: str, options: dic
     await client.expect(packets.Pubcomp)
     got = sorted([m.payload for m in await watcher.messages(2)])
     assert got == [b"behind", b"once"]
+
+
+@pytest.mark.clause("MQTT-3.8.4-1", "MQTT-3.10.4-4", "MQTT-3.14.4-3")
+@pytest.mark.parametrize("options", [{}, KEPT], ids=["", "kept"])
+@pytest.mark.parametrize("version", [4, 5])
+async def test_everything_in_one_write(connect: Connect, name: str, version: int, options: dict[str, Any]) -> None:
+    """What was asked before DISCONNECT is answered, and the will is taken back."""
+    if version == 4:
+        options = {"clean_start": not options}
+    watcher = await connect()
+    await watcher.subscribe(f"{name}/#")
+    will = Will(f"{name}/will", b"gone", 0)
+    client = await connect(name, version=version, will=will, **options)
+    asked = (
+        packets.Subscribe(1, (packets.Subscription(f"{name}/a", 1),)),
+        packets.Unsubscribe(2, (f"{name}/b",)),
+        packets.Subscribe(3, (packets.Subscription(f"{name}/c", 1),)),
+        packets.Disconnect(0),
+    )
+    client.send_bytes(b"".join(encode_packet(packet, Version(version)) for packet in asked))
+    assert [type(packet) for packet in await client.expect_end()] == [packets.Suback, packets.Unsuback, packets.Suback]
+    await watcher.publish(f"{name}/x", b"end")
+    assert (await watcher.message()).payload == b"end"
+    if options in (KEPT, {"clean_start": False}):
+        await watcher.publish(f"{name}/a", b"kept")
+        again = await connect(name, version=version, **options)
+        assert (await again.message()).payload == b"kept"
 
 
 def test_deadlines_are_one_entry_for_each_client() -> None:

@@ -194,6 +194,8 @@ class Server:
         while waiting:
             event = waiting.pop(0)
             self.events.append(event)
+            if type(event) is DisconnectReceived:
+                self.connection.finish()
             if type(event) is ConnectReceived and not self.connection.closing:
                 announced = Properties(topic_alias_maximum=3)
                 waiting += self.connection.accept(properties=announced, received=[2], reserved=[1, 5])

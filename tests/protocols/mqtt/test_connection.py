@@ -486,9 +486,28 @@ def test_disconnect(version: int) -> None:
     connection = opened(version)
     events = say(connection, "30 * s't' 00", "e0 00", "30 * s't' 00")
     assert [type(one) for one in events] == [PublishReceived, DisconnectReceived]
+    assert say(connection, "c0 00") == connection.receive_eof() == []
+    assert connection.next_deadline() is None
+    assert connection.data_to_send() == b""
+    assert not connection.closing
+    connection.finish()
     assert connection.closing
     assert connection.data_to_send() == b""
     assert connection.receive_eof() == []
+
+
+@pytest.mark.parametrize("version", [5, 4])
+def test_what_was_asked_before_disconnect_is_answered(version: int) -> None:
+    connection = opened(version)
+    properties = "00" if version == 5 else ""
+    events = say(connection, f"82 * 0007 {properties} s'a' 00", f"a2 * 0008 {properties} s'a'", "e0 00")
+    assert [type(one) for one in events] == [SubscribeReceived, UnsubscribeReceived, DisconnectReceived]
+    connection.send_suback(7, [0])
+    connection.send_unsuback(8, [0])
+    connection.finish()
+    connection.send_suback(9, [0])
+    answers = ("90 * 0007 00 00", "b0 * 0008 00 00") if version == 5 else ("90 * 0007 00", "b0 * 0008")
+    assert connection.data_to_send() == b"".join(map(wire, answers))
 
 
 def test_disconnect_with_will_and_expiry() -> None:
@@ -733,6 +752,7 @@ def test_a_goodbye_of_ours() -> None:
 def test_a_late_acknowledgement_is_not_said() -> None:
     connection = opened()
     say(connection, "32 * s't' 0001 00", "34 * s't' 0002 00", "e0 00")
+    connection.finish()
     connection.send_puback(1)
     connection.send_pubacks([1])
     connection.send_pubrec(2)

@@ -74,6 +74,9 @@ def test_every_packet_in_every_state(place: str, kind: PacketType, step: int) ->
         events += connection.receive_data(data[start : start + step])
     if kind.name in MAY[place]:
         assert not any(type(one) is ConnectionFailed for one in events)
+        if kind is PacketType.DISCONNECT:
+            assert connection.closing is (place == "authenticating")  # there nothing is left to be answered
+            connection.finish()
         assert connection.closing is (kind is PacketType.DISCONNECT)
         return
     assert [type(one) for one in events] == [ConnectionFailed]
