@@ -20,13 +20,14 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Report
-from loadtest.scenarios import amqp_kills
+from loadtest.scenarios import amqp_kills, amqp_table
 from loadtest.scenarios.fuzz import SETTINGS, Fuzz
 from loadtest.scenarios.fuzz import Plan as Storm
 from loadtest.scenarios.kills import Plan, Round
 from loadtest.scenarios.memory import Crowd, Scales, allow_files, weigh
 from loadtest.scenarios.steady import PROTOCOLS, Load, judge, send
-from loadtest.scenarios.table import make_way, measure
+from loadtest.scenarios.table import make_way
+from loadtest.scenarios.table import measure as mqtt_table
 from loadtest.verify import Ledger
 
 
@@ -96,14 +97,15 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     fuzz.add_argument("--first", type=int, default=storm.first, help="number of the first conversation")
     fuzz.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     fuzz.add_argument("--json", type=Path, help="write the report here as well")
-    table = scenarios.add_parser("table", help="every figure of docs/performance.md about MQTT's speed")
-    table.add_argument("--bootstrap", help="Kafka; without it one is started")
-    table.add_argument("--rounds", type=int, default=3, help="of each row; the one with the least CPU counts")
-    table.add_argument("--share", type=float, default=1.0, help="of the messages, for a quick look")
-    table.add_argument("--only", default="", help="rows whose name contains this")
-    table.add_argument("--unpinned", action="store_true", help="leave the processors to the system")
-    table.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
-    table.add_argument("--json", type=Path, help="write the report here as well")
+    for name, protocol in (("table", "MQTT"), ("amqp", "AMQP")):
+        table = scenarios.add_parser(name, help=f"every figure of docs/performance.md about {protocol}'s speed")
+        table.add_argument("--bootstrap", help="Kafka; without it one is started")
+        table.add_argument("--rounds", type=int, default=3, help="of each row; the one with the least CPU counts")
+        table.add_argument("--share", type=float, default=1.0, help="of the messages, for a quick look")
+        table.add_argument("--only", default="", help="rows whose name contains this")
+        table.add_argument("--unpinned", action="store_true", help="leave the processors to the system")
+        table.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
+        table.add_argument("--json", type=Path, help="write the report here as well")
     return parser.parse_args(argv)
 
 
@@ -226,9 +228,10 @@ async def table(options: argparse.Namespace) -> int:
     """Run it; 0 when nothing that was promised is missing."""
     allow_files()
     processors = None if options.unpinned else make_way()
+    measure, name = TABLES[options.scenario]
     async with own_gateway(options, processors) as (gateway, _):
         rows = await measure(gateway, options.rounds, options.share, options.only, say)
-    report = Report("MQTT, one gateway process", lines=True)
+    report = Report(f"{name}, one gateway process", lines=True)
     for row in rows:
         report.add(**row)
     bad = ("lost", "doubled", "out of order", "errors")
@@ -241,7 +244,8 @@ def chosen(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
-RUN: Final = {"steady": steady, "kills": kills, "fuzz": fuzz, "memory": memory, "table": table}
+TABLES: Final = {"table": (mqtt_table, "MQTT"), "amqp": (amqp_table.measure, "AMQP")}
+RUN: Final = {"steady": steady, "kills": kills, "fuzz": fuzz, "memory": memory, "table": table, "amqp": table}
 
 
 def main() -> None:

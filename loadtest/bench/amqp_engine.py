@@ -32,6 +32,7 @@ from gateway.kafka.contracts import Result
 from gateway.kafka.records import Records
 from gateway.security.authorization import AccessList
 from gateway.security.identity import ANONYMOUS
+from loadtest.clients.amqp_messages import NOW, many_keys, minimal, typical
 from mapping.amqp import Destination, gateway_headers, to_record
 from mapping.amqp_out import from_record
 from mapping.outcomes import Outcome
@@ -45,7 +46,6 @@ READ: Final = 65536
 BATCH: Final = 65536
 COUNT: Final = 20_000  # per run
 RUNS: Final = 7
-NOW: Final = 1_800_000_000_000
 
 
 def _text(code: int, value: str) -> bytes:
@@ -70,33 +70,7 @@ NULL, ZERO, TRUE, FALSE = b"\x40", b"\x43", b"\x41", b"\x42"
 BIG: Final = b"\x70\x7f\xff\xff\xff"
 
 
-def minimal(number: int) -> bytes:
-    """One Data section."""
-    return b"\x00\x53\x75\xa0\x64" + b"%0100d" % number
-
-
-def keyed(number: int) -> bytes:
-    """A key for Kafka, and one Data section."""
-    pairs = _text(0xA3, "x-opt-bridge.key") + _text(0xA1, f"device-{number % 100:03d}")
-    return b"\x00\x53\x72\xc1" + bytes((len(pairs) + 1, 2)) + pairs + minimal(number)
-
-
-def typical(number: int) -> bytes:
-    """A message as services send them."""
-    properties = b"\x00\x53\x73" + _list(
-        _text(0xA1, f"msg-{number:010d}"), NULL, _text(0xA1, "telemetry/dev1"), _text(0xA1, "subj"), NULL,
-        _text(0xA1, f"corr-{number}"), _text(0xA3, "application/json"), NULL, NULL,
-        b"\x83" + struct.pack(">q", NOW + number),
-    )  # fmt: skip
-    entries = b"".join(
-        [_text(0xA1, "device"), _text(0xA1, "dev-1"), _text(0xA1, "seq"), b"\x71" + struct.pack(">i", number),
-         _text(0xA1, "temp"), b"\x82" + struct.pack(">d", 21.5 + number / 10)]
-    )  # fmt: skip
-    application = b"\x00\x53\x74\xd1" + struct.pack(">II", len(entries) + 4, 6) + entries
-    return b"\x00\x53\x70\xc0\x02\x01\x41" + properties + application + minimal(number)
-
-
-KINDS: Final = {"minimal": minimal, "keyed": keyed, "typical": typical}
+KINDS: Final = {"minimal": minimal, "keyed": many_keys, "typical": typical}
 
 
 def preamble(*, sending: bool) -> bytes:
@@ -355,7 +329,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     destination = Destination("bench", b"bench", None, None, "anonymous", gateway_headers("bench"))
     print(f"{'us CPU per message':34}" + "".join(f"{name:>10}" for name in KINDS))
-    messages = {name: [make(number) for number in range(COUNT)] for name, make in KINDS.items()}
+    messages = {name: [make(number, b"%0100d" % number) for number in range(COUNT)] for name, make in KINDS.items()}
     reads = {name: transfers(made) for name, made in messages.items()}
     rows: list[tuple[str, Callable[[list[bytes]], Callable[[], None]]]] = [
         ("in: floor (proton through cffi)", floor),

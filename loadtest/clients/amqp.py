@@ -1,6 +1,6 @@
 """A windowed AMQP 1.0 sender on a bare socket.
 
-It obeys link credit, matches dispositions by delivery id, and sends each payload as one Data section.
+It obeys link credit, matches dispositions by delivery id, and sends each payload as a message of one kind.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from loadtest.clients.amqp_messages import Kind, minimal
 from loadtest.clients.amqp_wire import (
     ACCEPTED,
     CLOSE,
@@ -22,8 +23,6 @@ from loadtest.clients.amqp_wire import (
     SASL_OUTCOME,
     Splitter,
     attach_sender,
-    data_section,
-    key_annotation,
     opening,
     read_value,
     transfer,
@@ -49,12 +48,10 @@ class Sender(WindowedSender):
         pace: Pace,
         on_ack: OnAck,
         *,
-        key: str | None = None,
+        kind: Kind = minimal,
     ) -> None:
-        annotations = b"" if key is None else key_annotation(key)
         frames = [
-            transfer(index, struct.pack(">I", index), annotations + data_section(payload))
-            for index, payload in enumerate(payloads)
+            transfer(index, struct.pack(">I", index), kind(index, payload)) for index, payload in enumerate(payloads)
         ]
         super().__init__(frames, pace, on_ack)
         self._container = container

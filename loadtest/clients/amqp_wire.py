@@ -72,13 +72,14 @@ def opening(container: str) -> bytes:
     )
 
 
-def _map(*items: bytes) -> bytes:
+def mapped(*items: bytes) -> bytes:
+    """A map of keys and values in turn."""
     body = b"".join(items)
     return b"\xd1" + struct.pack(">II", len(body) + 4, len(items)) + body
 
 
 _OFFSET_SPEC: Final = symbol("rabbitmq:stream-offset-spec")
-_FROM_THE_FIRST: Final = _map(_OFFSET_SPEC, b"\x00" + _OFFSET_SPEC + string("first"))
+_FROM_THE_FIRST: Final = mapped(_OFFSET_SPEC, b"\x00" + _OFFSET_SPEC + string("first"))
 
 
 def attach_sender(name: str, container: str, address: str) -> bytes:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from loadtest.clients import amqp, mqtt, rest
+from loadtest.clients.amqp_messages import Kind, keyed
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
 from loadtest.gateway import process_cpu
@@ -33,6 +34,7 @@ class Load(NamedTuple):
     batch: int = 100  # records a request, HTTP only
     rate: float | None = None  # messages a second in total
     qos: int = 1  # MQTT only; at 0 only each connection's last message is answered, when all before it are through
+    kind: Kind | None = None  # AMQP only; None: the sender's key as an annotation, and the payload
 
 
 class Measured(NamedTuple):
@@ -140,5 +142,5 @@ def make_sender(load: Load, sender: int, payloads: list[bytes], pace: Pace, ledg
             return lambda: mqtt.Flood(f"load-{key}", topic, payloads, pace, acknowledge)
         return lambda: mqtt.Publisher(f"load-{key}", topic, payloads, pace, acknowledge, qos=load.qos)
     if load.protocol == "amqp":
-        return lambda: amqp.Sender(key, load.topic, payloads, pace, acknowledge, key=key)
+        return lambda: amqp.Sender(key, load.topic, payloads, pace, acknowledge, kind=load.kind or keyed(key))
     return lambda: rest.Producer(load.address, load.topic, payloads, pace, acknowledge, batch=load.batch, key=key)

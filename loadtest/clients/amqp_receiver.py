@@ -1,0 +1,137 @@
+"""An AMQP 1.0 receiver on a bare socket that takes all it can get: cheap, so that it is not what is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final, cast
+
+from loadtest.clients.amqp_wire import (
+    CLOSE,
+    DETACH,
+    END,
+    GOODBYE,
+    GREETING,
+    SASL_OUTCOME,
+    Splitter,
+    accept,
+    attach_receiver,
+    credit,
+    opening,
+    read_value,
+)
+
+_TRANSFER_START: Final = b"\x00\x53\x14"
+_ATTACH_START: Final = b"\x00\x53\x12"
+
+
+class Receiver(asyncio.Protocol):
+    """Takes messages whose last `size` bytes are the payload, and accepts them in runs.
+
+    Attributes:
+        attached: done when the link is there; carries the error when the connection fails before.
+        payloads: what came, in order.
+        last: when the last of it came (`time.perf_counter`).
+    """
+
+    def __init__(
+        self,
+        container: str,
+        address: str,
+        *,
+        size: int,
+        window: int = 1000,
+        settled: bool = False,
+        first: bool = False,
+        told: Callable[[bytes, float], None] | None = None,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            container: its name.
+            address: of the source.
+            size: bytes of a payload.
+            window: credit; it is given anew when half of it is used.
+            settled: whether messages are to come settled.
+            first: from the first record that is stored.
+            told: each payload, and when it came.
+        """
+        self.payloads: list[bytes] = []
+        self.last = 0.0
+        self.attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._container = container
+        self._address = address
+        self._size = size
+        self._window = window
+        self._settled = settled
+        self._first = first
+        self._told = told
+        self._splitter = Splitter()
+        self._transport: asyncio.Transport | None = None
+        self._accepted = 0
+        self._granted = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the greeting."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(GREETING)
+
+    def data_received(self, data: bytes) -> None:
+        """Frames."""
+        transport = self._transport
+        assert transport is not None
+        payloads, size = self.payloads, self._size
+        before = len(payloads)
+        for body in self._splitter.feed(data):
+            if body.startswith(_TRANSFER_START):
+                payloads.append(body[-size:])
+            else:
+                self._control(body)
+        count = len(payloads)
+        if count == before:
+            return
+        self.last = time.perf_counter()
+        if self._told is not None:
+            for payload in payloads[before:]:
+                self._told(payload, self.last)
+        out = b""
+        if not self._settled:
+            out = accept(self._accepted, count - 1)  # delivery-ids count the session's transfers, and it has one link
+            self._accepted = count
+        if self._granted - count <= self._window // 2:
+            self._granted = count + self._window
+            out += credit(count, count, self._window)
+        if out:
+            transport.write(out)
+
+    def _control(self, body: bytes) -> None:
+        transport = self._transport
+        assert transport is not None
+        (code, fields), _ = read_value(body, 0)
+        if code == SASL_OUTCOME:
+            attach = attach_receiver("load", self._container, self._address, settled=self._settled, first=self._first)
+            transport.write(opening(self._container) + attach)
+        elif body.startswith(_ATTACH_START):
+            self._granted = self._window
+            transport.write(credit(0, 0, self._window))
+            if not self.attached.done():
+                self.attached.set_result(None)
+        elif code in (DETACH, END, CLOSE) and not transport.is_closing():
+            self._fail(ConnectionAbortedError(f"peer sent 0x{code:02x}: {fields}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The gateway closed the socket."""
+        self._fail(exc or ConnectionResetError("connection closed"))
+
+    def close(self) -> None:
+        """Say goodbye and close."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(GOODBYE)
+            self._transport.close()
+
+    def _fail(self, error: Exception) -> None:
+        if not self.attached.done():
+            self.attached.set_exception(error)
+        elif self._transport is not None:
+            self._transport.close()

@@ -1,0 +1,317 @@
+"""Scenario `amqp`: the figures of `docs/performance.md` about AMQP's speed, by one command, on a gateway of its own.
+
+Where the processors go: see `table`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from aiokafka import AIOKafkaProducer
+
+from loadtest.clients.amqp import Sender
+from loadtest.clients.amqp_idle import Idle
+from loadtest.clients.amqp_messages import Kind, many_keys, minimal, typical
+from loadtest.clients.amqp_receiver import Receiver
+from loadtest.clients.pace import Pace
+from loadtest.clients.topics import create_topic
+from loadtest.gateway import GatewayProcess, process_cpu, process_resident
+from loadtest.numbering import HEADER_BYTES, Numbering
+from loadtest.report import Latencies
+from loadtest.scenarios.steady import Load, judge, send
+from loadtest.verify import Ledger
+
+SIZE: Final = 100  # payload bytes
+PARTITIONS: Final = 3
+PATIENCE_S: Final = 10.0  # without a delivery, what is missing is lost
+IDLE_AT_ONCE: Final = 50
+IDLE_WARM_UP: Final = 200  # connections before the first look at the memory
+SETTLE_S: Final = 2.0
+ROUND_TRIPS: Final = 4  # alternations between Kafka alone and the gateway
+
+Columns = dict[str, Any]
+Run = Callable[[GatewayProcess, float], Awaitable[Columns]]
+
+
+class Sending(NamedTuple):
+    """Senders that keep their windows full, unsettled; judged by what is in Kafka."""
+
+    connections: int
+    window: int
+    messages: int
+    kind: Kind = minimal
+
+    async def run(self, gateway: GatewayProcess, share: float) -> Columns:
+        """Run it."""
+        numbering, ledger = Numbering(), Ledger()
+        topic = f"amqp-in-{numbering.run}"
+        await create_topic(gateway.kafka, topic, PARTITIONS)
+        messages = max(self.connections, int(self.messages * share))
+        load = Load(
+            "amqp", gateway.addresses["amqp"], topic, self.connections, self.window, messages, SIZE, kind=self.kind
+        )
+        measured = await send(load, numbering, ledger, gateway.pid)
+        verdict = await judge(gateway.kafka, load, numbering, ledger)
+        return {
+            "per second": round(measured.answered / measured.seconds),
+            "p50 ms": measured.latencies.milliseconds(50),
+            "p99 ms": measured.latencies.milliseconds(99),
+            "cpu us": round(measured.cpu_us, 2),
+            "lost": verdict.lost,
+            "doubled": verdict.duplicated,
+            "errors": len(measured.errors) + sum(measured.refused.values()),
+        }
+
+
+class Draining(NamedTuple):
+    """Receivers of a topic that is stored already.
+
+    Attributes:
+        receivers: how many.
+        messages: stored ones.
+        settled: they come settled; else each is accepted.
+        queue: the receivers share the messages, as a group; else each gets all.
+    """
+
+    receivers: int
+    messages: int
+    settled: bool = False
+    queue: bool = False
+
+    async def run(self, gateway: GatewayProcess, share: float) -> Columns:
+        """Run it."""
+        numbering = Numbering()
+        topic = f"amqp-out-{numbering.run}"
+        await create_topic(gateway.kafka, topic, PARTITIONS)
+        payloads = [numbering.payload(0, number, SIZE) for number in range(int(self.messages * share))]
+        await _store(gateway.kafka, topic, payloads)
+        address = f"{topic}/group.id/{topic}" if self.queue else topic
+        receivers = [
+            Receiver(f"{topic}-{number}", address, size=SIZE, settled=self.settled, first=not self.queue)
+            for number in range(self.receivers)
+        ]
+        cpu, began = process_cpu(gateway.pid), time.perf_counter()
+        await _attach(receivers, gateway)
+        wanted = len(payloads) * (1 if self.queue else self.receivers)
+        await _received(receivers, wanted)
+        cpu = process_cpu(gateway.pid) - cpu
+        took = max(receiver.last for receiver in receivers) - began
+        got = [payload for receiver in receivers for payload in receiver.payloads]
+        lost = [len(set(payloads) - set(receiver.payloads)) for receiver in receivers]
+        for receiver in receivers:
+            receiver.close()
+        return {
+            "per second": round(len(got) / took),
+            "cpu us": round(cpu / max(1, len(got)) * 1e6, 2),
+            "lost": len(set(payloads) - set(got)) if self.queue else sum(lost),
+            "doubled": len(got) - wanted + (len(set(payloads) - set(got)) if self.queue else sum(lost)),
+        }
+
+
+class Through(NamedTuple):
+    """One sender and one receiver of the same topic at once: as fast as it goes, or one message in flight.
+
+    Attributes:
+        messages: how many.
+        window: unanswered ones.
+    """
+
+    messages: int
+    window: int
+
+    async def run(self, gateway: GatewayProcess, share: float) -> Columns:
+        """Run it."""
+        numbering = Numbering()
+        topic = f"amqp-through-{numbering.run}"
+        await create_topic(gateway.kafka, topic, PARTITIONS)
+        payloads = [numbering.payload(0, number, SIZE) for number in range(int(self.messages * share))]
+        latencies = Latencies()
+        numbers = {payload[:HEADER_BYTES]: number for number, payload in enumerate(payloads)}
+        sent_at: list[float] = []
+
+        def told(payload: bytes, now: float) -> None:
+            latencies.record(now - sent_at[numbers[payload[:HEADER_BYTES]]])
+
+        receiver = Receiver(f"{topic}-receiver", topic, size=SIZE, told=told)
+        await _attach([receiver], gateway)
+        pace = Pace(self.window, None)
+        sender = await _connect_sender(gateway, topic, payloads, pace)
+        sent_at = sender.sent_at
+        cpu, began = process_cpu(gateway.pid), time.perf_counter()
+        pace.start()
+        sender.push()
+        await sender.finished
+        sent = time.perf_counter() - began
+        await _received([receiver], len(payloads))
+        cpu = process_cpu(gateway.pid) - cpu
+        sender.close()
+        receiver.close()
+        got = len(receiver.payloads)
+        return {
+            "per second": round(len(payloads) / sent),
+            "out per second": round(got / max(1e-9, receiver.last - began)),
+            "p50 ms": latencies.milliseconds(50),
+            "p99 ms": latencies.milliseconds(99),
+            "cpu us": round(cpu / len(payloads) * 1e6, 2),
+            "lost": len(set(payloads) - set(receiver.payloads)),
+        }
+
+
+class RoundTrip(NamedTuple):
+    """One message in flight, and beside it, in turns of the same run, the round trip of aiokafka alone."""
+
+    messages: int
+
+    async def run(self, gateway: GatewayProcess, share: float) -> Columns:
+        """Run it."""
+        numbering = Numbering()
+        topic = f"amqp-one-{numbering.run}"
+        await create_topic(gateway.kafka, topic, PARTITIONS)
+        each = max(1, int(self.messages * share) // ROUND_TRIPS)
+        alone, ours = Latencies(), Latencies()
+        cpu = 0.0
+        async with AIOKafkaProducer(bootstrap_servers=gateway.kafka, acks="all", enable_idempotence=True) as producer:
+            for turn in range(ROUND_TRIPS):
+                payloads = [numbering.payload(turn, number, SIZE) for number in range(each)]
+                for payload in payloads:
+                    began = time.perf_counter()
+                    await producer.send_and_wait(topic, payload)
+                    alone.record(time.perf_counter() - began)
+                pace = Pace(1, None)
+                sender = await _connect_sender(gateway, topic, payloads, pace)
+                used = process_cpu(gateway.pid)
+                pace.start()
+                sender.push()
+                await sender.finished
+                cpu += process_cpu(gateway.pid) - used
+                sender.close()
+                ours.merge(sender.latencies)
+        return {
+            "p50 ms": ours.milliseconds(50),
+            "p99 ms": ours.milliseconds(99),
+            "aiokafka p50 ms": alone.milliseconds(50),
+            "aiokafka p99 ms": alone.milliseconds(99),
+            "cpu us": round(cpu / (each * ROUND_TRIPS) * 1e6, 2),
+        }
+
+
+class Waiting(NamedTuple):
+    """Idle connections, each with a session and a sender's link with credit: resident memory of each."""
+
+    connections: int
+
+    async def run(self, gateway: GatewayProcess, share: float) -> Columns:
+        """Run it."""
+        topic = f"amqp-idle-{Numbering().run}"
+        await create_topic(gateway.kafka, topic, PARTITIONS)
+        count = max(1, int(self.connections * share))
+        idle = await _idle(gateway, topic, IDLE_WARM_UP)
+        before = process_resident(gateway.pid)
+        idle += await _idle(gateway, topic, count)
+        after = process_resident(gateway.pid)
+        for one in idle:
+            one.close()
+        return {"bytes each": round((after - before) / count)}
+
+
+ROWS: Final[dict[str, Sending | Draining | Through | RoundTrip | Waiting]] = {
+    "in, 10 links x 1,000": Sending(10, 1000, 600_000),
+    "in, 10 links x 1,000, 100 keys": Sending(10, 1000, 400_000, many_keys),
+    "in, 10 links x 1,000, typical": Sending(10, 1000, 300_000, typical),
+    "in, 10 links x 100": Sending(10, 100, 600_000),
+    "in, 1 link x 1,000": Sending(1, 1000, 300_000),
+    "in, 100 links x 100": Sending(100, 100, 400_000),
+    "in, 1 in flight, beside aiokafka": RoundTrip(4_000),
+    "out, 10 receivers of all, settled": Draining(10, 100_000, settled=True),
+    "out, 10 receivers of all, accepted": Draining(10, 100_000),
+    "out, 10 receivers of a queue, accepted": Draining(10, 300_000, queue=True),
+    "in and out at once, 1 + 1": Through(300_000, 1000),
+    "end to end, 1 in flight": Through(3_000, 1),
+    "idle connection": Waiting(2_000),
+}
+
+
+async def measure(
+    gateway: GatewayProcess, rounds: int, share: float, wanted: str, say: Callable[[str], None]
+) -> list[Columns]:
+    """Run the rows whose name contains `wanted`; see `table.measure`."""
+    found = []
+    for name, row in ROWS.items():
+        if wanted not in name:
+            continue
+        best: Columns | None = None
+        for number in range(1 if isinstance(row, Waiting) else rounds):
+            columns = await row.run(gateway, share)
+            say(f"{name}, round {number + 1}: {columns}")
+            if best is None or columns["cpu us"] < best["cpu us"]:
+                best = {"": name, **columns, "load": round(os.getloadavg()[0], 1)}
+        assert best is not None
+        found.append(best)
+    return found
+
+
+async def _store(kafka: str, topic: str, payloads: list[bytes]) -> None:
+    """Put messages into a topic, in turn over its partitions."""
+    async with AIOKafkaProducer(
+        bootstrap_servers=kafka, acks="all", enable_idempotence=True, max_batch_size=65536
+    ) as producer:
+        for partition in range(PARTITIONS):
+            waiting = []
+            batch = producer.create_batch()
+            for payload in payloads[partition::PARTITIONS]:
+                if batch.append(key=None, value=payload, timestamp=None) is None:
+                    waiting.append(await producer.send_batch(batch, topic, partition=partition))
+                    batch = producer.create_batch()
+                    batch.append(key=None, value=payload, timestamp=None)
+            waiting.append(await producer.send_batch(batch, topic, partition=partition))
+            await asyncio.gather(*waiting)
+
+
+async def _connect_sender(gateway: GatewayProcess, topic: str, payloads: list[bytes], pace: Pace) -> Sender:
+    make = partial(Sender, f"{topic}-sender", topic, payloads, pace, lambda first, behind: None)
+    _, sender = await asyncio.get_running_loop().create_connection(make, *gateway.address("amqp"))
+    await sender.connected
+    return sender
+
+
+async def _attach(receivers: list[Receiver], gateway: GatewayProcess) -> None:
+    loop = asyncio.get_running_loop()
+    for receiver in receivers:
+        await loop.create_connection(partial(_same, receiver), *gateway.address("amqp"))
+    await asyncio.gather(*(receiver.attached for receiver in receivers))
+
+
+def _same(receiver: Receiver) -> Receiver:
+    return receiver
+
+
+async def _received(receivers: list[Receiver], wanted: int) -> None:
+    """Wait until the receivers have so many in all, or nothing comes any more."""
+    count, since = -1, time.perf_counter()
+    while count < wanted and time.perf_counter() - since < PATIENCE_S:
+        await asyncio.sleep(0.02)
+        now = sum(len(receiver.payloads) for receiver in receivers)
+        if now != count:
+            count, since = now, time.perf_counter()
+
+
+async def _idle(gateway: GatewayProcess, topic: str, count: int) -> list[Idle]:
+    loop = asyncio.get_running_loop()
+    found: list[Idle] = []
+    for first in range(0, count, IDLE_AT_ONCE):
+        pairs = await asyncio.gather(
+            *(
+                loop.create_connection(partial(Idle, f"idle-{number}", topic), *gateway.address("amqp"))
+                for number in range(first, min(count, first + IDLE_AT_ONCE))
+            )
+        )
+        idle = [protocol for _, protocol in pairs]
+        await asyncio.gather(*(one.ready for one in idle))
+        found += idle
+    await asyncio.sleep(SETTLE_S)
+    return found
