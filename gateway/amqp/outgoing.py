@@ -302,7 +302,9 @@ class OutgoingLink:
         if services.subscriptions.get(group) is self:
             del services.subscriptions[group]
         ends = source.subscription and (unsubscribe or source.volatile)
-        self._session.pump.spawn(self._depart(group, ends=ends, failed=failed))
+        departure = self._session.pump.spawn(self._depart(group, ends=ends, failed=failed))
+        if ends:
+            services.ends(group, departure)
 
     async def _depart(self, group: str, *, ends: bool, failed: bool) -> None:
         if self.retiring:  # a transaction outlives the links that take part in it

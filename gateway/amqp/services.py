@@ -158,8 +158,26 @@ class Services:
         self.sessions: set[SessionLike] = set()
         self.senders = 0
         self.subscriptions: dict[str, OutgoingLink] = {}
+        self._ending: dict[str, set[asyncio.Task[None]]] = {}
         self._starved: dict[Gate, set[IncomingLink]] = {}
         self._callbacks: dict[Gate, Callable[[bool], None]] = {}
+
+    def ends(self, group: str, departure: asyncio.Task[None]) -> None:
+        """A subscription of `group` is being ended by `departure`."""
+        departures = self._ending.setdefault(group, set())
+        departures.add(departure)
+
+        def gone(done: asyncio.Task[None]) -> None:
+            departures.discard(done)
+            if not departures:
+                self._ending.pop(group, None)
+
+        departure.add_done_callback(gone)
+
+    async def ended(self, group: str) -> None:
+        """Wait until no subscription of `group` is being ended here: whoever attaches then begins a new one."""
+        while departures := self._ending.get(group):
+            await asyncio.wait(departures)
 
     def shut_gate(self, topic: str | None) -> Gate | None:
         """The budget gate that forbids more credit for `topic` now, if any; None is no topic in particular."""

@@ -495,6 +495,8 @@ class AmqpSession:
             found = source.topic
         else:
             source = source_of(link, self._container_id, self.now_ms())
+        if source.group is not None:
+            await services.ended(source.group)
         if not self._grant.subscribe.whole_topic(source.topic):
             raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
         info = await services.publisher.topic(source.topic)
@@ -524,6 +526,7 @@ class AmqpSession:
     async def _resume(self, link: Link) -> Source:
         """A durable subscription by its name alone: only Kafka knows what it is for."""
         group = subscription_of(link, self._container_id)
+        await self.services.ended(group)
         topics = sorted(name for name in await self.services.groups.topics(group) if is_topic_name(name))
         if not topics:
             raise AddressError(NOT_FOUND, f"there is no subscription {group!r}")
