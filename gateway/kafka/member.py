@@ -30,6 +30,7 @@ from aiokafka.errors import (
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
     TopicAuthorizationFailedError,
+    UnknownMemberIdError,
 )
 from aiokafka.structs import OffsetAndMetadata
 
@@ -414,6 +415,9 @@ class Member:
         except IllegalStateError as error:
             raise NotAssignedError(offsets) from error
         except KafkaError as error:
+            if self._manual and isinstance(error, UnknownMemberIdError):
+                reason = "The group has members that share its partitions; only they commit"
+                raise Refused(Outcome.UNFIT, reason) from error
             raise _refused(error) from error
         for partition, offset in offsets.items():
             self._committed[partition] = offset.offset

@@ -24,7 +24,7 @@ class CreateConsumer(msgspec.Struct, frozen=True, gc=False, forbid_unknown_field
     enable_auto_commit: bool = msgspec.field(name="enable.auto.commit", default=True)
     fetch_min_bytes: int = msgspec.field(name="fetch.min.bytes", default=1)
     request_timeout_ms: int | None = msgspec.field(name="consumer.request.timeout.ms", default=None)
-    isolation_level: str = msgspec.field(name="isolation.level", default="read_uncommitted")
+    isolation_level: str = msgspec.field(name="isolation.level", default="read_committed")
 
     @property
     def embedded(self) -> Format:
