@@ -117,10 +117,11 @@ class TransactedClient:
         await self.run(work)
         return self
 
-    async def close(self) -> None:
-        """Close it, whatever has become of it."""
+    async def close(self, patience: float = WAIT_S) -> None:
+        """Close it, whatever has become of it; proton waits `patience` seconds for an answer."""
 
         def work() -> None:
+            self.connection.timeout = patience
             with contextlib.suppress(ProtonException):
                 self.connection.close()
 

@@ -38,6 +38,7 @@ def test_a_consumer_has_kafkas_defaults_and_the_binary_format() -> None:
         assert create.embedded is Format.BINARY
         assert create.enable_auto_commit is True
         assert (create.auto_offset_reset, create.fetch_min_bytes, create.name) == ("latest", 1, None)
+        assert create.isolation_level == "read_committed"
 
 
 def test_a_consumer_takes_kafkas_names() -> None:
