@@ -90,13 +90,17 @@ def _body(piece: bytes, chance: random.Random) -> bytes:
     if chance.random() < 0.3:
         return _frame(piece, _bytes(body, chance))
     try:
-        end = read_value(body, 0)[1]
-        performative = body[:end]
-        fields, _ = _fields(performative)
-    except (IndexError, ValueError, TypeError, RecursionError, struct.error):
+        return _frame(piece, _rewritten(body, chance))
+    except (IndexError, ValueError, TypeError, RecursionError, struct.error):  # it is damaged already
         return _frame(piece, _bytes(body, chance))
+
+
+def _rewritten(body: bytes, chance: random.Random) -> bytes:
+    """A performative with other fields, or with another message behind it."""
+    end = read_value(body, 0)[1]
+    fields, _ = _fields(body[:end])
     if chance.random() < 0.4 and len(body) > end:
-        return _frame(piece, performative + _bytes(body[end:], chance))  # of a message
+        return body[:end] + _bytes(body[end:], chance)
     match chance.randrange(4):
         case 0 if fields:
             fields[chance.randrange(len(fields))] = chance.choice(_VALUES)
@@ -107,7 +111,7 @@ def _body(piece: bytes, chance: random.Random) -> bytes:
         case _ if fields:
             at = chance.randrange(len(fields))
             fields[at] = _nested(fields[at], chance)
-    return _frame(piece, performative[:3] + listed(fields) + body[end:])
+    return body[:3] + listed(fields) + body[end:]
 
 
 def _nested(field: bytes, chance: random.Random) -> bytes:
