@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, Protocol, TypeVar
 
+import msgspec
 from aiokafka import TopicPartition
 
 from gateway.kafka.contracts import Refused
@@ -92,9 +93,7 @@ def complete(flight: FlightRecord, found: Iterable[tuple[int, int]]) -> FlightRe
         mark = max(mark, sequence + 1)
         if sequence >= flight.mark and sequence not in released:
             still_open[packet_id] = sequence
-    return FlightRecord(
-        flight.nonce, flight.epoch, flight.reached, flight.flights, mark, still_open, final=flight.final
-    )
+    return msgspec.structs.replace(flight, mark=mark, open=still_open, released=(), scan={}, doubts={})
 
 
 async def in_time(looking: Awaitable[T]) -> T:

@@ -5,12 +5,12 @@ A kept session notes each delivery at QoS 1 and 2 in its `Flights`; at QoS 2 tha
 
 from __future__ import annotations
 
-import collections
 from typing import TYPE_CHECKING, Final
 
 from gateway.mqtt.echoes import OwnCopies
 from gateway.mqtt.flights import PUBACK, PUBCOMP, PUBREC, Flights
-from gateway.mqtt.records import Flight, Wish
+from gateway.mqtt.records import Flight, Owed, Wish
+from gateway.mqtt.retained_queue import RetainedQueue
 from gateway.mqtt.router import Match
 from gateway.mqtt.shares import AT_LEAST_ONCE
 from mapping.mqtt import Delivery, for_subscriber
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gateway.mqtt.sharing import Share
 
 _PLAIN: Final = Match(0, False, ())
+_NOTHING: Final = Wish(Subscription("", 0))
 
 
 class Deliveries:
@@ -49,8 +50,7 @@ class Deliveries:
         self._session = session
         self._services = services
         self._back = False  # some of the log is read a second time
-        # Topics whose retained message is to be sent, how, and under which identifier again (0: a new one).
-        self._retained: collections.deque[tuple[str, Wish, int]] | None = None
+        self._retained: RetainedQueue | None = None
         # Deliveries that have an identifier and wait for the journal; those of a group with where they are from.
         self._unsent: dict[int, tuple[Share, Received] | None] = {}
 
@@ -64,6 +64,13 @@ class Deliveries:
             self._send_at_once(flight)
         for flight in lost:
             self._abandon(flight)
+        if self._retained is not None:
+            for owed in self._retained.owed:
+                wish = self._session.filters.get(owed.topic_filter)
+                after = owed.partition, owed.offset
+                found = self._services.retained.placed(owed.topic_filter, after) if wish is not None else ()
+                self._retained.add(wish or _NOTHING, found, owed)
+        self.feed_retained()
 
     def stop(self) -> None:
         """The connection is gone."""
@@ -72,7 +79,8 @@ class Deliveries:
             if given is not None and self.flights is not None:
                 self.flights.end(packet_id)  # it was not sent: another member of the group gets it
         self._unsent.clear()
-        self._retained = None
+        if self._retained is not None:
+            self._retained.clear()
 
     def _send_at_once(self, flight: Flight) -> None:
         """A delivery of which the client has the message already, or whose message is a retained one."""
@@ -80,7 +88,8 @@ class Deliveries:
         if flight.stage == PUBCOMP:
             self.client.send_pubrel(flight.packet_id)
             return
-        self._queue_retained(flight.name, Wish(Subscription(flight.name, flight.stage)), flight.packet_id)
+        wish = Wish(Subscription(flight.name, flight.stage))
+        self._retained_queue().add_again(flight.name, wish, flight.packet_id)
 
     def _abandon(self, flight: Flight) -> None:
         """A delivery on the way cannot be sent again: its message is gone, or too large for the client.
@@ -113,35 +122,62 @@ class Deliveries:
 
     # retained messages
 
-    def send_retained(self, wish: Wish) -> None:
-        """Queue the retained messages that a new subscription gets (section 3.3.1.3)."""
-        for topic in self._services.retained.matching(wish.options.topic_filter):
-            self._queue_retained(topic, wish)
+    @property
+    def owed(self) -> tuple[Owed, ...]:
+        """Subscriptions of a kept session that are still to be sent retained messages."""
+        return self._retained.owed if self._retained is not None and self.flights is not None else ()
 
-    def _queue_retained(self, topic: str, wish: Wish, packet_id: int = 0) -> None:
+    def restore_owed(self, owed: tuple[Owed, ...]) -> None:
+        """Begin with what the flight record told."""
+        self._retained = RetainedQueue(owed) if owed else None
+
+    def _retained_queue(self) -> RetainedQueue:
         if self._retained is None:
-            self._retained = collections.deque()
-        self._retained.append((topic, wish, packet_id))
+            self._retained = RetainedQueue()
+        return self._retained
+
+    def owe_retained(self, wish: Wish) -> Owed | None:
+        """A new subscription is to be sent retained messages: note it, so that SUBACK promises them.
+
+        Returns:
+            What `send_retained` is to be given; None where no note is needed: at QoS 0, or there are no messages.
+        """
+        topic_filter = wish.options.topic_filter
+        if self.flights is None or not wish.options.qos or not self._services.retained.matching(topic_filter):
+            return None
+        return self._retained_queue().owe(topic_filter)
+
+    def send_retained(self, wish: Wish, owed: Owed | None) -> None:
+        """Queue the retained messages that a new subscription gets (section 3.3.1.3)."""
+        found = self._services.retained.placed(wish.options.topic_filter)
+        if found or owed is not None:
+            self._retained_queue().add(wish, found, owed)
+
+    def forget_retained(self, topic_filter: str) -> None:
+        """The client has unsubscribed."""
+        if self._retained is not None:
+            self._retained.forget(topic_filter)
 
     def feed_retained(self) -> None:
         """Send what is queued as it is now: a message that was replaced meanwhile is not sent in its old form."""
         retained, queue = self._services.retained, self._retained
         while queue:  # None: there is nothing
-            topic, wish, packet_id = queue[0]
+            first = queue.first()
+            topic, wish = first.topic, first.wish
             kept = retained.get(topic)
-            flight = self.flights.find(packet_id) if self.flights is not None else None
+            flight = self.flights.find(first.packet_id) if self.flights is not None else None
             version = (kept.partition, kept.offset) if kept is not None else None
             if flight is not None and version != (flight.partition, flight.offset):
                 self._abandon(flight)
-                queue[0] = (topic, wish, 0)
+                first.packet_id = 0
                 continue
             if kept is None:
-                queue.popleft()
+                queue.pop()
                 continue
             qos = min(wish.options.qos, kept.delivery.qos)
             if not (self.room if qos else self.takes_more):
                 return
-            queue.popleft()
+            queue.pop()
             if flight is not None:
                 self._send_again(flight, self._message(kept.delivery, ()), retain=True)
                 continue

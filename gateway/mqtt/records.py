@@ -89,6 +89,20 @@ class Flight(msgspec.Struct, array_like=True):
     name: str = ""
 
 
+class Owed(msgspec.Struct, array_like=True):
+    """A subscription whose retained messages were not all sent.
+
+    Attributes:
+        topic_filter: of the subscription.
+        partition: those up to this place in the topic of retained messages were sent.
+        offset: in that partition.
+    """
+
+    topic_filter: str
+    partition: int = -1
+    offset: int = -1
+
+
 class FlightRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The quick half of a session.
 
@@ -97,6 +111,7 @@ class FlightRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         epoch: of its writer.
         reached: everything below was offered to the session; what of it is unfinished is in `flights`.
         flights: deliveries on the way, in the order in which they were sent.
+        owed: subscriptions that are still to be sent retained messages.
         mark: exchanges of the client's QoS 2 messages with a lower sequence are accounted for in `open`.
         open: packet identifier -> sequence of those that are stored and not released.
         released: sequences from `mark` on that are released.
@@ -109,6 +124,7 @@ class FlightRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: int
     reached: Places = {}
     flights: tuple[Flight, ...] = ()
+    owed: tuple[Owed, ...] = ()
     mark: int = 0
     open: dict[int, int] = {}
     released: tuple[int, ...] = ()

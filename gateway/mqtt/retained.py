@@ -224,6 +224,13 @@ class Retained:
             return [] if entry is None or _is_over(entry, now) else [topic_filter]
         return [name for name in self._names.match(topic_filter) if not _is_over(kept[name], now)]
 
+    def placed(self, topic_filter: str, after: tuple[int, int] = (-1, -1)) -> list[tuple[str, tuple[int, int]]]:
+        """As `matching`, with their places (partition and offset) and in their order, those behind `after` only."""
+        kept = self._kept
+        names = self.matching(topic_filter)
+        found = [(name, (kept[name].partition, kept[name].offset)) for name in names]
+        return sorted((one for one in found if one[1] > after), key=lambda one: one[1])
+
     def get(self, topic: str) -> Kept | None:
         """The message of a topic; None when there is none (any more)."""
         entry = self._kept.get(topic)

@@ -125,6 +125,7 @@ class Session:
             return
         self._flights = self.deliveries.flights = Flights(flight.flights, flight.reached)
         self._places = flight.reached
+        self.deliveries.restore_owed(flight.owed)
         if flight.open or flight.mark or flight.released:
             self._make_exchanges().restore(flight)
 
@@ -136,6 +137,7 @@ class Session:
             epoch=self.epoch,
             reached=self._reached(),
             flights=self._flights.on_the_way(),
+            owed=self.deliveries.owed,
             **(self.exchanges.describe(leaving=self.client is None) if self.exchanges is not None else {}),
         )
 
@@ -272,6 +274,7 @@ class Session:
     def unsubscribed(self, topic_filter: str) -> bool:
         """Take a subscription out; what is on the way is still completed [MQTT-3.10.4-3]. Whether there was one."""
         self._forget_matches()
+        self.deliveries.forget_retained(topic_filter)
         found = self.filters.pop(topic_filter, None) is not None
         return self._services.router.unsubscribe(self, topic_filter) if found else False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gateway.kafka.contracts import Refused
-from gateway.mqtt.records import Wish
+from gateway.mqtt.records import Owed, Wish
 from gateway.mqtt.router import Since
 from mapping.outcomes import Outcome
 from protocols.mqtt import events
@@ -33,7 +33,7 @@ class _Answer:
     def __init__(self) -> None:
         self.codes: list[int] = []
         self.reason: str | None = None
-        self.retained: list[Wish] = []
+        self.retained: list[tuple[Wish, Owed | None]] = []
 
     def refuse(self, code: ReasonCode, reason: str) -> None:
         self.codes.append(code)
@@ -67,8 +67,8 @@ async def subscribe(
             return
     explained = Properties(reason_string=answer.reason) if answer.reason is not None else None
     connection.send_suback(event.packet_id, answer.codes, explained)
-    for wish in answer.retained:
-        session.deliveries.send_retained(wish)
+    for wish, owed in answer.retained:
+        session.deliveries.send_retained(wish, owed)
     if answer.retained:
         session.feed()
 
@@ -106,7 +106,7 @@ async def _subscribe_one(client: Client, session: Session, services: Services, w
     if share is None:
         session.subscribed(wish, since)
         if options.retain_handling == AT_EACH or (options.retain_handling == IF_NEW and not known):
-            answer.retained.append(wish)
+            answer.retained.append((wish, session.deliveries.owe_retained(wish)))
     answer.codes.append(granted)
 
 
