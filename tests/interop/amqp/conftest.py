@@ -18,7 +18,6 @@ CONFIG = """
 create_topics = true
 [amqp]
 dead_letter_topic = "{topic}-dlq"
-reply_topic = "{replies}"
 max_attempts = 3
 max_message_bytes = 900000
 """
@@ -33,8 +32,7 @@ async def amqp_drivers() -> AsyncIterator[Drivers]:
 @pytest.fixture(scope="session")
 async def amqp_gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
     """A gateway with a dead-letter topic, temporary nodes and few attempts."""
-    config = CONFIG.replace("{replies}", f"replies-{uuid.uuid4().hex[:8]}")
-    process = await GatewayProcess(tmp_path_factory.mktemp("amqp-gateway"), bootstrap, config=config).start()
+    process = await GatewayProcess(tmp_path_factory.mktemp("amqp-gateway"), bootstrap, config=CONFIG).start()
     yield process
     assert await process.stop() == 0
 

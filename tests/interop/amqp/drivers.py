@@ -131,10 +131,13 @@ class Receiver(Link):
 
     async def receive(self, count: int = 1) -> list[Message]:
         """Wait for exactly so many messages; those that come later are for the next call."""
-        said = await self.client.do("receive", link=self.name, count=count, seconds=WAIT_S - 5)
-        messages = list(said["messages"])
+        messages = await self.received(count, WAIT_S - 5)
         assert len(messages) == count, f"{self.client}: {len(messages)} of {count} messages came: {messages}"
         return messages
+
+    async def received(self, count: int, seconds: int) -> list[Message]:
+        """Return those of so many messages that come in time."""
+        return list((await self.client.do("receive", link=self.name, count=count, seconds=seconds))["messages"])
 
     async def settle(self, messages: Sequence[Message], outcome: str = "accepted", **fields: Any) -> None:
         """Give them an outcome."""

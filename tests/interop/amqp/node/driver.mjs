@@ -201,7 +201,7 @@ const verbs = {
       }
       link.end.on(`${command.role}_open`, () => {
         const remote = command.role === "sender" ? link.end.target : link.end.source;
-        if (remote) resolve({ address: remote.address ?? null, filters: Object.keys(remote.filter ?? {}) });
+        if (remote && remote.value !== null) resolve({ address: remote.address ?? null, filters: Object.keys(remote.filter ?? {}) });
       });
       link.end.on(`${command.role}_error`, () => (link.reason = reason(link.end.error)));
       link.end.on(`${command.role}_close`, () => {

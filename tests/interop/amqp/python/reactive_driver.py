@@ -152,6 +152,9 @@ class Client(MessagingHandler):
     def on_link_remote_detach(self, event: Any) -> None:
         self.gone(event.link)
 
+    def on_link_error(self, event: Any) -> None:
+        """Not proton's default, which closes the connection: on_link_remote_close tells of it."""
+
     def gone(self, link: Link) -> None:
         kept = self.links.get(link.name)
         if kept is None or kept.link != link:

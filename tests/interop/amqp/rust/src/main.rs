@@ -3,7 +3,7 @@
 mod values;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::error::Error;
 use std::rc::Rc;
 use std::time::Duration;
@@ -31,15 +31,10 @@ const VERSION: &str = "0.18.4";
 
 type Answer = Result<Told, Box<dyn Error>>;
 
-struct Incoming {
-    end: Receiver,
-    ahead: VecDeque<Told>,
-}
-
 #[derive(Clone)]
 enum End {
     Sender(Rc<Mutex<Option<Sender>>>),
-    Receiver(Rc<Mutex<Option<Incoming>>>),
+    Receiver(Rc<Mutex<Option<Receiver>>>),
 }
 
 #[derive(Default)]
@@ -171,8 +166,7 @@ impl Client {
         let remote = end.source().clone().unwrap_or_default();
         let applied: Vec<String> =
             remote.filter.iter().flat_map(|set| set.iter().map(|(name, _)| name.to_string())).collect();
-        let incoming = Incoming { end, ahead: VecDeque::new() };
-        self.links.borrow_mut().insert(link.to_owned(), End::Receiver(Rc::new(Mutex::new(Some(incoming)))));
+        self.links.borrow_mut().insert(link.to_owned(), End::Receiver(Rc::new(Mutex::new(Some(end)))));
         Ok(json!({ "address": remote.address, "filters": applied }))
     }
 
@@ -225,15 +219,11 @@ impl Client {
     async fn receive(&self, command: &Told) -> Answer {
         let End::Receiver(receiver) = self.end(command)? else { return Err("not a receiver".into()) };
         let mut receiver = receiver.lock().await;
-        let incoming = receiver.as_mut().ok_or("detached")?;
+        let end = receiver.as_mut().ok_or("detached")?;
         let until = tokio::time::Instant::now() + Duration::from_secs(command["seconds"].as_u64().unwrap());
         let mut messages = Vec::new();
         while messages.len() < command["count"].as_u64().unwrap() as usize {
-            if let Some(told) = incoming.ahead.pop_front() {
-                messages.push(told);
-                continue;
-            }
-            match tokio::time::timeout_at(until, self.next(&mut incoming.end)).await {
+            match tokio::time::timeout_at(until, self.next(end)).await {
                 Ok(told) => messages.push(told?),
                 Err(_) => break,
             }
@@ -244,7 +234,7 @@ impl Client {
     async fn settle(&self, command: &Told) -> Answer {
         let End::Receiver(receiver) = self.end(command)? else { return Err("not a receiver".into()) };
         let receiver = receiver.lock().await;
-        let end = &receiver.as_ref().ok_or("detached")?.end;
+        let end = receiver.as_ref().ok_or("detached")?;
         for number in command["deliveries"].as_array().into_iter().flatten() {
             let delivery = self.held.borrow_mut().remove(&number.as_u64().unwrap()).ok_or("no such delivery")?;
             match text(command, "outcome") {
@@ -274,22 +264,14 @@ impl Client {
         let End::Receiver(receiver) = self.end(command)? else { return Err("not a receiver".into()) };
         let mut receiver = receiver.lock().await;
         let count = command["count"].as_u64().unwrap() as u32;
-        receiver.as_mut().ok_or("detached")?.end.set_credit(count).await?;
+        receiver.as_mut().ok_or("detached")?.set_credit(count).await?;
         Ok(json!({}))
     }
 
     async fn drain(&self, command: &Told) -> Answer {
         let End::Receiver(receiver) = self.end(command)? else { return Err("not a receiver".into()) };
         let mut receiver = receiver.lock().await;
-        let incoming = receiver.as_mut().ok_or("detached")?;
-        incoming.end.drain().await?;
-        // The library tells nobody when the drain ends; it notes the gateway's flow and goes on receiving.
-        while incoming.end.credit() > 0 {
-            let short = Duration::from_millis(20);
-            if let Ok(told) = tokio::time::timeout(short, self.next(&mut incoming.end)).await {
-                incoming.ahead.push_back(told?);
-            }
-        }
+        receiver.as_mut().ok_or("detached")?.drain().await?; // who waits for its end waits for what is sent: the library does not tell
         Ok(json!({}))
     }
 
@@ -307,7 +289,7 @@ impl Client {
                 }
             }
             End::Receiver(receiver) => {
-                let end = receiver.lock().await.take().ok_or("detached")?.end;
+                let end = receiver.lock().await.take().ok_or("detached")?;
                 if close {
                     end.close().await?;
                 } else {
