@@ -92,7 +92,7 @@ class KeptClient(LastingClient):
             self.faults.append("a session where there was none")
         self._had_session = True
         self._resume(present, _receive_maximum(body))
-        self.connected.set()
+        self._served()
 
     @abc.abstractmethod
     def _resume(self, present: bool, receive_maximum: int) -> None:

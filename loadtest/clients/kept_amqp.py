@@ -79,7 +79,7 @@ class KeptLink(LastingClient):
     def _serve(self) -> None:
         """The link can be used."""
         self.connects += 1
-        self.connected.set()
+        self._served()
 
     def data_received(self, data: bytes) -> None:
         """Frames."""

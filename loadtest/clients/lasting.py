@@ -33,6 +33,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         self._address = address
         self._transport: asyncio.Transport | None = None
         self._gone = asyncio.Event()
+        self._decided = asyncio.Event()  # the client is served, or the connection is gone
         self._stopping = False
 
     async def run(self) -> None:
@@ -40,6 +41,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         loop = asyncio.get_running_loop()
         while not self._stopping:
             self._gone.clear()
+            self._decided.clear()
             try:
                 async with asyncio.timeout(CONNECT_S):
                     await loop.create_connection(lambda: self, *self._address)
@@ -48,7 +50,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_S):
-                    await self._served()
+                    await self._decided.wait()
             if not self.connected.is_set() and not self._gone.is_set():
                 self.faults.append(f"not served within {ANSWER_S:g} s")
                 assert self._transport is not None
@@ -67,13 +69,10 @@ class LastingClient(abc.ABC, asyncio.Protocol):
             self._transport.write(self.goodbye)
             self._transport.close()
 
-    async def _served(self) -> None:
-        waits = [asyncio.ensure_future(event.wait()) for event in (self.connected, self._gone)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waits:
-                one.cancel()
+    def _served(self) -> None:
+        """The server has accepted the client."""
+        self.connected.set()
+        self._decided.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to talk."""
@@ -85,6 +84,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         self._transport = None
         self.connected.clear()
         self._gone.set()
+        self._decided.set()
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
