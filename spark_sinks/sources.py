@@ -9,6 +9,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
 ANSWER_LIMIT_MS = 3_000
+_COMMITTED = ("kafka.isolation.level", "read_committed")  # unless the connection says otherwise
 _NO_ANSWER = "org.apache.kafka.common.errors.TimeoutException"
 
 
@@ -37,6 +38,7 @@ def kafka_stream(
     """
     reader = (
         spark.readStream.format("kafka")
+        .option(*_COMMITTED)
         .options(**{f"kafka.{name}": value for name, value in connection.items()})
         .option("subscribe", topic)
         .option("includeHeaders", "true")
@@ -52,6 +54,7 @@ def kafka_range(spark: SparkSession, topic: str, start: str, end: str, *, connec
     """The records of `topic` between two offset maps (JSON, as a query's progress gives them), end exclusive."""
     return (
         spark.read.format("kafka")
+        .option(*_COMMITTED)
         .options(**{f"kafka.{name}": value for name, value in connection.items()})
         .option("subscribe", topic)
         .option("includeHeaders", "true")
