@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import KafkaError
+from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
 from gateway.kafka.contracts import Refused
@@ -112,7 +113,7 @@ async def start_consumer(
 
 
 async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 2.0) -> None:
-    """Stop a consumer within `timeout` seconds, leaving its group if Kafka answers.
+    """Stop a consumer within `timeout` seconds, leaving its group if Kafka answers; also when cancelled meanwhile.
 
     With Kafka unreachable aiokafka's own `stop` waits for requests that nobody will answer; then its tasks
     are ended and its connections closed. Soon after a start, `stop` lets out the CancelledError of a task of its own
@@ -125,16 +126,13 @@ async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 2.0) -> No
     try:
         async with asyncio.timeout(timeout):
             await consumer.stop()
-    except (TimeoutError, KafkaError):
-        await _abandon(consumer)
-    except asyncio.CancelledError:
-        if task.cancelling() == cancelled:
-            await _abandon(consumer)
+    except (TimeoutError, KafkaError, asyncio.CancelledError):
+        await _abandon(consumer, min(timeout, 1.0))
     if task.cancelling() > cancelled:
         raise asyncio.CancelledError
 
 
-async def _abandon(consumer: AIOKafkaConsumer) -> None:
+async def _abandon(consumer: AIOKafkaConsumer, timeout: float) -> None:
     coordinator = consumer._coordinator
     names = ("_coordination_task", "_heartbeat_task", "_commit_refresh_task", "_reset_committed_task")
     tasks = [task for name in names if (task := getattr(coordinator, name, None)) is not None]
@@ -145,10 +143,25 @@ async def _abandon(consumer: AIOKafkaConsumer) -> None:
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()  # seen: the consumer was given up, not its error
+    with contextlib.suppress(KafkaError, TimeoutError):
+        async with asyncio.timeout(timeout):
+            await _leave(consumer)
     if consumer._fetcher is not None:
-        with contextlib.suppress(asyncio.CancelledError, KafkaError):
-            await consumer._fetcher.close()
+        with contextlib.suppress(asyncio.CancelledError, KafkaError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await consumer._fetcher.close()
     await consumer._client.close()
+
+
+async def _leave(consumer: AIOKafkaConsumer) -> None:
+    """Leave the group in the middle of a rebalance, or of joining it, which would wait for us to take part.
+
+    The answer that we do not wait for any more blocks the connection to the coordinator: it is told over another.
+    """
+    coordinator = consumer._coordinator
+    node, member = getattr(coordinator, "coordinator_id", None), getattr(coordinator, "member_id", None)
+    if node is not None and member:
+        await consumer._client.send(node, LeaveGroupRequest(coordinator.group_id, member))
 
 
 def on_metadata(consumer: AIOKafkaConsumer, listener: Callable[[Any], None]) -> None:

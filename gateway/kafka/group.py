@@ -191,12 +191,12 @@ class Groups:
             raise Refused(Outcome.UNFIT, f"the name of a group has at most {GROUP_LIMIT} characters")
         if not topics and interest is None:
             raise Refused(Outcome.UNFIT, "a group needs a topic")
-        if self._stopped:
-            raise Refused(Outcome.BUSY, "the gateway is stopping")
         reader = self._readers.get(group)
         for topic in set(topics) if reader is None else set(topics) - reader.topics:
             await self._check(topic, interest)
         async with self._lock(group):
+            if self._stopped:
+                raise Refused(Outcome.BUSY, "the gateway is stopping")
             reader = self._readers.get(group)
             if reader is None:
                 reader = self._readers[group] = self._start(group)
@@ -226,8 +226,11 @@ class Groups:
     async def leave(self, reader: GroupReader, member: Member, *, failed: bool = True) -> None:
         """Called by `Membership.leave`."""
         reader.remove(member, failed=failed)
-        if reader.members:
-            return
+        if not reader.members and self._readers.get(reader.group) is reader:
+            # Whoever leaves may be cancelled; the consumer would stay a member of the group, and read nothing.
+            await asyncio.shield(self._spawn(self._close(reader)))
+
+    async def _close(self, reader: GroupReader) -> None:
         async with self._lock(reader.group):
             if not reader.members and self._readers.get(reader.group) is reader:
                 del self._readers[reader.group]
@@ -282,6 +285,7 @@ class Groups:
             revoke_wait_s=self._revoke_wait_s,
             return_wait_s=self._return_wait_s,
             session_timeout_ms=self._session_timeout_ms,
+            join_timeout_s=self._join_timeout_s,
         )
         reader.start()
         return reader

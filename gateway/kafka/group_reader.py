@@ -68,6 +68,8 @@ COMMIT_TIMEOUT_S: Final = 3.0
 BEGINNINGS_TIMEOUT_S: Final = 1.5
 RETRY_S: Final = 0.5
 
+REPLACED: Final = "the group was left meanwhile"
+
 
 class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """See the module. `Groups` starts, shares and closes readers.
@@ -89,6 +91,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         revoke_wait_s: float,
         return_wait_s: float,
         session_timeout_ms: int,
+        join_timeout_s: float,
     ) -> None:
         self.group = group
         self.topics: frozenset[str] = frozenset()
@@ -111,6 +114,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._lookup = lookup
         self._commit_interval_s = commit_interval_s
         self._revoke_wait_s = revoke_wait_s
+        self._join_timeout_s = join_timeout_s
         self._dispatch = Dispatch(backoff, self._push_soon, return_wait_s=return_wait_s)
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -119,6 +123,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._push_due = False
         self._paused = False
         self._own_change = False
+        self._closed = False
         self._stalled: set[Part] = set()
         self._woken = asyncio.Event()
         self._stale = asyncio.Event()
@@ -136,6 +141,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     async def close(self) -> None:
         """Commit what is settled and leave the group."""
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -218,10 +224,12 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         """
         async with self._changing:
             topics = self._dispatch.topics
-            if topics == self.topics:
-                return
             if not topics:
-                await self._disconnect()
+                if self._consumer is not None:
+                    await self._disconnect()
+                return
+            if topics == self.topics:
+                await self._assigned.wait()  # whoever subscribed may have given up waiting
                 return
             consumer = self._consumer
             if consumer is None:
@@ -239,12 +247,17 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     async def _connect(self) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(**self._options)
         await start_consumer(consumer, self._spawn)
+        if self._closed:
+            await close_consumer(consumer)
+            raise KafkaError(REPLACED)
         self._consumer = consumer
         return consumer
 
     async def _subscribe(self, consumer: AIOKafkaConsumer, topics: frozenset[str]) -> None:
         await self._find_starts(consumer, topics - self.topics)
         await self._commit()
+        if consumer is not self._consumer:
+            raise KafkaError(REPLACED)
         self._own_change = True
         self._assigned.clear()
         self.topics = topics
@@ -252,7 +265,11 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             await subscribe(consumer, topics, self)
             await self._assigned.wait()
             if consumer is not self._consumer:
-                raise KafkaError("the group was left meanwhile")
+                raise KafkaError(REPLACED)
+        except KafkaError:
+            self.topics = frozenset()
+            self._stale.set()
+            raise
         finally:
             self._own_change = False
 
@@ -283,10 +300,11 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             await self._stale.wait()
             self._stale.clear()
             try:
-                await self.subscribe()
-            except (KafkaError, Refused) as error:
+                async with asyncio.timeout(self._join_timeout_s):  # joins wait for the same lock
+                    await self.subscribe()
+            except (KafkaError, Refused, TimeoutError) as error:
                 log.warning("group %s: the subscription cannot be changed: %r", self.group, error)
-                self._stale.set()
+                self._check_topics()
             await asyncio.sleep(FOLLOW_S)
 
     # Reading.
@@ -306,14 +324,15 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     async def _replace(self, consumer: AIOKafkaConsumer) -> None:
         """A consumer has broken down: another one takes its place in the group."""
-        async with self._changing:
-            self._consumer = None
-            self._connected.clear()
-            self._dispatch.suspended = True
-            self._dispatch.keep(())
-            self.topics = frozenset()
-            self._stale.set()
-            await close_consumer(consumer)
+        self._consumer = None
+        self._connected.clear()
+        self._dispatch.suspended = True
+        self._dispatch.keep(())
+        self.topics = frozenset()
+        stop_waiting(consumer)
+        self._assigned.set()
+        self._stale.set()
+        await close_consumer(consumer)
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         dispatch = self._dispatch
