@@ -219,6 +219,8 @@ bodies = st.one_of(
         max_size=3,
     ).map(b"".join),
     sections(0x77, compound),
+    sections(0x77, simple),
+    sections(0x77, texts.map(primitives.string) | st.binary(max_size=20).map(primitives.binary)),
 )
 header_lists = st.sampled_from(
     [
