@@ -221,7 +221,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Pairs):
         found: dict[str, Any] = {}
         for key, item in value:
-            name = key if isinstance(key, str) else str(_plain(key))
+            plain = _plain(key)
+            name = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
             if name in found:
                 raise _NotJsonError
             found[name] = _plain(item)

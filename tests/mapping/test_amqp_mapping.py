@@ -393,6 +393,7 @@ def test_tombstones() -> None:
         ([1, 2], b"[1,2]"),
         (uuid.UUID(int=2), b'"00000000-0000-0000-0000-000000000002"'),
         ({"b": b"\xff"}, b'{"b":"/w=="}'),
+        ({None: 1, False: 2, 3: "x"}, b'{"null":1,"false":2,"3":"x"}'),
         (Described("x", "inner"), b'"inner"'),
     ],
 )
