@@ -231,8 +231,7 @@ class Client:
                 services=services,
             )
         except Refused as refused:
-            denied = refused.outcome is Outcome.DENIED
-            return self._refuse(ReasonCode.NOT_AUTHORIZED if denied else ReasonCode.SERVER_UNAVAILABLE, refused.reason)
+            return self._refuse(_REFUSALS.get(refused.outcome, ReasonCode.SERVER_UNAVAILABLE), refused.reason)
         if self._is_over:
             services.sessions.leave(session, with_will=True)
             return []
@@ -503,6 +502,7 @@ class Client:
             self._pump.flush()
 
 
+_REFUSALS: Final = {Outcome.DENIED: ReasonCode.NOT_AUTHORIZED, Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
 _WAITING: Final = frozenset(
     {events.ConnectReceived, events.AuthReceived, events.SubscribeReceived, events.UnsubscribeReceived}
 )

@@ -25,11 +25,18 @@ class Journal:
     A write is made once per loop turn at most, however often it is asked for.
     """
 
-    __slots__ = ("_busy", "_next", "_scheduled", "_sent", "_stopped", "_write", "dirty")
+    __slots__ = ("_busy", "_next", "_scheduled", "_sent", "_stopped", "_too_large", "_write", "dirty")
 
-    def __init__(self, write: Callable[[Owner], None]) -> None:
-        """`write` submits the record as it is now, with the given owner."""
+    def __init__(self, write: Callable[[Owner], None], too_large: Callable[[], None]) -> None:
+        """Nothing was written.
+
+        Args:
+            write: submits the record as it is now, with the given owner.
+            too_large: called when Kafka will never take it as it is: what waits for that write is forgotten, so the
+                connection must end, as if it had been lost before.
+        """
         self._write = write
+        self._too_large = too_large
         self._next: list[Then] = []
         self._sent: list[Then] = []
         self._scheduled = False
@@ -70,6 +77,12 @@ class Journal:
         """Kafka answered (contract: `gateway.kafka.contracts.Owner`)."""
         self._busy = False
         if self._stopped:
+            return
+        if result.outcome is Outcome.TOO_LARGE:
+            self._sent = []
+            self._too_large()
+            if self._scheduled:
+                self._begin()
             return
         if result.outcome is not Outcome.STORED:
             log.warning("a session's state is not stored, trying again", reason=result.reason)

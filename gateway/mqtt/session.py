@@ -23,6 +23,7 @@ from gateway.mqtt.router import Match, Since, combine
 from gateway.mqtt.shares import Shares
 from mapping.mqtt import Delivery
 from mapping.outcomes import Outcome
+from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.topics import SubscriptionTrie, is_shared
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Session:
         self.budget: Budget = services.publisher.connection_budget()
         self.filters: dict[str, Wish] = {}
         self.shares = Shares(self, services.sharing, services.spawn)
-        self.journal = Journal(self._write_flight) if kept else None
+        self.journal = Journal(self._write_flight, self._too_large) if kept else None
         self.exchanges: Exchanges | None = None
         self._flights = Flights() if kept else None
         self.deliveries = Deliveries(self, self._flights, services)
@@ -143,6 +144,12 @@ class Session:
 
     def _write_flight(self, owner: Owner) -> None:
         self._services.sessions.write_flight(self.client_id, encode(self.flight_record()), owner)
+
+    def _too_large(self) -> None:
+        """Kafka will not take the flight record as it is; the next one, after a change, may be smaller."""
+        if self.client is not None:
+            log.error("a session has more on the way than a record in Kafka can tell", client=self.client_id)
+            self.client.say_goodbye(ReasonCode.QUOTA_EXCEEDED, "the session's state is too large")
 
     def _reached(self) -> Places:
         """How far the log was offered to this session."""

@@ -69,8 +69,13 @@ class SessionStore:
         )
 
     def settle(self, tokens: Sequence[tuple[str, str]], offsets: Sequence[int], result: Result) -> None:
-        """Kafka answered (contract: `gateway.kafka.contracts.Owner`): what it did not take is written again."""
-        if result.outcome is not Outcome.STORED and not self.stopped:
+        """Kafka answered (contract: `gateway.kafka.contracts.Owner`): what it did not take is written again.
+
+        Not what it will never take: then the record that it has is what is left of the session after a crash.
+        """
+        if result.outcome is Outcome.TOO_LARGE:
+            log.error("sessions are too large to be stored", sessions=len(tokens), reason=result.reason)
+        elif result.outcome is not Outcome.STORED and not self.stopped:
             log.warning("sessions are not stored, trying again", sessions=len(tokens), reason=result.reason)
             asyncio.get_running_loop().call_later(AGAIN_S, self._put_again, tokens)
 

@@ -25,6 +25,7 @@ _NAMES: Final = {
     Outcome.DENIED: ReasonCode.NOT_AUTHORIZED,
     Outcome.UNFIT: ReasonCode.TOPIC_FILTER_INVALID,
 }
+_GOODBYES: Final = {Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
 
 
 class _Answer:
@@ -34,6 +35,7 @@ class _Answer:
         self.codes: list[int] = []
         self.reason: str | None = None
         self.retained: list[tuple[Wish, Owed | None]] = []
+        self.new: list[str] = []
 
     def refuse(self, code: ReasonCode, reason: str) -> None:
         self.codes.append(code)
@@ -61,7 +63,10 @@ async def subscribe(
         try:
             await services.sessions.save(session)
         except Refused as refused:
-            client.say_goodbye(ReasonCode.SERVER_BUSY, refused.reason)
+            if refused.outcome is Outcome.TOO_LARGE:
+                for topic_filter in answer.new:
+                    session.unsubscribed(topic_filter)
+            client.say_goodbye(_GOODBYES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
             return
         if client.session is not session:
             return
@@ -104,7 +109,8 @@ async def _subscribe_one(client: Client, session: Session, services: Services, w
             services.router.drop(topic_filter)
         return
     if share is None:
-        session.subscribed(wish, since)
+        if session.subscribed(wish, since):
+            answer.new.append(topic_filter)
         if options.retain_handling == AT_EACH or (options.retain_handling == IF_NEW and not known):
             answer.retained.append((wish, session.deliveries.owe_retained(wish)))
     answer.codes.append(granted)
@@ -138,6 +144,6 @@ async def unsubscribe(
         try:
             await services.sessions.save(session)
         except Refused as refused:
-            client.say_goodbye(ReasonCode.SERVER_BUSY, refused.reason)
+            client.say_goodbye(_GOODBYES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
             return
     connection.send_unsuback(event.packet_id, codes)

@@ -83,7 +83,7 @@ class Gateway:
         self.was_busy = False
         self.waiting: list[tuple[str, Any]] = []  # writes on their way, in order
         self.tasks: list[asyncio.Task[None]] = []
-        self.journal = Journal(self.write_flight)
+        self.journal = Journal(self.write_flight, lambda: None)
         self.exchanges = Exchanges(
             "n",
             self,  # type: ignore[arg-type]

@@ -23,10 +23,14 @@ class Writer:
         self.state = 0
         self.written: list[int] = []
         self.said: list[Any] = []
-        self.journal = Journal(self.write)
+        self.too_large = 0
+        self.journal = Journal(self.write, self.refuse)
 
     def write(self, owner: Owner) -> None:
         self.written.append(self.state)
+
+    def refuse(self) -> None:
+        self.too_large += 1
 
     def change(self, then: str = "") -> None:
         self.state += 1
@@ -96,3 +100,19 @@ async def test_an_action_may_save_again() -> None:
     await turn()
     writer.answer()
     assert writer.said == ["b"]
+
+
+async def test_what_kafka_will_never_take_is_not_tried_again() -> None:
+    writer = Writer()
+    writer.change("lost with its connection")
+    await turn()
+    writer.answer(Result(Outcome.TOO_LARGE))
+    assert (writer.too_large, writer.said) == (1, [])
+    assert writer.journal.idle
+    writer.change("smaller")
+    await turn()
+    writer.change("behind it")
+    writer.answer(Result(Outcome.TOO_LARGE))
+    assert writer.written == [1, 2, 3], "what changed meanwhile is tried"
+    writer.answer()
+    assert (writer.too_large, writer.said) == (2, ["behind it"])

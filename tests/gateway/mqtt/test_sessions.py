@@ -119,6 +119,23 @@ async def test_everything_in_one_write(connect: Connect, name: str, version: int
         assert (await again.message()).payload == b"kept"
 
 
+async def test_a_session_that_no_record_can_hold(connect: Connect, name: str) -> None:
+    """What does not fit is refused, at once and not for ever; what was granted before stays."""
+    client = await connect(name, **KEPT)
+    filters = [packets.Subscription(f"{name}/{number}/{'x' * 60_000}", 1) for number in range(60)]
+    assert (await client.subscribe(*filters[:30])).reason_codes == (1,) * 30
+    client.send(packets.Subscribe(client.new_id(), tuple(filters[30:])))
+    goodbye = (await client.expect_end())[-1]
+    assert isinstance(goodbye, packets.Disconnect)
+    assert goodbye.reason_code == 0x97
+    client = await connect(name, **KEPT)
+    assert client.connack.session_present
+    codes = (await client.unsubscribe(*(one.topic_filter for one in filters[:30]))).reason_codes
+    assert codes == (0,) * 30
+    codes = (await client.unsubscribe(*(one.topic_filter for one in filters[30:]))).reason_codes
+    assert codes == (0x11,) * 30
+
+
 def test_deadlines_are_one_entry_for_each_client() -> None:
     deadlines = Deadlines()
     for at in (50, 70, 60, 50):
