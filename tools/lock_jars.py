@@ -39,13 +39,21 @@ WISHES: dict[str, list[Wish]] = {
         ("org.apache.commons:commons-pool2:2.13.1", False),
     ],
 }
+NETTY = (
+    "buffer", "codec", "codec-http", "common", "handler", "resolver", "transport", "transport-classes-epoll",
+    "transport-classes-kqueue", "transport-native-unix-common",
+)  # fmt: skip
 TESTS_WISHES: dict[str, list[Wish]] = {
     "hivemq": [
         ("com.hivemq:hivemq-mqtt-client:1.3.14", True),
         ("com.fasterxml.jackson.core:jackson-databind:2.21.2", True),
     ],
     "qpid-jms": [
-        ("org.apache.qpid:qpid-jms-client:2.10.0", True),
+        # All that it needs, but for netty's native transports, whose jars have a name for each platform.
+        ("org.apache.qpid:qpid-jms-client:2.10.0", False),
+        ("org.apache.qpid:proton-j:0.34.1", False),
+        ("jakarta.jms:jakarta.jms-api:3.1.0", False),
+        *((f"io.netty:netty-{part}:4.1.130.Final", False) for part in NETTY),
         ("org.slf4j:slf4j-nop:2.0.17", True),
         ("com.fasterxml.jackson.core:jackson-databind:2.21.2", True),
     ],

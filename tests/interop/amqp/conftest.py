@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from tests.interop.amqp.clients import DRIVERS, Kind
+from tests.interop.amqp.clients import DRIVERS, QPID_JMS, Kind
 from tests.interop.amqp.drivers import Client
+from tests.interop.amqp.jms import JmsClient
 from tests.interop.driver import Drivers, Wire, started
 from tests.support.gateway import GatewayProcess
 
 NewClient = Callable[..., Awaitable[Client]]
+NewJms = Callable[..., Awaitable[JmsClient]]
 CONFIG = """
 [kafka]
 create_topics = true
@@ -68,3 +70,19 @@ async def new_client(amqp_drivers: Drivers, amqp_gateway: GatewayProcess) -> Asy
 def own() -> str:
     """A topic's name of the test's own; the gateway creates it."""
     return f"t-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+async def new_jms(amqp_drivers: Drivers, amqp_gateway: GatewayProcess) -> AsyncIterator[NewJms]:
+    """Make JMS connections: `await new_jms("option=value", id=JMS's ClientID)`."""
+    made: list[JmsClient] = []
+
+    async def make(*options: str, at: GatewayProcess | None = None, **fields: object) -> JmsClient:
+        host, port = (at or amqp_gateway).address("amqp")
+        uri = f"amqp://{host}:{port}?" + "&".join(options)
+        made.append(JmsClient(await amqp_drivers(QPID_JMS), uri))
+        return await made[-1].connect(**fields)
+
+    yield make
+    for client in made:
+        await client.release()
