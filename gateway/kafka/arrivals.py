@@ -37,14 +37,15 @@ class Arrivals:
         self._lookup = lookup
         self._waiting: dict[tuple[str, int], set[Sleeper]] = {}
         self._partitions: dict[Sleeper, tuple[TopicPartition, ...]] = {}
+        self._asleep: set[Sleeper] = set()
         self._counts: dict[str, int] = {}  # by topic: of pairs of a partition and a sleeper
         self._tailed: set[str] = set()
         self._lingering: dict[str, asyncio.TimerHandle] = {}
 
     @property
     def sleepers(self) -> int:
-        """How many readers wait."""
-        return len(self._partitions)
+        """How many readers sleep: they will be woken, and ask Kafka nothing."""
+        return len(self._asleep)
 
     async def wait_for(self, sleeper: Sleeper, positions: Mapping[TopicPartition, int]) -> bool:
         """Have `sleeper` woken when something is stored at or behind its `positions`.
@@ -68,10 +69,12 @@ class Arrivals:
         if sleeper not in self._partitions or any(ends[partition] > place for partition, place in positions.items()):
             self.forget(sleeper)
             return False
+        self._asleep.add(sleeper)
         return True
 
     def forget(self, sleeper: Sleeper) -> None:
         """It does not wait any more."""
+        self._asleep.discard(sleeper)
         for partition in self._partitions.pop(sleeper, ()):
             place = (partition.topic, partition.partition)
             waiting = self._waiting[place]

@@ -39,10 +39,15 @@ def wall_clock() -> int:
 class Gateway:
     """What a test talks to."""
 
-    def __init__(self, listener: RestListener, publisher: Publisher, topics: Topics) -> None:
+    def __init__(self, listener: RestListener, services: RestServices) -> None:
         self.listener = listener
-        self.publisher = publisher
-        self.topics = topics
+        self.publisher = services.publisher
+        self.topics = services.topics
+        self.tail = services.tail
+
+    def tail_topics(self) -> set[str]:
+        """What is read at its end."""
+        return set(self.tail.statistics().positions)
 
     @property
     def url(self) -> str:
@@ -107,7 +112,7 @@ async def running_gateway(
             background.append(spawn(topics.run()))
             await tail.start()
             await listener.start()
-            yield Gateway(listener, publisher, topics)
+            yield Gateway(listener, services)
         finally:
             await listener.stop(4.0)
             await publisher.drain(1.0)
