@@ -20,7 +20,7 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Report
-from loadtest.scenarios import amqp_kills, amqp_table
+from loadtest.scenarios import amqp_kills, amqp_memory, amqp_table
 from loadtest.scenarios.fuzz import SETTINGS, Fuzz
 from loadtest.scenarios.fuzz import Plan as Storm
 from loadtest.scenarios.kills import Plan, Round
@@ -76,9 +76,14 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     kills.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     kills.add_argument("--json", type=Path, help="write the report here as well")
     memory = scenarios.add_parser("memory", help="resident memory of idle connections and offline sessions")
+    memory.add_argument("--protocol", choices=("mqtt", "amqp"), default="mqtt", help="amqp: idle connections only")
     memory.add_argument("--bootstrap", help="Kafka; without it one is started")
     crowd = Crowd()
-    memory.add_argument("--connections", type=int, default=crowd.connections)
+    memory.add_argument(
+        "--connections",
+        type=int,
+        help=f"default: {crowd.connections}; AMQP: {amqp_memory.Crowd().connections} of each kind",
+    )
     memory.add_argument("--sessions", type=int, default=crowd.sessions)
     memory.add_argument("--backlog", type=int, default=crowd.backlog, help="messages for each session")
     memory.add_argument("--returning", type=int, default=crowd.returning, help="sessions that come back for them")
@@ -216,12 +221,25 @@ async def fuzz(options: argparse.Namespace) -> int:
 async def memory(options: argparse.Namespace) -> int:
     """Run it; 0 when every session that came back got everything."""
     allow_files()
+    if options.protocol == "amqp":
+        return await memory_of_amqp(options)
     crowd = Crowd(**chosen(options, Crowd._fields))
     async with own_gateway(options) as (gateway, _):
         weight = await weigh(Scales(gateway.address("mqtt"), gateway.pid, gateway.kafka), crowd, say)
     report = Report("memory")
     report.add(**weight.row(crowd))
     return conclude(options, report, weight.problems)
+
+
+async def memory_of_amqp(options: argparse.Namespace) -> int:
+    """The same for AMQP's connections."""
+    crowd = amqp_memory.Crowd(**chosen(options, amqp_memory.Crowd._fields))
+    async with own_gateway(options, environment=amqp_memory.SETTINGS) as (gateway, _):
+        scales = Scales(gateway.address("amqp"), gateway.pid, gateway.kafka)
+        found = await amqp_memory.weigh_amqp(scales, gateway.address("http"), crowd, say)
+    report = Report("memory, AMQP: bytes for each idle connection")
+    report.add(connections=crowd.connections, **{name: round(size) for name, size in found.items()})
+    return conclude(options, report, [])
 
 
 async def table(options: argparse.Namespace) -> int:

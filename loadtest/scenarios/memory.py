@@ -230,7 +230,7 @@ async def _connections(gateway: Scales, crowd: Crowd, numbering: Numbering) -> f
         step = await _step(gateway, partial(Step, data, [0x20]))
         steps.append(step)
 
-    await _in_turn(range(crowd.connections), connect)
+    await in_turn(range(crowd.connections), connect)
     weight = (await _settled(gateway, crowd) - before) / max(1, crowd.connections)
     for step in steps:
         assert step.transport is not None
@@ -250,7 +250,7 @@ async def _sessions(
         assert step.transport is not None
         step.transport.close()
 
-    await _in_turn(numbers, make)
+    await in_turn(numbers, make)
 
 
 async def _step(gateway: Scales, make: Callable[[], Step]) -> Step:
@@ -296,11 +296,11 @@ async def _return(gateway: Scales, numbering: Numbering, crowd: Crowd, problems:
         client.close()
 
     step = max(1, crowd.sessions // max(1, crowd.returning))
-    await _in_turn(range(0, step * crowd.returning, step), come_back)
+    await in_turn(range(0, step * crowd.returning, step), come_back)
     return good
 
 
-async def _in_turn(numbers: Sequence[int], work: Callable[[int], Awaitable[None]]) -> None:
+async def in_turn(numbers: Sequence[int], work: Callable[[int], Awaitable[None]]) -> None:
     """Do it for every number, `AT_ONCE` at a time."""
     todo = iter(numbers)
 
