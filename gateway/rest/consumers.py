@@ -172,8 +172,9 @@ class Consumers(Module):
         instance = self._instances.get((group, name))
         if instance is None:
             raise not_found(NO_CONSUMER)
-        if instance.owner != grant.identity:
+        if not instance.owner.is_same_client(grant.identity):
             raise forbidden("another client's consumer")
+        instance.owner = grant.identity  # a newer token may name other groups
         instance.used = self._clock()
         return instance
 

@@ -25,6 +25,10 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     method: Method
     groups: tuple[str, ...] = ()
 
+    def is_same_client(self, other: Identity) -> bool:
+        """Whether both are one client's, whose groups may have changed meanwhile."""
+        return (self.name, self.method) == (other.name, other.method)
+
 
 ANONYMOUS: Final = Identity(ANONYMOUS_NAME, "anonymous")
 

@@ -178,6 +178,24 @@ async def test_http(secured: GatewayProcess) -> None:
     assert statuses == [200, 200, 403, 401, 401, 401, 401]
 
 
+async def test_an_http_consumer_stays_its_owners_though_the_groups_change(secured: GatewayProcess) -> None:
+    base = f"http://{secured.addresses['http']}/consumers/bearer"
+    path = f"{base}/instances/mine"
+    control = {"Content-Type": "application/vnd.kafka.v2+json"}
+    statuses = []
+    async with aiohttp.ClientSession(headers=control) as http:
+        for method, url, body, claims in (
+            ("POST", base, {"name": "mine"}, {"groups": ["a"]}),
+            ("GET", f"{path}/subscription", None, {"sub": "bob", "groups": ["a"]}),
+            ("GET", f"{path}/subscription", None, {"groups": ["b"]}),
+            ("DELETE", path, None, {"groups": ["a", "b"]}),
+        ):
+            headers = {"Authorization": f"Bearer {bearer(**claims)}"}
+            async with http.request(method, url, json=body, headers=headers) as response:
+                statuses.append(response.status)
+    assert statuses == [200, 403, 200, 204]
+
+
 async def test_who_outlives_his_token_is_sent_away(secured: GatewayProcess) -> None:
     """AMQP and MQTT with tokens of a few seconds; one MQTT client shows a newer one in time."""
     async with asyncio.timeout(TIMEOUT):

@@ -6,6 +6,8 @@ import struct
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from protocols.amqp import outcomes
 from protocols.amqp.endpoints import LEAST_IDLE_MS, UNANSWERED_LIMIT, Limits
@@ -160,6 +162,38 @@ def test_what_a_partial_message_took_is_given_back(make_server: Any, frames: Any
         feed(server, frames.transfer(number, bytes(PART), handle=7, more=True, first=part == 0))
     assert kept(server) == 4 * PART
     assert "next" not in [event.link.name for event in server.of(LinkDetached)]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # classes, which have no state
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["part", "last", "abort", "detach"])), max_size=40))
+def test_the_count_of_partial_bytes_is_exact(make_server: Any, frames: Any, steps: list[tuple[int, str]]) -> None:
+    """On three links, with a limit that some messages go over, and one for all together that detaches now and then."""
+    limits = Limits(partial_bytes=5 * PART)
+    server = opened(make_server, frames, limit=3 * PART, credit=1000, limits=limits)
+    numbers: dict[int, int] = {}  # by handle, the delivery that is not complete
+    names: dict[int, str] = {}
+    deliveries = 0
+    for at, (handle, step) in enumerate(steps):
+        if handle not in names:
+            names[handle] = f"l{at}"
+            feed(server, frames.attach(names[handle], handle))
+        if step == "detach":
+            feed(server, frames.frame(frames.performative(0x16, frames.uint(handle), frames.TRUE)))
+            del names[handle]
+            numbers.pop(handle, None)
+        else:
+            first = handle not in numbers
+            if first:
+                numbers[handle], deliveries = deliveries, deliveries + 1
+            ended = step != "part"
+            body = b"" if step == "abort" else bytes(PART)
+            options = {"handle": handle, "more": not ended, "first": first, "aborted": step == "abort"}
+            feed(server, frames.transfer(numbers[handle], body, **options))
+            if ended:
+                del numbers[handle]
+        assert not server.of(ConnectionFailed)
+        held = sum(len(link.partial or b"") for link in server.engine._links.values())
+        assert server.engine._partial_bytes == held <= 5 * PART
 
 
 def test_a_message_in_single_bytes_takes_no_more_than_its_size(make_server: Any, frames: Any) -> None:
