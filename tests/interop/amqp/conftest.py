@@ -77,11 +77,14 @@ async def new_jms(amqp_drivers: Drivers, amqp_gateway: GatewayProcess) -> AsyncI
     """Make JMS connections: `await new_jms("option=value", id=JMS's ClientID)`."""
     made: list[JmsClient] = []
 
-    async def make(*options: str, at: GatewayProcess | None = None, **fields: object) -> JmsClient:
+    async def make(
+        *options: str, at: GatewayProcess | None = None, connected: bool = True, **fields: object
+    ) -> JmsClient:
         host, port = (at or amqp_gateway).address("amqp")
         uri = f"amqp://{host}:{port}?" + "&".join(options)
-        made.append(JmsClient(await amqp_drivers(QPID_JMS), uri))
-        return await made[-1].connect(**fields)
+        client = JmsClient(await amqp_drivers(QPID_JMS), uri)
+        made.append(client)
+        return await client.connect(**fields) if connected else client
 
     yield make
     for client in made:

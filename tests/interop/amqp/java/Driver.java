@@ -38,6 +38,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import org.apache.qpid.jms.JmsConnectionFactory;
 
+@SuppressWarnings("unchecked") // JMS has enumerations of no type
 public class Driver {
     static final ObjectMapper JSON = new ObjectMapper();
     static final PrintStream OUT = new PrintStream(System.out, false, StandardCharsets.UTF_8);
