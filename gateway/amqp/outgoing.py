@@ -22,7 +22,7 @@ from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITI
 from mapping.record import Received
 from protocols.amqp import outcomes
 from protocols.amqp.links import Link
-from protocols.amqp.outcomes import Error, State
+from protocols.amqp.outcomes import STATE_FAILED, Error, State
 
 if TYPE_CHECKING:
     from gateway.amqp.nodes import Seat
@@ -213,6 +213,22 @@ class OutgoingLink:
         """See `Membership.place`; `in_group` only."""
         membership = self._membership
         return membership.place(record) if isinstance(membership, Membership) else None
+
+    def revert(self, record: Received) -> None:
+        """A transaction in which the peer had settled a record is rolled back: an attempt has failed.
+
+        After the first one it comes at once and before others, so that the peer finds what it had in the same order.
+        """
+        membership = self._membership
+        again = self._dead_letters.max_attempts > 1
+        if self._left:
+            self.unsettled -= 1  # with the rest of what the link has, the group is about to get it back
+        elif again and isinstance(membership, Membership) and not membership.attempts(record):
+            self.unsettled -= 1
+            self._session.services.counts.returned_by_peer += 1
+            membership.again(record, at_once=True)
+        else:
+            self.disposition(record, STATE_FAILED)
 
     def unretire(self) -> None:
         """A transaction has ended in which a delivery had an outcome."""

@@ -357,10 +357,15 @@ class Transaction:
             return
         self._concluded = True
         session = self._session
-        for retirement in self._retired.values():
+        retired = list(self._retired.values())
+        self._retired.clear()
+        for retirement in retired if committed else reversed(retired):
             link, state, delivery = retirement.link, retirement.state, retirement.delivery
             if delivery is None or not link.link.attached:
-                link.disposition(retirement.record, state if committed else STATE_FAILED)
+                if committed:
+                    link.disposition(retirement.record, state)
+                else:
+                    link.revert(retirement.record)
             elif (
                 committed
                 and state is not None
@@ -369,7 +374,6 @@ class Transaction:
             ):
                 link.disposition(retirement.record, state)
             link.unretire()
-        self._retired.clear()
         session.flush_soon()
 
     # The end.

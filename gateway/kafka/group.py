@@ -65,14 +65,15 @@ class Membership:
         """
         self._dispatch.done(self._member, record)
 
-    def again(self, record: Received, *, failed: bool = True) -> None:
+    def again(self, record: Received, *, failed: bool = True, at_once: bool = False) -> None:
         """The record is not settled: offer it again, to any outlet of the group, after a back-off.
 
         Args:
             record: the very object that was offered.
             failed: count it as a failed attempt (False: it was only given back, such as AMQP's `released`).
+            at_once: no back-off, and before everything that waits; of several, give the last one back first.
         """
-        self._dispatch.again(self._member, record, failed=failed)
+        self._dispatch.again(self._member, record, failed=failed, at_once=at_once)
 
     def decline(self, record: Received, *, failed: bool = False, keep: bool = False) -> None:
         """The record is not for this outlet, but may be for others; settled, and counted, when it is for none.

@@ -196,14 +196,22 @@ class Dispatch:
         if delivery is not None:
             self._finish(delivery.part, record.offset)
 
-    def again(self, member: Member, record: Received, *, failed: bool) -> None:
-        """A record is given back: offer it again after its back-off."""
+    def again(self, member: Member, record: Received, *, failed: bool, at_once: bool = False) -> None:
+        """A record is given back: offer it again after its back-off, or before all others."""
         delivery = self._owned(member, record)
         if delivery is None:
             return
         delivery.attempts += failed
         delivery.failures += failed
-        self._delay(delivery)
+        if not at_once:
+            self._delay(delivery)
+            return
+        self.redelivered += 1
+        if self._lives(delivery.pool):
+            self._enqueue(delivery, first=True)
+        else:
+            self._replace(delivery)
+        self._changed()
 
     def _delay(self, delivery: Delivery) -> None:
         loop = asyncio.get_running_loop()

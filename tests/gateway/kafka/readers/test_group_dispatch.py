@@ -297,6 +297,30 @@ def test_a_lost_partition_is_forgotten(world: World) -> None:
     assert len(sink.got) == 2
 
 
+def test_what_is_given_back_to_come_at_once_comes_before_others(world: World) -> None:
+    sink = world.join(Sink(3))
+    world.read(*"aaaaa")
+    world.dispatch.again(sink.member, sink.held.pop(), failed=False, at_once=True)
+    world.dispatch.again(sink.member, sink.held.pop(), failed=True, at_once=True)
+    sink.room = 10
+    world.dispatch.wake(sink.member)
+    world.dispatch.push()
+    assert sink.offsets == [0, 1, 2, 1, 2, 3, 4]
+    assert [world.dispatch.attempts(sink.member, record) for record in sink.held] == [0, 1, 0, 0, 0]
+    assert world.dispatch.redelivered == 2
+
+
+def test_whose_partition_a_held_record_is_of(world: World) -> None:
+    sink = world.join(Sink())
+    world.read(*"aa")
+    first, second = sink.held
+    assert world.dispatch.part_of(sink.member, first) is world.parts[0]
+    sink.done(first)
+    assert world.dispatch.part_of(sink.member, first) is None
+    world.dispatch.keep(())
+    assert world.dispatch.part_of(sink.member, second) is None
+
+
 async def test_what_is_given_back_comes_again_later(world: World) -> None:
     one = world.join(Sink(), "a")
     world.read("a")
