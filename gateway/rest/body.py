@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Final
 
 from aiohttp import web
@@ -49,7 +50,7 @@ class BodyReader:
         self._admission.upload(announced)
         counted = announced
         try:
-            _answer_expectation(request)
+            answer_expectation(request)
             parts: list[bytes] = []
             received = 0
             loop = asyncio.get_running_loop()
@@ -74,9 +75,40 @@ class BodyReader:
         finally:
             self._admission.uploaded(counted)
 
+    async def pieces(self, request: web.BaseRequest, idle_s: float) -> AsyncIterator[bytes]:
+        """The body as it comes, decompressed; for who deals with each part before the next is there.
 
-def _answer_expectation(request: web.BaseRequest) -> None:
-    """`Expect: 100-continue` (RFC 9110 section 10.1.1): only here, after everything else let the request in."""
+        `answer_expectation` must have been called, before an answer was begun.
+
+        Nothing is read ahead beyond what aiohttp holds (twice 64 KiB): who is slow is not sent more.
+
+        Args:
+            request: whose.
+            idle_s: the longest time between two parts.
+
+        Raises:
+            RestError: 400 for a body that breaks off in its own framing, 408 for a pause that is too long.
+        """
+        content = request.content
+        while True:
+            try:
+                async with asyncio.timeout(idle_s):
+                    part = await content.readany()
+            except TimeoutError as error:
+                raise RestError(408, "The request body came too slowly", close=True) from error
+            except (web.RequestPayloadError, HttpProcessingError) as error:
+                raise RestError(400, "The request body is broken", close=True) from error
+            if not part:
+                return
+            yield part
+
+
+def answer_expectation(request: web.BaseRequest) -> None:
+    """`Expect: 100-continue` (RFC 9110 section 10.1.1): to be said last, when everything else let the request in.
+
+    Raises:
+        RestError: 417 for an expectation that we cannot meet.
+    """
     expected = request.headers.get("Expect")
     if expected is None:
         return

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from aiohttp import web
 
 from gateway.net.http_server import SERVER
 from gateway.rest.answers import error_answer
-from gateway.rest.body import BodyReader
+from gateway.rest.body import BodyReader, answer_expectation
 from gateway.security.authorization import Grant
 from protocols.rest.contract import Operation, check_body
 from protocols.rest.errors import RestError, not_acceptable
@@ -29,7 +29,7 @@ class Call:
         answer_headers: fields that go with the answer, whatever it is; see `begin`.
     """
 
-    __slots__ = ("_bodies", "answer_headers", "grant", "operation", "query", "request")
+    __slots__ = ("_bodies", "_continued", "answer_headers", "grant", "operation", "query", "request")
 
     def __init__(self, request: web.BaseRequest, operation: Operation, grant: Grant, bodies: BodyReader) -> None:
         """Check the query.
@@ -42,6 +42,7 @@ class Call:
         self.grant = grant
         self.answer_headers: dict[str, str] = {}
         self._bodies = bodies
+        self._continued = False
         self.query = operation.query_values(_given(request)) if operation.query else operation.defaults
 
     def header_values(self) -> Mapping[str, Any]:
@@ -89,6 +90,15 @@ class Call:
         check_body(declared.media[media], body)
         return body
 
+    def pieces(self, idle_s: float) -> AsyncIterator[bytes]:
+        """The body as it comes, unchecked; see `BodyReader.pieces`. Ask for `media` before.
+
+        Raises:
+            RestError: 417; and see there.
+        """
+        self._go_on()
+        return self._bodies.pieces(self.request, idle_s)
+
     def negotiate(self, *offered: str) -> str:
         """The media type of the answer that the client prefers (RFC 9110 section 12.5.1).
 
@@ -115,11 +125,19 @@ class Call:
         `write` waits while the client is slower than we, and raises ConnectionError when it has left; the operation
         itself is cancelled then.
         """
+        if self.operation.body is not None:
+            self._go_on()
         answer = web.StreamResponse(
             headers={"Content-Type": media, "Server": SERVER, "Cache-Control": "no-store", **(headers or {})}
         )
         await self.begin(answer)
         return answer
+
+    def _go_on(self) -> None:
+        """Tell a client that waits for it to send its body: once, and never behind the head of an answer."""
+        if not self._continued:
+            self._continued = True
+            answer_expectation(self.request)
 
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
@@ -129,8 +147,7 @@ Handler = Callable[..., Awaitable[web.StreamResponse]]
 class Module:
     """One subject's operations, and what they need to live. The methods here do nothing: a module has what it needs.
 
-    A module is made with `RestServices`, stands in `listener.modules`, and its part of the contract in
-    `protocols/rest/openapi`.
+    A module is made with `RestServices` in `RestListener`; its part of the contract stands in `protocols/rest/openapi`.
     """
 
     def operations(self) -> Mapping[str, Handler]:

@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
-from gateway.kafka.contracts import Result
 from gateway.kafka.publisher import Publisher
 from gateway.rest.access import forbidden
 from gateway.rest.admission import Admission
 from gateway.rest.answers import control_answer, no_content
 from gateway.rest.body import BodyReader
 from gateway.rest.call import Call, Handler, Module
+from gateway.rest.tickets import StandardHeaders, Ticket, raise_common_failure
 from gateway.security.authorization import Grant
-from mapping.outcomes import ANSWERS, Outcome
-from mapping.record import Headers, Record
-from mapping.rest import standard_headers, to_records, trace_headers
-from protocols.rest.errors import RETRY_AFTER_S, RestError, not_found
-from protocols.rest.media import Format, produce_format
-from protocols.rest.responses import ErrorBody, Stored, encode_results
-
-PRINCIPALS: Final = 4096  # sets of standard headers that are kept ready
-_STATUS_BUSY: Final = ANSWERS[Outcome.BUSY].http
+from mapping.record import Record
+from mapping.rest import to_records, trace_headers
+from protocols.rest.errors import not_found
+from protocols.rest.media import produce_format
+from protocols.rest.responses import ErrorBody, encode_results
 
 
 class ProduceStatistics(msgspec.Struct, frozen=True):
@@ -43,48 +38,6 @@ class ProduceStatistics(msgspec.Struct, frozen=True):
     refused_total: int
 
 
-class Ticket:
-    """One request that waits for Kafka: the owner of its records, whose tokens are their places in the request."""
-
-    __slots__ = ("_left", "done", "failed", "results")
-
-    def __init__(self, count: int, done: asyncio.Future[None]) -> None:
-        self.results: list[Stored | ErrorBody] = [_PENDING] * count
-        self.failed = 0
-        self.done = done
-        self._left = count
-
-    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """See `contracts.Owner`."""
-        results = self.results
-        if result.outcome is Outcome.STORED:
-            partition = result.partition
-            for index, offset in zip(tokens, offsets, strict=True):
-                results[index] = Stored(partition, offset)
-            self._settled(len(tokens))
-        else:
-            error = ErrorBody(ANSWERS[result.outcome].http, result.reason or result.outcome.value)
-            for index in tokens:
-                results[index] = error
-            self.failed += len(tokens)
-            self._settled(len(tokens))
-
-    def refuse(self, index: int, error: ErrorBody) -> None:
-        """A record that is not even submitted."""
-        self.results[index] = error
-        self.failed += 1
-        self._settled(1)
-
-    def _settled(self, count: int) -> None:
-        self._left -= count
-        assert self._left >= 0
-        if not self._left and not self.done.done():  # done already: the client left
-            self.done.set_result(None)
-
-
-_PENDING: Final = ErrorBody(_STATUS_BUSY, "pending")
-
-
 class Produce(Module):
     """The two produce operations. Their bodies are checked while they are read into records, not by the schemas."""
 
@@ -94,7 +47,7 @@ class Produce(Module):
         self._admission = admission
         self._bodies = bodies
         self._max_records = max_records
-        self._standard: dict[tuple[Format, str], Headers] = {}
+        self._standard = StandardHeaders()
         self._requests = 0
         self._records = 0
         self._failed = 0
@@ -126,7 +79,7 @@ class Produce(Module):
                 topic=topic,
                 partition=partition,
                 limit=self._max_records,
-                headers=self._standard_headers(embedded, grant.identity.name),
+                headers=self._standard.of(embedded, grant.identity.name),
                 trace=trace_headers(fields.get("traceparent"), fields.get("tracestate")),
             )
             self._requests += 1
@@ -151,7 +104,7 @@ class Produce(Module):
             await ticket.done
         if ticket.failed:
             self._failed += ticket.failed
-            _raise_common_failure(ticket)
+            raise_common_failure(ticket)
         return control_answer(encode_results(ticket.results))
 
     def _send_unacknowledged(self, records: Sequence[Record], grant: Grant) -> web.Response:
@@ -163,14 +116,6 @@ class Produce(Module):
             self._publisher.submit(record, None)
         return no_content()
 
-    def _standard_headers(self, embedded: Format, principal: str) -> Headers:
-        headers = self._standard.get((embedded, principal))
-        if headers is None:
-            if len(self._standard) >= PRINCIPALS:
-                self._standard.clear()
-            headers = self._standard[embedded, principal] = standard_headers(embedded, principal)
-        return headers
-
     def statistics(self) -> ProduceStatistics:
         """Counts so far."""
         return ProduceStatistics(
@@ -181,15 +126,3 @@ class Produce(Module):
             uploading_bytes=self._admission.uploading,
             refused_total=self._admission.refused,
         )
-
-
-def _raise_common_failure(ticket: Ticket) -> None:
-    """Raise the request's error when every record failed with the same status."""
-    first = ticket.results[0]
-    if ticket.failed < len(ticket.results) or not isinstance(first, ErrorBody):
-        return
-    status = first.error_code
-    if any(isinstance(result, ErrorBody) and result.error_code != status for result in ticket.results):
-        return
-    headers = (("Retry-After", str(RETRY_AFTER_S)),) if status == _STATUS_BUSY else ()
-    raise RestError(status, first.message, headers=headers)

@@ -1,0 +1,90 @@
+"""Requests that wait for Kafka: one owner and one future a request, never one a record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gateway.kafka.contracts import Result
+from mapping.outcomes import ANSWERS, Outcome
+from mapping.record import Headers
+from mapping.rest import standard_headers
+from protocols.rest.errors import RETRY_AFTER_S, RestError
+from protocols.rest.media import Format
+from protocols.rest.responses import ErrorBody, Stored
+
+PRINCIPALS: Final = 4096  # sets of standard headers that are kept ready
+_STATUS_BUSY: Final = ANSWERS[Outcome.BUSY].http
+
+
+class Ticket:
+    """One request that waits for Kafka: the owner of its records, whose tokens are their places in the request."""
+
+    __slots__ = ("_left", "done", "failed", "results")
+
+    def __init__(self, count: int, done: asyncio.Future[None]) -> None:
+        self.results: list[Stored | ErrorBody] = [_PENDING] * count
+        self.failed = 0
+        self.done = done
+        self._left = count
+
+    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        """See `contracts.Owner`."""
+        results = self.results
+        if result.outcome is Outcome.STORED:
+            partition = result.partition
+            for index, offset in zip(tokens, offsets, strict=True):
+                results[index] = Stored(partition, offset)
+            self._settled(len(tokens))
+        else:
+            error = ErrorBody(ANSWERS[result.outcome].http, result.reason or result.outcome.value)
+            for index in tokens:
+                results[index] = error
+            self.failed += len(tokens)
+            self._settled(len(tokens))
+
+    def refuse(self, index: int, error: ErrorBody) -> None:
+        """A record that is not even submitted."""
+        self.results[index] = error
+        self.failed += 1
+        self._settled(1)
+
+    def _settled(self, count: int) -> None:
+        self._left -= count
+        assert self._left >= 0
+        if not self._left and not self.done.done():  # done already: the client left
+            self.done.set_result(None)
+
+
+_PENDING: Final = ErrorBody(_STATUS_BUSY, "pending")
+
+
+class StandardHeaders:
+    """What every record of a client gets; made once for a format and principal."""
+
+    __slots__ = ("_made",)
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Format, str], Headers] = {}
+
+    def of(self, embedded: Format, principal: str) -> Headers:
+        """The headers."""
+        headers = self._made.get((embedded, principal))
+        if headers is None:
+            if len(self._made) >= PRINCIPALS:
+                self._made.clear()
+            headers = self._made[embedded, principal] = standard_headers(embedded, principal)
+        return headers
+
+
+def raise_common_failure(ticket: Ticket) -> None:
+    """Raise the request's error when every record failed with the same status."""
+    first = ticket.results[0]
+    if ticket.failed < len(ticket.results) or not isinstance(first, ErrorBody):
+        return
+    status = first.error_code
+    if any(isinstance(result, ErrorBody) and result.error_code != status for result in ticket.results):
+        return
+    headers = (("Retry-After", str(RETRY_AFTER_S)),) if status == _STATUS_BUSY else ()
+    raise RestError(status, first.message, headers=headers)
