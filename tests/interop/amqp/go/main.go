@@ -73,6 +73,8 @@ func (client *Client) connect(command Told) (Told, error) {
 		options.SASLType = amqp.SASLTypeExternal("")
 	case mechanism == "ANONYMOUS":
 		options.SASLType = amqp.SASLTypeAnonymous()
+	case mechanism == "XOAUTH2":
+		options.SASLType = amqp.SASLTypeXOAUTH2(text(command, "user"), text(command, "password"), 16384)
 	case command["user"] != nil:
 		options.SASLType = amqp.SASLTypePlain(text(command, "user"), text(command, "password"))
 	}

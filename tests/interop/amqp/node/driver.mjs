@@ -139,7 +139,7 @@ const verbs = {
         hostname: command.host,
         reconnect: false,
         username: command.user ?? (command.mechanism === "ANONYMOUS" ? "anonymous" : undefined),
-        password: command.password ?? undefined,
+        [command.mechanism === "XOAUTH2" ? "token" : "password"]: command.password ?? undefined,
         idle_time_out: command.idle_ms,
         max_frame_size: command.frame_bytes,
         ...secure,
