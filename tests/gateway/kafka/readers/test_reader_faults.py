@@ -106,7 +106,7 @@ async def test_a_silent_broker_neither_hangs_a_subscriber_nor_the_stop(new_broke
     os.kill(broker.pid, signal.SIGSTOP)
     start = time.monotonic()
     await here.stop()
-    assert time.monotonic() - start < 6  # the gateway as a whole has ten seconds
+    assert time.monotonic() - start < 9  # the gateway as a whole has ten seconds
     os.kill(broker.pid, signal.SIGCONT)
 
 
