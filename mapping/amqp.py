@@ -16,6 +16,7 @@ from typing import Final
 
 from mapping import amqp_body
 from mapping.amqp_fields import (
+    KEY_ALONE,
     Destination,
     Unmappable,
     annotation_fields,
@@ -39,7 +40,6 @@ from mapping.record import (
     Headers,
     Record,
 )
-from protocols.amqp import primitives
 from protocols.amqp.primitives import DecodeError, compound, decode, skip
 from protocols.amqp.sections import (
     APPLICATION_PROPERTIES,
@@ -117,8 +117,6 @@ _PROPERTIES: Final = (b"\x00\x53\x73\xc0", b"\x00\x53\x73\xd0")
 _APPLICATION: Final = (b"\x00\x53\x74\xc1", b"\x00\x53\x74\xd1")
 _DATA: Final = b"\x00\x53\x75\xa0"
 _LONG_DATA: Final = b"\x00\x53\x75\xb0"
-_KEY_ALONE: Final = b"\x02" + primitives.symbol("x-opt-bridge.key") + b"\xa1"
-"""What follows the size of annotations that are a key of below 256 bytes and nothing else."""
 
 
 def usual_record(data: bytes, destination: Destination, now_ms: int) -> Record | None:
@@ -149,7 +147,7 @@ def usual_record(data: bytes, destination: Destination, now_ms: int) -> Record |
         found: bytes | None
         place: int | None = None
         if (
-            data[begin + 5 : begin + 25] == _KEY_ALONE
+            data[begin + 5 : begin + 25] == KEY_ALONE
             and begin + 25 < at <= size
             and data[begin + 25] == at - begin - 26
         ):
@@ -170,7 +168,7 @@ def usual_record(data: bytes, destination: Destination, now_ms: int) -> Record |
         if absolute is not None:
             expiry = absolute if expiry is None else min(expiry, absolute)
         if created is not None:
-            timestamp = _timestamp(created, headers, destination, now_ms)
+            timestamp = creation_timestamp(created, headers, destination, now_ms)
         exact = True
         start = data[at : at + 4]
     if start in _APPLICATION:
@@ -225,7 +223,7 @@ def general_record(data: bytes, destination: Destination, now_ms: int) -> Record
             if absolute is not None:
                 expiry = absolute if expiry is None else min(expiry, absolute)
             if created is not None:
-                timestamp = _timestamp(created, headers, destination, now_ms)
+                timestamp = creation_timestamp(created, headers, destination, now_ms)
             exact = True
         elif code == HEADER:
             sidecar.append(data[start:end])
@@ -287,8 +285,8 @@ def _expiry(expiry: int, now_ms: int) -> Header:
     return EXPIRY, b"%d" % expiry
 
 
-def _timestamp(created: int, headers: list[Header], destination: Destination, now_ms: int) -> int | None:
-    """The record's timestamp for a creation-time; one that the topic would not take becomes a header."""
+def creation_timestamp(created: int, headers: list[Header], destination: Destination, now_ms: int) -> int | None:
+    """The record's timestamp for a creation-time (ms); one that the topic would not take becomes a header."""
     oldest = now_ms - min(destination.before_ms, CREATION_WINDOW_MS)
     if oldest <= created <= now_ms + destination.after_ms:
         return created

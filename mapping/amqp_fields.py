@@ -46,10 +46,12 @@ from mapping.record import (
     Header,
     Headers,
 )
-from protocols.amqp.primitives import DecodeError, Pairs, decode, decode_items
+from protocols.amqp.primitives import DecodeError, Pairs, decode, decode_items, symbol
 
 DEFAULT_PRIORITY: Final = 4  # part 3.2.1
 KEY_ANNOTATIONS: Final = ("x-opt-bridge.key", "x-opt-partition-key")
+KEY_ALONE: Final = b"\x02" + symbol("x-opt-bridge.key") + b"\xa1"
+"""What follows the size of annotations that are a key of below 256 bytes and nothing else."""
 PARTITION_ANNOTATION: Final = "x-opt-bridge.partition"
 DELAY_ANNOTATIONS: Final = ("x-opt-delivery-time", "x-opt-delivery-delay")
 _FOREVER: Final = 2**63 - 1
@@ -154,6 +156,7 @@ _FIELDS: Final = (
     (CONTENT_TYPE, _TEXT), (CONTENT_ENCODING, _TEXT), (EXPIRY, _ABSOLUTE_EXPIRY), (CREATION_TIME, _CREATION),
     (GROUP_ID, _GROUP), (GROUP_SEQUENCE, _SEQUENCE), (REPLY_TO_GROUP_ID, _TEXT),
 )  # fmt: skip
+PROPERTY_NAMES: Final = tuple(name for name, _ in _FIELDS)
 _FIRST_FIELDS: Final = tuple(_FIELDS[:count] for count in range(len(_FIELDS) + 1))
 
 
