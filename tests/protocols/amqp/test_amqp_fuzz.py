@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from proton import Described, Message, Terminus, symbol, ulong
 
 from protocols.amqp.endpoints import Limits
-from protocols.amqp.events import TransferReceived
-from protocols.amqp.outcomes import STATE_RELEASED
+from protocols.amqp.events import Retired, TransactionalTransfer, TransferReceived
+from protocols.amqp.outcomes import ACCEPTED, STATE_RELEASED
+from protocols.amqp.primitives import DecodeError
+from protocols.amqp.transactions import TRANSACTIONAL_STATE, read_command
 from protocols.connection import ConnectionClosed, ConnectionFailed
 
 # The fixtures are plain classes: nothing of them is kept between examples.
@@ -51,6 +55,7 @@ def seed(make_server: Any, make_peer: Any) -> bytes:
         sender.send(b"\x00\x53\x75\xa0\x03abc")
         sender.advance()
     peer.run()
+    transact(server, peer, session, sender)
     sender.close()
     receiver.detach()
     peer.run()
@@ -58,6 +63,28 @@ def seed(make_server: Any, make_peer: Any) -> bytes:
     peer.connection.close()
     peer.run()
     return bytes(peer.to_server)
+
+
+def transact(server: Any, peer: Any, session: Any, sender: Any) -> None:
+    """A coordinator, a command, a post and a retirement."""
+    coordinator = session.sender("c")
+    coordinator.target.type = Terminus.COORDINATOR
+    coordinator.open()
+    peer.answer = None
+    peer.run()
+    coordinator.delivery("command")
+    coordinator.send(bytes(Message(body=Described(symbol("amqp:discharge:list"), [b"txn", False])).encode()))
+    coordinator.advance()
+    posted = sender.delivery("posted")
+    posted.local.data = [b"txn"]
+    posted.update(TRANSACTIONAL_STATE)
+    sender.stream(b"\x00\x53\x75\xa0\x03abc")
+    sender.advance()
+    server.engine.send(server.links["r"], b"\x00\x53\x75\xa0\x01x", "token")
+    peer.run()
+    peer.deliveries[-1].local.data = [b"txn", Described(ulong(ACCEPTED), [])]
+    peer.deliveries[-1].update(TRANSACTIONAL_STATE)
+    peer.run()
 
 
 def mutate(data: bytes, chance: random.Random) -> bytes:
@@ -83,8 +110,15 @@ def play(make_server: Any, data: bytes, chance: random.Random) -> Any:
     server = make_server(limits=Limits(links_per_session=8, channel_max=7))
 
     def react(event: Any) -> None:
-        if isinstance(event, TransferReceived) and event.delivery is not None:
-            server.engine.settle_delivery(event.link, event.delivery, STATE_RELEASED)
+        match event:
+            case TransferReceived(delivery=delivery) if delivery is not None:
+                with contextlib.suppress(DecodeError):
+                    read_command(event.data)
+                server.engine.settle_delivery(event.link, delivery, STATE_RELEASED)
+            case TransactionalTransfer(delivery=delivery) if delivery is not None:
+                server.engine.settle_posted(event.link, delivery, event.txn_id, STATE_RELEASED)
+            case Retired(delivery=delivery) if delivery is not None:
+                server.engine.settle_retired(event.link, delivery, STATE_RELEASED)
 
     server.on_event = react
     at = 0
