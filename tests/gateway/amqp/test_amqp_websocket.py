@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import trustme
 from proton import Collector, Connection, Event, Message, Transport
 
+from tests.support.amqp_frames import Frames
 from tests.support.gateway import GatewayProcess
 
 LISTENERS = {"http": "/amqp", "amqp_websocket": "/anything"}
 SASL = b"AMQP\x03\x01\x00\x00"
+OUTCOME = b"\x00\x53\x44\xc0\x03\x01\x50"  # and its code
 TIMEOUT = 30
 
 
@@ -101,25 +106,38 @@ async def test_there_and_back(gateway: GatewayProcess, new_topic: Any, listener:
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
 
 
-async def test_sasl_comes_first_where_a_login_is_needed(
-    bootstrap: str, new_gateway: Callable[..., GatewayProcess], tmp_path: Any
+async def test_sasl_comes_first_where_a_login_is_needed_and_knows_the_certificate(
+    bootstrap: str, new_gateway: Callable[..., GatewayProcess], tmp_path: Path
 ) -> None:
-    (tmp_path / "passwords").write_text("")
-    config = f"[security]\nallow_anonymous = false\npassword_file = '{tmp_path / 'passwords'}'\n"
+    authority = trustme.CA()
+    server, device = authority.issue_cert("127.0.0.1"), authority.issue_cert("device.test", common_name="device-7")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    for name, leaf in (("server", server), ("device", device)):
+        leaf.private_key_and_cert_chain_pem.write_to_path(tmp_path / f"{name}.pem")
+    config = f"""
+        [security]
+        allow_anonymous = false
+        tls_cert = "{tmp_path}/server.pem"
+        tls_key = "{tmp_path}/server.pem"
+        tls_client_ca = "{tmp_path}/ca.pem"
+        """
     gateway = await new_gateway(bootstrap, config=config).start()
-    url = f"ws://{gateway.addresses['http']}/amqp"
+    url = f"wss://{gateway.addresses['http']}/amqp"
+    context = ssl.create_default_context(cafile=tmp_path / "ca.pem")
     async with aiohttp.ClientSession() as http, asyncio.timeout(TIMEOUT):
-        async with http.ws_connect(url, protocols=("amqp",)) as socket:
-            await socket.send_bytes(b"AMQP\x00\x01\x00\x00")
-            assert (await socket.receive_bytes()) == SASL
+        async with http.ws_connect(url, protocols=("amqp",), ssl=context) as socket:
+            await socket.send_bytes(Frames.HEADER)
+            assert await socket.receive_bytes() == SASL
             assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
-        async with http.ws_connect(url, protocols=("amqp",)) as socket:
-            await socket.send_bytes(SASL)
+        context.load_cert_chain(tmp_path / "device.pem")
+        async with http.ws_connect(url, protocols=("amqp",), ssl=context) as socket:
+            init = Frames.performative(0x41, Frames.symbol("EXTERNAL"), Frames.binary(b""))
+            await socket.send_bytes(SASL + Frames.frame(init, kind=1))
             heard = b""
-            while b"PLAIN" not in heard:
+            while OUTCOME not in heard:
                 heard += await socket.receive_bytes()
-            assert heard.startswith(SASL)
-            assert b"ANONYMOUS" not in heard
+            assert b"\x08EXTERNAL" in heard
+            assert heard.endswith(OUTCOME + b"\x00")
     assert await gateway.stop() == 0
 
 
