@@ -10,7 +10,8 @@ import pytest
 
 from tests.interop.amqp.conftest import NewJms
 from tests.interop.amqp.jms import JmsConsumer, bodies
-from tests.interop.driver import RefusedError, encode
+from tests.interop.driver import RefusedError, Wire, encode
+from tests.support.gateway import GatewayProcess
 
 KINDS: dict[str, Any] = {
     "text": "gr\u00fc\u00df dich",
@@ -239,3 +240,55 @@ async def test_a_transacted_session(new_jms: NewJms, own: str) -> None:
     watching = await session.consumer(f"queue:{own}-out")
     await (await session.producer(f"queue:{own}-out")).texts("last", **group)
     assert bodies(await watching.receive(1)) == ["last"]
+
+
+async def test_what_the_gateway_does_not_offer_jms_does_not_do(new_jms: NewJms, own: str) -> None:
+    session = await (await new_jms()).session()
+    producer = await session.producer(f"topic:{own}")
+    with pytest.raises(RefusedError) as refused:
+        await producer.texts("later", delay=60_000)
+    assert "does not support delayed message delivery" in str(refused.value)
+    consumer = await session.consumer(f"topic:{own}")
+    await producer.texts("now")
+    assert bodies(await consumer.receive(1)) == ["now"]
+
+
+async def test_a_link_that_is_refused(new_jms: NewJms, own: str) -> None:
+    session = await (await new_jms()).session()
+    for attach, error in (
+        (session.consumer(f"topic:{own}/partitions/99"), "InvalidDestinationException"),
+        (session.producer(f"topic:{own}/partitions/99"), "InvalidDestinationException"),
+        (session.producer("queue:__consumer_offsets"), "JMSSecurityException"),
+    ):
+        with pytest.raises(RefusedError) as refused:
+            await attach
+        assert error in str(refused.value)
+    anywhere = await session.producer()
+    with pytest.raises(RefusedError) as refused:
+        await anywhere.texts("nowhere", to="queue:__consumer_offsets")
+    assert "JMSSecurityException" in str(refused.value)
+
+
+async def test_failover(new_jms: NewJms, amqp_gateway: GatewayProcess, own: str) -> None:
+    """The connection breaks twice; Qpid JMS finds its way back with all that was open, and nothing is lost."""
+    async with Wire(amqp_gateway.address("amqp")).laid() as wire:
+        host, port = wire.address
+        client = await new_jms(connected=False)
+        await client.connect(
+            uri=f"failover:(amqp://{host}:{port})?failover.reconnectDelay=20&failover.maxReconnectDelay=200"
+        )
+        session = await client.session()
+        consumer = await session.consumer(f"queue:{own}")
+        producer = await session.producer(f"queue:{own}")
+        seen = []
+        for turn in range(3):
+            await producer.texts(*(f"{turn}-{number}" for number in range(5)))
+            seen += bodies(await consumer.receive(5))
+            if turn < 2:
+                wire.cut()
+        # What was acknowledged while the line broke may come again.
+        wanted = {f"{turn}-{number}" for turn in range(3) for number in range(5)}
+        while not wanted <= set(seen):
+            seen += bodies(await consumer.receive(1))
+        assert set(seen) == wanted
+        await client.close()

@@ -235,6 +235,7 @@ public class Driver {
                     int mode = told.path("persistent").asBoolean(true) ? DeliveryMode.PERSISTENT : DeliveryMode.NON_PERSISTENT;
                     int priority = told.path("priority").asInt(4);
                     long ttl = told.path("ttl").asLong(0);
+                    producer.setDeliveryDelay(told.path("delay").asLong(0));
                     if (told.has("to"))
                         producer.send(destination(session, told.get("to").asText()), message, mode, priority, ttl);
                     else producer.send(message, mode, priority, ttl);
