@@ -58,9 +58,16 @@ class Transacted:
         ends: what became of it.
     """
 
-    def __init__(self, connection: BlockingConnection, *, settles: bool = True) -> None:
-        """Declare it. `settles`: accepted deliveries are settled at once, as JMS does, not when it is discharged."""
+    def __init__(self, connection: BlockingConnection, *, settles: bool = True, wait_s: float = WAIT_S) -> None:
+        """Declare it.
+
+        Args:
+            connection: proton's.
+            settles: accepted deliveries are settled at once, as JMS does, not when it is discharged.
+            wait_s: how long any answer may take.
+        """
         self._connection = connection
+        self._wait_s = wait_s
         self.ends = Ends()
         self.transaction: Transaction = connection.container.declare_transaction(
             connection.conn, handler=self.ends, settle_before_discharge=settles
@@ -69,7 +76,7 @@ class Transacted:
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Let proton work until something is so."""
-        self._connection.wait(condition, timeout=WAIT_S)
+        self._connection.wait(condition, timeout=self._wait_s)
 
     def post(self, sender: Any, message: Message) -> Delivery:
         """Send a message in it, without waiting."""
@@ -86,7 +93,7 @@ class Transacted:
 
     def take(self, receiver: BlockingReceiver) -> Message:
         """Receive a message and accept it in the transaction."""
-        message = receiver.receive(WAIT_S)
+        message = receiver.receive(self._wait_s)
         self.transaction.accept(receiver.fetcher.unsettled.popleft())
         return message
 

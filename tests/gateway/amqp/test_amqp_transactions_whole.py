@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import concurrent.futures
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,20 @@ from typing import Any
 import aiohttp
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from proton import ProtonException
 from proton.reactor import AtMostOnce, Copy
+from proton.utils import BlockingConnection
 
 from protocols.amqp import outcomes
 from protocols.mqtt.packets import Subscription
 from tests.support.amqp import body_of, data
 from tests.support.amqp_transactions import Transacted, TransactedClient
-from tests.support.gateway import GatewayProcess
+from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import RawClient
 
 WAIT_S = 40
+PATIENCE_S = 5.0  # of a copier with a gateway that may be dead
+RECORDS = 500
 V2 = "application/vnd.kafka.v2+json"
 BINARY = "application/vnd.kafka.binary.v2+json"
 
@@ -161,3 +167,72 @@ async def test_a_gateway_that_is_killed_leaves_nothing_open(
         await living.run(again)
         await living.close()
         assert [(await consumer.getone()).value for _ in range(3)] == [b"again"] * 3
+
+
+class Copier:
+    """Takes records of a group and posts them elsewhere, ten in a transaction, whatever becomes of the gateway."""
+
+    def __init__(self, gateway: GatewayProcess, source: str, target: str) -> None:
+        self._gateway = gateway
+        self._source = f"{source}/group.id/copier-{source}"
+        self._target = target
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+        self.committed = 0
+        self.stopping = False
+
+    async def run(self) -> None:
+        """Go on until it is stopped; while the gateway is away, try again."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._run)
+        self._thread.shutdown()
+
+    def _run(self) -> None:
+        while not self.stopping:
+            with contextlib.suppress(ProtonException, OSError):
+                self._copy()
+
+    def _copy(self) -> None:
+        host, port = self._gateway.address("amqp")
+        connection = BlockingConnection(f"amqp://{host}:{port}", timeout=1)
+        try:
+            receiver = connection.create_receiver(self._source, credit=10)
+            sender = connection.create_sender(self._target)
+            while not self.stopping:
+                transaction = Transacted(connection, wait_s=PATIENCE_S)
+                for _ in range(10):
+                    transaction.post(sender, data(body_of(transaction.take(receiver))))
+                if transaction.end() == "committed":
+                    self.committed += 10
+        finally:
+            with contextlib.suppress(ProtonException):
+                connection.close()
+
+
+async def test_each_record_is_copied_once_though_the_gateway_is_killed(
+    new_gateway: Callable[..., GatewayProcess], bootstrap: str, new_topic: Any, tmp_path: Path
+) -> None:
+    """What is taken and what is given are one transaction: neither is lost, and neither is there twice."""
+    source, target = await new_topic(partitions=1), await new_topic(partitions=2)
+    gateway = await new_gateway(bootstrap, "--data-dir", str(tmp_path / "data")).start()
+    expected = [b"%04d" % n for n in range(RECORDS)]
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        for value in expected:
+            await producer.send(source, value)
+        await producer.flush()
+    copier = Copier(gateway, source, target)
+    copying = asyncio.create_task(copier.run())
+    await wait_until(lambda: copier.committed >= RECORDS // 3, WAIT_S)
+    await gateway.kill()
+    await gateway.start()
+    consumer = AIOKafkaConsumer(
+        target, bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
+    )
+    found: list[bytes] = []
+    async with consumer, asyncio.timeout(3 * WAIT_S):
+        while len(found) < RECORDS:
+            for records in (await consumer.getmany(timeout_ms=200)).values():
+                found += [record.value for record in records]
+        copier.stopping = True
+        await copying
+        for records in (await consumer.getmany(timeout_ms=1000)).values():  # what is there twice would be there by now
+            found += [record.value for record in records]
+    assert sorted(found) == expected
