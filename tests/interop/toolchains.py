@@ -37,7 +37,7 @@ def node_packages(directory: Path) -> str:
     if int(version.lstrip("v").partition(".")[0]) < OLDEST_NODE:
         raise ToolchainError(f"node is {version}, the clients need {OLDEST_NODE} or newer")
     lock = directory / "package-lock.json"
-    _once(directory, [lock], directory / "node_modules", lambda: _run([npm, "ci"], directory))
+    once(directory, [lock], directory / "node_modules", lambda: _run([npm, "ci"], directory))
     return node
 
 
@@ -65,7 +65,7 @@ def go_program(directory: Path) -> Path:
     program = directory / "build" / "driver"
     sources = [directory / "go.mod", directory / "go.sum", *directory.glob("*.go")]
     command = [go, "build", "-mod=readonly", "-trimpath", "-o", str(program), "."]
-    _once(directory, sources, program, lambda: _run(command, directory))
+    once(directory, sources, program, lambda: _run(command, directory))
     return program
 
 
@@ -84,7 +84,7 @@ def cargo_program(directory: Path) -> Path:
         (place / "Cargo.lock").write_text(with_source(lock.read_text(), registry_of(cargo)))
         _run([cargo, "build", "--locked", "--quiet"], place)
 
-    _once(directory, sources, program, build)
+    once(directory, sources, program, build)
     return program
 
 
@@ -138,7 +138,7 @@ def _run(command: list[str], directory: Path) -> None:
         raise ToolchainError(f"{Path(command[0]).name} {command[1]} failed: {done.stderr.strip()[-800:]}")
 
 
-def _once(directory: Path, sources: Iterable[Path], made: Path, make: Callable[[], None]) -> None:
+def once(directory: Path, sources: Iterable[Path], made: Path, make: Callable[[], None]) -> None:
     """Make what is not made yet of exactly these sources; of two test runs one makes it."""
     with _held(directory / ".lock"):
         wanted = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()

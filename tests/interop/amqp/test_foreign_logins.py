@@ -45,8 +45,8 @@ topic = "{TOPIC}"
 principal = "device-7"
 topic = "{DEVICES}"
 """
-QUIET = "[kafka]\ncreate_topics = true\n[amqp]\nidle_timeout_s = 2.0\n"
-QUIET_S = 4
+QUIET = "[kafka]\ncreate_topics = true\n[amqp]\nidle_timeout_s = 4.0\n"
+QUIET_S = 7  # above both time-outs, which are long enough for a busy machine
 WITH_TLS = [BLOCKING, REACTIVE, RHEA, GO]  # fe2o3-amqp is built without TLS: this is about AMQP
 
 
@@ -203,11 +203,11 @@ async def test_over_websocket(new_client: NewClient, new_jms: NewJms, amqp_gatew
 async def test_silence_is_bridged_by_both_sides(
     new_client: NewClient, new_jms: NewJms, bootstrap: str, tmp_path: Path, own: str
 ) -> None:
-    """Each wants a sign of life every second, and the gateway every two."""
+    """Each wants a sign of life every three seconds, and the gateway every four."""
     async with running(tmp_path, bootstrap, QUIET) as gateway:
-        clients = [await new_client(kind, at=gateway, idle_ms=1000) for kind in EVERY]
+        clients = [await new_client(kind, at=gateway, idle_ms=3000) for kind in EVERY]
         receivers = [await client.receiver(own) for client in clients]
-        jms = await new_jms("amqp.idleTimeout=1000", at=gateway)
+        jms = await new_jms("amqp.idleTimeout=3000", at=gateway)
         consumer = await (await jms.session()).consumer(f"topic:{own}")
         silences = await asyncio.gather(
             consumer.some(1, QUIET_S * 1000), *(receiver.received(1, QUIET_S) for receiver in receivers)

@@ -253,6 +253,17 @@ async def test_what_the_gateway_does_not_offer_jms_does_not_do(new_jms: NewJms, 
     assert bodies(await consumer.receive(1)) == ["now"]
 
 
+async def test_two_connections_with_one_client_id(new_jms: NewJms, own: str) -> None:
+    """`sole-connection-for-container` is not offered: the second is let in, and a subscription moves to it."""
+    name = f"client-{own}"
+    first, second = await new_jms(id=name), await new_jms(id=name)
+    await (await first.session()).consumer(f"topic:{own}", kind="durable", as_="news")
+    session = await second.session()
+    consumer = await session.consumer(f"topic:{own}", kind="durable", as_="news")
+    await (await session.producer(f"topic:{own}")).texts("to the second")
+    assert bodies(await consumer.receive(1)) == ["to the second"]
+
+
 async def test_a_link_that_is_refused(new_jms: NewJms, own: str) -> None:
     session = await (await new_jms()).session()
     for attach, error in (
