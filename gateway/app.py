@@ -49,6 +49,7 @@ from gateway.mqtt.recovery import find_exchanges
 from gateway.mqtt.retained import Retained
 from gateway.mqtt.router import Router
 from gateway.mqtt.services import Services
+from gateway.mqtt.session import topics_changed
 from gateway.mqtt.sessions import TOPIC as SESSIONS
 from gateway.mqtt.sessions import Sessions
 from gateway.mqtt.sharing import Sharing
@@ -293,6 +294,7 @@ class App:
             follow=lambda client_id: state.follow(SESSIONS, client_id.encode(), lookup),
         )
         sessions.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
+        topics.watch(partial(topics_changed, sessions.live))
         await state.start()
         stack.push_async_callback(state.stop)
         await retained.start()

@@ -29,6 +29,7 @@ connection answers in order: this is the bound on how late a newly watched parti
 FETCH_BYTES: Final = 16 * 1024 * 1024
 PARTITION_FETCH_BYTES: Final = 1024 * 1024
 
+GONE_CHECK_S: Final = 0.3  # between two looks whether what is asked for still exists
 CHUNK: Final = 500  # aiokafka's getmany is 1.7 times dearer per record without a limit (measured)
 
 ASSIGNORS: Final = (RangePartitionAssignor,)
@@ -238,6 +239,57 @@ class _Batch:
         self.error: Refused | None = None
 
 
+class _Gone:
+    """Ends a question about offsets when a topic in it has disappeared: aiokafka would ask on until its time is up."""
+
+    def __init__(self, consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]) -> None:
+        self.topics: set[str] = set()
+        self._client = consumer._client
+        self._asked = {partition.topic for partition in partitions}
+        self._suspects: set[str] = set()
+        self._seen = self._client.cluster._last_successful_refresh_ms
+        self._patience: asyncio.Timeout | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def watch(self, question: Awaitable[dict[TopicPartition, Any]]) -> dict[TopicPartition, Any] | None:
+        """Wait for the answer; None when some of `topics` are gone."""
+        try:
+            async with asyncio.timeout(None) as self._patience:
+                self._check_later()
+                return await question
+        except TimeoutError:
+            if not self.topics:
+                raise
+            return None
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _check_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(GONE_CHECK_S, self._check)
+
+    def _check(self) -> None:
+        """A topic that two new answers with metadata lack is gone; what is asked for makes aiokafka refresh them.
+
+        aiokafka follows only the topics that it misses, if any: of the others the metadata say nothing then. (The
+        first answer may still be to such a request.)
+        """
+        followed, cluster = self._client._topics, self._client.cluster
+        if cluster._last_successful_refresh_ms != self._seen:
+            self._seen = cluster._last_successful_refresh_ms
+            missing = {
+                topic
+                for topic in self._asked
+                if (not followed or topic in followed) and cluster.partitions_for_topic(topic) is None
+            }
+            self.topics = missing & self._suspects
+            self._suspects = missing
+        if self.topics and self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
+        else:
+            self._check_later()
+
+
 class Lookup:
     """Partitions of topics, and offsets in them, over a connection on which nothing is fetched.
 
@@ -306,11 +358,17 @@ class Lookup:
         except (TimeoutError, KafkaError):
             return  # the periodic update comes anyway
 
-    async def ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    async def ends(
+        self, partitions: Collection[TopicPartition], *, existing: bool = False
+    ) -> dict[TopicPartition, int]:
         """The offsets after the last committed record, asked for after this call.
 
+        Args:
+            partitions: asked for.
+            existing: leave out those of topics that do not exist any more.
+
         Raises:
-            Refused: Kafka does not answer in time.
+            Refused: Kafka does not answer in time, or a topic does not exist any more.
         """
         batch = self._next_batch
         batch.partitions.update(partitions)
@@ -325,16 +383,18 @@ class Lookup:
                 except Refused as error:
                     batch.error = error
                     raise
-        return {partition: batch.result[partition] for partition in partitions}
+        if existing:
+            partitions = [partition for partition in partitions if partition in batch.result]
+        return _all_of(partitions, batch.result)
 
     async def beginnings(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """The offsets of the first records still there.
 
         Raises:
-            Refused: Kafka does not answer in time.
+            Refused: Kafka does not answer in time, or a topic does not exist any more.
         """
         async with self._asking:
-            return await self._ask("beginning_offsets", partitions)
+            return _all_of(partitions, await self._ask("beginning_offsets", partitions))
 
     async def since(self, partitions: Collection[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
         """The offsets of the first records that are not older than a time; a partition without one is left out.
@@ -344,27 +404,37 @@ class Lookup:
             timestamp: ms since the epoch.
 
         Raises:
-            Refused: Kafka does not answer in time.
+            Refused: Kafka does not answer in time, or a topic does not exist any more.
         """
         async with self._asking:
-            found = await self._ask("offsets_for_times", dict.fromkeys(partitions, max(0, timestamp)))
+            found = await self._ask("offsets_for_times", partitions, max(0, timestamp))
+        found = _all_of(partitions, found)
         return {partition: place.offset for partition, place in found.items() if place is not None}
 
     async def _ask(
-        self, method: str, partitions: Collection[TopicPartition] | dict[TopicPartition, int]
+        self, method: str, partitions: Collection[TopicPartition], timestamp: int | None = None
     ) -> dict[TopicPartition, Any]:
+        """Ask; the partitions of topics that are gone are left out."""
+        offsets: dict[TopicPartition, Any] | None = {}
+        left = list(partitions)
         try:
             async with asyncio.timeout(self._timeout_s):
                 consumer = await self._open()
-                asked = partitions if isinstance(partitions, dict) else list(partitions)
-                offsets: dict[TopicPartition, Any] = await getattr(consumer, method)(asked)
+                while left:
+                    asked = left if timestamp is None else dict.fromkeys(left, timestamp)
+                    gone = _Gone(consumer, left)
+                    offsets = await gone.watch(getattr(consumer, method)(asked))
+                    if offsets is not None:
+                        break
+                    left = [partition for partition in left if partition.topic not in gone.topics]
+                    consumer._client.set_topics([])
         except (TimeoutError, KafkaError) as error:
             raise Refused(Outcome.BUSY, f"Kafka does not answer: {error!r}") from error
         finally:
             # A missing leader makes aiokafka follow that one topic only; we follow all of them.
             if self._consumer is not None and self._consumer._client._topics:
                 self._consumer._client.set_topics([])
-        return offsets
+        return offsets or {}
 
     async def _open(self) -> AIOKafkaConsumer:
         async with self._opening:
@@ -390,3 +460,11 @@ class Lookup:
         if self._consumer is not None:
             await close_consumer(self._consumer)
             self._consumer = None
+
+
+def _all_of(partitions: Collection[TopicPartition], found: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Any]:
+    """What was found; Refused when there is none for a partition."""
+    for partition in partitions:
+        if partition not in found:
+            raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {partition.topic!r} does not exist any more")
+    return {partition: found[partition] for partition in partitions}

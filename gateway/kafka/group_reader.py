@@ -289,7 +289,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         old = {partition.topic for partition in await committed_offsets(consumer, partitions)}
         new = [partition for partition in partitions if partition.topic not in old]
         if new:
-            self._starts |= await self._lookup.ends(new)
+            self._starts |= await self._lookup.ends(new, existing=True)
         wanted = self._dispatch.topics
         self._latest = (self._latest - topics) & wanted
         self._starts = {partition: start for partition, start in self._starts.items() if partition.topic in wanted}

@@ -341,7 +341,7 @@ class Tail:
             Refused: Kafka does not answer.
         """
         asked = [partition for topic in topics if topic in self._topics for partition in self._topics[topic].partitions]
-        ends = await self._lookup.ends(asked) if asked else {}
+        ends = await self._lookup.ends(asked, existing=True) if asked else {}
         return {
             (partition.topic, partition.partition): end
             for partition, end in ends.items()

@@ -72,6 +72,14 @@ class Deliveries:
                 self._retained.add(wish or _NOTHING, found, owed)
         self.feed_retained()
 
+    def forget_topic(self, topic: str) -> None:
+        """A Kafka topic was deleted."""
+        if self.flights is not None:
+            for flight in self.flights.forget(topic):
+                if self.client is not None:
+                    self._abandon(flight)
+            self._back = self.flights.is_back
+
     def stop(self) -> None:
         """The connection is gone."""
         self.client = None

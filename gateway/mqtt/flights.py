@@ -157,6 +157,15 @@ class Flights:
             self._waiting[place] = collections.deque(sorted(waiting, key=lambda flight: flight.offset))
         return starts, at_once, lost
 
+    def forget(self, topic: str) -> list[Flight]:
+        """A Kafka topic was deleted: of another one nothing was offered, and what waits to be read in it is lost."""
+        lost: list[Flight] = []
+        self.reached.pop(topic, None)
+        for place in [place for place in self._floors if place[0] == topic]:
+            del self._floors[place]
+            lost += filter(self._is_unsent, self._waiting.pop(place, ()))
+        return lost
+
     @property
     def is_back(self) -> bool:
         """Whether some of the log is still read a second time."""

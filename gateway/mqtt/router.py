@@ -18,6 +18,7 @@ from gateway.kafka.topics import Topics
 from gateway.mqtt.needs import needed_topics
 from gateway.mqtt.records import Places, Wish
 from mapping.mqtt import Delivery, from_record
+from mapping.outcomes import Outcome
 from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt.encoding import PreparedPublish, encode_prepared, prepare_publish
@@ -156,7 +157,7 @@ class Router:
             needed = set(await needed_topics(topic_filter, self._rules, self._topics) if topics is None else topics)
             running = needed & self._watched.keys()
             for topic in needed:
-                await self._watch(topic, topic_filter, beginning=False)
+                await self._watch_existing(topic, topic_filter)
             return await self._tail.ahead(running)
         except BaseException:
             self.drop(topic_filter)
@@ -309,6 +310,15 @@ class Router:
     def _forget_plans(self) -> None:
         self._plans.clear()
         self._planned = 0
+
+    async def _watch_existing(self, topic: str, topic_filter: str) -> None:
+        """Watch a topic, unless it was deleted a moment ago: like one that is unknown it is watched when it appears."""
+        try:
+            await self._watch(topic, topic_filter, beginning=False)
+        except Refused as refused:
+            if refused.outcome is not Outcome.UNKNOWN_TOPIC:
+                raise
+            await self._topics.refresh()  # its disappearance is noticed, so that its return will be
 
     async def _watch(self, topic: str, topic_filter: str, *, beginning: bool) -> None:
         if topic not in self._watched:

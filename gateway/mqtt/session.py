@@ -6,6 +6,7 @@ it is nothing but these records. What is delivered from the log is queued in the
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -260,6 +261,11 @@ class Session:
         self._forget_matches()
         self.shares.leave()
 
+    def forget_topic(self, topic: str) -> None:
+        """A Kafka topic was deleted: should there be one of the name again, all of it is new."""
+        self._places.pop(topic, None)
+        self.deliveries.forget_topic(topic)
+
     def _lost(self, count: int) -> None:
         """Retention was faster than the client."""
         self._services.counters.gaps += count
@@ -336,3 +342,10 @@ class Session:
         """The socket has room again."""
         if self._lossy is not None:
             self._services.tail.room(self._lossy)
+
+
+def topics_changed(live: Mapping[str, Session], appeared: Iterable[str], disappeared: Iterable[str]) -> None:
+    """Kafka's topics are others: what `gateway.kafka.topics.Topics.watch` is to call for the sessions that live."""
+    for topic in disappeared:
+        for session in live.values():
+            session.forget_topic(topic)

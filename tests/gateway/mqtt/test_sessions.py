@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 
 from gateway.identity import GatewayIdentity
 from gateway.mqtt.deadlines import Deadlines
@@ -15,7 +16,7 @@ from gateway.mqtt.gateways import SILENT_S, Gateways
 from gateway.mqtt.records import GatewayRecord
 from protocols.mqtt import packets
 from protocols.mqtt.encoding import encode_packet
-from protocols.mqtt.packets import Publish, Version, Will
+from protocols.mqtt.packets import Publish, Subscription, Version, Will
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 
@@ -117,6 +118,29 @@ async def test_everything_in_one_write(connect: Connect, name: str, version: int
         await watcher.publish(f"{name}/a", b"kept")
         again = await connect(name, version=version, **options)
         assert (await again.message()).payload == b"kept"
+
+
+@pytest.mark.parametrize("on_the_way", [False, True])
+async def test_a_topic_was_deleted_meanwhile(
+    connect: Connect, name: str, admin: AIOKafkaAdminClient, on_the_way: bool
+) -> None:
+    """Its session comes back without it, soon, and gets what is in it once it is there again."""
+    client = await connect(name, **KEPT)
+    await client.subscribe(Subscription(f"{name}/#", 1), Subscription(f"{name}-other/#", 1))
+    sender = await connect()
+    await sender.publish(f"{name}/a", b"before")
+    if on_the_way:
+        await client.receive()
+    else:
+        await client.message()
+    client.drop()
+    await admin.delete_topics([name])
+    client = await connect(name, **KEPT)
+    assert (client.connack.reason_code, client.connack.session_present) == (0, True)
+    await sender.publish(f"{name}-other/a", b"other")
+    await sender.publish(f"{name}/a", b"after")
+    got = {(await client.message(30)).payload for _ in range(2)}
+    assert got == {b"other", b"after"}
 
 
 async def test_a_session_that_no_record_can_hold(connect: Connect, name: str) -> None:

@@ -76,3 +76,20 @@ async def test_what_lies_between_the_tail_and_the_end_is_caught_up_on(
     await readers.wait_until(lambda: all(sink.got and sink.got[-1].offset == 40 for _, sink in sinks))
     for first, sink in sinks:
         assert [record.offset for record in sink.got] == list(range(first, 41))
+
+
+async def test_a_deleted_topic_is_no_reason_to_wait(readers: Any, new_topic: Any, admin: Any) -> None:
+    """aiokafka asks for its offsets until the time is up, and everybody behind it would wait."""
+    stays, goes = await new_topic(partitions=1), await new_topic(partitions=1)
+    asked = [*await readers.lookup.partitions(stays), *await readers.lookup.partitions(goes)]
+    assert await readers.lookup.ends(asked) == dict.fromkeys(asked, 0)
+    await admin.delete_topics([goes])
+    async with asyncio.timeout(20):
+        while len(found := await readers.lookup.ends(asked, existing=True)) > 1:  # it goes a moment later
+            pass
+    assert found == {asked[0]: 0}
+    for question in (readers.lookup.ends(asked), readers.lookup.beginnings(asked), readers.lookup.since(asked, 0)):
+        with pytest.raises(Refused) as refused:
+            await question
+        assert refused.value.outcome is Outcome.UNKNOWN_TOPIC
+    assert await readers.lookup.beginnings(asked[:1]) == {asked[0]: 0}
