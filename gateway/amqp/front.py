@@ -47,7 +47,8 @@ class AmqpFront(SocketFront):
 
     async def stop(self, timeout: float) -> None:
         """See `SocketFront`."""
-        await super().stop(timeout)
+        await self._services.coordinators.wait_ended(timeout / 2)
+        await super().stop(timeout / 2)
         self._services.nodes.close()
 
     def goodbye(self) -> None:

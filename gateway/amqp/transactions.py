@@ -74,6 +74,7 @@ class Coordinators:
 
     Attributes:
         open: not discharged, and their coordinators still there.
+        ending: commits and rollbacks under way.
         timeout_s: from the first message of a transaction to its discharge.
     """
 
@@ -91,6 +92,7 @@ class Coordinators:
         self.counts = counts
         self.timeout_s = timeout_s
         self.open: set[Transaction] = set()
+        self.ending: set[asyncio.Task[None]] = set()
         self._limit = limit
         self._unguessable = unguessable
         self._stopping = False
@@ -110,6 +112,11 @@ class Coordinators:
         self._stopping = True
         for transaction in tuple(self.open):
             transaction.give_up(Error(ROLLED_BACK, "the gateway is stopping"))
+
+    async def wait_ended(self, timeout: float) -> None:
+        """Let what is under way come to its end."""
+        if self.ending:
+            await asyncio.wait(self.ending, timeout=timeout)
 
 
 class Coordinator:
@@ -410,7 +417,9 @@ class Transaction:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin what does not end with the connection."""
-        self._session.pump.spawn(self._guarded(work))
+        task = self._session.pump.spawn(self._guarded(work))
+        self._coordinators.ending.add(task)
+        task.add_done_callback(self._coordinators.ending.discard)
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:

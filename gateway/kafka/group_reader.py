@@ -457,6 +457,18 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             for part, offset in offsets.items():
                 part.committed = offset
 
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit what `committing` has yielded, alone and as a member of the group: all of it or nothing.
+
+        Raises:
+            KafkaError: not committed, as far as we know.
+        """
+        consumer = self._consumer
+        if consumer is None:
+            raise KafkaError("the group was left meanwhile")
+        await commit_offsets(consumer, offsets)
+        self._commits += 1
+
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Partitions may move: wait shortly for what outlets hold, and commit.
 

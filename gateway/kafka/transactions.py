@@ -4,8 +4,8 @@ transaction = transactions.begin(settle)
 transaction.submit(record, token)        # stored at once, seen by nobody; its fate goes to `settle`
 await transaction.commit(retired)        # or abort()
 
-The first record takes a producer from the pool (`transactors`), an offset at the latest in `commit`. What comes while
-records are on their way is the next batch, as in the publisher, and records find the same partitions as there.
+The first record takes a producer from the pool (`transactors`), a second group at the latest in `commit`. What comes
+while records are on their way is the next batch, as in the publisher, and records find the same partitions as there.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class KafkaTransaction:
         for reader, part, offset in places:
             settled.setdefault(reader, {}).setdefault(part, set()).add(offset)
         try:
-            if settled:
+            if len(settled) > 1:  # ahead of the locks, which others may hold who have a producer
                 async with asyncio.timeout(END_S):
                     await self._begin()
         except TimeoutError:
@@ -220,16 +220,19 @@ class KafkaTransaction:
             raise TransactionFailed(name_of(error)) from error
         try:
             async with asyncio.timeout(END_S), contextlib.AsyncExitStack() as stack:
-                offsets: list[tuple[str, dict[TopicPartition, int]]] = []
+                offsets: list[tuple[GroupReader, dict[TopicPartition, int]]] = []
                 for reader in sorted(settled, key=lambda reader: reader.group):  # all in one order: no deadlock
                     growing = await stack.enter_async_context(reader.committing(settled[reader]))
                     if growing:
-                        offsets.append((reader.group, growing))
+                        offsets.append((reader, growing))
                 transactor = self._transactor
+                for reader, growing in offsets:
+                    if transactor is None:  # nothing but one group: its own commit is all or nothing too
+                        await reader.commit(growing)
+                    else:
+                        await transactor.add_offsets(reader.group, growing)
                 if transactor is None:
                     return
-                for group, growing in offsets:
-                    await transactor.add_offsets(group, growing)
                 self._spoiled = True  # until it has answered
                 await transactor.commit()
                 self._spoiled = False

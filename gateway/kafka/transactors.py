@@ -198,6 +198,8 @@ class Transactors:
         self._stopped = True
         if self._reaper is not None:
             self._reaper.cancel()
+        for future in self._waiting:
+            future.cancel()
         for task in tuple(self._tasks):
             task.cancel()
         if self._tasks:
