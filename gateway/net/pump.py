@@ -49,8 +49,16 @@ class Handler(Protocol):
         ...
 
 
+class Flushed(Protocol):
+    """What collects bytes for a socket."""
+
+    def flush_now(self) -> None:
+        """Write them."""
+        ...
+
+
 class Writes:
-    """Pumps that are to be flushed soon: at the end of the loop turn, a bounded number in each.
+    """Pumps and the like that are to be flushed soon: at the end of the loop turn, a bounded number in each.
 
     A fan-out to many makes more of them than one turn should write. Then the others wait for the next turn, and what
     comes for them meanwhile leaves with the same write: the busier, the fewer system calls for each message.
@@ -59,10 +67,10 @@ class Writes:
     __slots__ = ("_scheduled", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: collections.deque[Pump] = collections.deque()
+        self._waiting: collections.deque[Flushed] = collections.deque()
         self._scheduled = False
 
-    def add(self, pump: Pump) -> None:
+    def add(self, pump: Flushed) -> None:
         """Flush `pump` soon; it must not be waiting already."""
         self._waiting.append(pump)
         if not self._scheduled:

@@ -11,11 +11,13 @@ from gateway.config import HttpConfig
 from gateway.kafka.consumers import Lookup
 from gateway.kafka.group import Groups
 from gateway.kafka.publisher import Publisher
+from gateway.kafka.replay import Replay
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
 from gateway.net.pump import Spawn
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
+from gateway.security.origins import Origins
 
 
 class RestServices(msgspec.Struct, frozen=True):
@@ -27,9 +29,11 @@ class RestServices(msgspec.Struct, frozen=True):
         topics: what is known of Kafka's topics.
         lookup: partitions and offsets.
         tail: the end of the log, and what a reader behind it is brought.
+        replay: the shared readers of the log.
         groups: shared readers of consumer groups.
         authenticator: who clients are.
         access: what they may do.
+        origins: whose pages may open WebSockets.
         kafka: connection arguments of an aiokafka client; see `gateway.kafka.client.client_settings`.
         spawn: starts background work in the app's task group.
         clock: monotonic seconds; the loop's.
@@ -41,9 +45,11 @@ class RestServices(msgspec.Struct, frozen=True):
     topics: Topics
     lookup: Lookup
     tail: Tail
+    replay: Replay
     groups: Groups
     authenticator: Authenticator
     access: AccessList
+    origins: Origins
     kafka: dict[str, Any]
     spawn: Spawn
     clock: Callable[[], float]

@@ -35,6 +35,7 @@ from gateway.rest.listener import RestListener
 from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
+from gateway.security.origins import Origins
 
 LOCAL: Final = Address("127.0.0.1:0")
 CASES: Final = ((1, 1), (64, 1), (16, 100))  # connections, records a request
@@ -76,9 +77,11 @@ async def _gateway(bootstrap: str, ready: Connection) -> None:
             topics=topics,
             lookup=lookup,
             tail=Tail(client_settings(kafka, "tail"), group.create_task, lookup, replay),
+            replay=replay,
             groups=Groups(client_settings(kafka, "group"), group.create_task, lookup, random=random.random),
             authenticator=Authenticator(SecurityConfig()),
             access=AccessList(),
+            origins=Origins(SecurityConfig()),
             kafka=client_settings(kafka, "http"),
             spawn=group.create_task,
             clock=loop.time,

@@ -28,6 +28,7 @@ from gateway.rest.listener import RestListener
 from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
+from gateway.security.origins import Origins
 
 LOCAL = Address("127.0.0.1:0")
 
@@ -97,9 +98,11 @@ async def running_gateway(
             topics=topics,
             lookup=lookup,
             tail=tail,
+            replay=replay,
             groups=groups,
             authenticator=authenticator,
             access=AccessList(security.access),
+            origins=Origins(security),
             kafka=client_settings(kafka_config, "http"),
             spawn=spawn,
             clock=loop.time,
