@@ -30,8 +30,10 @@ _CACHE: Final = "no-cache"  # the version may change under the same address
 def load_contract() -> Contract:
     """Read `protocols/rest/openapi.yaml` and the parts in `protocols/rest/openapi`."""
     folder = importlib.resources.files("protocols.rest")
-    parts = [folder / "openapi.yaml", *sorted((folder / "openapi").iterdir(), key=lambda file: file.name)]
-    loaded = [yaml.load(part.read_text(), _Loader) for part in parts if part.name.endswith(".yaml")]  # noqa: S506 - safe
+    more = folder / "openapi"  # git keeps no folder without files
+    parts = sorted(more.iterdir(), key=lambda file: file.name) if more.is_dir() else []
+    files = [folder / "openapi.yaml", *(part for part in parts if part.name.endswith(".yaml"))]
+    loaded = [yaml.load(file.read_text(), _Loader) for file in files]  # noqa: S506 - safe
     document = assemble(loaded)
     document["info"]["version"] = version()
     return Contract(document)
