@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -22,6 +23,9 @@ VERSION: Final = "13"  # of RFC 6455
 KEY_BYTES: Final = 16
 UPGRADE: Final = (("Upgrade", "websocket"), ("Connection", "Upgrade"))
 RETRY_AFTER: Final = ("Retry-After", "1")
+
+Take = Callable[[asyncio.Transport, bytes], None]
+"""Takes a WebSocket over: its socket, and what came behind the opening handshake."""
 
 
 class UpgradeError(Exception):
@@ -54,55 +58,80 @@ class WebSocketEndpoint:
         Raises:
             UpgradeError: with the status and fields of the answer.
         """
-        connection = request.protocol
-        assert isinstance(connection, HttpConnection)
-        headers = request.headers
-        if request.method != "GET":
-            raise UpgradeError(405, "Method Not Allowed", ("Allow", "GET"))
-        if not connection.upgraded or headers.get("Upgrade", "").strip().lower() != "websocket":
-            raise UpgradeError(426, "This is a WebSocket's address", *UPGRADE)
-        if request.body_exists or request.version < (1, 1):
-            raise UpgradeError(400, "A WebSocket begins with an HTTP/1.1 request without a body")
-        if headers.get("Sec-WebSocket-Version", "").strip() != VERSION:
-            raise UpgradeError(426, "Unknown version", ("Sec-WebSocket-Version", VERSION), *UPGRADE)
-        key = headers.get("Sec-WebSocket-Key", "").strip()
-        if not _is_key(key):
-            raise UpgradeError(400, "Sec-WebSocket-Key must be 16 bytes in Base64")
-        origin = headers.get("Origin")
-        if origin is not None and not self._origins.allow(origin, headers.get("Host", ""), secure=request.secure):
-            raise UpgradeError(403, "Pages of this origin may not connect")
-        subprotocol = self._choose(headers.getall("Sec-WebSocket-Protocol", ()))
+        offer = check_upgrade(request, self._origins)
+        subprotocol = offer.choose(tuple(self._subprotocols))
         listener = self._subprotocols[subprotocol]
         if not listener.accepting:
             raise UpgradeError(503, "The gateway is shutting down", RETRY_AFTER)
-        connection.accept_upgrade()
-        return _SwitchingProtocols(connection, key, subprotocol, listener)
 
-    def _choose(self, offered: Sequence[str]) -> str:
-        """The first of our subprotocols that the client speaks too [MQTT-6.0.0-3]."""
-        names = {name.strip() for line in offered for name in line.split(",")}
-        for name in self._subprotocols:
-            if name in names:
+        def take(transport: asyncio.Transport, received: bytes) -> None:
+            WebSocket(transport, listener.accept()).start(received)
+
+        return offer.accept(subprotocol, take)
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """A good opening handshake (RFC 6455 section 4.2.1) that waits for its answer."""
+
+    connection: HttpConnection
+    key: str
+    subprotocols: frozenset[str]
+
+    def choose(self, ours: Sequence[str]) -> str:
+        """The first of `ours` that the client speaks too [MQTT-6.0.0-3]; UpgradeError when there is none."""
+        for name in ours:
+            if name in self.subprotocols:
                 return name
-        raise UpgradeError(400, f"Sec-WebSocket-Protocol must name one of: {', '.join(self._subprotocols)}")
+        raise UpgradeError(400, f"Sec-WebSocket-Protocol must name one of: {', '.join(ours)}")
+
+    def accept(self, subprotocol: str, take: Take) -> web.StreamResponse:
+        """The answer, with whose last byte `take` gets the socket."""
+        self.connection.accept_upgrade()
+        return _SwitchingProtocols(self.connection, self.key, subprotocol, take)
+
+
+def check_upgrade(request: web.BaseRequest, origins: Origins) -> Offer:
+    """Judge the request that opens a WebSocket.
+
+    Raises:
+        UpgradeError: it is none, or a page of its origin may not connect.
+    """
+    connection = request.protocol
+    assert isinstance(connection, HttpConnection)
+    headers = request.headers
+    if request.method != "GET":
+        raise UpgradeError(405, "Method Not Allowed", ("Allow", "GET"))
+    if not connection.upgraded or headers.get("Upgrade", "").strip().lower() != "websocket":
+        raise UpgradeError(426, "This is a WebSocket's address", *UPGRADE)
+    if request.body_exists or request.version < (1, 1):
+        raise UpgradeError(400, "A WebSocket begins with an HTTP/1.1 request without a body")
+    if headers.get("Sec-WebSocket-Version", "").strip() != VERSION:
+        raise UpgradeError(426, "Unknown version", ("Sec-WebSocket-Version", VERSION), *UPGRADE)
+    key = headers.get("Sec-WebSocket-Key", "").strip()
+    if not _is_key(key):
+        raise UpgradeError(400, "Sec-WebSocket-Key must be 16 bytes in Base64")
+    origin = headers.get("Origin")
+    if origin is not None and not origins.allow(origin, headers.get("Host", ""), secure=request.secure):
+        raise UpgradeError(403, "Pages of this origin may not connect")
+    offered = headers.getall("Sec-WebSocket-Protocol", ())
+    return Offer(connection, key, frozenset(name.strip() for line in offered for name in line.split(",")))
 
 
 class _SwitchingProtocols(web.StreamResponse):
     """101. With its last byte the socket leaves HTTP, and no task is left of the request."""
 
-    def __init__(self, connection: HttpConnection, key: str, subprotocol: str, listener: Listener) -> None:
+    def __init__(self, connection: HttpConnection, key: str, subprotocol: str, take: Take) -> None:
         super().__init__(status=101, headers=(*UPGRADE, ("Server", SERVER)))
         self.headers["Sec-WebSocket-Accept"] = generate_accept_token(key.encode()).decode()
         self.headers["Sec-WebSocket-Protocol"] = subprotocol  # [MQTT-6.0.0-4]
         self._connection = connection
-        self._listener = listener
+        self._take = take
 
     async def write_eof(self, data: bytes = b"") -> None:
         await super().write_eof(data)
         released = self._connection.release()
         if released is not None:
-            transport, received = released
-            WebSocket(transport, self._listener.accept()).start(received)
+            self._take(*released)
 
 
 class Statistics(msgspec.Struct, frozen=True):
