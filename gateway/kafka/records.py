@@ -38,7 +38,8 @@ def varint(value: int) -> bytes:
 
 
 _SHORT: Final = {value: varint(value) for value in range(8192)}  # all of one or two bytes that are not negative
-_ATTRIBUTES_AND_TIME: Final = {value: b"\0" + encoded for value, encoded in _SHORT.items()}
+_ATTRIBUTES_AND_TIME: Final = {value: b"\0" + varint(value) for value in range(-1024, 8192)}
+"""By milliseconds since the batch's first record; clients that say themselves when it was are a little behind, too."""
 _NAMES: Final[dict[str, bytes]] = {}
 _NAMES_LIMIT: Final = 1024
 

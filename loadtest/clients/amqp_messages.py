@@ -42,7 +42,7 @@ def typical(number: int, payload: bytes) -> bytes:
     """As services send them: header, five properties and three application properties, most of them its own."""
     properties = b"\x00\x53\x73" + listed(
         [string(f"msg-{number:010d}"), NULL, string("telemetry/dev1"), string("subj"), NULL, string(f"corr-{number}"),
-         symbol("application/json"), NULL, NULL, b"\x83" + struct.pack(">q", NOW + number)]
+         symbol("application/json"), NULL, NULL, b"\x83" + struct.pack(">q", NOW + number // 100)]
     )  # fmt: skip
     application = b"\x00\x53\x74" + mapped(
         string("device"), string("dev-1"), string("seq"), b"\x71" + struct.pack(">i", number),
