@@ -101,7 +101,6 @@ class AmqpSession:
         self.gone = False
         self.transactions: dict[bytes, Transaction] = {}
         self._connection = connection
-        self._log = log
         self._identity: Identity | None = None
         self._grant: Grant
         self._container_id = ""
@@ -114,6 +113,11 @@ class AmqpSession:
         self._parting = False  # somebody has said goodbye
         self._written = 0
         self._now_ms = 0
+
+    @property
+    def _log(self) -> Any:
+        """Bound when it is used: an idle connection keeps no logger."""
+        return log.bind(protocol="amqp", peer=self.pump.peer, client=self._container_id or None)
 
     @property
     def engine(self) -> Engine:
@@ -132,7 +136,6 @@ class AmqpSession:
         self.pump = pump
         services = self.services
         services.sessions.add(self)
-        self._log = log.bind(protocol="amqp", peer=pump.peer)
         services.counts.connections += 1
         transport = pump.transport
         tls = transport.get_extra_info("ssl_object") if transport is not None else None
@@ -377,7 +380,6 @@ class AmqpSession:
         self._grant = self.services.access.for_identity(identity)
         self._container_id = event.container_id
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))
-        self._log = self._log.bind(client=event.container_id)
         self._log.info("connection opened", principal=identity.name)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
-import proton
 
 from protocols.amqp import native, outcomes, primitives
 from protocols.amqp.events import (
@@ -33,10 +32,6 @@ _delivery_link = lib.pn_delivery_link
 LEAST_IDLE_MS: Final = 100  # of a peer's idle time-out
 UNANSWERED_LIMIT: Final = 1024  # links that were detached here and not by the peer; each takes memory until it does
 ATTACH_BYTES: Final = 128  # of an attach at most, without its name and its termini
-
-
-def _ignore(_transport: Any, _message: str) -> None:
-    """Proton's own log lines about its peer; what matters of them comes as a condition."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -68,20 +63,18 @@ class Endpoints:
         self._limits = limits
         self._with_sasl = with_sasl
         self._remote_opened = False
-        self._connection = proton.Connection()
-        self._collector = proton.Collector()
-        self._connection.collect(self._collector)
-        self._connection.container = container_id
-        self._transport = proton.Transport(proton.Transport.SERVER)
-        self._transport.max_frame_size = limits.max_frame_bytes
-        self._transport.channel_max = limits.channel_max
+        self._conn = conn = native.owned(lib.pn_connection())
+        self._events = native.owned(lib.pn_collector())
+        self._io = io = native.owned(lib.pn_transport())
+        lib.pn_connection_collect(conn, self._events)
+        lib.pn_connection_set_container(conn, container_id.encode())
+        lib.pn_transport_set_server(io)
+        lib.pn_transport_set_max_frame(io, limits.max_frame_bytes)
+        lib.pn_transport_set_channel_max(io, limits.channel_max)
         if limits.idle_timeout_s:
-            self._transport.idle_timeout = limits.idle_timeout_s
-        self._transport.tracer = _ignore  # else a peer could fill our standard error
-        self._transport.bind(self._connection)
-        self._conn = self._connection._impl
-        self._events = self._collector._impl
-        self._io = self._transport._impl
+            lib.pn_transport_set_idle_timeout(io, int(limits.idle_timeout_s * 1000))
+        native.silence(io)
+        lib.pn_transport_bind(io, conn)
         self._links: dict[Any, Link] = {}
         self._sessions: dict[Any, Session] = {}
         self._sent: dict[Any, Any] = {}  # delivery -> the token of its sender

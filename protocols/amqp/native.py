@@ -28,6 +28,25 @@ _EXPIRY: Final = {
 }
 
 
+_SILENT: Final = {"_tracer": lambda _transport, _message: None}
+
+
+def owned(handle: Any) -> Any:
+    """A connection, a collector or a transport that was just made; it goes with its last reference here.
+
+    proton's Python objects around them would cost a kilobyte for each connection.
+    """
+    return ffi.gc(handle, lib.pn_decref)
+
+
+def silence(transport: Any) -> None:
+    """Drop proton's own log lines about its peer, which could fill our standard error: errors come as a condition."""
+    record = lib.pn_transport_attachments(transport)
+    cproton.pn_record_def_py(record)
+    cproton.pn_record_set_py(record, _SILENT)
+    lib.pn_transport_set_tracer(transport, lib.pn_pytracer)
+
+
 def terminus(handle: Any) -> Terminus:
     """A source or target as the peer wrote it. Raises DecodeError."""
     kind = TerminusKind(int(lib.pn_terminus_get_type(handle)))
