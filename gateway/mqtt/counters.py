@@ -20,3 +20,23 @@ class Counters(msgspec.Struct):
     gaps: int = 0  # messages for kept sessions that retention had deleted
     failed_connections: int = 0
     refused_connections: int = 0
+
+
+class SessionStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of the sessions.
+
+    Attributes:
+        connected: sessions with a connection here.
+        stored: kept sessions that are known, of all gateways.
+        takeovers_total: connections that lost their client id to a newer one.
+        expired_total: sessions that this gateway ended because their time had run out.
+        wills_total: wills that this gateway published.
+        invalid_total: records in their topic that are none of ours, or say what cannot be; they are ignored.
+    """
+
+    connected: int
+    stored: int
+    takeovers_total: int
+    expired_total: int
+    wills_total: int
+    invalid_total: int

@@ -8,9 +8,8 @@ from typing import Final
 import msgspec
 
 from gateway.mqtt.client import Client
-from gateway.mqtt.counters import Counters
+from gateway.mqtt.counters import Counters, SessionStatistics
 from gateway.mqtt.services import Services
-from gateway.mqtt.sessions import Statistics as SessionStatistics
 from gateway.net.front import SocketFront
 from gateway.net.pump import Spawn
 from protocols.mqtt.connection import Connection

@@ -21,6 +21,7 @@ from gateway.kafka.contracts import Owner, Refused
 from gateway.kafka.state import StateTopic
 from gateway.mqtt.accounting import Accounting, in_time
 from gateway.mqtt.adoption import find_orphans, inherited
+from gateway.mqtt.counters import SessionStatistics
 from gateway.mqtt.deadlines import Deadlines
 from gateway.mqtt.gateways import SIGN_S, Gateways
 from gateway.mqtt.records import (
@@ -53,24 +54,6 @@ ROUND_S: Final = 60.0  # positions of sessions that got nothing
 RELEASE_S: Final = 3.0  # for another gateway to let go of a session
 CLOSING_S: Final = 3.0
 READY_S: Final = 10.0  # a CONNECT waits so long for the state to be loaded
-
-
-class Statistics(msgspec.Struct, frozen=True):
-    """A snapshot.
-
-    Attributes:
-        connected: sessions with a connection here.
-        stored: kept sessions that are known, of all gateways.
-        takeovers_total: connections that lost their client id to a newer one.
-        expired_total: sessions that this gateway ended because their time had run out.
-        wills_total: wills that this gateway published.
-    """
-
-    connected: int
-    stored: int
-    takeovers_total: int
-    expired_total: int
-    wills_total: int
 
 
 class Sessions:
@@ -133,19 +116,21 @@ class Sessions:
 
     def apply(self, record: Received) -> None:
         """A record of the table (contract: `gateway.kafka.state.Apply`)."""
-        key = (record.key or b"").decode("utf-8", "replace")
-        kind, _, name = key.partition("/")
+        found = self._store.read(record)
+        if found is None:
+            return
+        kind, name = found
         if self._store.is_own(record):
-            if name in self._claims and kind + "/" == SESSION:
+            if name in self._claims and kind == SESSION:
                 mine = decode_session(record.value)
                 if mine is not None and mine.epoch == self._claims[name]:
                     del self._claims[name]
             return
-        if kind + "/" == FLIGHT:
+        if kind == FLIGHT:
             self._apply_flight(name, record.value)
-        elif kind + "/" == SESSION:
+        elif kind == SESSION:
             self._apply_session(name, record.value)
-        elif kind + "/" == GATEWAY:
+        elif kind == GATEWAY:
             self.gateways.apply(name, decode_gateway(record.value))
 
     def restarted(self, partition: int) -> None:
@@ -595,6 +580,13 @@ class Sessions:
         if self._ready.is_set():
             self._store.put_sign(self.gateways.name, None)
 
-    def statistics(self) -> Statistics:
-        """See `Statistics`."""
-        return Statistics(len(self), len(self._records), self.takeovers, self.expired, self._wills.published)
+    def statistics(self) -> SessionStatistics:
+        """See `SessionStatistics`."""
+        return SessionStatistics(
+            connected=len(self),
+            stored=len(self._records),
+            takeovers_total=self.takeovers,
+            expired_total=self.expired,
+            wills_total=self._wills.published,
+            invalid_total=self._store.invalid,
+        )

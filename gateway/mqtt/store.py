@@ -10,6 +10,7 @@ import structlog
 
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.state import StateTopic
+from gateway.mqtt.checks import kind_and_name
 from gateway.mqtt.records import FLIGHT, GATEWAY, SESSION, GatewayRecord, encode
 from gateway.mqtt.session import Session
 from mapping.outcomes import Outcome
@@ -41,6 +42,7 @@ class SessionStore:
         records: client id -> session record, of all gateways.
         flights: client id -> flight record.
         stopped: nothing is tried again.
+        invalid: records that were ignored.
     """
 
     def __init__(self, owner: str) -> None:
@@ -48,6 +50,7 @@ class SessionStore:
         self.records: dict[str, bytes] = {}
         self.flights: dict[str, bytes] = {}
         self.stopped = False
+        self.invalid = 0
         self._owner = owner
         self._mark = ((GW_OWNER, owner.encode()),)
         self._table: StateTopic | None = None
@@ -55,6 +58,20 @@ class SessionStore:
     def bind(self, table: StateTopic) -> None:
         """The table that is written."""
         self._table = table
+
+    def read(self, record: Received) -> tuple[str, str] | None:
+        """The kind of a record and whose it is; None, and counted, for what cannot be used."""
+        found = kind_and_name(record, trusted=self.is_own(record))
+        if found is None:
+            self.invalid += 1
+            if self.invalid == 1:
+                log.warning(
+                    "a record of the sessions' topic is not one of a gateway; it and others like it are ignored",
+                    topic=record.topic,
+                    partition=record.partition,
+                    offset=record.offset,
+                )
+        return found
 
     def is_own(self, record: Received) -> bool:
         """Whether this process wrote a record."""
