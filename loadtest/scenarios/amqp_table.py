@@ -58,13 +58,11 @@ class Sending(NamedTuple):
         measured = await send(load, numbering, ledger, gateway.pid)
         verdict = await judge(gateway.kafka, load, numbering, ledger)
         return {
-            "per second": round(measured.answered / measured.seconds),
+            "a second": round(measured.answered / measured.seconds),
             "p50 ms": measured.latencies.milliseconds(50),
             "p99 ms": measured.latencies.milliseconds(99),
             "cpu us": round(measured.cpu_us, 2),
-            "lost": verdict.lost,
-            "doubled": verdict.duplicated,
-            "errors": len(measured.errors) + sum(measured.refused.values()),
+            **_faults(verdict.lost, verdict.duplicated, len(measured.errors) + sum(measured.refused.values())),
         }
 
 
@@ -102,14 +100,15 @@ class Draining(NamedTuple):
         cpu = process_cpu(gateway.pid) - cpu
         took = max(receiver.last for receiver in receivers) - began
         got = [payload for receiver in receivers for payload in receiver.payloads]
-        lost = [len(set(payloads) - set(receiver.payloads)) for receiver in receivers]
+        lost = sum(len(set(payloads) - set(receiver.payloads)) for receiver in receivers)
+        if self.queue:
+            lost = len(set(payloads) - set(got))
         for receiver in receivers:
             receiver.close()
         return {
-            "per second": round(len(got) / took),
+            "a second": round(len(got) / took),
             "cpu us": round(cpu / max(1, len(got)) * 1e6, 2),
-            "lost": len(set(payloads) - set(got)) if self.queue else sum(lost),
-            "doubled": len(got) - wanted + (len(set(payloads) - set(got)) if self.queue else sum(lost)),
+            **_faults(lost, len(got) - wanted + lost),
         }
 
 
@@ -153,12 +152,12 @@ class Through(NamedTuple):
         receiver.close()
         got = len(receiver.payloads)
         return {
-            "per second": round(len(payloads) / sent),
-            "out per second": round(got / max(1e-9, receiver.last - began)),
+            "a second": round(len(payloads) / sent),
+            "out a second": round(got / max(1e-9, receiver.last - began)),
             "p50 ms": latencies.milliseconds(50),
             "p99 ms": latencies.milliseconds(99),
             "cpu us": round(cpu / len(payloads) * 1e6, 2),
-            "lost": len(set(payloads) - set(receiver.payloads)),
+            **_faults(len(set(payloads) - set(receiver.payloads)), got - len(set(receiver.payloads))),
         }
 
 
@@ -194,8 +193,8 @@ class RoundTrip(NamedTuple):
         return {
             "p50 ms": ours.milliseconds(50),
             "p99 ms": ours.milliseconds(99),
-            "aiokafka p50 ms": alone.milliseconds(50),
-            "aiokafka p99 ms": alone.milliseconds(99),
+            "raw p50": alone.milliseconds(50),
+            "raw p99": alone.milliseconds(99),
             "cpu us": round(cpu / (each * ROUND_TRIPS) * 1e6, 2),
         }
 
@@ -253,6 +252,12 @@ async def measure(
         assert best is not None
         found.append(best)
     return found
+
+
+def _faults(lost: int, doubled: int, errors: int = 0) -> Columns:
+    """Columns for what should not be; those that are 0 are left out, but for `lost`."""
+    others = {"doubled": doubled, "errors": errors}
+    return {"lost": lost, **{name: count for name, count in others.items() if count}}
 
 
 async def _store(kafka: str, topic: str, payloads: list[bytes]) -> None:
