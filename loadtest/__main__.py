@@ -233,7 +233,7 @@ async def memory(options: argparse.Namespace) -> int:
 
 async def memory_of_amqp(options: argparse.Namespace) -> int:
     """The same for AMQP's connections."""
-    crowd = amqp_memory.Crowd(**chosen(options, amqp_memory.Crowd._fields))
+    crowd = amqp_memory.Crowd(**chosen(options, ("connections", "settle")))
     async with own_gateway(options, environment=amqp_memory.SETTINGS) as (gateway, _):
         scales = Scales(gateway.address("amqp"), gateway.pid, gateway.kafka)
         found = await amqp_memory.weigh_amqp(scales, gateway.address("http"), crowd, say)

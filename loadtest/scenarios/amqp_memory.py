@@ -29,7 +29,6 @@ from loadtest.gateway import process_resident
 from loadtest.numbering import Numbering
 from loadtest.scenarios.memory import STEP_S, Scales, in_turn
 
-WARM_UP: Final = 300  # connections before the first look
 SETTINGS: Final = {"TRIVIUM_AMQP__IDLE_TIMEOUT_S": "1800"}
 """Of the gateway: the connections say nothing while they are weighed."""
 
@@ -40,10 +39,14 @@ _UPGRADE: Final = (
 
 
 class Crowd(NamedTuple):
-    """How many connections of each kind; `settle` is how many seconds the gateway is left alone before a look."""
+    """How many connections of each kind; `settle` is how many seconds the gateway is left alone before a look.
+
+    `warm_up` is how many of each kind there are before the first look.
+    """
 
     connections: int = 2_000
     settle: float = 2.0
+    warm_up: int = 300
 
 
 class Kind(NamedTuple):
@@ -180,11 +183,11 @@ async def weigh_amqp(
     found: dict[str, float] = {}
     try:
         for kind in kinds:
-            await in_turn(range(WARM_UP), functools.partial(connect, kind))
+            await in_turn(range(crowd.warm_up), functools.partial(connect, kind))
         for kind in kinds:
             await asyncio.sleep(crowd.settle)
             before = process_resident(gateway.pid)
-            await in_turn(range(WARM_UP, WARM_UP + crowd.connections), functools.partial(connect, kind))
+            await in_turn(range(crowd.warm_up, crowd.warm_up + crowd.connections), functools.partial(connect, kind))
             await asyncio.sleep(crowd.settle)
             found[kind.name] = (process_resident(gateway.pid) - before) / max(1, crowd.connections)
             say(f"{kind.name}: {found[kind.name]:.0f} bytes")

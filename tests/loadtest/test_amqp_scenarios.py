@@ -1,0 +1,81 @@
+"""AMQP's scenarios: idle connections of every kind on a running gateway; the judge of what came again after a kill."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from loadtest.clients.kept_amqp import Delivery, Place
+from loadtest.numbering import Numbering
+from loadtest.scenarios.amqp_kills import Again, Group, Kill, Outage
+from loadtest.scenarios.amqp_memory import Crowd, weigh_amqp
+from loadtest.scenarios.memory import Scales
+from tests.support.gateway import GatewayProcess
+
+
+async def test_idle_connections_of_every_kind(gateway: GatewayProcess, bootstrap: str) -> None:
+    scales = Scales(gateway.address("amqp"), gateway.pid, bootstrap)
+    said: list[str] = []
+    crowd = Crowd(connections=5, settle=0.01, warm_up=2)
+    found = await weigh_amqp(scales, gateway.address("http"), crowd, said.append)
+    assert len(found) == len(said) == 4
+    assert all(math.isfinite(size) for size in found.values())
+
+
+NUMBERING = Numbering("aaaaaaaa")
+PLACE = Place(1, 7)
+
+
+def came(group: Group, born: int, at: float, accepted: float | None = None) -> None:
+    delivery = Delivery(NUMBERING.payload(0, 7, 40), PLACE, born, at)
+    group.take(delivery)
+    if accepted is not None:
+        group.accepted(delivery, accepted)
+
+
+def judged(
+    *deliveries: tuple[int, float, float | None], kills: tuple[Kill, ...] = (), outages: tuple[Outage, ...] = ()
+) -> list[Again]:
+    group = Group("g", NUMBERING)
+    for delivery in deliveries:
+        came(group, *delivery)
+    return group.again(kills, outages)
+
+
+def test_what_came_once_is_fine() -> None:
+    assert judged((0, 1.0, 1.1)) == []
+
+
+@pytest.mark.parametrize(("committed", "below"), [({}, False), ({1: 7}, False), ({1: 8}, True), ({0: 99}, False)])
+def test_what_came_again_below_the_commit(committed: dict[int, int], below: bool) -> None:
+    kills = (Kill(5.0, {"g": committed}),)
+    assert judged((0, 1.0, 4.5), (1, 9.0, 9.1), kills=kills) == [Again(PLACE, 0.5, below)]
+
+
+def test_what_was_never_accepted_may_come_again() -> None:
+    kills = (Kill(5.0, {"g": {}}), Kill(8.0, {"g": {}}))
+    assert judged((0, 1.0, None), (2, 9.0, 9.1), kills=kills) == [Again(PLACE, None, False)]
+
+
+def test_the_age_is_that_of_the_acceptance_before_the_kill_without_outages() -> None:
+    kills = (Kill(10.0, {"g": {}}),)
+    (again,) = judged((0, 1.0, 2.0), (1, 12.0, None), kills=kills)
+    assert again.age == 8.0
+    (again,) = judged((0, 1.0, 2.0), (1, 12.0, None), kills=kills, outages=(Outage(3.0, 9.5), Outage(11.0, 20.0)))
+    assert again.age == 1.5
+
+
+def test_what_comes_again_from_the_same_gateway_needs_a_reason() -> None:
+    (again,) = judged((0, 1.0, 2.0), (0, 3.0, None))
+    assert again.age == math.inf
+    (again,) = judged((0, 1.0, 2.0), (0, 9.0, None), outages=(Outage(2.5, 8.0),))
+    assert again.age == 0.5
+    (again,) = judged((0, 1.0, 2.0), (0, 9.0, None), outages=(Outage(1.5, 8.0),))
+    assert again.age == 0.0
+
+
+def test_what_nobody_sent_is_counted() -> None:
+    group = Group("g", NUMBERING)
+    group.take(Delivery(b"somebody else's", PLACE, 0, 1.0))
+    assert (group.foreign, group.numbers) == (1, set())
