@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
@@ -43,7 +44,9 @@ from mapping.record import Received
 log = structlog.get_logger(__name__)
 
 QUIET_S: Final = 1.0  # without a record, or without a poll: after this fetching is paused
-RECHECK_S: Final = 30.0  # a sleeping poll looks for itself: records of open transactions are no arrivals to the tail
+RECHECK_S: Final = 30.0
+"""A sleeping poll looks for itself after this, or up to twice as long: records of open transactions are no arrivals to
+the tail."""
 FETCHER_PAUSE_S: Final = 10.0  # aiokafka's fetcher looks for work so often when nothing tells it of any
 SESSION_TIMEOUT_MS: Final = 45_000  # Kafka's own default since 3.0
 LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one fails by itself on a busy machine
@@ -159,6 +162,10 @@ class Member:
         self._arrival = asyncio.Event()
         self._quiet: asyncio.TimerHandle | None = None
         self._stopped = False
+        self._paused = False
+        self._fetched = clock()  # when fetching last began
+        # Not all at once: those that began to wait together look again at different times.
+        self._recheck_s = RECHECK_S * (1 + zlib.crc32(f"{settings.group}/{settings.client_id}".encode()) % 64 / 64)
 
     async def start(self) -> None:
         """Connect. Raises Refused BUSY when Kafka does not answer."""
@@ -174,8 +181,7 @@ class Member:
         """Leave the group and disconnect, at most `timeout` seconds; a running `wait` ends."""
         self.interrupt()
         self._stopped = True
-        if self._quiet is not None:
-            self._quiet.cancel()
+        self._stay_awake()
         self._arrivals.forget(self)
         await close_consumer(self._consumer, timeout)
 
@@ -252,7 +258,9 @@ class Member:
         self._begin_to_fetch()
 
     def _begin_to_fetch(self) -> None:
-        """There are partitions: a poll that waits for them goes on; without one they are fetched for a while."""
+        """There are new partitions: a poll that waits for them goes on; without one they are fetched for a while."""
+        self._paused = False
+        self._fetched = self._clock()
         self._arrival.set()
         if self._waiting is None:
             self._be_quiet_later()
@@ -300,10 +308,15 @@ class Member:
         if any(partition not in stuck for partition in self._held):
             return
         deadline = self._clock() + timeout_s
-        self._fetch_again()
+        self._stay_awake()
+        sleeps = self._paused and timeout_s > QUIET_S and self._clock() < self._fetched + self._recheck_s
+        if not sleeps:
+            self._fetch_again()
         try:
             async with asyncio.timeout_at(deadline) as scope:
                 self._waiting = scope
+                if sleeps:  # it was asleep, and asks for the end of the log before it fetches
+                    await self._sleep(tuple(self._consumer.assignment()))
                 while True:
                     # A partition with held records is left alone: what is held stays within one chunk.
                     wanted = [partition for partition in self._consumer.assignment() if partition not in self._held]
@@ -327,16 +340,19 @@ class Member:
             try:
                 places = {partition: await self._consumer.position(partition) for partition in partitions}
                 if not await self._arrivals.wait_for(self, places):
+                    self._fetch_again()
                     return
             except IllegalStateError:  # the group agreed anew meanwhile
+                self._fetch_again()
                 return
             except KafkaError as error:
                 raise _refused(error) from error
             except Refused:  # Kafka is away: fetching goes on when it is back
                 partitions = ()
         self._pause()
+        until = self._fetched + self._recheck_s if partitions else self._clock() + QUIET_S
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RECHECK_S if partitions else QUIET_S):
+            async with asyncio.timeout_at(until):
                 await self._arrival.wait()
         self._arrivals.forget(self)
         self._fetch_again()
@@ -346,23 +362,27 @@ class Member:
         self._arrival.set()
 
     def _pause(self) -> None:
+        self._paused = True
         assigned = self._consumer.assignment()
         if assigned:
             self._consumer.pause(*assigned)
 
     def _fetch_again(self) -> None:
-        if self._quiet is not None:
-            self._quiet.cancel()
-            self._quiet = None
+        self._paused = False
+        self._fetched = self._clock()
         assigned = self._consumer.assignment()
         if assigned:
             self._consumer.resume(*assigned)
 
-    def _be_quiet_later(self) -> None:
-        """Nobody waits: what is fetched from now on for a while is at hand for the next poll, and then no more."""
+    def _stay_awake(self) -> None:
         if self._quiet is not None:
             self._quiet.cancel()
-        if not self._stopped:
+            self._quiet = None
+
+    def _be_quiet_later(self) -> None:
+        """Nobody waits: what is fetched from now on for a while is at hand for the next poll, and then no more."""
+        self._stay_awake()
+        if not self._stopped and not self._paused:
             self._quiet = asyncio.get_running_loop().call_later(QUIET_S, self._pause)
 
     async def _fetch(self, partitions: Sequence[TopicPartition], timeout_ms: int) -> None:

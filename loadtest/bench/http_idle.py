@@ -1,0 +1,154 @@
+"""What idle long polls cost: the produce rate, and the gateway's CPU, without them and with them.
+
+`python -m loadtest.bench.http_idle --ready-file FILE [--polls 1000]` against a running gateway on this machine. Each
+poll has a consumer and a group of its own. At the end one record wakes them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import uvloop
+
+CONNECTIONS: Final = 64
+PART_S: Final = 5.0
+SETTLE_S: Final = 5.0
+WAKE_S: Final = 60.0
+CREATING: Final = 20  # consumers at once
+CONTROL: Final = {"Content-Type": "application/vnd.kafka.v2+json"}
+BODY: Final = b'{"records":[{"value":"' + b"x" * 70 + b'"}]}'
+REQUEST: Final = (
+    b"POST /topics/idle-load HTTP/1.1\r\nHost: bench\r\nContent-Type: application/vnd.kafka.json.v2+json\r\n"
+    b"Content-Length: %d\r\n\r\n" % len(BODY)
+) + BODY
+
+
+class Process:
+    """The gateway's process, as Linux tells of it."""
+
+    def __init__(self, pid: int) -> None:
+        self._path = Path("/proc") / str(pid)
+
+    def cpu_s(self) -> float:
+        """Seconds of CPU so far."""
+        fields = (self._path / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def shown(self) -> str:
+        """Memory and file descriptors."""
+        pages = int((self._path / "statm").read_text().split()[1])
+        files = len([*(self._path / "fd").iterdir()])
+        return f"{pages * os.sysconf('SC_PAGE_SIZE') >> 20} MB, {files} file descriptors"
+
+
+class Bench:
+    """One run."""
+
+    def __init__(self, address: str, process: Process, polls: int, session: aiohttp.ClientSession) -> None:
+        self._host, _, self._port = address.rpartition(":")
+        self._process = process
+        self._polls = polls
+        self._session = session
+        self._run = f"idle-{time.time_ns()}"
+        self._woken = 0
+
+    async def run(self) -> None:
+        """Measure and print."""
+        await self._produce("warm-up")
+        before = await self._produce("without polls")
+        began = time.perf_counter()
+        creating = asyncio.Semaphore(CREATING)
+        await asyncio.gather(*(self._create(number, creating) for number in range(self._polls)))
+        print(f"{self._polls} consumers created in {time.perf_counter() - began:.1f} s; {self._process.shown()}")
+        async with asyncio.TaskGroup() as group:
+            for number in range(self._polls):
+                group.create_task(self._poll(number))
+            await asyncio.sleep(SETTLE_S)
+            spent = self._process.cpu_s()
+            await asyncio.sleep(PART_S)
+            print(f"idle: {(self._process.cpu_s() - spent) / PART_S:.1%} of a core")
+            rate = await self._produce("with polls")
+            print(f"that is {rate / before:.1%} of the rate without polls")
+            began = time.perf_counter()
+            await self._request("POST", f"/topics/{self._run}", {"records": [{"value": 1}]}, "application/json")
+        print(f"one record woke {self._woken} polls in {time.perf_counter() - began:.2f} s")
+        await asyncio.gather(*(self._delete(number, creating) for number in range(self._polls)))
+        print(f"all deleted; {self._process.shown()}")
+        await self._produce("without polls again")
+
+    async def _produce(self, title: str) -> float:
+        """The rate of single-record requests on `CONNECTIONS` connections."""
+        until = time.perf_counter() + PART_S
+        spent = self._process.cpu_s()
+        counts = await asyncio.gather(*(self._send(until) for _ in range(CONNECTIONS)))
+        rate = sum(counts) / PART_S
+        print(f"{title}: {rate:,.0f} requests/s, {(self._process.cpu_s() - spent) / PART_S:.0%} of a core")
+        return rate
+
+    async def _send(self, until: float) -> int:
+        reader, writer = await asyncio.open_connection(self._host, int(self._port))
+        count = 0
+        while time.perf_counter() < until:
+            writer.write(REQUEST)
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            if not head.startswith(b"http/1.1 200 "):
+                raise RuntimeError(head.decode())
+            await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
+            count += 1
+        writer.close()
+        return count
+
+    async def _create(self, number: int, turn: asyncio.Semaphore) -> None:
+        async with turn:
+            group = f"/consumers/{self._run}-{number}"
+            await self._request("POST", group, {"name": "c", "format": "json", "auto.offset.reset": "latest"})
+            await self._request("POST", f"{group}/instances/c/subscription", {"topics": [self._run]})
+
+    async def _poll(self, number: int) -> None:
+        path = f"/consumers/{self._run}-{number}/instances/c/records?timeout=60000"
+        until = time.perf_counter() + 4 * PART_S + WAKE_S
+        while time.perf_counter() < until:
+            if await self._request("GET", path):
+                self._woken += 1
+                return
+
+    async def _delete(self, number: int, turn: asyncio.Semaphore) -> None:
+        async with turn:
+            await self._request("DELETE", f"/consumers/{self._run}-{number}/instances/c")
+
+    async def _request(self, method: str, path: str, body: Any = None, media: str = CONTROL["Content-Type"]) -> Any:
+        data = None if body is None else json.dumps(body)
+        headers = {} if body is None else {"Content-Type": media}
+        async with self._session.request(method, path, data=data, headers=headers) as response:
+            raw = await response.read()
+            if response.status >= 300:
+                raise RuntimeError(f"{method} {path}: {response.status} {raw!r}")
+            return json.loads(raw) if raw else None
+
+
+async def bench(ready: dict[str, Any], polls: int) -> None:
+    """Run against the gateway of a ready file."""
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=300)
+    async with aiohttp.ClientSession(f"http://{ready['http']}", connector=connector, timeout=timeout) as session:
+        await Bench(ready["http"], Process(ready["pid"]), polls, session).run()
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ready-file", type=Path, required=True, help="of a gateway that creates topics")
+    parser.add_argument("--polls", type=int, default=1000)
+    options = parser.parse_args()
+    uvloop.run(bench(json.loads(options.ready_file.read_text()), options.polls))
+
+
+if __name__ == "__main__":
+    main()
