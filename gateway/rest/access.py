@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiohttp import web
 
@@ -16,6 +16,14 @@ from protocols.rest.errors import RestError
 BASIC_CHALLENGE: Final = 'Basic realm="trivium", charset="UTF-8"'
 BEARER_CHALLENGE: Final = 'Bearer realm="trivium"'
 FAULT: Final = ', error="invalid_token"'  # RFC 6750 part 3.1
+TOKEN_PARAMETER: Final = "access_token"  # noqa: S105 - its name
+
+
+class Admitted(NamedTuple):
+    """A client that was let in; until `expires_ms` (epoch milliseconds) what it has shown is good, None: for ever."""
+
+    grant: Grant
+    expires_ms: int | None
 
 
 class Access:
@@ -26,24 +34,34 @@ class Access:
         self._authenticator = authenticator
         self._access_list = access_list
 
-    async def grant(self, request: web.BaseRequest) -> Grant:
+    async def admit(self, request: web.BaseRequest, *, token_in_query: bool = False) -> Admitted:
         """The rights of the client behind `request`.
 
         A name and password, or a token, in the request go before the connection's certificate.
+
+        Args:
+            request: whose.
+            token_in_query: whether the parameter `access_token` counts where there is no field Authorization (RFC 6750
+                section 2.3): only where a browser can set no field.
 
         Raises:
             RestError: 401 with the challenges; late, for a wrong password or token.
         """
         header = request.headers.get("Authorization")
+        if header is None and token_in_query and TOKEN_PARAMETER in request.raw_path:
+            token = request.rel_url.query.get(TOKEN_PARAMETER)
+            header = None if token is None else f"Bearer {token}"
         identity: Identity | None = None
+        expires_ms: int | None = None
         if header is not None:
             scheme, _, credentials = header.partition(" ")
             if scheme.lower() == "basic":
                 identity = await self._by_password(credentials, peer_of(request))
             elif scheme.lower() == "bearer" and self._authenticator.takes_tokens:
-                identity = await self._authenticator.authenticate_token(credentials.strip(), peer=peer_of(request))
-                if identity is None:
+                shown = await self._authenticator.authenticate_token(credentials.strip(), peer=peer_of(request))
+                if shown is None:
                     raise self._unauthorized("The token is not accepted", FAULT)
+                identity, expires_ms = shown.identity, shown.expires_ms
             else:
                 raise self._unauthorized("This authentication scheme is not served")
         else:
@@ -53,7 +71,7 @@ class Access:
             identity = identity or self._authenticator.anonymous()
             if identity is None:
                 raise self._unauthorized("Authentication is needed")
-        return self._access_list.for_identity(identity)
+        return Admitted(self._access_list.for_identity(identity), expires_ms)
 
     async def _by_password(self, credentials: str, peer: str) -> Identity:
         """Judge the credentials of Basic; RestError when they are not good."""

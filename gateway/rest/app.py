@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gateway.kafka.contracts import Refused
 from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
-from gateway.rest.access import Access
+from gateway.rest.access import TOKEN_PARAMETER, Access
 from gateway.rest.answers import error_answer
 from gateway.rest.body import BodyReader
 from gateway.rest.call import Call, Handler, Module
@@ -76,8 +76,8 @@ class RestApp:
                 operation, texts = self._router.match(request.method, raw_path)
                 name = operation.name
                 handler, refuse = self._handlers[name]
-                grant = await self._access.grant(request)
-                call = Call(request, operation, grant, self._bodies)
+                admitted = await self._access.admit(request, token_in_query=TOKEN_PARAMETER in operation.query)
+                call = Call(request, operation, admitted, self._bodies)
                 answer = await handler(call, *operation.path_values(texts))
         except RestError as error:
             answer = refuse(error)

@@ -8,9 +8,9 @@ from typing import Any, Final
 from aiohttp import web
 
 from gateway.net.http_server import SERVER
+from gateway.rest.access import Admitted
 from gateway.rest.answers import error_answer
 from gateway.rest.body import BodyReader, answer_expectation
-from gateway.security.authorization import Grant
 from protocols.rest.contract import Operation, check_body
 from protocols.rest.errors import RestError, not_acceptable
 from protocols.rest.media import body_type, preferred
@@ -25,13 +25,14 @@ class Call:
         request: the request itself; its body is read through `body`, or in pieces by who streams it.
         operation: what the contract says of it.
         grant: who the client is and what it may do.
+        expires_ms: when (epoch milliseconds) that ends; None: never.
         query: the declared parameters by name, typed; one that was not sent and has no default is missing.
         answer_headers: fields that go with the answer, whatever it is; see `begin`.
     """
 
-    __slots__ = ("_bodies", "_continued", "answer_headers", "grant", "operation", "query", "request")
+    __slots__ = ("_bodies", "_continued", "answer_headers", "expires_ms", "grant", "operation", "query", "request")
 
-    def __init__(self, request: web.BaseRequest, operation: Operation, grant: Grant, bodies: BodyReader) -> None:
+    def __init__(self, request: web.BaseRequest, operation: Operation, admitted: Admitted, bodies: BodyReader) -> None:
         """Check the query.
 
         Raises:
@@ -39,7 +40,7 @@ class Call:
         """
         self.request = request
         self.operation = operation
-        self.grant = grant
+        self.grant, self.expires_ms = admitted
         self.answer_headers: dict[str, str] = {}
         self._bodies = bodies
         self._continued = False

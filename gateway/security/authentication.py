@@ -30,7 +30,7 @@ from gateway.security.key_source import FileKeys, UrlKeys
 from gateway.security.scram import ScramServer
 from gateway.security.scram_file import ScramUsers, read_scram_file
 from gateway.security.throttle import Throttle, address_of
-from gateway.security.tokens import TokenError, TokenJudge
+from gateway.security.tokens import Shown, TokenError, TokenJudge
 
 log = structlog.get_logger(__name__)
 
@@ -258,7 +258,7 @@ class Authenticator:
         await self._throttle.wait_refused(address, began)
         return None
 
-    async def authenticate_token(self, token: str, *, peer: str) -> Identity | None:
+    async def authenticate_token(self, token: str, *, peer: str) -> Shown | None:
         """Check a bearer token; a refusal comes late by intention.
 
         Args:
@@ -278,7 +278,7 @@ class Authenticator:
             await self.wait_refused(address)
             return None
         self.accepted()
-        return shown.identity
+        return shown
 
     def exchange(self, mechanism: str, *, peer: str, user: str | None = None) -> Exchange | None:
         """Begin an exchange of messages that proves who a client is.

@@ -16,6 +16,7 @@ from gateway.security.authentication import Authenticator
 from gateway.security.exchange import Continue, Done, Exchange, Failed
 from gateway.security.exposure import check_exposure
 from gateway.security.identity import Identity
+from gateway.security.tokens import Shown
 from tests.support.oauth import NOW_MS, key_set, oauth_options, token
 
 PEER = "192.0.2.1:50000"
@@ -158,7 +159,7 @@ async def test_what_is_offered(make: Make) -> None:
 
 async def test_a_token_alone(make: Make, pauses: list[float]) -> None:
     authenticator = make()
-    assert await authenticator.authenticate_token(token(), peer=PEER) == ANN.identity
+    assert await authenticator.authenticate_token(token(), peer=PEER) == Shown(ANN.identity, END_MS)
     assert await authenticator.authenticate_token(token() + "x", peer=PEER) is None
     assert pauses == [1.0]
 
