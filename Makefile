@@ -83,5 +83,5 @@ lock:  ## Write all lock files anew (versions stay where they fit; UPGRADE=1 tak
 
 clean:  ## Remove what the commands made here; the cache of jars stays
 	rm -rf $(VENV) .trivium dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	rm -rf tests/interop/*/node/node_modules tests/interop/amqp/go/build tests/interop/amqp/rust/build
+	rm -rf tests/interop/*/node/node_modules tests/interop/*/*/build
 	find . -name __pycache__ -prune -exec rm -rf {} +

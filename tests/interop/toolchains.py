@@ -42,21 +42,22 @@ def node_packages(directory: Path) -> str:
 
 
 def java_command(directory: Path, jar_set: str, artifact: str) -> list[str]:
-    """Start `Driver.java` with the jars of a set; its argument is the artifact's version.
-
-    The JDK compiles it when it starts.
-    """
+    """Compile `Driver.java` with the jars of a set; how it is started. Its argument is the artifact's version."""
     try:
         java = find_java().path
-        if not java.resolve().with_name("javac").exists():
+        compiler = java.resolve().with_name("javac")
+        if not compiler.exists():
             raise ToolchainError(f"{java} is no JDK (Debian, Ubuntu: apt-get install default-jdk-headless)")
-        jars = ensure_jars(jar_set, lock=JARS_LOCK)
+        jars = os.pathsep.join(map(str, ensure_jars(jar_set, lock=JARS_LOCK)))
     except SetupError as error:
         raise ToolchainError(str(error)) from error
+    source, classes = directory / "Driver.java", directory / "build"
+    command = [str(compiler), "--release", "17", "-cp", jars, "-d", str(classes), str(source)]
+    once(directory, [source, JARS_LOCK], classes, lambda: _run(command, directory))
     version = next(jar.version for jar in locked_jars(jar_set, JARS_LOCK) if jar.artifact == artifact)
     # What runs for seconds is started sooner without the second compiler.
     flags = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]
-    return [str(java), *flags, "-cp", os.pathsep.join(map(str, jars)), str(directory / "Driver.java"), version]
+    return [str(java), *flags, "-cp", os.pathsep.join([jars, str(classes)]), "Driver", version]
 
 
 def go_program(directory: Path) -> Path:
