@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pwdlib.hashers.argon2 import Argon2Hasher
 
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Publish, Subscription, Version, Will
@@ -187,3 +188,36 @@ async def test_killed_and_started_again(  # noqa: PLR0917 - fixtures
     assert (again.payload, again.packet_id, again.dup) == (b"one", begun.packet_id, True)
     assert (await back.message()).payload == b"w"
     await back.disconnect()
+
+
+@pytest.fixture
+async def guarded(bootstrap: str, new_gateway: Callable[..., GatewayProcess], tmp_path: Path) -> GatewayProcess:
+    """A third one, at which there is a user `ann`."""
+    passwords = tmp_path / "passwords"
+    passwords.write_text(f"ann:{Argon2Hasher(time_cost=1, memory_cost=1024).hash('secret')}\n")
+    config = f'[kafka]\ncreate_topics = true\n[security]\npassword_file = "{passwords}"\n'
+    return await new_gateway(bootstrap, config=config).start()
+
+
+async def test_a_session_is_its_principal_s_at_every_gateway(
+    connect: Connect, gateway: GatewayProcess, guarded: GatewayProcess, name: str
+) -> None:
+    """Another user neither gets it, nor ends it, nor ends its connection; with the session the name is free again."""
+    ann = {"username": "ann", "password": b"secret"}
+    owner = await connect(guarded, name, **ann, **KEPT)
+    await owner.subscribe(f"{name}/#")
+    for to in (gateway, guarded):
+        for clean_start in (True, False):
+            thief = await connect(to, name, clean_start=clean_start, session_expiry_interval=60)
+            assert thief.connack.reason_code == 0x87
+    await owner.publish(f"{name}/a", b"still there")
+    assert (await owner.message()).payload == b"still there"
+    owner.drop()
+    thief = await connect(gateway, name, **KEPT)
+    assert thief.connack.reason_code == 0x87, "also while it has no connection"
+    owner = await connect(guarded, name, **ann, **KEPT)
+    assert owner.connack.session_present
+    await owner.disconnect(session_expiry_interval=0)
+    free = await connect(gateway, name, **KEPT)
+    assert (free.connack.reason_code, free.connack.session_present) == (0, False)
+    await free.disconnect(session_expiry_interval=0)
