@@ -19,6 +19,7 @@ from gateway.rest.call import Module
 from gateway.rest.consumers import Consumers, ConsumersStatistics
 from gateway.rest.documents import Documents, load_contract
 from gateway.rest.produce import Produce, ProduceStatistics
+from gateway.rest.reads import Reads, ReadsStatistics
 from gateway.rest.services import RestServices
 from gateway.rest.subscriptions import Subscriptions
 from gateway.rest.topics import TopicOperations
@@ -33,6 +34,7 @@ class RestStatistics(msgspec.Struct, frozen=True):
     answers_total: dict[str, dict[str, int]]  # by operation and class of status
     produce: ProduceStatistics
     consumers: ConsumersStatistics
+    reads: ReadsStatistics
 
 
 class RestListener:
@@ -63,12 +65,14 @@ class RestListener:
         contract = load_contract()
         self._produce = Produce(services.publisher, admission, bodies, config.max_records)
         self._consumers = Consumers(services)
+        self._reads = Reads(services)
         self._modules: tuple[Module, ...] = (
             Documents(contract),
             TopicOperations(services.topics, services.publisher, services.kafka),
             self._produce,
             self._consumers,
             Subscriptions(self._consumers, services),
+            self._reads,
         )
         access = Access(services.authenticator, services.access)
         self._app = RestApp(contract, self._modules, access, bodies, websockets or {})
@@ -137,4 +141,5 @@ class RestListener:
             answers_total=self._app.answers(),
             produce=self._produce.statistics(),
             consumers=self._consumers.statistics(),
+            reads=self._reads.statistics(),
         )

@@ -43,8 +43,9 @@ def map_path_parameters(context: Any, path_parameters: dict[str, Any] | None) ->
 
 @schemathesis.hook
 def map_query(context: Any, query: dict[str, Any] | None) -> dict[str, Any] | None:
-    if query and is_partition(query.get("timeout")):
-        query["timeout"] %= POLL_MS
+    for name in ("timeout", "wait", "duration"):
+        if query and is_partition(query.get(name)):
+            query[name] %= POLL_MS
     return query
 
 

@@ -1,0 +1,57 @@
+"""Where a reader over HTTP begins: what it asks for as offsets, one for each partition."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.kafka.consumers import Lookup
+from gateway.kafka.contracts import Refused
+from mapping.outcomes import Outcome
+from protocols.rest.errors import RestError
+from protocols.rest.positions import BEGINNING, Wanted, beyond_end
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A part of the log: by partition the offset to begin at, and the end of the log when it was asked for."""
+
+    start: dict[int, int]
+    ends: dict[int, int]
+
+
+async def find_span(lookup: Lookup, topic: str, wanted: Wanted, default: str) -> Span:
+    """What `wanted` means.
+
+    Args:
+        lookup: asks Kafka.
+        topic: its name.
+        wanted: where to begin.
+        default: the place where nothing is wanted.
+
+    Raises:
+        Refused: the topic or partition is unknown, or Kafka does not answer.
+        RestError: 416, the log does not have the position.
+    """
+    partitions = await lookup.partitions(topic)
+    if wanted.partition is not None:
+        partitions = tuple(one for one in partitions if one.partition == wanted.partition)
+        if not partitions:
+            raise Refused(Outcome.UNKNOWN_TOPIC, f"Topic {topic} has no partition {wanted.partition}")
+    # The ends come first: what is stored during the next question lies behind them.
+    found = await lookup.ends(partitions)
+    ends = {place.partition: end for place, end in found.items()}
+    if wanted.position is not None:
+        for partition, offset in wanted.position.items():
+            if partition in ends and offset > ends[partition]:
+                raise beyond_end(partition, offset, ends[partition])
+            if partition not in ends and wanted.partition is None:
+                raise RestError(416, f"Topic {topic} has no partition {partition}")
+        start = {partition: wanted.position[partition] for partition in ends if partition in wanted.position}
+        newer = [place for place in partitions if place.partition not in start]
+        if newer:
+            start |= {place.partition: first for place, first in (await lookup.beginnings(newer)).items()}
+        return Span(start, ends)
+    if wanted.timestamp is not None:
+        found = found | await lookup.since(partitions, wanted.timestamp)
+    elif (wanted.place or default) == BEGINNING:
+        found = await lookup.beginnings(partitions)
+    return Span({place.partition: offset for place, offset in found.items()}, ends)

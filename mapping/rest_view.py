@@ -1,0 +1,96 @@
+"""Records as readers over HTTP see them: which ones they want, and how one stands in a line of JSON. Pure.
+
+A key or value that the wanted format cannot say is shown in base64, and marked: `"value_format": "binary"`. So whoever
+reads a log gets past every record in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from mapping.record import Received
+from mapping.rest import UndecodableError, from_record
+from protocols.rest.errors import unprocessable
+from protocols.rest.media import Format
+from protocols.rest.responses import RecordItem, encode
+
+
+class MarkedItem(RecordItem, frozen=True, gc=False):
+    """A record of which a part is in another format than the others."""
+
+    key_format: str | msgspec.UnsetType = msgspec.UNSET
+    value_format: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class RecordFilter:
+    """Which records of a topic a reader wants; it sees nothing of the others."""
+
+    __slots__ = ("_headers", "_keys", "everything")
+
+    def __init__(self, keys: Collection[str] = (), headers: Sequence[str] = ()) -> None:
+        """Compile.
+
+        Args:
+            keys: the record's key is one of these, as UTF-8; none: any key, or no key.
+            headers: each is `NAME:VALUE`, and the record has all of these headers.
+
+        Raises:
+            RestError: 422 for a header without a colon.
+        """
+        self._keys = frozenset(key.encode("utf-8", "surrogateescape") for key in keys)
+        self._headers = tuple(_header(text) for text in headers)
+        self.everything = not self._keys and not self._headers
+
+    def matches(self, record: Received) -> bool:
+        """Whether the record is wanted."""
+        if self._keys and record.key not in self._keys:
+            return False
+        return all(header in record.headers for header in self._headers)
+
+
+def view(record: Received, embedded: Format) -> RecordItem:
+    """A stored record as it stands in an answer; what the format cannot say is marked."""
+    try:
+        return from_record(record, embedded)
+    except UndecodableError:
+        plain = from_record(record, Format.BINARY)
+    key = _part(record, embedded, "key")
+    value = _part(record, embedded, "value")
+    return MarkedItem(
+        plain.topic,
+        plain.key if key is None else key.key,
+        plain.value if value is None else value.value,
+        plain.partition,
+        plain.offset,
+        plain.timestamp,
+        plain.headers,
+        Format.BINARY.value if key is None else msgspec.UNSET,
+        Format.BINARY.value if value is None else msgspec.UNSET,
+    )
+
+
+def view_line(record: Received, embedded: Format) -> bytes:
+    """The same as one line of JSON: stored JSON may have line feeds, which mean nothing between its tokens."""
+    line = encode(view(record, embedded))
+    if b"\n" in line or b"\r" in line:
+        line = line.replace(b"\n", b" ").replace(b"\r", b" ")
+    return line
+
+
+def _part(record: Received, embedded: Format, name: str) -> RecordItem | None:
+    """The record with its key or its value alone; None when that cannot be said."""
+    key, value = (record.key, None) if name == "key" else (None, record.value)
+    alone = Received(record.topic, key, value, (), record.timestamp, record.partition, record.offset)
+    try:
+        return from_record(alone, embedded)
+    except UndecodableError:
+        return None
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, colon, value = text.partition(":")
+    if not colon or not name:
+        raise unprocessable("A header is wanted as NAME:VALUE - at `header`")
+    return name, value.encode("utf-8", "surrogateescape")
