@@ -93,7 +93,7 @@ def read_command(message: bytes) -> Declare | Discharge:
 
 
 def read_state(fields: Any) -> tuple[bytes, State | None]:
-    """The txn-id and the outcome, if there is one, of a decoded transactional-state (part 4.5.8).
+    """The txn-id and the outcome, if there is one, of a decoded transactional-state (part 4.5.6).
 
     Raises:
         DecodeError: it has another form.
