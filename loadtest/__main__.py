@@ -84,6 +84,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         type=int,
         help=f"default: {crowd.connections}; AMQP: {amqp_memory.Crowd().connections} of each kind",
     )
+    memory.add_argument("--at-once", type=int, help="AMQP: connections that are made at the same time")
     memory.add_argument("--sessions", type=int, default=crowd.sessions)
     memory.add_argument("--backlog", type=int, default=crowd.backlog, help="messages for each session")
     memory.add_argument("--returning", type=int, default=crowd.returning, help="sessions that come back for them")
@@ -233,7 +234,7 @@ async def memory(options: argparse.Namespace) -> int:
 
 async def memory_of_amqp(options: argparse.Namespace) -> int:
     """The same for AMQP's connections."""
-    crowd = amqp_memory.Crowd(**chosen(options, ("connections", "settle")))
+    crowd = amqp_memory.Crowd(**chosen(options, ("connections", "settle", "at_once")))
     async with own_gateway(options, environment=amqp_memory.SETTINGS) as (gateway, _):
         scales = Scales(gateway.address("amqp"), gateway.pid, gateway.kafka)
         found = await amqp_memory.weigh_amqp(scales, gateway.address("http"), crowd, say)

@@ -27,7 +27,7 @@ from loadtest.clients.amqp_wire import (
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import process_resident
 from loadtest.numbering import Numbering
-from loadtest.scenarios.memory import STEP_S, Scales, in_turn
+from loadtest.scenarios.memory import AT_ONCE, STEP_S, Scales, in_turn
 
 SETTINGS: Final = {"TRIVIUM_AMQP__IDLE_TIMEOUT_S": "1800"}
 """Of the gateway: the connections say nothing while they are weighed."""
@@ -41,12 +41,13 @@ _UPGRADE: Final = (
 class Crowd(NamedTuple):
     """How many connections of each kind; `settle` is how many seconds the gateway is left alone before a look.
 
-    `warm_up` is how many of each kind there are before the first look.
+    `warm_up` is how many of each kind there are before the first look, `at_once` how many connect at the same time.
     """
 
     connections: int = 2_000
     settle: float = 2.0
     warm_up: int = 300
+    at_once: int = AT_ONCE
 
 
 class Kind(NamedTuple):
@@ -183,11 +184,13 @@ async def weigh_amqp(
     found: dict[str, float] = {}
     try:
         for kind in kinds:
-            await in_turn(range(crowd.warm_up), functools.partial(connect, kind))
+            await in_turn(range(crowd.warm_up), functools.partial(connect, kind), crowd.at_once)
         for kind in kinds:
             await asyncio.sleep(crowd.settle)
             before = process_resident(gateway.pid)
-            await in_turn(range(crowd.warm_up, crowd.warm_up + crowd.connections), functools.partial(connect, kind))
+            await in_turn(
+                range(crowd.warm_up, crowd.warm_up + crowd.connections), functools.partial(connect, kind), crowd.at_once
+            )
             await asyncio.sleep(crowd.settle)
             found[kind.name] = (process_resident(gateway.pid) - before) / max(1, crowd.connections)
             say(f"{kind.name}: {found[kind.name]:.0f} bytes")

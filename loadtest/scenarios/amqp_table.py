@@ -8,19 +8,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
 from loadtest.clients.amqp import Sender
-from loadtest.clients.amqp_idle import Idle
 from loadtest.clients.amqp_messages import Kind, many_keys, minimal, typical
 from loadtest.clients.amqp_receiver import Receiver
 from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic
-from loadtest.gateway import GatewayProcess, process_cpu, process_resident
+from loadtest.gateway import GatewayProcess, process_cpu
 from loadtest.numbering import HEADER_BYTES, Numbering
 from loadtest.report import Latencies
 from loadtest.scenarios.steady import Load, judge, send
@@ -29,13 +28,9 @@ from loadtest.verify import Ledger
 SIZE: Final = 100  # payload bytes
 PARTITIONS: Final = 3
 PATIENCE_S: Final = 10.0  # without a delivery, what is missing is lost
-IDLE_AT_ONCE: Final = 50
-IDLE_WARM_UP: Final = 200  # connections before the first look at the memory
-SETTLE_S: Final = 2.0
 ROUND_TRIPS: Final = 4  # alternations between Kafka alone and the gateway
 
 Columns = dict[str, Any]
-Run = Callable[[GatewayProcess, float], Awaitable[Columns]]
 
 
 class Sending(NamedTuple):
@@ -199,26 +194,7 @@ class RoundTrip(NamedTuple):
         }
 
 
-class Waiting(NamedTuple):
-    """Idle connections, each with a session and a sender's link with credit: resident memory of each."""
-
-    connections: int
-
-    async def run(self, gateway: GatewayProcess, share: float) -> Columns:
-        """Run it."""
-        topic = f"amqp-idle-{Numbering().run}"
-        await create_topic(gateway.kafka, topic, PARTITIONS)
-        count = max(1, int(self.connections * share))
-        idle = await _idle(gateway, topic, IDLE_WARM_UP)
-        before = process_resident(gateway.pid)
-        idle += await _idle(gateway, topic, count)
-        after = process_resident(gateway.pid)
-        for one in idle:
-            one.close()
-        return {"bytes each": round((after - before) / count)}
-
-
-ROWS: Final[dict[str, Sending | Draining | Through | RoundTrip | Waiting]] = {
+ROWS: Final[dict[str, Sending | Draining | Through | RoundTrip]] = {
     "in, 10 links x 1,000": Sending(10, 1000, 600_000),
     "in, 10 links x 1,000, 100 keys": Sending(10, 1000, 400_000, many_keys),
     "in, 10 links x 1,000, typical": Sending(10, 1000, 300_000, typical),
@@ -231,7 +207,6 @@ ROWS: Final[dict[str, Sending | Draining | Through | RoundTrip | Waiting]] = {
     "out, 10 receivers of a queue, accepted": Draining(10, 300_000, queue=True),
     "in and out at once, 1 + 1": Through(300_000, 1000),
     "end to end, 1 in flight": Through(3_000, 1),
-    "idle connection": Waiting(2_000),
 }
 
 
@@ -244,7 +219,7 @@ async def measure(
         if wanted not in name:
             continue
         best: Columns | None = None
-        for number in range(1 if isinstance(row, Waiting) else rounds):
+        for number in range(rounds):
             columns = await row.run(gateway, share)
             say(f"{name}, round {number + 1}: {columns}")
             if best is None or columns["cpu us"] < best["cpu us"]:
@@ -303,20 +278,3 @@ async def _received(receivers: list[Receiver], wanted: int) -> None:
         now = sum(len(receiver.payloads) for receiver in receivers)
         if now != count:
             count, since = now, time.perf_counter()
-
-
-async def _idle(gateway: GatewayProcess, topic: str, count: int) -> list[Idle]:
-    loop = asyncio.get_running_loop()
-    found: list[Idle] = []
-    for first in range(0, count, IDLE_AT_ONCE):
-        pairs = await asyncio.gather(
-            *(
-                loop.create_connection(partial(Idle, f"idle-{number}", topic), *gateway.address("amqp"))
-                for number in range(first, min(count, first + IDLE_AT_ONCE))
-            )
-        )
-        idle = [protocol for _, protocol in pairs]
-        await asyncio.gather(*(one.ready for one in idle))
-        found += idle
-    await asyncio.sleep(SETTLE_S)
-    return found

@@ -300,8 +300,8 @@ async def _return(gateway: Scales, numbering: Numbering, crowd: Crowd, problems:
     return good
 
 
-async def in_turn(numbers: Sequence[int], work: Callable[[int], Awaitable[None]]) -> None:
-    """Do it for every number, `AT_ONCE` at a time."""
+async def in_turn(numbers: Sequence[int], work: Callable[[int], Awaitable[None]], at_once: int = AT_ONCE) -> None:
+    """Do it for every number, so many at a time."""
     todo = iter(numbers)
 
     async def worker() -> None:
@@ -309,5 +309,5 @@ async def in_turn(numbers: Sequence[int], work: Callable[[int], Awaitable[None]]
             await work(number)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(AT_ONCE):
+        for _ in range(at_once):
             group.create_task(worker())
