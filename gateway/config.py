@@ -204,6 +204,8 @@ class HttpConfig(Section):
     default_poll_wait_ms: Annotated[int, Field(ge=0)] = 100  # Strimzi's
     poll_max_bytes: Annotated[int, Field(ge=1024)] = 64 * MEBIBYTE
     header_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    max_streams: Annotated[int, Field(ge=1)] = 10_000  # of server-sent events, and as many WebSockets
+    stream_heartbeat_s: Annotated[float, Field(gt=0)] = 15.0  # proxies close what is silent for 30 to 60 s
 
 
 class ManagementConfig(Section):

@@ -18,6 +18,8 @@ from gateway.rest.body import BodyReader
 from gateway.rest.call import Module
 from gateway.rest.consumers import Consumers, ConsumersStatistics
 from gateway.rest.documents import Documents, load_contract
+from gateway.rest.event_streams import EventStreams, StreamsStatistics
+from gateway.rest.feeds import Feeds
 from gateway.rest.produce import Produce, ProduceStatistics
 from gateway.rest.reads import Reads, ReadsStatistics
 from gateway.rest.services import RestServices
@@ -35,6 +37,7 @@ class RestStatistics(msgspec.Struct, frozen=True):
     produce: ProduceStatistics
     consumers: ConsumersStatistics
     reads: ReadsStatistics
+    streams: StreamsStatistics
 
 
 class RestListener:
@@ -66,6 +69,8 @@ class RestListener:
         self._produce = Produce(services.publisher, admission, bodies, config.max_records)
         self._consumers = Consumers(services)
         self._reads = Reads(services)
+        self._feeds = Feeds(services.tail)
+        self._events = EventStreams(services, self._feeds)
         self._modules: tuple[Module, ...] = (
             Documents(contract),
             TopicOperations(services.topics, services.publisher, services.kafka),
@@ -73,6 +78,7 @@ class RestListener:
             self._consumers,
             Subscriptions(self._consumers, services),
             self._reads,
+            self._events,
         )
         access = Access(services.authenticator, services.access)
         self._app = RestApp(contract, self._modules, access, bodies, websockets or {})
@@ -132,6 +138,7 @@ class RestListener:
             await asyncio.wait(self._leaving, timeout=timeout / 2)
         for module in self._modules:
             await module.stop()
+        self._feeds.stop()
 
     def statistics(self) -> RestStatistics:
         """Counts so far."""
@@ -142,4 +149,5 @@ class RestListener:
             produce=self._produce.statistics(),
             consumers=self._consumers.statistics(),
             reads=self._reads.statistics(),
+            streams=self._events.statistics(),
         )

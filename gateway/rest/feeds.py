@@ -1,0 +1,274 @@
+"""Live streams of a topic: what the tail reads once goes to all listeners, encoded once for all who want the same form.
+
+A listener is an outlet of the tail (`gateway.kafka.tail`): one without room falls behind and is brought what it missed,
+so nothing is dropped and nothing waits in memory. With each record it is told a position, from which a later stream
+goes on exactly behind it. All who are at the end of the log have the same position, so that even this is encoded once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Final, Protocol
+
+from gateway.kafka.contracts import Outlet
+from gateway.kafka.tail import Tail
+from gateway.security.authorization import Permission
+from mapping.record import Received
+from mapping.rest_view import RecordFilter
+from protocols.rest.positions import format_position
+
+LINGER_S: Final = 5.0  # a topic without listeners is still watched for so long: most come back at once
+DEMAND: Final = 500  # of a listener with room: it says itself when there is none left
+
+
+class Form(Protocol):
+    """How a record stands in a stream; hashable by identity, so that what was encoded is found again."""
+
+    def encode(self, record: Received, position: str) -> bytes:
+        """The bytes for the socket; `position` is behind the record."""
+        ...
+
+
+class Sink(Protocol):
+    """Where a listener's bytes go."""
+
+    @property
+    def room(self) -> bool:
+        """Whether one more record can be taken."""
+        ...
+
+    def send(self, data: bytes) -> None:
+        """Take the bytes of one record."""
+        ...
+
+    def gap(self, partition: int, lost: int) -> None:
+        """Retention had deleted records that the listener asked for."""
+        ...
+
+
+class Feed:
+    """One topic at the tail, and who listens.
+
+    Attributes:
+        places: by partition, the offset behind what the tail has passed.
+        users: who listens, or is about to.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.places: dict[int, int] = {}
+        self.listeners: dict[Listener, None] = {}
+        self.users = 0
+        self.watched = False
+        self.watching = asyncio.Lock()
+        self.lingering: asyncio.TimerHandle | None = None
+        self._record: Received | None = None
+        self._encoded: dict[Form, bytes] = {}
+        self._position: str | None = None
+
+    def select(self, record: Received) -> Collection[Outlet]:
+        """See `contracts.Fanout`."""
+        self.places[record.partition] = record.offset + 1
+        self._record = record
+        self._encoded.clear()
+        self._position = None
+        return self.listeners
+
+    def encoded(self, form: Form) -> bytes:
+        """The record that was selected last, in a form."""
+        data = self._encoded.get(form)
+        if data is None:
+            assert self._record is not None
+            data = self._encoded[form] = form.encode(self._record, self.position)
+        return data
+
+    @property
+    def position(self) -> str:
+        """Behind what the tail has passed."""
+        if self._position is None:
+            self._position = format_position(self.places)
+        return self._position
+
+
+class Listener:
+    """One stream: an outlet that wants some of a topic's records."""
+
+    lossy: Final = False
+
+    def __init__(
+        self,
+        tail: Tail,
+        feed: Feed,
+        form: Form,
+        sink: Sink,
+        *,
+        chosen: RecordFilter,
+        allowed: Permission | None,
+        partition: int | None,
+    ) -> None:
+        """Made by `Feeds.join`."""
+        self._tail = tail
+        self.feed = feed
+        self._form = form
+        self._sink = sink
+        self._chosen = chosen
+        self._allowed = allowed
+        self._partition = partition
+        self._everything = chosen.everything and allowed is None and partition is None
+        self._starved = False
+        # None while its place is the feed's. Empty: it has just fallen behind, and the tail knows where.
+        self._own: dict[int, int] | None = None
+
+    def begin(self, start: Mapping[int, int]) -> None:
+        """Go on from here, whatever the tail has passed."""
+        self._own = dict(start)
+        self._rejoin(self._own)
+
+    @property
+    def demand(self) -> int:
+        """See `contracts.Outlet`."""
+        return DEMAND if self._sink.room else 0
+
+    def offer_nowait(self, record: Received) -> bool:
+        """See `contracts.Outlet`."""
+        own = self._own
+        if own is None:
+            if self._everything or self._wants(record):
+                if not self._sink.room:
+                    self._own = {}
+                    self._starved = True
+                    return False
+                self._sink.send(self.feed.encoded(self._form))
+            return True
+        if not own:
+            own |= self._tail.places(self.feed.topic, self)
+        partition = record.partition
+        if record.offset < own.get(partition, 0):
+            return True  # stored before the stream began
+        wanted = self._everything or self._wants(record)
+        if wanted and not self._sink.room:
+            self._starved = True
+            return False
+        own[partition] = record.offset + 1
+        if wanted:
+            self._sink.send(self._form.encode(record, format_position(own)))
+        if own[partition] == self.feed.places.get(partition):
+            self._rejoin(own)
+        return True
+
+    def wake(self) -> None:
+        """There may be room again."""
+        if self._starved and self._sink.room:
+            self._starved = False
+            self._tail.room(self)
+
+    @property
+    def position(self) -> str:
+        """Behind everything that was offered."""
+        if self._own is None:
+            return self.feed.position
+        return format_position(self._own or self._tail.places(self.feed.topic, self))
+
+    def _wants(self, record: Received) -> bool:
+        if self._partition is not None and record.partition != self._partition:
+            return False
+        if not self._chosen.everything and not self._chosen.matches(record):
+            return False
+        return self._allowed is None or self._allowed(record.topic, record.key)
+
+    def _rejoin(self, own: Mapping[int, int]) -> None:
+        """Share the feed's place from now on, if it is the same."""
+        places = self.feed.places
+        if all(places.get(partition) == offset for partition, offset in own.items()) and not self._tail.is_behind(
+            self.feed.topic, self
+        ):
+            self._own = None
+
+
+class Feeds:
+    """All topics that somebody listens to."""
+
+    def __init__(self, tail: Tail) -> None:
+        """Nothing is watched before somebody listens."""
+        self._tail = tail
+        self._feeds: dict[str, Feed] = {}
+
+    async def join(
+        self,
+        topic: str,
+        form: Form,
+        sink: Sink,
+        start: Mapping[int, int],
+        *,
+        chosen: RecordFilter,
+        allowed: Permission | None = None,
+        partition: int | None = None,
+    ) -> Listener:
+        """Listen; the sink may be given records before this returns.
+
+        Args:
+            topic: its name.
+            form: how the sink wants records.
+            sink: gets them.
+            start: by partition, the offset to begin at: of all partitions, or of the one.
+            chosen: which records.
+            allowed: judges each record by its key; None: all are allowed.
+            partition: of this one alone.
+
+        Raises:
+            Refused: as `Tail.watch`.
+        """
+        feed = self._feeds.get(topic)
+        if feed is None:
+            feed = self._feeds[topic] = Feed(topic)
+        feed.users += 1
+        if feed.lingering is not None:
+            feed.lingering.cancel()
+            feed.lingering = None
+        try:
+            async with feed.watching:
+                if not feed.watched:
+                    await self._tail.watch(topic, feed)
+                    feed.watched = True
+        except BaseException:
+            self._release(feed)
+            raise
+        listener = Listener(self._tail, feed, form, sink, chosen=chosen, allowed=allowed, partition=partition)
+        # Nothing is waited for from here on: the tail must not pass anything in between.
+        for number, offset in self._tail.places(topic, listener).items():
+            feed.places.setdefault(number, offset)
+        feed.listeners[listener] = None
+        for number, offset in start.items():
+            gap: Callable[[int], None] = partial(sink.gap, number)
+            self._tail.catch_up(topic, feed, listener, number, offset, gap)
+        listener.begin(start)
+        return listener
+
+    def leave(self, listener: Listener) -> None:
+        """Listen no more."""
+        feed = listener.feed
+        if listener in feed.listeners:
+            # A new dictionary: this may be called while the tail goes over the old one.
+            feed.listeners = {other: None for other in feed.listeners if other is not listener}
+            self._tail.forget(listener)
+            self._release(feed)
+
+    def stop(self) -> None:
+        """Nobody listens any more."""
+        for feed in list(self._feeds.values()):
+            if feed.lingering is not None:
+                feed.lingering.cancel()
+            self._end(feed)
+
+    def _release(self, feed: Feed) -> None:
+        feed.users -= 1
+        assert feed.users >= 0
+        if not feed.users:
+            feed.lingering = asyncio.get_running_loop().call_later(LINGER_S, self._end, feed)
+
+    def _end(self, feed: Feed) -> None:
+        del self._feeds[feed.topic]
+        if feed.watched:
+            self._tail.unwatch(feed.topic, feed)
