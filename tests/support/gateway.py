@@ -73,7 +73,7 @@ class GatewayProcess:
             await self.process.wait()
 
 
-async def wait_until(condition: Any, timeout: float = 10) -> None:
+async def wait_until(condition: Any, timeout: float = 30) -> None:
     """Wait for a condition that nobody announces; TimeoutError when it does not come true."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
