@@ -70,7 +70,9 @@ def test_what_is_alike_becomes_the_same_record_but_for_its_value(run: list[bytes
         assert values[0] == like.record.value, "it is like itself"
         for later, value in enumerate(values, at):
             other = mapped(run[later], NOW + 5000)
-            assert other == Record(like.record.topic, like.record.key, value, like.record.headers, None, other.partition)
+            assert other == Record(
+                like.record.topic, like.record.key, value, like.record.headers, None, other.partition
+            )
             assert other.partition == like.record.partition
 
 
