@@ -24,9 +24,18 @@ from mapping.record import (
     Received,
     Record,
 )
-from protocols.rest.errors import invalid, unprocessable
+from protocols.rest.errors import RestError, invalid, unprocessable
 from protocols.rest.media import Format
-from protocols.rest.requests import HeaderField, Placing, decode_json, decode_text, whole
+from protocols.rest.requests import (
+    HeaderField,
+    JsonRecord,
+    Placing,
+    decode_json,
+    decode_line,
+    decode_lines,
+    decode_text,
+    whole,
+)
 from protocols.rest.responses import RecordHeader, RecordItem
 
 PROTOCOL: Final = b"http"
@@ -42,7 +51,8 @@ LARGEST_TIMESTAMP: Final = 2**63 - 1
 
 _RAW: Final = msgspec.json.Decoder(msgspec.Raw)
 _STRING: Final = msgspec.json.Decoder(str)
-_WHITESPACE: Final = (b" ", b"\n", b"\r", b"\t")
+_STRING_OR_NULL: Final = msgspec.json.Decoder(str | None)
+_WHITESPACE: Final = (b" ", b"\r", b"\t", b"\n")  # the last stands between lines, not in values
 
 
 class UndecodableError(Exception):
@@ -98,22 +108,100 @@ def to_records(
     Raises:
         RestError: the request as a whole is refused; nothing of it was stored.
     """
-    entries: Sequence[Placing]
-    values: list[bytes | None]
     if embedded is Format.JSON:
-        entries = given = decode_json(body, limit)
-        keys = [_json_key(bytes(entry.key)) for entry in given]
-        if any(space in body for space in _WHITESPACE):  # somewhere, perhaps inside a string only
-            values = [_compact(entry.value) for entry in given]
-        else:
-            values = [bytes(entry.value) for entry in given]
-        if b"null" in values:
-            values = [None if value == b"null" else value for value in values]  # null is a tombstone
+        return _json_records(decode_json(body, limit), body, topic, partition, headers, trace)
+    texts = decode_text(body, limit, embedded)
+    convert = _from_base64 if embedded is Format.BINARY else _from_text
+    keys = [convert(entry.key) for entry in texts]
+    values = [convert(entry.value) for entry in texts]
+    return _placed(texts, keys, values, topic, partition, headers, trace)
+
+
+def from_lines(lines: bytes, topic: str, headers: Headers, trace: Headers = ()) -> list[Record | RestError]:
+    """The records of whole lines, each one in the json format; what is none is an error in its place.
+
+    Args:
+        lines: as received; blank ones are nothing.
+        topic: of the upload.
+        headers: see `standard_headers`.
+        trace: see `trace_headers`.
+    """
+    try:
+        return list(_json_records(decode_lines(lines), lines, topic, None, headers, trace, lines=True))
+    except RestError:
+        pass  # one of them: see which
+    found: list[Record | RestError] = []
+    for line in lines.split(b"\n"):
+        if line.strip():
+            try:
+                found += _json_records([decode_line(line)], line, topic, None, headers, trace)
+            except RestError as error:
+                found.append(error)
+    return found
+
+
+def _json_records(
+    entries: Sequence[JsonRecord],
+    text: bytes,
+    topic: str,
+    partition: int | None,
+    headers: Headers,
+    trace: Headers,
+    *,
+    lines: bool = False,
+) -> list[Record]:
+    """`text`: where the entries stood, one on each line or not."""
+    keys = [_json_key(bytes(entry.key)) for entry in entries]
+    values: list[bytes | None]
+    spaces = _WHITESPACE[:3] if lines else _WHITESPACE
+    if any(space in text for space in spaces):  # somewhere, perhaps inside a string only
+        values = [_compact(entry.value) for entry in entries]
     else:
-        entries = texts = decode_text(body, limit, embedded)
-        convert = _from_base64 if embedded is Format.BINARY else _from_text
-        keys = [convert(entry.key) for entry in texts]
-        values = [convert(entry.value) for entry in texts]
+        values = [bytes(entry.value) for entry in entries]
+    if b"null" in values:
+        values = [None if value == b"null" else value for value in values]  # null is a tombstone
+    records = _placed(entries, keys, values, topic, partition, headers, trace)
+    if b"_format\"" in text or b"\\" in text:  # perhaps as a name
+        for index, entry in enumerate(entries):
+            if entry.key_format is not None or entry.value_format is not None:
+                records[index] = _formatted(records[index], entry, topic, partition, headers, trace)
+    return records
+
+
+def _formatted(
+    record: Record, entry: JsonRecord, topic: str, partition: int | None, headers: Headers, trace: Headers
+) -> Record:
+    """The record anew, with the formats that it names itself."""
+    key, value = record.key, record.value
+    if entry.key_format not in (None, Format.JSON):
+        key = _from_string(entry.key, entry.key_format, "key")
+    embedded = entry.value_format
+    if embedded is not None:
+        if embedded is not Format.JSON:
+            value = _from_string(entry.value, embedded, "value")
+        headers = ((CONTENT_TYPE, CONTENT_TYPES[embedded]), *(one for one in headers if one[0] != CONTENT_TYPE))
+    return _placed([entry], [key], [value], topic, partition, headers, trace)[0]
+
+
+def _from_string(raw: msgspec.Raw, embedded: Format | None, part: str) -> bytes | None:
+    """A JSON string, or null, in the text or binary format."""
+    try:
+        text = _STRING_OR_NULL.decode(raw)
+    except msgspec.ValidationError as error:
+        raise unprocessable(f"Because the {part}_format is not 'json', the {part} must be a string") from error
+    return _from_base64(text) if embedded is Format.BINARY else _from_text(text)
+
+
+def _placed(
+    entries: Sequence[Placing],
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    topic: str,
+    partition: int | None,
+    headers: Headers,
+    trace: Headers,
+) -> list[Record]:
+    """Records of what stands beside keys and values."""
     plain = headers + trace
     records: list[Record] = []
     for entry, key, value in zip(entries, keys, values, strict=True):

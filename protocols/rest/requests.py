@@ -36,10 +36,12 @@ class Placing(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields=True
 
 
 class JsonRecord(Placing, gc=False, kw_only=True, forbid_unknown_fields=True):
-    """A record whose key and value are JSON texts."""
+    """A record whose key and value are JSON texts; or, where it says so, JSON strings of another format."""
 
     value: msgspec.Raw
     key: msgspec.Raw = NULL
+    key_format: Format | None = None
+    value_format: Format | None = None
 
 
 class TextRecord(Placing, gc=False, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +70,7 @@ def whole(number: float, where: str) -> int:
 
 _JSON = msgspec.json.Decoder(_JsonBody)
 _TEXT = msgspec.json.Decoder(_TextBody)
+_LINE = msgspec.json.Decoder(JsonRecord)
 Body = TypeVar("Body")
 AnyRecord = TypeVar("AnyRecord", JsonRecord, TextRecord)
 
@@ -81,6 +84,28 @@ def decode_json(body: bytes, limit: int) -> list[JsonRecord]:
     """
     check_utf8(body)  # msgspec.Raw checks the grammar, not the encoding
     return _checked(decode(_JSON, body).records, limit)
+
+
+def decode_lines(lines: bytes) -> list[JsonRecord]:
+    """Records of whole lines, each a record in the json format.
+
+    Raises:
+        RestError: 400; one of the lines is not, or is blank.
+    """
+    check_utf8(lines)
+    try:
+        records = _LINE.decode_lines(lines)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RestError(400, "Validation error on: a line is no record") from error
+    if len(records) != lines.count(b"\n") + (not lines.endswith(b"\n")):
+        raise RestError(400, "Validation error on: a line is blank, or a record goes over several")
+    return records
+
+
+def decode_line(line: bytes) -> JsonRecord:
+    """One record in the json format; RestError 400, with the place in `validation_errors`."""
+    check_utf8(line)
+    return decode(_LINE, line)
 
 
 def decode_text(body: bytes, limit: int, embedded: Format) -> list[TextRecord]:
