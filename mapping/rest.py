@@ -108,13 +108,14 @@ def to_records(
     Raises:
         RestError: the request as a whole is refused; nothing of it was stored.
     """
+    target = _Target(topic, partition, headers, trace)
     if embedded is Format.JSON:
-        return _json_records(decode_json(body, limit), body, topic, partition, headers, trace)
+        return _json_records(decode_json(body, limit), body, target)
     texts = decode_text(body, limit, embedded)
     convert = _from_base64 if embedded is Format.BINARY else _from_text
     keys = [convert(entry.key) for entry in texts]
     values = [convert(entry.value) for entry in texts]
-    return _placed(texts, keys, values, topic, partition, headers, trace)
+    return _placed(texts, keys, values, target)
 
 
 def from_lines(lines: bytes, topic: str, headers: Headers, trace: Headers = ()) -> list[Record | RestError]:
@@ -126,30 +127,31 @@ def from_lines(lines: bytes, topic: str, headers: Headers, trace: Headers = ()) 
         headers: see `standard_headers`.
         trace: see `trace_headers`.
     """
+    target = _Target(topic, None, headers, trace)
     try:
-        return list(_json_records(decode_lines(lines), lines, topic, None, headers, trace, lines=True))
+        return list(_json_records(decode_lines(lines), lines, target, lines=True))
     except RestError:
         pass  # one of them: see which
     found: list[Record | RestError] = []
     for line in lines.split(b"\n"):
         if line.strip():
             try:
-                found += _json_records([decode_line(line)], line, topic, None, headers, trace)
+                found += _json_records([decode_line(line)], line, target)
             except RestError as error:
                 found.append(error)
     return found
 
 
-def _json_records(
-    entries: Sequence[JsonRecord],
-    text: bytes,
-    topic: str,
-    partition: int | None,
-    headers: Headers,
-    trace: Headers,
-    *,
-    lines: bool = False,
-) -> list[Record]:
+class _Target(msgspec.Struct, frozen=True, gc=False):
+    """Where records of a request go, and what each of them gets; see `to_records`."""
+
+    topic: str
+    partition: int | None
+    headers: Headers
+    trace: Headers
+
+
+def _json_records(entries: Sequence[JsonRecord], text: bytes, target: _Target, *, lines: bool = False) -> list[Record]:
     """`text`: where the entries stood, one on each line or not."""
     keys = [_json_key(bytes(entry.key)) for entry in entries]
     values: list[bytes | None]
@@ -160,17 +162,15 @@ def _json_records(
         values = [bytes(entry.value) for entry in entries]
     if b"null" in values:
         values = [None if value == b"null" else value for value in values]  # null is a tombstone
-    records = _placed(entries, keys, values, topic, partition, headers, trace)
-    if b"_format\"" in text or b"\\" in text:  # perhaps as a name
+    records = _placed(entries, keys, values, target)
+    if b'_format"' in text or b"\\" in text:  # perhaps as a name
         for index, entry in enumerate(entries):
             if entry.key_format is not None or entry.value_format is not None:
-                records[index] = _formatted(records[index], entry, topic, partition, headers, trace)
+                records[index] = _formatted(records[index], entry, target)
     return records
 
 
-def _formatted(
-    record: Record, entry: JsonRecord, topic: str, partition: int | None, headers: Headers, trace: Headers
-) -> Record:
+def _formatted(record: Record, entry: JsonRecord, target: _Target) -> Record:
     """The record anew, with the formats that it names itself."""
     key, value = record.key, record.value
     if entry.key_format not in (None, Format.JSON):
@@ -179,8 +179,10 @@ def _formatted(
     if embedded is not None:
         if embedded is not Format.JSON:
             value = _from_string(entry.value, embedded, "value")
-        headers = ((CONTENT_TYPE, CONTENT_TYPES[embedded]), *(one for one in headers if one[0] != CONTENT_TYPE))
-    return _placed([entry], [key], [value], topic, partition, headers, trace)[0]
+        others = tuple(one for one in target.headers if one[0] != CONTENT_TYPE)
+        headers = ((CONTENT_TYPE, CONTENT_TYPES[embedded]), *others)
+        target = _Target(target.topic, target.partition, headers, target.trace)
+    return _placed([entry], [key], [value], target)[0]
 
 
 def _from_string(raw: msgspec.Raw, embedded: Format | None, part: str) -> bytes | None:
@@ -193,15 +195,10 @@ def _from_string(raw: msgspec.Raw, embedded: Format | None, part: str) -> bytes 
 
 
 def _placed(
-    entries: Sequence[Placing],
-    keys: Sequence[bytes | None],
-    values: Sequence[bytes | None],
-    topic: str,
-    partition: int | None,
-    headers: Headers,
-    trace: Headers,
+    entries: Sequence[Placing], keys: Sequence[bytes | None], values: Sequence[bytes | None], target: _Target
 ) -> list[Record]:
     """Records of what stands beside keys and values."""
+    topic, partition, headers, trace = target.topic, target.partition, target.headers, target.trace
     plain = headers + trace
     records: list[Record] = []
     for entry, key, value in zip(entries, keys, values, strict=True):
@@ -258,8 +255,14 @@ def _from_base64(text: str | None) -> bytes | None:
     """RFC 4648 section 4; the padding may be missing, nothing else."""
     if text is None:
         return None
+    if len(text) % 4 or text.endswith("="):
+        bare = text.rstrip("=")
+        missing = -len(bare) % 4
+        if len(text) - len(bare) > missing:  # binascii does not mind
+            raise unprocessable(f"{text[:32]!r} is not base64: too much padding")
+        text = bare + "=" * missing
     try:
-        return binascii.a2b_base64(text if not len(text) % 4 else text + "=" * (-len(text) % 4), strict_mode=True)
+        return binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:
         raise unprocessable(f"{text[:32]!r} is not base64: {error}") from error
 
