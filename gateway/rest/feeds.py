@@ -117,7 +117,6 @@ class Listener:
         self._allowed = allowed
         self._partition = partition
         self._everything = chosen.everything and allowed is None and partition is None
-        self._starved = False
         # None while its place is the feed's. Empty: it has just fallen behind, and the tail knows where.
         self._own: dict[int, int] | None = None
 
@@ -138,7 +137,6 @@ class Listener:
             if self._everything or self._wants(record):
                 if not self._sink.room:
                     self._own = {}
-                    self._starved = True
                     return False
                 self._sink.send(self.feed.encoded(self._form))
             return True
@@ -149,7 +147,6 @@ class Listener:
             return True  # stored before the stream began
         wanted = self._everything or self._wants(record)
         if wanted and not self._sink.room:
-            self._starved = True
             return False
         own[partition] = record.offset + 1
         if wanted:
@@ -160,8 +157,7 @@ class Listener:
 
     def wake(self) -> None:
         """There may be room again."""
-        if self._starved and self._sink.room:
-            self._starved = False
+        if self._own is not None and self._sink.room:
             self._tail.room(self)
 
     @property

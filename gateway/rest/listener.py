@@ -20,6 +20,7 @@ from gateway.rest.consumers import Consumers, ConsumersStatistics
 from gateway.rest.documents import Documents, load_contract
 from gateway.rest.event_streams import EventStreams, StreamsStatistics
 from gateway.rest.feeds import Feeds
+from gateway.rest.live import Live, LiveStatistics
 from gateway.rest.produce import Produce, ProduceStatistics
 from gateway.rest.reads import Reads, ReadsStatistics
 from gateway.rest.services import RestServices
@@ -38,6 +39,7 @@ class RestStatistics(msgspec.Struct, frozen=True):
     consumers: ConsumersStatistics
     reads: ReadsStatistics
     streams: StreamsStatistics
+    live: LiveStatistics
 
 
 class RestListener:
@@ -71,6 +73,7 @@ class RestListener:
         self._reads = Reads(services)
         self._feeds = Feeds(services.tail)
         self._events = EventStreams(services, self._feeds)
+        self._live = Live(services, self._feeds)
         self._modules: tuple[Module, ...] = (
             Documents(contract),
             TopicOperations(services.topics, services.publisher, services.kafka),
@@ -79,6 +82,7 @@ class RestListener:
             Subscriptions(self._consumers, services),
             self._reads,
             self._events,
+            self._live,
         )
         access = Access(services.authenticator, services.access)
         self._app = RestApp(contract, self._modules, access, bodies, websockets or {})
@@ -150,4 +154,5 @@ class RestListener:
             consumers=self._consumers.statistics(),
             reads=self._reads.statistics(),
             streams=self._events.statistics(),
+            live=self._live.statistics(),
         )

@@ -71,6 +71,11 @@ class Share:
         assert self._membership is not None
         self._membership.again(record, failed=failed)
 
+    def attempts(self, record: Received) -> int:
+        """How often the record was given out before."""
+        assert self._membership is not None
+        return self._membership.attempts(record)
+
     async def leave(self) -> None:
         """What is unsettled goes back to the group."""
         membership, self._membership = self._membership, None
