@@ -7,26 +7,30 @@ from typing import Final
 from aiohttp import web
 
 from gateway.net.http_server import SERVER
+from gateway.rest.quick_answer import Head, QuickAnswer
 from protocols.rest.errors import RestError
 from protocols.rest.media import CONTROL_TYPE, RECORD_TYPES, Format
 from protocols.rest.responses import encode_error
 
 _CONTROL: Final = {"Content-Type": CONTROL_TYPE, "Server": SERVER}
 _EMPTY: Final = {"Server": SERVER}
+_CONTROL_HEAD: Final = Head(_CONTROL)
 _RECORDS: Final = {
-    embedded: {"Content-Type": media, "Server": SERVER, "Cache-Control": "no-store"}
+    embedded: Head({"Content-Type": media, "Server": SERVER, "Cache-Control": "no-store"})
     for embedded, media in RECORD_TYPES.items()
 }
 
 
 def control_answer(body: bytes, status: int = 200) -> web.Response:
     """An answer of the control type."""
+    if status == 200:
+        return QuickAnswer(body, _CONTROL_HEAD)
     return web.Response(body=body, status=status, headers=_CONTROL)
 
 
 def records_answer(body: bytes, embedded: Format) -> web.Response:
     """A list of records."""
-    return web.Response(body=body, headers=_RECORDS[embedded])
+    return QuickAnswer(body, _RECORDS[embedded])
 
 
 def no_content() -> web.Response:

@@ -117,7 +117,8 @@ class Call:
 
     async def begin(self, answer: web.StreamResponse) -> None:
         """Send the head of an answer, with `answer_headers`; for who writes or awaits the rest itself."""
-        answer.headers.update(self.answer_headers)
+        if self.answer_headers:
+            answer.headers.update(self.answer_headers)
         await answer.prepare(self.request)
 
     async def stream(self, media: str, headers: Mapping[str, str] | None = None) -> web.StreamResponse:
