@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from typing import Any
@@ -80,9 +81,7 @@ def test_byte_by_byte_it_is_the_same() -> None:
 def test_however_it_is_cut(cuts: list[int]) -> None:
     live = connection()
     edges = [0, *sorted(cuts), len(STREAM)]
-    events = [
-        event for begin, end in zip(edges, edges[1:], strict=False) for event in live.receive_data(STREAM[begin:end])
-    ]
+    events = [event for begin, end in itertools.pairwise(edges) for event in live.receive_data(STREAM[begin:end])]
     assert events == [event for _, event in SAID]
 
 
