@@ -17,7 +17,7 @@ from gateway.rest.body import BodyReader
 from gateway.rest.call import Call, Handler, Module
 from mapping.outcomes import ANSWERS, Outcome
 from protocols.rest.contract import Contract
-from protocols.rest.errors import RETRY_AFTER_S, RestError, busy
+from protocols.rest.errors import RETRY_AFTER_S, Fault, RestError, busy
 from protocols.rest.routes import Router
 
 log = structlog.get_logger(__name__)
@@ -122,4 +122,5 @@ def refusal(refused: Refused) -> RestError:
     """What Kafka's side refused, as an HTTP error."""
     status = ANSWERS[refused.outcome].http
     headers = (("Retry-After", str(RETRY_AFTER_S)),) if refused.outcome is Outcome.BUSY else ()
-    return RestError(status, refused.reason, headers=headers)
+    fault = Fault.TOPIC if refused.outcome is Outcome.UNKNOWN_TOPIC else None
+    return RestError(status, refused.reason, headers=headers, fault=fault)

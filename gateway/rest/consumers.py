@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -26,6 +26,7 @@ from gateway.rest.call import Call, Handler, Module
 from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
 from gateway.security.identity import Identity
+from mapping.record import Received
 from mapping.rest import UndecodableError, from_record
 from protocols.rest.consuming import (
     CreateConsumer,
@@ -34,16 +35,19 @@ from protocols.rest.consuming import (
     decode_offsets,
     poll_limits,
 )
-from protocols.rest.errors import RestError, busy, not_found
+from protocols.rest.errors import Fault, RestError, busy, not_found
 from protocols.rest.forwarded import base_uri, instance_path
 from protocols.rest.media import RECORD_TYPES, Format, accepts
 from protocols.rest.patterns import TopicPattern
-from protocols.rest.responses import Page, encode
+from protocols.rest.responses import Page, RecordItem, encode
 
 log = structlog.get_logger(__name__)
 
 NAME_PREFIX: Final = "kafka-bridge-consumer-"  # Strimzi's
 NO_CONSUMER: Final = "The specified consumer instance was not found."
+NAME_TAKEN: Final = "A consumer instance with the specified name already exists in the Kafka Bridge."
+OTHER_FORMAT: Final = "Consumer format does not match the embedded format requested by the Accept header."
+NOT_SUBSCRIBED: Final = "Consumer is not subscribed to any topics or assigned any partitions"
 COMMIT_INTERVAL_S: Final = 5.0  # of automatic commits, as Kafka's `auto.commit.interval.ms`
 LAST_COMMIT_S: Final = 3.0  # for what is committed at the end; with `STOP_S` how long a deletion takes at most
 STOP_S: Final = 5.0
@@ -54,6 +58,17 @@ SHORTEST_HEARTBEAT_S: Final = 3.0  # Kafka's default
 LONGEST_HEARTBEAT_S: Final = 10.0
 LEAST_PREFETCH: Final = 1024 * 1024
 REAP_FRACTION: Final = 10  # an abandoned consumer lives at most a tenth longer than `consumer_idle_s`
+
+
+Shown = Callable[[Received, Format], RecordItem]
+"""How a stored record stands in an answer; UndecodableError when it cannot be said in the format."""
+
+
+class CreatedConsumer(msgspec.Struct, frozen=True, gc=False):
+    """A new consumer, as its client is told of it."""
+
+    instance_id: str
+    base_uri: str
 
 
 class ConsumersStatistics(msgspec.Struct, frozen=True):
@@ -122,14 +137,28 @@ class Consumers(Module):
 
     async def create(self, call: Call, group: str) -> web.StreamResponse:
         """`POST /consumers/{groupid}`."""
+        return control_answer(encode(await self.add(call, group, decode_create(await call.body()))))
+
+    async def add(self, call: Call, group: str, create: CreateConsumer, under: str = "") -> CreatedConsumer:
+        """Make an instance.
+
+        Args:
+            call: the request, whose client will be its owner.
+            group: the consumer group.
+            create: how it is to be.
+            under: what stands before `/consumers` in its address.
+
+        Raises:
+            Refused: Kafka does not answer.
+            RestError: 409, its name is taken; 503, there are too many.
+        """
         request, grant = call.request, call.grant
-        create = decode_create(await call.body())
         name = create.name or f"{NAME_PREFIX}{uuid.uuid4()}"
-        path = instance_path(group, name)
+        path = under + instance_path(group, name)
         uri = base_uri(request.headers, path, secure=request.secure, bound=_own_address(request))
         key = (group, name)
         if key in self._instances:
-            raise RestError(409, "A consumer instance with the specified name already exists in the Kafka Bridge.")
+            raise RestError(409, NAME_TAKEN, fault=Fault.NAME_TAKEN)
         if len(self._instances) >= self._config.max_consumers:
             raise busy("There are too many consumers; delete some or try again")
         self._instances[key] = None
@@ -146,7 +175,7 @@ class Consumers(Module):
             raise busy("The gateway is shutting down", close=True)
         self._created += 1
         log.info("consumer created", group=group, name=name, principal=grant.identity.name)
-        return control_answer(encode({"instance_id": name, "base_uri": uri}))
+        return CreatedConsumer(name, uri)
 
     def _member(self, group: str, name: str, create: CreateConsumer) -> Member:
         count = len(self._instances)
@@ -171,7 +200,7 @@ class Consumers(Module):
         """
         instance = self._instances.get((group, name))
         if instance is None:
-            raise not_found(NO_CONSUMER)
+            raise not_found(NO_CONSUMER, Fault.CONSUMER)
         if not instance.owner.is_same_client(grant.identity):
             raise forbidden("another client's consumer")
         instance.owner = grant.identity  # a newer token may name other groups
@@ -212,14 +241,31 @@ class Consumers(Module):
 
     async def poll(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../records`: what there is, as soon as there is something."""
-        instance = self.find(call.grant, group, name)
+        return await self.read(call, self.find(call.grant, group, name), call.query, self._default, from_record)
+
+    async def read(
+        self, call: Call, instance: Instance, wanted: Mapping[str, int], default: PollLimits, shown: Shown
+    ) -> web.StreamResponse:
+        """Poll an instance.
+
+        Args:
+            call: the request.
+            instance: whose records.
+            wanted: `timeout` and `max_bytes`, where the client says them.
+            default: what holds where it does not.
+            shown: how a record stands in the answer.
+
+        Raises:
+            Refused: Kafka's answer; nothing is lost by it.
+            RestError: see the contract.
+        """
         media = RECORD_TYPES[instance.embedded]
         if not accepts(call.request.headers.get("Accept"), media):
-            raise RestError(406, "Consumer format does not match the embedded format requested by the Accept header.")
-        limits = poll_limits(call.query, self._default, self._largest)
+            raise RestError(406, OTHER_FORMAT, fault=Fault.FORMAT)
+        limits = poll_limits(wanted, default, self._largest)
         member = instance.member
         if not member.is_assigned:
-            raise RestError(409, "Consumer is not subscribed to any topics or assigned any partitions")
+            raise RestError(409, NOT_SUBSCRIBED, fault=Fault.NOT_ASSIGNED)
         deadline = self._clock() + limits.timeout_ms / 1000
         instance.users += 1
         self._polling += 1
@@ -231,7 +277,7 @@ class Consumers(Module):
             return records_answer(b"[]", instance.embedded)  # another poll of this consumer is still waiting
         else:
             try:
-                return await self._page(call, instance, deadline, limits.max_bytes)
+                return await self._page(call, instance, deadline, limits.max_bytes, shown)
             finally:
                 instance.polls.release()
         finally:
@@ -239,21 +285,23 @@ class Consumers(Module):
             instance.users -= 1
             instance.used = self._clock()
 
-    async def _page(self, call: Call, instance: Instance, deadline: float, max_bytes: int) -> web.StreamResponse:
+    async def _page(
+        self, call: Call, instance: Instance, deadline: float, max_bytes: int, shown: Shown
+    ) -> web.StreamResponse:
         member = instance.member
         member.confirm()
         self._commit_when_due(instance)
         stuck: dict[TopicPartition, UndecodableError] = {}
         self._check_open(instance)
         await member.wait(max(0.0, deadline - self._clock()))
-        page, chunks = _fill(member, instance.embedded, max_bytes, stuck)
+        page, chunks = _fill(member, instance.embedded, max_bytes, stuck, shown)
         if stuck and not chunks:  # look once at the other partitions
             await member.wait(0.0, stuck)
-            page, chunks = _fill(member, instance.embedded, max_bytes, stuck)
+            page, chunks = _fill(member, instance.embedded, max_bytes, stuck, shown)
         self._check_open(instance)
         if not chunks and stuck:
             # The position stays before the record: reading it in another format, or a seek, goes past it.
-            raise RestError(406, str(next(iter(stuck.values()))))
+            raise RestError(406, str(next(iter(stuck.values()))), fault=Fault.FORMAT)
         answer = records_answer(page.finish(), instance.embedded)
         await call.begin(answer)
         await answer.write_eof()  # raises when the client has left: then nothing was delivered
@@ -265,7 +313,7 @@ class Consumers(Module):
         if self._draining:
             raise busy("The gateway is shutting down", close=True)
         if instance.closed:
-            raise not_found(NO_CONSUMER)
+            raise not_found(NO_CONSUMER, Fault.CONSUMER)
 
     def _commit_when_due(self, instance: Instance) -> None:
         member = instance.member
@@ -295,7 +343,7 @@ class Consumers(Module):
             else:
                 await instance.member.commit_delivered()
         except NotAssignedError as error:
-            raise not_found(str(error)) from error
+            raise not_found(str(error), Fault.NOT_ASSIGNED) from error
         return no_content()
 
     # Housekeeping
@@ -340,7 +388,7 @@ class Consumers(Module):
 
 
 def _fill(
-    member: Member, embedded: Format, max_bytes: int, stuck: dict[TopicPartition, UndecodableError]
+    member: Member, embedded: Format, max_bytes: int, stuck: dict[TopicPartition, UndecodableError], shown: Shown
 ) -> tuple[Page, list[Chunk]]:
     """A page of held records. One that cannot be shown ends its partition's part; it is noted when it is first."""
     page = Page(max_bytes)
@@ -350,7 +398,7 @@ def _fill(
         full = False
         for record in records:
             try:
-                item = from_record(record, embedded)
+                item = shown(record, embedded)
             except UndecodableError as error:
                 if not count:
                     stuck[partition] = error

@@ -23,7 +23,7 @@ from protocols.rest.consuming import (
     decode_partitions,
     decode_subscription,
 )
-from protocols.rest.errors import RestError, not_found
+from protocols.rest.errors import Fault, RestError, not_found
 from protocols.rest.patterns import TopicPattern
 from protocols.rest.responses import encode
 
@@ -60,15 +60,15 @@ class Subscriptions(Module):
         wanted = decode_subscription(await call.body())
         member = instance.member
         if member.is_manual:
-            raise RestError(409, EXCLUSIVE)
+            raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)
         if wanted.topic_pattern is not None:
             if member.is_subscribed and instance.pattern is None:
-                raise RestError(409, EXCLUSIVE)
+                raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)
             await self._subscribe_pattern(instance, TopicPattern(wanted.topic_pattern))
             return no_content()
         topics = tuple(dict.fromkeys(wanted.topics or ()))
         if topics and instance.pattern is not None:
-            raise RestError(409, EXCLUSIVE)
+            raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)
         if not topics:
             instance.pattern = None
             member.unsubscribe()
@@ -138,13 +138,13 @@ class Subscriptions(Module):
         wanted = decode_partitions(await call.body())
         member = instance.member
         if member.is_subscribed:
-            raise RestError(409, EXCLUSIVE)
+            raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)
         if not wanted:
             member.unsubscribe()
             return no_content()
         for entry in wanted:
             if entry.partition >= await self._check_readable(call.grant, entry.topic):
-                raise not_found(f"Topic {entry.topic} has no partition {entry.partition}")
+                raise not_found(f"Topic {entry.topic} has no partition {entry.partition}", Fault.PARTITION)
         await member.assign(_partitions(wanted))
         return no_content()
 
@@ -155,7 +155,7 @@ class Subscriptions(Module):
         try:
             instance.member.seek({TopicPartition(entry.topic, entry.partition): entry.offset for entry in wanted})
         except NotAssignedError as error:
-            raise not_found(str(error)) from error
+            raise not_found(str(error), Fault.NOT_ASSIGNED) from error
         return no_content()
 
     async def seek_to_beginning(self, call: Call, group: str, name: str) -> web.StreamResponse:
@@ -172,7 +172,7 @@ class Subscriptions(Module):
         try:
             await instance.member.seek_to_edge(_partitions(wanted), end=end)
         except NotAssignedError as error:
-            raise not_found(str(error)) from error
+            raise not_found(str(error), Fault.NOT_ASSIGNED) from error
         return no_content()
 
     async def stop(self) -> None:

@@ -24,7 +24,7 @@ from gateway.security.authorization import Grant
 from mapping.outcomes import Outcome
 from mapping.record import is_topic_name
 from protocols.rest.admin import decode_topic
-from protocols.rest.errors import RestError, not_found
+from protocols.rest.errors import Fault, RestError, not_found
 from protocols.rest.responses import encode
 
 ASK_S: Final = 10.0  # a question about a topic is answered or refused within this
@@ -77,13 +77,13 @@ class TopicOperations(Module):
 
     async def get_topic(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /topics/{topicname}`."""
-        partitions = await self._partitions(call.grant, topic)
+        partitions = await self.partitions(call.grant, topic)
         configs = await self._configs(topic)
         return control_answer(encode({"name": topic, "configs": configs, "partitions": partitions}))
 
     async def list_partitions(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /topics/{topicname}/partitions`."""
-        return control_answer(encode(await self._partitions(call.grant, topic)))
+        return control_answer(encode(await self.partitions(call.grant, topic)))
 
     async def get_partition(self, call: Call, topic: str, partition: int) -> web.StreamResponse:
         """`GET /topics/{topicname}/partitions/{partitionid}`."""
@@ -106,6 +106,16 @@ class TopicOperations(Module):
             raise RestError(409, f"Topic {wanted.name} exists already")
         return control_answer(b"{}", 201)
 
+    async def cluster(self) -> dict[str, Any]:
+        """What Kafka says of its cluster: `cluster_id`, `controller_id`, `brokers`. Raises Refused."""
+        admin = await self._connected()
+        try:
+            async with asyncio.timeout(ASK_S):
+                described: dict[str, Any] = await admin.describe_cluster()
+        except (TimeoutError, KafkaError) as error:
+            raise _silent(error) from error
+        return described
+
     async def stop(self) -> None:
         """Close the connections."""
         await self._lookup.stop()
@@ -114,20 +124,26 @@ class TopicOperations(Module):
             self._admin = None
 
     async def _partition(self, grant: Grant, topic: str, partition: int) -> PartitionView:
-        for view in await self._partitions(grant, topic):
+        for view in await self.partitions(grant, topic):
             if view.partition == partition:
                 return view
-        raise not_found(f"Topic {topic} has no partition {partition}")
+        raise not_found(f"Topic {topic} has no partition {partition}", Fault.PARTITION)
 
-    async def _partitions(self, grant: Grant, topic: str) -> list[PartitionView]:
+    async def partitions(self, grant: Grant, topic: str) -> list[PartitionView]:
+        """A topic's partitions, in order.
+
+        Raises:
+            Refused: Kafka does not answer.
+            RestError: 403, or 404 for no such topic.
+        """
         if not (grant.subscribe.some(topic) or grant.publish.some(topic)):
             raise forbidden(f"look at {topic}")
         if not is_topic_name(topic):
-            raise not_found(f"Topic {topic[:64]} does not exist")
+            raise not_found(f"Topic {topic[:64]} does not exist", Fault.TOPIC)
         if topic not in self._topics.names:  # asking the broker for it could create it
             await self._topics.refresh()
             if topic not in self._topics.names:
-                raise not_found(f"Topic {topic} does not exist")
+                raise not_found(f"Topic {topic} does not exist", Fault.TOPIC)
         admin = await self._connected()
         try:
             async with asyncio.timeout(ASK_S):
@@ -135,7 +151,7 @@ class TopicOperations(Module):
         except (TimeoutError, KafkaError) as error:
             raise _silent(error) from error
         if described["error_code"] or not described["partitions"]:
-            raise not_found(f"Topic {topic} does not exist")
+            raise not_found(f"Topic {topic} does not exist", Fault.TOPIC)
         return [_view(partition) for partition in sorted(described["partitions"], key=lambda one: one["partition"])]
 
     async def _configs(self, topic: str) -> dict[str, str | None]:

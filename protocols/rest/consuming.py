@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from protocols.rest.errors import RestError
+from protocols.rest.errors import Fault, RestError
 from protocols.rest.media import Format
 from protocols.rest.requests import decode
 
@@ -91,7 +91,7 @@ def decode_subscription(body: bytes) -> Subscription:
     """
     subscription = decode(_SUBSCRIPTION, body)
     if subscription.topics is not None and subscription.topic_pattern is not None:
-        raise RestError(409, EXCLUSIVE)
+        raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)
     return subscription
 
 

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from typing import Final
 
 RETRY_AFTER_S: Final = 1
 """What `Retry-After` says when nothing better is known: a stalled broker is judged anew within this time."""
+
+
+class Fault(enum.Enum):
+    """What a refusal is about, where a dialect has a number of its own for it (`confluent.NUMBERS`)."""
+
+    TOPIC = "there is no such topic"
+    PARTITION = "there is no such partition"
+    CONSUMER = "there is no such consumer"
+    NAME_TAKEN = "the consumer is there already"
+    EXCLUSIVE = "it excludes what the consumer has"
+    NOT_ASSIGNED = "the partition is not the consumer's"
+    FORMAT = "the consumer has another format, or the record does not fit it"
+    MEDIA = "the body's media type is not served"
+    CONSUMER_CONFIG = "a consumer cannot be so"
+    SCHEMA = "there is no schema registry"
+    BATCH = "the list of records cannot be used as a whole"
+    CLUSTER = "there is no such cluster"
 
 
 class RestError(Exception):
@@ -18,6 +36,7 @@ class RestError(Exception):
         validation_errors: what is wrong with the body, one line each; empty when it is not about the body.
         headers: further fields of the answer, such as `Allow`, `Retry-After` or `WWW-Authenticate`.
         close: the connection cannot be used further, because the rest of the request was not read.
+        fault: what it is about; None where the status says enough.
     """
 
     def __init__(
@@ -28,6 +47,7 @@ class RestError(Exception):
         validation_errors: Sequence[str] = (),
         headers: Sequence[tuple[str, str]] = (),
         close: bool = False,
+        fault: Fault | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -35,6 +55,7 @@ class RestError(Exception):
         self.validation_errors = tuple(_shown(line) for line in validation_errors)
         self.headers = tuple(headers)
         self.close = close
+        self.fault = fault
 
 
 def _shown(text: str) -> str:
@@ -42,9 +63,9 @@ def _shown(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def not_found(message: str = "Not Found") -> RestError:
+def not_found(message: str = "Not Found", fault: Fault | None = None) -> RestError:
     """404: no such path, topic, partition or consumer (RFC 9110 section 15.5.5)."""
-    return RestError(404, message)
+    return RestError(404, message, fault=fault)
 
 
 def method_not_allowed(allowed: Sequence[str]) -> RestError:

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from protocols.rest.errors import RestError
+from protocols.rest.errors import Fault, RestError
 
 
 class Format(enum.Enum):
@@ -104,4 +104,4 @@ def _weight(parameters: dict[str, str]) -> float:
 
 
 def _unsupported(got: str, wanted: Iterable[str]) -> RestError:
-    return RestError(400, f"{_UNSUPPORTED}: {got}; one of {', '.join(sorted(wanted))} is needed")
+    return RestError(400, f"{_UNSUPPORTED}: {got}; one of {', '.join(sorted(wanted))} is needed", fault=Fault.MEDIA)
