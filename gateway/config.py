@@ -198,6 +198,8 @@ class HttpConfig(Section):
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * MEBIBYTE
     max_records: Annotated[int, Field(ge=1)] = 10_000  # per request
     max_concurrent: Annotated[int, Field(ge=1)] = 1024  # requests that wait for Kafka at once
+    max_uploads: Annotated[int, Field(ge=1)] = 128  # of lines, at once
+    max_line_bytes: Annotated[int, Field(ge=1024)] = 2 * MEBIBYTE
     max_consumers: Annotated[int, Field(ge=1)] = 1000
     consumer_idle_s: Annotated[float, Field(gt=0)] = 300.0  # abandoned consumers keep partitions
     max_poll_wait_s: Annotated[float, Field(gt=0)] = 300.0

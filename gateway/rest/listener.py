@@ -29,6 +29,7 @@ from gateway.rest.topics import TopicOperations
 from protocols.rest.errors import RestError
 
 
+from gateway.rest.uploads import Uploads, UploadsStatistics
 class RestStatistics(msgspec.Struct, frozen=True):
     """Everything that is counted about HTTP."""
 
@@ -39,6 +40,7 @@ class RestStatistics(msgspec.Struct, frozen=True):
     consumers: ConsumersStatistics
     reads: ReadsStatistics
     streams: StreamsStatistics
+    uploads: UploadsStatistics
     live: LiveStatistics
 
 
@@ -74,6 +76,13 @@ class RestListener:
         self._feeds = Feeds(services.tail)
         self._events = EventStreams(services, self._feeds)
         self._live = Live(services, self._feeds)
+        self._uploads = Uploads(
+            services.publisher,
+            admission,
+            max_uploads=config.max_uploads,
+            max_line_bytes=config.max_line_bytes,
+            idle_s=config.header_timeout_s,
+        )
         self._modules: tuple[Module, ...] = (
             Documents(contract),
             TopicOperations(services.topics, services.publisher, services.kafka),
@@ -84,6 +93,7 @@ class RestListener:
             self._events,
             self._live,
         )
+            self._uploads,
         access = Access(services.authenticator, services.access)
         self._app = RestApp(contract, self._modules, access, bodies, websockets or {})
         self._http: HttpServer | None = None
@@ -156,3 +166,4 @@ class RestListener:
             streams=self._events.statistics(),
             live=self._live.statistics(),
         )
+            uploads=self._uploads.statistics(),
