@@ -38,6 +38,8 @@ from gateway.kafka.state import StateTopics
 from gateway.kafka.storage import BrokerError
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
+from gateway.kafka.transactions import Transactions
+from gateway.kafka.transactors import Transactors
 from gateway.mqtt.accounting import Accounting
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.echoes import Echoes
@@ -320,12 +322,26 @@ class App:
             wall_clock=wall_clock,
             spawn=spawn,
         )
+        transactors = Transactors(
+            kafka,
+            name=identity.name,
+            limit=config.amqp.transaction_producers,
+            timeout_s=config.amqp.transaction_timeout_s,
+            marks=identity.beside("transactions"),
+            spawn=spawn,
+            clock=loop.time,
+        )
+        transactors.start()
+        stack.push_async_callback(transactors.stop)
         amqp = AmqpServices(
             config.amqp,
             container_id=f"trivium-{os.getpid()}",
             publisher=publisher,
             tail=tail,
             groups=groups,
+            transactions=Transactions(
+                kafka, transactors, publisher, spawn=spawn, wall_clock=wall_clock, chance=SystemRandom()
+            ),
             authenticator=authenticator,
             access=access,
             wall_clock=wall_clock,
@@ -347,10 +363,12 @@ class App:
             authenticator=authenticator,
             access=access,
             origins=origins,
+            rules=rules,
             kafka=client_settings(kafka, "http"),
             spawn=spawn,
             clock=loop.time,
             wall_clock=wall_clock,
+            unguessable=partial(secrets.token_hex, 16),
         )
         rest = RestListener(http, tls=context, websockets={"/mqtt": mqtt_websockets, "/amqp": amqp_websockets})
         self._fronts = [mqtt, amqp_front, rest]

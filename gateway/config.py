@@ -195,6 +195,7 @@ class HttpConfig(Section):
     """HTTP/1.1."""
 
     address: Address = Address("127.0.0.1:8080")
+    dialect: Literal["strimzi", "confluent"] = "strimzi"  # of the paths that both have
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * MEBIBYTE
     max_records: Annotated[int, Field(ge=1)] = 10_000  # per request
     max_concurrent: Annotated[int, Field(ge=1)] = 1024  # requests that wait for Kafka at once
@@ -208,6 +209,22 @@ class HttpConfig(Section):
     header_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     max_streams: Annotated[int, Field(ge=1)] = 10_000  # of server-sent events, and as many WebSockets
     stream_heartbeat_s: Annotated[float, Field(gt=0)] = 15.0  # proxies close what is silent for 30 to 60 s
+    reply_topic: str = "replies"  # answers of devices are keys of it
+    max_requests: Annotated[int, Field(ge=1)] = 1000  # that wait for a device at once
+    max_request_wait_s: Annotated[float, Field(gt=0)] = 300.0
+    max_active: Annotated[int, Field(ge=1)] = 20_000  # requests in work at once, waiting ones and streams among them
+    max_active_per_client: Annotated[int, Field(ge=1)] = 5_000
+    max_consumers_per_group: Annotated[int, Field(ge=1)] = 1000
+    max_header_bytes: Annotated[int, Field(ge=1024, le=MEBIBYTE)] = 16 * 1024  # of one field; proxies send long tokens
+    max_headers: Annotated[int, Field(ge=10, le=1000)] = 100
+    min_upload_rate: Annotated[int, Field(ge=1)] = 16 * 1024  # bytes a second, after header_timeout_s
+    cors_origins: tuple[Origin, ...] = ()  # of pages that may call from a browser
+
+    @model_validator(mode="after")
+    def _reply_topic(self) -> HttpConfig:
+        if not is_topic_name(self.reply_topic):
+            raise ValueError("reply_topic: no name of a topic that clients may use")
+        return self
 
 
 class ManagementConfig(Section):

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import structlog
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
 
 from gateway.config import Address
 from gateway.net.listener import bound_address, open_server
@@ -23,6 +23,7 @@ log = structlog.get_logger(__name__)
 SERVER: Final = "trivium"  # the field Server of every answer
 HEADER_BYTES: Final = 16 * 1024  # of one field; proxies send long tokens, nobody sends more
 HEADER_FIELDS: Final = 100
+_TOO_MANY: Final = "Too many headers received"  # aiohttp has no exception of its own for it
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Refuse = Callable[[int, str], web.StreamResponse]
@@ -32,10 +33,11 @@ Refuse = Callable[[int, str], web.StreamResponse]
 class HttpConnection(web.RequestHandler):
     """One connection. Requests that break HTTP itself never reach the application; they are answered here."""
 
-    __slots__ = ("_behind", "_refuse")
+    __slots__ = ("_behind", "_max_bytes", "_refuse")
 
-    def __init__(self, server: HttpServer, refuse: Refuse, **options: Any) -> None:
+    def __init__(self, server: HttpServer, refuse: Refuse, max_bytes: int, **options: Any) -> None:
         super().__init__(server, **options)
+        self._max_bytes = max_bytes
         self._refuse = refuse
         self._behind = _Behind()
 
@@ -49,7 +51,12 @@ class HttpConnection(web.RequestHandler):
         """Answer in the listener's own words instead of aiohttp's text or HTML, and close."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer was begun and cannot be taken back")
-        if isinstance(exc, HttpProcessingError) and exc.code:
+        if isinstance(exc, LineTooLong):
+            status = 414 if exc.args[1] == self._max_bytes else 431  # which limit it was says what was too long
+            message = f"The request's {'line' if status == 414 else 'head has a field that'} is too long"
+        elif isinstance(exc, BadHttpMessage) and exc.message == _TOO_MANY:
+            status, message = 431, "The request's head has too many fields"  # RFC 6585 section 5
+        elif isinstance(exc, HttpProcessingError) and exc.code:
             status, message = exc.code, f"Bad request: {(exc.message or 'malformed').partition(chr(10))[0]}"
         elif exc is not None and status >= 500:
             log.error("request failed", error=repr(exc))
@@ -98,7 +105,15 @@ class HttpServer(web.Server):
     """One listening address of HTTP/1.1."""
 
     def __init__(
-        self, name: str, handle: Handle, refuse: Refuse, *, head_timeout_s: float, handler_cancellation: bool = False
+        self,
+        name: str,
+        handle: Handle,
+        refuse: Refuse,
+        *,
+        head_timeout_s: float,
+        handler_cancellation: bool = False,
+        max_bytes: int = HEADER_BYTES,
+        max_fields: int = HEADER_FIELDS,
     ) -> None:
         """Nothing is bound yet.
 
@@ -108,6 +123,8 @@ class HttpServer(web.Server):
             refuse: answers what is no request.
             head_timeout_s: time for a request's head, and between two requests of a connection.
             handler_cancellation: whether `handle` is cancelled when its client leaves.
+            max_bytes: of a request's line, and of each field of its head.
+            max_fields: of a request's head.
         """
         super().__init__(
             handle,
@@ -115,17 +132,18 @@ class HttpServer(web.Server):
             access_log=None,
             keepalive_timeout=head_timeout_s,
             lingering_time=LINGER_S,  # the rest of a refused body is read and dropped, so that the answer is not lost
-            max_line_size=HEADER_BYTES,
-            max_field_size=HEADER_BYTES,
-            max_headers=HEADER_FIELDS,
+            max_line_size=max_bytes,
+            max_field_size=max_bytes + 1,  # another number, see `HttpConnection.handle_error`
+            max_headers=max_fields,
         )
         self._name = name
         self._refuse = refuse
+        self._max_bytes = max_bytes
         self._server: asyncio.Server | None = None
 
     def __call__(self) -> web.RequestHandler:
         """The protocol of a new socket."""
-        return HttpConnection(self, self._refuse, loop=self._loop, **self._kwargs)
+        return HttpConnection(self, self._refuse, self._max_bytes, loop=self._loop, **self._kwargs)
 
     async def listen(self, key: str, address: Address, tls: ssl.SSLContext | None) -> None:
         """Bind and accept; ListenError, with the configuration's key, when the address cannot be had."""

@@ -15,7 +15,10 @@ from gateway.rest.access import TOKEN_PARAMETER, Access
 from gateway.rest.answers import error_answer
 from gateway.rest.body import BodyReader
 from gateway.rest.call import Call, Handler, Module
+from gateway.rest.cors import Cors
+from gateway.rest.load import Load
 from mapping.outcomes import ANSWERS, Outcome
+from protocols.rest.confluent import Dialect
 from protocols.rest.contract import Contract
 from protocols.rest.errors import RETRY_AFTER_S, Fault, RestError, busy
 from protocols.rest.routes import Router
@@ -23,6 +26,7 @@ from protocols.rest.routes import Router
 log = structlog.get_logger(__name__)
 
 OPEN_WEBSOCKET: Final = "openWebSocket"  # what the counts call it
+PREFLIGHT: Final = "preflight"
 INTERNAL_ERROR: Final = "The request failed inside the gateway; its log says why"
 
 
@@ -36,10 +40,16 @@ class RestApp:
         access: Access,
         bodies: BodyReader,
         websockets: Mapping[str, WebSocketEndpoint],
+        *,
+        load: Load,
+        cors: Cors | None = None,
+        dialect: Dialect = Dialect.STRIMZI,
     ) -> None:
         """Serve what the contract has, by the handlers of `modules`.
 
-        `websockets`, by path, are not of the contract; what is opened there asks who its client is by itself.
+        `websockets`, by path, are not of the contract; what is opened there asks who its client is by itself. `load`
+        limits what is in work, and pages of the origins in `cors` may call. `dialect`: whose operations stand at the
+        paths that both dialects have.
 
         Raises:
             ValueError: the contract has an operation that no module serves, or the other way round.
@@ -48,7 +58,9 @@ class RestApp:
         self._access = access
         self._bodies = bodies
         self._websockets = websockets
-        self._router = Router(contract.operations.values())
+        self._load = load
+        self._cors = cors
+        self._router = Router(contract.operations.values(), dialect=dialect)
         self._handlers: dict[str, tuple[Handler, Callable[[RestError], web.Response]]] = {}
         for module in modules:
             for name, handler in module.operations().items():
@@ -65,6 +77,8 @@ class RestApp:
         name = "none"
         refuse: Callable[[RestError], web.Response] = error_answer
         call: Call | None = None
+        client: str | None = None
+        shared = None if self._cors is None else self._cors.fields(request)
         answer: web.StreamResponse
         try:
             raw_path = self._path(request)
@@ -72,12 +86,18 @@ class RestApp:
             if endpoint is not None:
                 name = OPEN_WEBSOCKET
                 answer = endpoint.upgrade(request)
+            elif self._cors is not None and self._cors.is_preflight(request):
+                name = PREFLIGHT
+                answer = self._cors.preflight(request, self._router.methods(raw_path))
             else:
                 operation, texts = self._router.match(request.method, raw_path)
                 name = operation.name
                 handler, refuse = self._handlers[name]
                 admitted = await self._access.admit(request, token_in_query=TOKEN_PARAMETER in operation.query)
+                client = self._load.enter(request, admitted.grant.identity)
                 call = Call(request, operation, admitted, self._bodies)
+                if shared:
+                    call.answer_headers.update(shared)
                 answer = await handler(call, *operation.path_values(texts))
         except RestError as error:
             answer = refuse(error)
@@ -90,9 +110,13 @@ class RestApp:
         except Exception:
             log.exception("request failed", operation=name)
             answer = refuse(RestError(500, INTERNAL_ERROR, close=True))
+        finally:
+            if client is not None:
+                self._load.leave(client)
         if not answer.prepared:
-            if call is not None and call.answer_headers:
-                answer.headers.update(call.answer_headers)
+            fields = shared if call is None else call.answer_headers
+            if fields:
+                answer.headers.update(fields)
             if self.draining:
                 answer.force_close()
         counted = (name, answer.status // 100)

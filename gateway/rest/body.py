@@ -20,11 +20,12 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 class BodyReader:
     """Reads bodies under one set of limits."""
 
-    def __init__(self, admission: Admission, max_bytes: int, timeout_s: float) -> None:
-        """Refuse bodies over `max_bytes`; wait `timeout_s` seconds, and longer for what comes at `MIN_RATE`."""
+    def __init__(self, admission: Admission, max_bytes: int, timeout_s: float, min_rate: int = MIN_RATE) -> None:
+        """Refuse bodies over `max_bytes`; wait `timeout_s` seconds, and longer for what comes at `min_rate`."""
         self.max_bytes = max_bytes
         self._admission = admission
         self._timeout_s = timeout_s
+        self._min_rate = min_rate
 
     async def read(self, request: web.BaseRequest, limit: int | None = None) -> bytes:
         """The whole body, decompressed.
@@ -67,7 +68,7 @@ class BodyReader:
                         self._admission.upload(received - counted)
                         counted = received
                     parts.append(part)
-                    timer.reschedule(began + self._timeout_s + received / MIN_RATE)
+                    timer.reschedule(began + self._timeout_s + received / self._min_rate)
         except TimeoutError as error:
             raise RestError(408, "The request body came too slowly", close=True) from error
         except (web.RequestPayloadError, HttpProcessingError) as error:

@@ -16,20 +16,24 @@ from gateway.rest.answers import error_answer
 from gateway.rest.app import RestApp
 from gateway.rest.body import BodyReader
 from gateway.rest.call import Module
+from gateway.rest.confluent_v2 import ConfluentV2
 from gateway.rest.consumers import Consumers, ConsumersStatistics
+from gateway.rest.cors import Cors
+from gateway.rest.device_requests import DeviceRequests, RequestsStatistics
 from gateway.rest.documents import Documents, load_contract
 from gateway.rest.event_streams import EventStreams, StreamsStatistics
 from gateway.rest.feeds import Feeds
 from gateway.rest.live import Live, LiveStatistics
+from gateway.rest.load import Load, LoadStatistics
 from gateway.rest.produce import Produce, ProduceStatistics
 from gateway.rest.reads import Reads, ReadsStatistics
 from gateway.rest.services import RestServices
 from gateway.rest.subscriptions import Subscriptions
 from gateway.rest.topics import TopicOperations
+from gateway.rest.uploads import Uploads, UploadsStatistics
 from protocols.rest.errors import RestError
 
 
-from gateway.rest.uploads import Uploads, UploadsStatistics
 class RestStatistics(msgspec.Struct, frozen=True):
     """Everything that is counted about HTTP."""
 
@@ -37,10 +41,12 @@ class RestStatistics(msgspec.Struct, frozen=True):
     requests_total: int
     answers_total: dict[str, dict[str, int]]  # by operation and class of status
     produce: ProduceStatistics
+    uploads: UploadsStatistics
     consumers: ConsumersStatistics
     reads: ReadsStatistics
     streams: StreamsStatistics
-    uploads: UploadsStatistics
+    devices: RequestsStatistics
+    load: LoadStatistics
     live: LiveStatistics
 
 
@@ -68,14 +74,9 @@ class RestListener:
         self._tls = tls
         self._spawn = services.spawn
         admission = Admission(services.publisher, config.max_concurrent)
-        bodies = BodyReader(admission, config.max_body_bytes, config.header_timeout_s)
+        bodies = BodyReader(admission, config.max_body_bytes, config.header_timeout_s, config.min_upload_rate)
         contract = load_contract()
         self._produce = Produce(services.publisher, admission, bodies, config.max_records)
-        self._consumers = Consumers(services)
-        self._reads = Reads(services)
-        self._feeds = Feeds(services.tail)
-        self._events = EventStreams(services, self._feeds)
-        self._live = Live(services, self._feeds)
         self._uploads = Uploads(
             services.publisher,
             admission,
@@ -83,19 +84,31 @@ class RestListener:
             max_line_bytes=config.max_line_bytes,
             idle_s=config.header_timeout_s,
         )
+        self._consumers = Consumers(services)
+        self._reads = Reads(services)
+        self._feeds = Feeds(services.tail)
+        self._events = EventStreams(services, self._feeds)
+        self._devices = DeviceRequests(services, admission, bodies)
+        self._live = Live(services, self._feeds)
+        subscriptions = Subscriptions(self._consumers, services)
+        topics = TopicOperations(services.topics, services.publisher, services.kafka)
         self._modules: tuple[Module, ...] = (
             Documents(contract),
-            TopicOperations(services.topics, services.publisher, services.kafka),
+            topics,
             self._produce,
+            self._uploads,
             self._consumers,
-            Subscriptions(self._consumers, services),
+            subscriptions,
+            ConfluentV2(services, admission, self._consumers, subscriptions, topics),
             self._reads,
             self._events,
+            self._devices,
             self._live,
         )
-            self._uploads,
         access = Access(services.authenticator, services.access)
-        self._app = RestApp(contract, self._modules, access, bodies, websockets or {})
+        self._load = Load(config.max_active, config.max_active_per_client)
+        cors = Cors(config.cors_origins) if config.cors_origins else None
+        self._app = RestApp(contract, self._modules, access, bodies, websockets or {}, load=self._load, cors=cors)
         self._http: HttpServer | None = None
         self._leaving: list[asyncio.Task[None]] = []
 
@@ -111,6 +124,8 @@ class RestListener:
             lambda status, reason: error_answer(RestError(status, reason, close=True)),
             head_timeout_s=self._config.header_timeout_s,
             handler_cancellation=True,  # a poll whose client left must not take records
+            max_bytes=self._config.max_header_bytes,
+            max_fields=self._config.max_headers,
         )
         await self._http.listen("http.address", self._config.address, self._tls)
         for module in self._modules:
@@ -161,9 +176,11 @@ class RestListener:
             requests_total=0 if self._http is None else self._http.requests_count,
             answers_total=self._app.answers(),
             produce=self._produce.statistics(),
+            uploads=self._uploads.statistics(),
             consumers=self._consumers.statistics(),
             reads=self._reads.statistics(),
             streams=self._events.statistics(),
+            devices=self._devices.statistics(),
+            load=self._load.statistics(),
             live=self._live.statistics(),
         )
-            uploads=self._uploads.statistics(),

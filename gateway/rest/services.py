@@ -18,6 +18,7 @@ from gateway.net.pump import Spawn
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.origins import Origins
+from mapping.rules import Rules
 
 
 class RestServices(msgspec.Struct, frozen=True):
@@ -34,10 +35,12 @@ class RestServices(msgspec.Struct, frozen=True):
         authenticator: who clients are.
         access: what they may do.
         origins: whose pages may open WebSockets.
+        rules: from MQTT topics to Kafka.
         kafka: connection arguments of an aiokafka client; see `gateway.kafka.client.client_settings`.
         spawn: starts background work in the app's task group.
         clock: monotonic seconds; the loop's.
         wall_clock: epoch milliseconds.
+        unguessable: gives a new text that nobody can guess, legal in an MQTT topic.
     """
 
     config: HttpConfig
@@ -50,7 +53,9 @@ class RestServices(msgspec.Struct, frozen=True):
     authenticator: Authenticator
     access: AccessList
     origins: Origins
+    rules: Rules
     kafka: dict[str, Any]
     spawn: Spawn
     clock: Callable[[], float]
     wall_clock: Callable[[], int]
+    unguessable: Callable[[], str]

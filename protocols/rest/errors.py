@@ -98,6 +98,11 @@ def busy(message: str, retry_after_s: int = RETRY_AFTER_S, *, close: bool = Fals
     return RestError(503, message, headers=(("Retry-After", str(retry_after_s)),), close=close)
 
 
+def too_many(message: str, retry_after_s: int = RETRY_AFTER_S) -> RestError:
+    """429 with `Retry-After`: this client has more than its share (RFC 6585 section 4)."""
+    return RestError(429, message, headers=(("Retry-After", str(retry_after_s)),))
+
+
 def too_large(limit: int) -> RestError:
     """413: the body is longer than `limit` bytes; it is not read to its end (RFC 9110 section 15.5.14)."""
     return RestError(413, f"The request body is larger than {limit} bytes", close=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import secrets
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -29,6 +31,7 @@ from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.origins import Origins
+from mapping.rules import Rules
 
 LOCAL = Address("127.0.0.1:0")
 
@@ -103,10 +106,12 @@ async def running_gateway(
             authenticator=authenticator,
             access=AccessList(security.access),
             origins=Origins(security),
+            rules=Rules(()),
             kafka=client_settings(kafka_config, "http"),
             spawn=spawn,
             clock=loop.time,
             wall_clock=wall_clock,
+            unguessable=partial(secrets.token_hex, 16),
         )
         listener = RestListener(services, tls=tls)
         try:

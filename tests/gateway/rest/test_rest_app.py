@@ -16,6 +16,7 @@ from gateway.rest.answers import control_answer, error_answer
 from gateway.rest.app import RestApp
 from gateway.rest.body import BodyReader
 from gateway.rest.call import Call, Handler, Module
+from gateway.rest.load import Load
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from protocols.rest.contract import Contract, assemble
@@ -74,7 +75,7 @@ def app_of(*modules: Module) -> RestApp:
     admission = Admission(None, 10)  # type: ignore[arg-type]  # nothing here asks Kafka
     bodies = BodyReader(admission, 1000, 20.0)
     access = Access(Authenticator(SecurityConfig()), AccessList())
-    return RestApp(Contract(assemble([CONTRACT])), modules, access, bodies, {})
+    return RestApp(Contract(assemble([CONTRACT])), modules, access, bodies, {}, load=Load(100, 100))
 
 
 @pytest.fixture

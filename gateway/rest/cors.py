@@ -1,0 +1,63 @@
+"""Pages of other origins that call the gateway from a browser (Fetch standard, section 3.2, "CORS protocol").
+
+A browser asks before it sends `Authorization` or `traceparent`; that question carries no login and is answered without
+one. Cookies are not used here, so answers never allow credentials, and every field of an answer may be shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from aiohttp import web
+
+from gateway.net.http_server import SERVER
+
+ANY: Final = "*"
+MAX_AGE_S: Final = 7200  # how long a browser may remember the answer; Chromium takes no more
+_FIELDS: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+( *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
+_FIELDS_LIMIT: Final = 4096  # characters
+
+
+class Cors:
+    """The configured origins."""
+
+    def __init__(self, origins: Collection[str]) -> None:
+        """`origins` as a browser says them, `*` is every one."""
+        self._any = ANY in origins
+        self._origins = frozenset(origin.lower() for origin in origins)
+
+    def fields(self, request: web.BaseRequest) -> dict[str, str]:
+        """The fields of any answer to `request`, a refusal too: a page must be able to see why."""
+        origin = request.headers.get("Origin")
+        if self._any:
+            return {} if origin is None else {"Access-Control-Allow-Origin": ANY, "Access-Control-Expose-Headers": ANY}
+        if origin is None or origin.lower() not in self._origins:
+            return {"Vary": "Origin"}
+        return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": ANY, "Vary": "Origin"}
+
+    @staticmethod
+    def is_preflight(request: web.BaseRequest) -> bool:
+        """Whether a browser asks on behalf of a page."""
+        return (
+            request.method == "OPTIONS"
+            and "Origin" in request.headers
+            and "Access-Control-Request-Method" in request.headers
+        )
+
+    def preflight(self, request: web.BaseRequest, methods: Sequence[str]) -> web.Response:
+        """The answer to that question: without `Access-Control-Allow-Origin` it is no.
+
+        Args:
+            request: the question.
+            methods: what the path has.
+        """
+        headers = {"Server": SERVER, **self.fields(request)}
+        if "Access-Control-Allow-Origin" in headers:
+            headers["Access-Control-Allow-Methods"] = ", ".join(methods)
+            headers["Access-Control-Max-Age"] = str(MAX_AGE_S)
+            wanted = request.headers.get("Access-Control-Request-Headers", "").strip()
+            if len(wanted) <= _FIELDS_LIMIT and _FIELDS.fullmatch(wanted):
+                headers["Access-Control-Allow-Headers"] = wanted  # each operation ignores what it does not know
+        return web.Response(status=204, headers=headers)

@@ -1,0 +1,124 @@
+"""Where answers to this process's questions come in: one key of the reply topic, watched at the tail of the log.
+
+The address is `<http.reply_topic>/<a name that nobody can guess>`. Whoever may publish there can answer, over every
+protocol and at every gateway. Which question an answer is for, its correlation id says; that cannot be guessed either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from gateway.kafka.contracts import Outlet
+from gateway.kafka.publisher import Publisher
+from gateway.kafka.tail import Tail
+from mapping.record import Received
+from mapping.rest_requests import correlation_of
+
+LINGER_S: Final = 30.0  # so long the topic is read on behind the last question: late answers are counted
+
+
+class Question:
+    """One request that waits for its answer.
+
+    Attributes:
+        correlation_id: what the answer must bring.
+        answer: done with the answer.
+    """
+
+    __slots__ = ("answer", "correlation_id")
+
+    def __init__(self, correlation_id: str, answer: asyncio.Future[Received]) -> None:
+        self.correlation_id = correlation_id
+        self.answer = answer
+
+
+class Replies:
+    """All open questions of the process; the `Fanout` of the reply topic.
+
+    Attributes:
+        address: where answers go.
+        late: how many answers came that nobody waited for.
+    """
+
+    def __init__(self, tail: Tail, publisher: Publisher, topic: str, unguessable: Callable[[], str]) -> None:
+        """Nothing is read before the first question.
+
+        Args:
+            tail: reads the reply topic.
+            publisher: knows topics.
+            topic: the reply topic.
+            unguessable: gives a new text that cannot be guessed, legal in an MQTT topic.
+        """
+        self.topic = topic
+        name = f"http-{unguessable()}"
+        self.address = f"{topic}/{name}"
+        self.late = 0
+        self._key = name.encode()
+        self._tail = tail
+        self._publisher = publisher
+        self._unguessable = unguessable
+        self._open: dict[str, Question] = {}
+        self._users = 0
+        self._watching = asyncio.Lock()
+        self._watched = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """How many questions are open."""
+        return len(self._open)
+
+    def select(self, record: Received) -> Collection[Outlet]:
+        """See `contracts.Fanout`; an answer is handed over at once, so nobody is offered anything."""
+        if record.key == self._key:
+            question = self._open.pop(correlation_of(record) or "", None)
+            if question is None:
+                self.late += 1
+            elif not question.answer.done():
+                question.answer.set_result(record)
+        return ()
+
+    @contextmanager
+    def ask(self) -> Iterator[Question]:
+        """Open a question for the time of the block. Its answer is seen if `listen` was awaited before it is sent."""
+        question = Question(self._unguessable(), asyncio.get_running_loop().create_future())
+        self._open[question.correlation_id] = question
+        self._users += 1
+        try:
+            yield question
+        finally:
+            self._open.pop(question.correlation_id, None)
+            question.answer.cancel()
+            self._users -= 1
+            if not self._users and self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._rest)
+
+    async def listen(self) -> None:
+        """Be sure that what is stored from now on is seen.
+
+        Raises:
+            Refused: the reply topic is not there and may not be made, or Kafka does not answer.
+        """
+        if self._watched:
+            return
+        await self._publisher.topic(self.topic)
+        async with self._watching:
+            if not self._watched:
+                await self._tail.watch(self.topic, self)
+                self._watched = True
+
+    def close(self) -> None:
+        """Timers end."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _rest(self) -> None:
+        self._timer = None
+        if self._users:
+            return  # the last of them starts the time anew
+        if self._watched:
+            self._watched = False
+            self._tail.unwatch(self.topic, self)
