@@ -1,0 +1,166 @@
+"""HTTP by plain sockets, as cheap as a generator must be: requests in a loop, an upload of lines, a consumer's polls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any, Final, cast
+
+from loadtest.gateway import process_cpu
+
+END_OF_HEAD: Final = b"\r\n\r\n"
+LENGTH: Final = b"content-length: "
+CHUNK: Final = 64 * 1024
+CONTROL: Final = "application/vnd.kafka.v2+json"
+
+
+class Repeated(asyncio.Protocol):
+    """One connection that sends the same request again as soon as the answer is whole."""
+
+    def __init__(self, request: bytes, stop_at: float) -> None:
+        self.latencies: list[float] = []
+        self.failures = 0
+        self.done = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._stop_at = stop_at
+        self._buffer = b""
+        self._transport: asyncio.Transport | None = None
+        self._sent = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the first request."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
+        self._send()
+
+    def _send(self) -> None:
+        assert self._transport is not None
+        self._sent = time.perf_counter()
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Note the answer when it is whole, and send again."""
+        self._buffer = buffer = self._buffer + data if self._buffer else data
+        head = buffer.find(END_OF_HEAD)
+        if head < 0:
+            return
+        start = buffer[:head].lower().index(LENGTH) + len(LENGTH)
+        end = buffer.find(b"\r\n", start)
+        if len(buffer) < head + len(END_OF_HEAD) + int(buffer[start:end]):
+            return
+        if not buffer.startswith(b"HTTP/1.1 200"):
+            self.failures += 1
+        self._buffer = b""
+        now = time.perf_counter()
+        self.latencies.append(now - self._sent)
+        if now < self._stop_at:
+            self._send()
+        else:
+            assert self._transport is not None
+            self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Tell that this client is over."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+async def repeat(
+    address: tuple[str, int], pid: int, path: str, *, body: bytes, media: str, connections: int, seconds: float
+) -> dict[str, Any]:
+    """Send one request over and over on each of some connections.
+
+    Args:
+        address: of the server.
+        pid: its process, whose CPU is counted.
+        path: of the request.
+        body: of the request.
+        media: its content type.
+        connections: how many.
+        seconds: how long.
+    """
+    host, port = address
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    request = head.encode() + body
+    loop = asyncio.get_running_loop()
+    used, began = process_cpu(pid), time.perf_counter()
+    clients = [
+        (await loop.create_connection(lambda: Repeated(request, began + seconds), host, port))[1]
+        for _ in range(connections)
+    ]
+    await asyncio.gather(*(client.done for client in clients))
+    took = time.perf_counter() - began
+    latencies = sorted(latency for client in clients for latency in client.latencies)
+    count = len(latencies)
+    return {
+        "requests/s": round(count / took),
+        "p50 ms": round(latencies[count // 2] * 1000, 2),
+        "p99 ms": round(latencies[count * 99 // 100] * 1000, 2),
+        "CPU us/request": round((process_cpu(pid) - used) / count * 1e6, 1),
+        "failures": sum(client.failures for client in clients),
+    }
+
+
+class Connection:
+    """One connection for requests of any kind, one after the other."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """See `open`."""
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, address: tuple[str, int]) -> Connection:
+        """Connect."""
+        return cls(*await asyncio.open_connection(*address, limit=1 << 20))
+
+    async def ask(self, method: str, path: str, value: Any = None) -> bytes:
+        """The answer's body; RuntimeError for a refusal."""
+        body = b"" if value is None else json.dumps(value).encode()
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: {CONTROL}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        self._writer.write((head if body else f"{method} {path} HTTP/1.1\r\nHost: bench\r\n\r\n").encode() + body)
+        answer = (await self._reader.readuntil(END_OF_HEAD)).lower()
+        length = answer.partition(LENGTH)[2].partition(b"\r")[0]
+        found = await self._reader.readexactly(int(length)) if length else b""
+        if not answer.startswith(b"http/1.1 20"):
+            raise RuntimeError(f"{method} {path}: {answer!r} {found!r}")
+        return found
+
+    async def upload(self, path: str, line: bytes, media: str, *, seconds: float) -> int:
+        """Stream the same line over and over in one request, and read its reports meanwhile; how many there were."""
+        self._writer.write(
+            f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: {media}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        )
+        async with asyncio.TaskGroup() as group:
+            reports = group.create_task(self._reports())
+            piece = line * (CHUNK // len(line))
+            chunk = b"%x\r\n%b\r\n" % (len(piece), piece)
+            until = time.perf_counter() + seconds
+            while time.perf_counter() < until and not reports.done():
+                self._writer.write(chunk)
+                await self._writer.drain()
+            self._writer.write(b"0\r\n\r\n")
+        return reports.result()
+
+    async def _reports(self) -> int:
+        """Lines of a chunked answer; RuntimeError for a refusal, or a report of an error."""
+        head = await self._reader.readuntil(END_OF_HEAD)
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"{head!r} {await self._reader.read(1000)!r}")
+        count = 0
+        while True:
+            size = int(await self._reader.readline(), 16)
+            data = await self._reader.readexactly(size + 2)
+            if not size:
+                return count
+            count += data[:-2].count(b"\n")
+            if b"error" in data:
+                raise RuntimeError(data[:1000].decode())
+
+    def close(self) -> None:
+        """Hang up."""
+        self._writer.close()
