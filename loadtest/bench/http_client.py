@@ -1,4 +1,4 @@
-"""HTTP by plain sockets, as cheap as a generator must be: requests in a loop, an upload of lines, a consumer's polls."""
+"""HTTP by plain sockets, as cheap as a generator must be: requests in a loop, uploads of lines, polls."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ END_OF_HEAD: Final = b"\r\n\r\n"
 LENGTH: Final = b"content-length: "
 CHUNK: Final = 64 * 1024
 CONTROL: Final = "application/vnd.kafka.v2+json"
+
+
+def request_head(method: str, path: str, media: str, framing: str) -> bytes:
+    """The head of a request."""
+    return f"{method} {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: {media}\r\n{framing}\r\n\r\n".encode()
 
 
 class Repeated(asyncio.Protocol):
@@ -80,10 +85,7 @@ async def repeat(
         seconds: how long.
     """
     host, port = address
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    request = head.encode() + body
+    request = request_head("POST", path, media, f"Content-Length: {len(body)}") + body
     loop = asyncio.get_running_loop()
     used, began = process_cpu(pid), time.perf_counter()
     clients = [
@@ -119,10 +121,7 @@ class Connection:
     async def ask(self, method: str, path: str, value: Any = None) -> bytes:
         """The answer's body; RuntimeError for a refusal."""
         body = b"" if value is None else json.dumps(value).encode()
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: {CONTROL}\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        self._writer.write((head if body else f"{method} {path} HTTP/1.1\r\nHost: bench\r\n\r\n").encode() + body)
+        self._writer.write(request_head(method, path, CONTROL, f"Content-Length: {len(body)}") + body)
         answer = (await self._reader.readuntil(END_OF_HEAD)).lower()
         length = answer.partition(LENGTH)[2].partition(b"\r")[0]
         found = await self._reader.readexactly(int(length)) if length else b""
@@ -132,9 +131,7 @@ class Connection:
 
     async def upload(self, path: str, line: bytes, media: str, *, seconds: float) -> int:
         """Stream the same line over and over in one request, and read its reports meanwhile; how many there were."""
-        self._writer.write(
-            f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: {media}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-        )
+        self._writer.write(request_head("POST", path, media, "Transfer-Encoding: chunked"))
         async with asyncio.TaskGroup() as group:
             reports = group.create_task(self._reports())
             piece = line * (CHUNK // len(line))
