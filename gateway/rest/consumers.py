@@ -35,7 +35,7 @@ from protocols.rest.consuming import (
     decode_offsets,
     poll_limits,
 )
-from protocols.rest.errors import Fault, RestError, busy, not_found
+from protocols.rest.errors import Fault, RestError, busy, not_found, too_many
 from protocols.rest.forwarded import base_uri, instance_path
 from protocols.rest.media import RECORD_TYPES, Format, accepts
 from protocols.rest.patterns import TopicPattern
@@ -87,6 +87,7 @@ class Instance:
 
     __slots__ = (
         "closed", "embedded", "group", "last_commit", "member", "name", "owner", "pattern", "polls", "used", "users",
+        "wait_ms",
     )  # fmt: skip
 
     def __init__(self, group: str, name: str, embedded: Format, *, owner: Identity, member: Member, now: float) -> None:
@@ -100,6 +101,7 @@ class Instance:
         self.used = now
         self.users = 0  # requests on it now: it is not idle
         self.last_commit = now
+        self.wait_ms = 0  # of a poll that does not say it, where the dialect has it from the consumer
         self.closed = False
 
 
@@ -150,7 +152,7 @@ class Consumers(Module):
 
         Raises:
             Refused: Kafka does not answer.
-            RestError: 409, its name is taken; 503, there are too many.
+            RestError: 409, its name is taken; 429, there are too many.
         """
         request, grant = call.request, call.grant
         name = create.name or f"{NAME_PREFIX}{uuid.uuid4()}"
@@ -160,7 +162,9 @@ class Consumers(Module):
         if key in self._instances:
             raise RestError(409, NAME_TAKEN, fault=Fault.NAME_TAKEN)
         if len(self._instances) >= self._config.max_consumers:
-            raise busy("There are too many consumers; delete some or try again")
+            raise too_many("There are too many consumers; delete some or try again")
+        if sum(1 for other, _ in self._instances if other == group) >= self._config.max_consumers_per_group:
+            raise too_many("The group has too many consumers; delete some or try again")
         self._instances[key] = None
         try:
             member = self._member(group, name, create)
@@ -394,22 +398,21 @@ def _fill(
     page = Page(max_bytes)
     chunks: list[Chunk] = []
     for partition, records in member.held():
-        count = 0
-        full = False
-        for record in records:
-            try:
-                item = shown(record, embedded)
-            except UndecodableError as error:
-                if not count:
-                    stuck[partition] = error
-                break
-            if not page.add(item):
-                full = True
-                break
-            count += 1
+        items: list[RecordItem] = []
+        size = 0
+        try:
+            for record in records:
+                items.append(shown(record, embedded))
+                size += len(record.value) if record.value else 0
+                if size > max_bytes:
+                    break  # more has no room
+        except UndecodableError as error:
+            if not items:
+                stuck[partition] = error
+        count = page.extend(items)
         if count:
             chunks.append(Chunk(partition, records[0], count))
-        if full:
+        if count < len(items):
             break
     return page, chunks
 

@@ -69,6 +69,24 @@ def test_a_page_never_outgrows_its_limit_but_by_one_record_and_loses_none(sizes:
     assert seen == list(range(len(sizes)))
 
 
+@given(st.lists(st.integers(0, 300), max_size=200), st.integers(0, 30_000), st.integers(0, 3))
+def test_many_records_at_once_make_the_page_that_one_after_the_other_makes(
+    sizes: list[int], limit: int, before: int
+) -> None:
+    items = [item("x" * size, number) for number, size in enumerate(sizes)]
+    single, together = Page(limit), Page(limit)
+    for one in items[:before]:
+        assert single.add(one) == together.add(one)
+    taken = 0
+    for one in items[before:]:
+        if not single.add(one):
+            break
+        taken += 1
+    assert together.extend(items[before:]) == taken
+    assert together.count == single.count
+    assert together.finish() == single.finish()
+
+
 def test_an_empty_page_is_an_empty_list() -> None:
     assert Page(10).finish() == b"[]"
 
