@@ -208,6 +208,22 @@ async def committed_offsets(
     return {partition: stored.offset for partition, stored in found.items()}
 
 
+async def committed_positions(
+    consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """As `committed_offsets`, with what was committed beside each offset.
+
+    Raises:
+        KafkaError: not allowed.
+    """
+    if not partitions:
+        return {}
+    found: dict[TopicPartition, OffsetAndMetadata] = await consumer._coordinator.fetch_committed_offsets(
+        list(partitions)
+    )
+    return found
+
+
 async def commit_offsets(consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, int]) -> None:
     """Commit as a member; unlike the consumer's own `commit` also when partitions are being taken away.
 

@@ -36,7 +36,7 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.arrivals import Arrivals
-from gateway.kafka.consumers import ASSIGNORS, CHUNK, close_consumer, received
+from gateway.kafka.consumers import ASSIGNORS, CHUNK, close_consumer, committed_positions, received
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 from mapping.record import Received
@@ -449,6 +449,20 @@ class Member:
     async def commit_confirmed(self) -> None:
         """Commit what the client has shown to have; raises as `commit`."""
         await self._commit_positions(self._confirmed)
+
+    async def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What the group has committed, for any partitions; those without are left out.
+
+        Raises:
+            Refused: not allowed, or Kafka does not answer.
+        """
+        try:
+            async with asyncio.timeout(COMMIT_S):
+                return await committed_positions(self._consumer, partitions)
+        except TimeoutError as error:
+            raise Refused(Outcome.BUSY, "Kafka did not answer in time") from error
+        except KafkaError as error:
+            raise _refused(error) from error
 
     @property
     def has_uncommitted(self) -> bool:

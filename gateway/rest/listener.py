@@ -11,6 +11,7 @@ import msgspec
 from gateway.net.http_server import HttpServer
 from gateway.net.upgrade import WebSocketEndpoint
 from gateway.rest.access import Access
+from gateway.rest.administration import Administration
 from gateway.rest.admission import Admission
 from gateway.rest.answers import error_answer
 from gateway.rest.app import RestApp
@@ -23,14 +24,17 @@ from gateway.rest.device_requests import DeviceRequests, RequestsStatistics
 from gateway.rest.documents import Documents, load_contract
 from gateway.rest.event_streams import EventStreams, StreamsStatistics
 from gateway.rest.feeds import Feeds
+from gateway.rest.keyed import KeyedStatistics
 from gateway.rest.live import Live, LiveStatistics
 from gateway.rest.load import Load, LoadStatistics
 from gateway.rest.produce import Produce, ProduceStatistics
 from gateway.rest.reads import Reads, ReadsStatistics
 from gateway.rest.services import RestServices
+from gateway.rest.storing import Storing
 from gateway.rest.subscriptions import Subscriptions
 from gateway.rest.topics import TopicOperations
 from gateway.rest.uploads import Uploads, UploadsStatistics
+from protocols.rest.confluent import Dialect
 from protocols.rest.errors import RestError
 
 
@@ -42,6 +46,7 @@ class RestStatistics(msgspec.Struct, frozen=True):
     answers_total: dict[str, dict[str, int]]  # by operation and class of status
     produce: ProduceStatistics
     uploads: UploadsStatistics
+    keyed: KeyedStatistics
     consumers: ConsumersStatistics
     reads: ReadsStatistics
     streams: StreamsStatistics
@@ -76,7 +81,8 @@ class RestListener:
         admission = Admission(services.publisher, config.max_concurrent)
         bodies = BodyReader(admission, config.max_body_bytes, config.header_timeout_s, config.min_upload_rate)
         contract = load_contract()
-        self._produce = Produce(services.publisher, admission, bodies, config.max_records)
+        self._storing = Storing(services.publisher, services.keyed)
+        self._produce = Produce(services.publisher, self._storing, admission, bodies, config.max_records)
         self._uploads = Uploads(
             services.publisher,
             admission,
@@ -103,12 +109,22 @@ class RestListener:
             self._reads,
             self._events,
             self._devices,
+            Administration(services),
             self._live,
         )
         access = Access(services.authenticator, services.access)
         self._load = Load(config.max_active, config.max_active_per_client)
         cors = Cors(config.cors_origins) if config.cors_origins else None
-        self._app = RestApp(contract, self._modules, access, bodies, websockets or {}, load=self._load, cors=cors)
+        self._app = RestApp(
+            contract,
+            self._modules,
+            access,
+            bodies,
+            websockets or {},
+            load=self._load,
+            cors=cors,
+            dialect=Dialect(config.dialect),
+        )
         self._http: HttpServer | None = None
         self._leaving: list[asyncio.Task[None]] = []
 
@@ -177,6 +193,7 @@ class RestListener:
             answers_total=self._app.answers(),
             produce=self._produce.statistics(),
             uploads=self._uploads.statistics(),
+            keyed=self._storing.keyed.statistics(),
             consumers=self._consumers.statistics(),
             reads=self._reads.statistics(),
             streams=self._events.statistics(),

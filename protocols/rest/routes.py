@@ -6,10 +6,11 @@ may have any name, also one with a slash in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from protocols.rest.confluent import PREFIX, Dialect
 from protocols.rest.contract import Operation
 from protocols.rest.errors import method_not_allowed, not_found
 
@@ -33,9 +34,14 @@ class _Node:
 
 
 class Router:
-    """The paths as a tree: one is matched in one walk over its segments. A literal segment goes before a name."""
+    """The paths as a tree: one is matched in one walk over its segments. A literal segment goes before a name.
 
-    def __init__(self, operations: Iterable[Operation]) -> None:
+    Below `confluent.PREFIX` a slash at the end counts for nothing.
+    """
+
+    def __init__(self, operations: Iterable[Operation], *, dialect: Dialect = Dialect.STRIMZI) -> None:
+        """Serve `operations`; a path that the dialect has means the dialect's operation."""
+        self._confluent = dialect is Dialect.CONFLUENT
         self._root = _Node()
         for operation in operations:
             node = self._root
@@ -57,25 +63,38 @@ class Router:
         Raises:
             RestError: 404 for no such path, 405 with `Allow` for a path without this method.
         """
-        node, values = self._find(raw_path)
+        node, values = self._find(raw_path, method)
         operation = node.operations.get(method)
         if operation is None:
             raise method_not_allowed(sorted(node.operations))
         return Match(operation, tuple(values))
 
-    def _find(self, raw_path: str) -> tuple[_Node, list[str]]:
+    def _find(self, raw_path: str, method: str | None = None) -> tuple[_Node, list[str]]:
+        """The path's node; with a method, the one that has it, where two dialects have the path."""
         if not raw_path.startswith("/"):
             raise not_found()
+        segments = raw_path[1:].split("/")
+        preferred = None
+        if self._confluent:
+            preferred = self._walk([PREFIX, *segments] if segments[-1] else [PREFIX, *segments[:-1]])
+            if preferred is not None and (method is None or method in preferred[0].operations):
+                return preferred
+        found = self._walk(segments[:-1] if segments[0] == PREFIX and not segments[-1] else segments)
+        if found is None or (preferred is not None and method not in found[0].operations):
+            found = preferred
+        if found is None:
+            raise not_found()
+        return found
+
+    def _walk(self, segments: Sequence[str]) -> tuple[_Node, list[str]] | None:
         node = self._root
         values = []
-        for segment in raw_path[1:].split("/"):
+        for segment in segments:
             following = node.literal.get(segment)
             if following is None:
                 following = node.any
                 if following is None or not segment:
-                    raise not_found()
+                    return None
                 values.append(unquote(segment) if "%" in segment else segment)
             node = following
-        if not node.operations:
-            raise not_found()
-        return node, values
+        return (node, values) if node.operations else None
