@@ -66,3 +66,9 @@ def map_body(context: Any, body: Any) -> Any:
         if is_partition(body.get("replication_factor")) and 1 <= body["replication_factor"] <= 2**15 - 1:
             body["replication_factor"] = 1
     return body
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
+    if case.operation.path == "/topics/{topicname}/stream" and "duration" not in (case.query or {}):
+        case.query["duration"] = POLL_MS  # a stream without an end is one
