@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 
 from tests.interop.amqp import clients as amqp
-
 from tests.interop.mqtt import clients as mqtt
 from tests.interop.toolchains import ToolchainError, lock_crates
 
