@@ -1,4 +1,4 @@
-"""Bodies of requests that change topics."""
+"""Bodies of requests that change topics and their configuration."""
 
 from __future__ import annotations
 
@@ -17,9 +17,19 @@ class NewTopic(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     replication: int | None = msgspec.field(name="replication_factor", default=None)
 
 
+class _Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    configs: dict[str, str | None]
+
+
+_CHANGES: Final = msgspec.json.Decoder(_Changes)
 _TOPIC: Final = msgspec.json.Decoder(NewTopic, strict=False)  # 1.0 is an integer to the contract
 
 
 def decode_topic(body: bytes) -> NewTopic:
     """The topic to create. The body fits the contract, or RestError 400."""
     return decode(_TOPIC, body)
+
+
+def decode_changes(body: bytes) -> dict[str, str | None]:
+    """New values of a topic's configuration by name; None is back to the default. RestError 400."""
+    return decode(_CHANGES, body).configs

@@ -109,11 +109,11 @@ async def test_an_amqp_client_answers(gateway: GatewayProcess, new_topic: Any, p
 
     answering = asyncio.create_task(asyncio.to_thread(answer_one))
     await attached.wait()
-    async with aiohttp.ClientSession() as http:
-        async with http.post(url(gateway, f"{prefix}{topic}/pump"), data=b"go") as answer:
-            assert (answer.status, await answer.read()) == (200, b"did go")
-            assert answer.headers["Content-Type"] == "application/x-state"
-            assert answer.headers["Record-Header-state"] == "on"
+    target = url(gateway, f"{prefix}{topic}/pump")
+    async with aiohttp.ClientSession() as http, http.post(target, data=b"go") as answer:
+        assert (answer.status, await answer.read()) == (200, b"did go")
+        assert answer.headers["Content-Type"] == "application/x-state"
+        assert answer.headers["Record-Header-state"] == "on"
     request = await answering
     assert request.annotations["x-opt-bridge.key"] == "pump"
     assert 0 < request.ttl <= LIMIT_MS / 1000

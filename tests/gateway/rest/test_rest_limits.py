@@ -76,10 +76,10 @@ async def test_a_body_that_is_too_large(bootstrap: str, framing: bytes) -> None:
 
 
 async def test_too_many_records_in_a_request(bootstrap: str) -> None:
-    async with running_gateway(bootstrap, http={"max_records": 2}) as gateway:
-        async with aiohttp.ClientSession(gateway.url) as http:
-            body = {"records": [{"value": 1}] * 3}
-            assert (await ask(http, "POST", "/topics/too-many-records", body, headers=JSON_RECORDS))[0] == 413
+    limit = {"max_records": 2}
+    async with running_gateway(bootstrap, http=limit) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        body = {"records": [{"value": 1}] * 3}
+        assert (await ask(http, "POST", "/topics/too-many-records", body, headers=JSON_RECORDS))[0] == 413
 
 
 async def hold(gateway: Gateway, count: int, fields: bytes = b"") -> list[asyncio.StreamWriter]:

@@ -1,0 +1,66 @@
+"""One connection for questions to Kafka that belong to no producer and no consumer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import aiokafka.errors as kafka_errors
+from aiokafka.admin import AIOKafkaAdminClient
+
+from gateway.kafka.consumers import ConsumerOptions
+from gateway.kafka.contracts import Refused
+from mapping.outcomes import Outcome
+
+TIMEOUT_S = 10.0
+T = TypeVar("T")
+
+_DENIED = (
+    kafka_errors.GroupAuthorizationFailedError,
+    kafka_errors.TopicAuthorizationFailedError,
+    kafka_errors.ClusterAuthorizationFailedError,
+)
+
+
+class AdminConnection:
+    """Connects with the first question."""
+
+    def __init__(self, kafka: ConsumerOptions) -> None:
+        """`kafka`: see `ConsumerOptions`."""
+        self._kafka = dict(kafka)
+        self._client: AIOKafkaAdminClient | None = None
+        self._opening = asyncio.Lock()
+
+    async def stop(self) -> None:
+        """Close the connection."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def answer(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` has found out, in time.
+
+        Raises:
+            Refused: DENIED, or BUSY when Kafka does not answer.
+        """
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await work
+        except _DENIED as error:
+            raise Refused(Outcome.DENIED, f"{error!r}") from error
+        except (TimeoutError, kafka_errors.KafkaError) as error:
+            raise Refused(Outcome.BUSY, f"Kafka does not answer: {error!r}") from error
+
+    async def open(self) -> AIOKafkaAdminClient:
+        """The client; aiokafka's errors when there is no connection."""
+        async with self._opening:
+            if self._client is None:
+                client = AIOKafkaAdminClient(**self._kafka)
+                try:
+                    await client.start()
+                except BaseException:
+                    await client.close()
+                    raise
+                self._client = client
+            return self._client
