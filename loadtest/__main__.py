@@ -20,7 +20,7 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Report
-from loadtest.scenarios import amqp_kills, amqp_memory, amqp_table
+from loadtest.scenarios import amqp_kills, amqp_memory, amqp_table, events
 from loadtest.scenarios.fuzz import SETTINGS, Fuzz
 from loadtest.scenarios.fuzz import Plan as Storm
 from loadtest.scenarios.kills import Plan, Round
@@ -103,6 +103,17 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     fuzz.add_argument("--first", type=int, default=storm.first, help="number of the first conversation")
     fuzz.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     fuzz.add_argument("--json", type=Path, help="write the report here as well")
+    sse = scenarios.add_parser("sse", help="many listeners to server-sent events; nobody may fall behind")
+    sse.add_argument("--bootstrap", help="Kafka; without it one is started")
+    listeners = events.Crowd()
+    sse.add_argument("--listeners", type=int, default=listeners.listeners)
+    sse.add_argument("--messages", type=int, default=listeners.messages)
+    sse.add_argument("--rate", type=float, default=listeners.rate, help="messages a second")
+    sse.add_argument("--size", type=int, default=listeners.size, help="payload bytes")
+    sse.add_argument("--late", type=float, default=listeners.late, help="seconds that nobody may ever be behind")
+    sse.add_argument("--unpinned", action="store_true", help="leave the processors to the system")
+    sse.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
+    sse.add_argument("--json", type=Path, help="write the report here as well")
     for name, protocol in (("table", "MQTT"), ("amqp", "AMQP")):
         table = scenarios.add_parser(name, help=f"every figure of docs/performance.md about {protocol}'s speed")
         table.add_argument("--bootstrap", help="Kafka; without it one is started")
@@ -219,6 +230,17 @@ async def fuzz(options: argparse.Namespace) -> int:
     return conclude(options, report, outcome.problems)
 
 
+async def sse(options: argparse.Namespace) -> int:
+    """Run it; 0 when every listener got everything in time."""
+    allow_files()
+    crowd = events.Crowd(**chosen(options, ("listeners", "messages", "rate", "size", "late")))
+    async with own_gateway(options, None if options.unpinned else make_way()) as (gateway, _):
+        heard = await events.listen(gateway.kafka, gateway.address("mqtt"), gateway.address("http"), crowd, gateway.pid)
+    report = Report("server-sent events")
+    report.add(listeners=crowd.listeners, rate=crowd.rate, **heard.row())
+    return conclude(options, report, heard.problems)
+
+
 async def memory(options: argparse.Namespace) -> int:
     """Run it; 0 when every session that came back got everything."""
     allow_files()
@@ -264,7 +286,9 @@ def chosen(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any
 
 
 TABLES: Final = {"table": (mqtt_table, "MQTT"), "amqp": (amqp_table.measure, "AMQP")}
-RUN: Final = {"steady": steady, "kills": kills, "fuzz": fuzz, "memory": memory, "table": table, "amqp": table}
+RUN: Final = {
+    "steady": steady, "kills": kills, "fuzz": fuzz, "memory": memory, "table": table, "amqp": table, "sse": sse,
+}  # fmt: skip
 
 
 def main() -> None:

@@ -1,0 +1,111 @@
+"""A listener to a stream of server-sent events that compares what it reads with what the others have read.
+
+Everybody at the end of a log of one partition gets the same bytes. Whoever is ahead writes them down, and finds the
+events in them; the others are compared with that, one memory compare a read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import time
+from collections.abc import Callable
+from typing import Final, cast
+
+_BEGUN: Final = b"retry: "
+
+
+class Shared:
+    """What all listeners of one run have got, as far as the first of them is.
+
+    Attributes:
+        text: all bytes behind the head of the answer.
+        ends: behind each event, the place in `text`.
+    """
+
+    def __init__(self) -> None:
+        self.text = bytearray()
+        self.ends: list[int] = []
+
+    def extend(self, data: bytes) -> None:
+        """Somebody is ahead of all."""
+        seen = max(0, len(self.text) - 3)
+        self.text += data
+        while (at := self.text.find(b"\n\n\r\n", seen)) >= 0:
+            seen = at + 4
+            if not self.ends or seen > self.ends[-1]:
+                self.ends.append(seen)
+
+
+class EventListener(asyncio.Protocol):
+    """One connection.
+
+    Attributes:
+        begun: the head of the answer came.
+        finished: all events came.
+        wrong: it has got something that the others have not.
+    """
+
+    def __init__(self, path: str, shared: Shared, total: int, told: Callable[[int, float], None]) -> None:
+        """`told` is given the number of the last event of each read, and when it came."""
+        self._request = f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAccept: text/event-stream\r\n\r\n".encode()
+        self._shared = shared
+        self._total = total
+        self._told = told
+        self._head = b""
+        self._at = 0
+        self._transport: asyncio.Transport | None = None
+        loop = asyncio.get_running_loop()
+        self.begun: asyncio.Future[None] = loop.create_future()
+        self.finished: asyncio.Future[None] = loop.create_future()
+        self.wrong = False
+
+    @property
+    def got(self) -> int:
+        """Events so far."""
+        return bisect.bisect_right(self._shared.ends, self._at)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """The head, then chunks."""
+        now = time.perf_counter()
+        if not self.begun.done():
+            self._head += data
+            head, separator, rest = self._head.partition(b"\r\n\r\n")
+            first, _, behind = rest.partition(b"\n\n\r\n")
+            if not separator or _BEGUN not in first:
+                return
+            if b" 200 " not in head.split(b"\r\n", 1)[0]:
+                raise AssertionError(head)
+            self.begun.set_result(None)
+            data = behind
+        if not data:
+            return
+        shared = self._shared
+        known = len(shared.text) - self._at
+        if not shared.text.startswith(data[:known], self._at):
+            self.wrong = True
+        if len(data) > known:
+            shared.extend(data[known:])
+        self._at += len(data)
+        got = self.got
+        if got:
+            self._told(got - 1, now)
+        if got >= self._total and not self.finished.done():
+            self.finished.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The gateway closed the socket."""
+        for future in (self.begun, self.finished):
+            if not future.done():
+                future.set_exception(exc or ConnectionResetError("connection closed"))
+
+    def close(self) -> None:
+        """Leave."""
+        if self._transport is not None:
+            self.finished.cancel()
+            self._transport.abort()

@@ -1,0 +1,117 @@
+"""Scenario `sse`: one publisher, many listeners to server-sent events; nobody may fall behind, and all are compared."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import NamedTuple
+
+from loadtest.clients.events import EventListener, Shared
+from loadtest.clients.mqtt import Publisher
+from loadtest.clients.pace import Pace
+from loadtest.clients.topics import create_topic
+from loadtest.gateway import process_cpu
+from loadtest.numbering import Numbering
+from loadtest.report import Latencies
+
+CONNECTING = 50  # connections begun at once
+
+
+class Crowd(NamedTuple):
+    """What to do.
+
+    Attributes:
+        listeners: how many there are.
+        messages: how many are published, at QoS 1 over MQTT.
+        rate: messages a second.
+        size: payload bytes.
+        late: seconds that nobody may ever be behind the publisher; more is a problem.
+        patience: seconds without an event after which what is missing is lost.
+    """
+
+    listeners: int = 1000
+    messages: int = 2000
+    rate: float = 100.0
+    size: int = 100
+    late: float = 1.0
+    patience: float = 5.0
+
+
+class Heard(NamedTuple):
+    """What came of it; `cpu_us` is the gateway's CPU per event, publishing included."""
+
+    events: int
+    lost: int
+    wrong: int
+    seconds: float
+    latencies: Latencies
+    cpu_us: float
+    problems: list[str]
+
+    def row(self) -> dict[str, float | int]:
+        """As columns of a report. Latencies are from a message's PUBLISH to its event, last of each read."""
+        return {
+            "events": self.events,
+            "events per second": round(self.events / self.seconds) if self.seconds else 0,
+            **{f"{name} ms": value for name, value in self.latencies.summary().items()},
+            "cpu us/event": round(self.cpu_us, 2),
+            "lost": self.lost,
+            "wrong": self.wrong,
+        }
+
+
+async def listen(kafka: str, mqtt: tuple[str, int], http: tuple[str, int], crowd: Crowd, pid: int) -> Heard:
+    """Run it on a gateway with process id `pid`."""
+    numbering = Numbering()
+    topic = f"events-{numbering.run}"
+    await create_topic(kafka, topic, 1)
+    payloads = [numbering.payload(0, sequence, crowd.size) for sequence in range(crowd.messages)]
+    latencies = Latencies()
+    sent_at: list[float] = []
+    last = 0.0
+
+    def told(number: int, now: float) -> None:
+        nonlocal last
+        last = now
+        latencies.record(now - sent_at[number])
+
+    shared = Shared()
+    path = f"/topics/{topic}/stream?format=text"
+    listeners = [EventListener(path, shared, crowd.messages, told) for _ in range(crowd.listeners)]
+    loop = asyncio.get_running_loop()
+    for first in range(0, len(listeners), CONNECTING):
+        some = listeners[first : first + CONNECTING]
+        await asyncio.gather(*(loop.create_connection(partial(_same, one), *http) for one in some))
+        await asyncio.gather(*(one.begun for one in some))
+    pace = Pace(crowd.messages, crowd.rate)
+    make = partial(Publisher, f"{topic}-publisher", f"{topic}/news", payloads, pace, lambda first, behind: None)
+    _, publisher = await loop.create_connection(make, *mqtt)
+    await publisher.connected
+    sent_at = publisher.sent_at
+    cpu, began = process_cpu(pid), time.perf_counter()
+    pace.start()
+    publisher.push()
+    while not publisher.finished.done():
+        await asyncio.wait((publisher.finished,), timeout=0.002)
+        publisher.push()
+    published = time.perf_counter()
+    waiting = {one.finished for one in listeners}
+    while waiting and time.perf_counter() - max(last, published) < crowd.patience:
+        _, waiting = await asyncio.wait(waiting, timeout=0.5)
+    cpu = process_cpu(pid) - cpu
+    events = sum(one.got for one in listeners)
+    wrong = sum(one.wrong for one in listeners)
+    publisher.close()
+    for listener in listeners:
+        listener.close()
+    lost = crowd.messages * crowd.listeners - events
+    problems = [f"{count} {what}" for count, what in ((lost, "lost"), (wrong, "read what others did not")) if count]
+    slowest = latencies.milliseconds(100.0) / 1000
+    if slowest > crowd.late:
+        problems.append(f"somebody was {slowest:.2f} s behind")
+    return Heard(events, lost, wrong, last - began, latencies, cpu / events * 1e6 if events else 0.0, problems)
+
+
+def _same(listener: EventListener) -> EventListener:
+    return listener
