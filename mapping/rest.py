@@ -112,7 +112,7 @@ def to_records(
     if embedded is Format.JSON:
         return _json_records(decode_json(body, limit), body, target)
     texts = decode_text(body, limit, embedded)
-    convert = _from_base64 if embedded is Format.BINARY else _from_text
+    convert = from_base64 if embedded is Format.BINARY else _from_text
     keys = [convert(entry.key) for entry in texts]
     values = [convert(entry.value) for entry in texts]
     return _placed(texts, keys, values, target)
@@ -157,7 +157,7 @@ def _json_records(entries: Sequence[JsonRecord], text: bytes, target: _Target, *
     values: list[bytes | None]
     spaces = _WHITESPACE[:3] if lines else _WHITESPACE
     if any(space in text for space in spaces):  # somewhere, perhaps inside a string only
-        values = [_compact(entry.value) for entry in entries]
+        values = [compact_json(entry.value) for entry in entries]
     else:
         values = [bytes(entry.value) for entry in entries]
     if b"null" in values:
@@ -191,7 +191,7 @@ def _from_string(raw: msgspec.Raw, embedded: Format | None, part: str) -> bytes 
         text = _STRING_OR_NULL.decode(raw)
     except msgspec.ValidationError as error:
         raise unprocessable(f"Because the {part}_format is not 'json', the {part} must be a string") from error
-    return _from_base64(text) if embedded is Format.BINARY else _from_text(text)
+    return from_base64(text) if embedded is Format.BINARY else _from_text(text)
 
 
 def _placed(
@@ -207,7 +207,7 @@ def _placed(
         timestamp = None if entry.timestamp is None else whole(entry.timestamp, f"$.records[{len(records)}].timestamp")
         if timestamp is not None and not 0 <= timestamp <= LARGEST_TIMESTAMP:
             raise unprocessable(f"The timestamp {timestamp} is out of range")
-        fields = _merged(entry.headers, headers, trace) if entry.headers else plain
+        fields = merged_headers(entry.headers, headers, trace) if entry.headers else plain
         records.append(Record(topic, key, value, fields, timestamp, place))
     return records
 
@@ -223,12 +223,12 @@ def _checked_partition(given: float | None, path_partition: int | None, index: i
     return partition
 
 
-def _merged(fields: Sequence[HeaderField], standard: Headers, trace: Headers) -> Headers:
+def merged_headers(fields: Sequence[HeaderField], standard: Headers, trace: Headers) -> Headers:
     """The client's headers in their order, then ours; its own content type and trace context stand."""
     own: list[Header] = []
     for field in fields:
         name = USER_PREFIX + field.key if field.key.startswith(OURS) else field.key
-        own.append((name, _from_base64(field.value)))
+        own.append((name, from_base64(field.value)))
     names = {name for name, _ in own}
     own += [header for header in standard if header[0] not in names]
     if TRACEPARENT not in names:
@@ -239,10 +239,10 @@ def _merged(fields: Sequence[HeaderField], standard: Headers, trace: Headers) ->
 def _json_key(text: bytes) -> bytes | None:
     if text.startswith(b'"'):
         return text[1:-1] if b"\\" not in text else _STRING.decode(text).encode()
-    return None if text == b"null" else _compact(text)
+    return None if text == b"null" else compact_json(text)
 
 
-def _compact(raw: msgspec.Raw | bytes) -> bytes:
+def compact_json(raw: msgspec.Raw | bytes) -> bytes:
     """The same JSON text without insignificant space; every digit and every repeated name stays."""
     return msgspec.json.format(bytes(raw), indent=-1)
 
@@ -251,8 +251,8 @@ def _from_text(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
 
 
-def _from_base64(text: str | None) -> bytes | None:
-    """RFC 4648 section 4; the padding may be missing, nothing else."""
+def from_base64(text: str | None) -> bytes | None:
+    """RFC 4648 section 4; the padding may be missing, nothing else. RestError 422."""
     if text is None:
         return None
     if len(text) % 4 or text.endswith("="):

@@ -157,7 +157,7 @@ class Consumers(Module):
         request, grant = call.request, call.grant
         name = create.name or f"{NAME_PREFIX}{uuid.uuid4()}"
         path = under + instance_path(group, name)
-        uri = base_uri(request.headers, path, secure=request.secure, bound=_own_address(request))
+        uri = base_uri(request.headers, path, secure=request.secure, bound=own_address(request))
         key = (group, name)
         if key in self._instances:
             raise RestError(409, NAME_TAKEN, fault=Fault.NAME_TAKEN)
@@ -417,7 +417,8 @@ def _fill(
     return page, chunks
 
 
-def _own_address(request: web.BaseRequest) -> str:
+def own_address(request: web.BaseRequest) -> str:
+    """The address that the client has reached, for when it does not say it."""
     transport = request.transport
     name = None if transport is None else transport.get_extra_info("sockname")
     return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "localhost"

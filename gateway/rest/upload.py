@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 from aiohttp import web
 
 from gateway.kafka.contracts import Result
@@ -28,7 +29,7 @@ RECHECK_S: Final = 1.0
 
 
 class Upload:
-    """One request; see the module. Another dialect makes its own reports by `stored` and `failed`.
+    """One request; see the module. Another dialect makes its own reports by `stored`, `failed` and `ended`.
 
     Attributes:
         budget: bytes and records in flight of this upload; see `Publisher.submit`.
@@ -63,6 +64,10 @@ class Upload:
     def failed(self, token: int, status: int, message: str, errors: Sequence[str] = ()) -> bytes:
         """The report of a record that was not stored."""
         return encode(ErrorBody(status, message, tuple(errors))) + b"\n"
+
+    def ended(self, status: int, message: str) -> bytes:
+        """What stands behind the last report of an upload that cannot go on; it is for no record."""
+        return encode(_Ended(status, message)) + b"\n"
 
     # Records in
 
@@ -167,3 +172,11 @@ class Upload:
 
     def _turned(self, _is_open: bool) -> None:
         self._moved.set()
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    """The last line of an upload that was not taken to its end."""
+
+    error_code: int
+    message: str
+    ended: bool = True

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
 
 import msgspec
 from aiohttp import StreamReader, web
@@ -21,8 +21,9 @@ from mapping.rest import from_lines, trace_headers
 from protocols.rest.errors import RestError, busy
 from protocols.rest.lines import LineSplitter
 from protocols.rest.media import Format
-from protocols.rest.responses import encode
 from protocols.rest.streaming import LINES_TYPE
+
+Kind = TypeVar("Kind", bound=Upload)
 
 ENDED: Final = "The gateway is shutting down"
 
@@ -76,34 +77,55 @@ class Uploads(Module):
         _ = call.media  # 400 for another
         call.negotiate(LINES_TYPE)
         grant, fields = call.grant, call.request.headers
-        if not grant.publish.some(topic):
+        writer = _Writer(
+            topic,
+            grant,
+            bool(grant.publish.uniform(topic)),
+            self._standard.of(Format.JSON, grant.identity.name),
+            trace_headers(fields.get("traceparent"), fields.get("tracestate")),
+        )
+        splitter = LineSplitter(self._max_line_bytes)
+
+        def take(upload: Upload, part: bytes | None) -> None:
+            for block in splitter.finish() if part is None else splitter.feed(part):
+                self._take(upload, block, writer)
+
+        return await self.run(call, topic, lambda: Upload(self._publisher, topic), take, LINES_TYPE)
+
+    async def run(
+        self, call: Call, topic: str, make: Callable[[], Kind], take: Callable[[Kind, bytes | None], None], media: str
+    ) -> web.StreamResponse:
+        """Take one upload in and report it, for any dialect.
+
+        Args:
+            call: the request.
+            topic: where its records go.
+            make: makes the owner of its records.
+            take: is given each part of the body as it comes, and None at its end.
+            media: of the answer.
+
+        Raises:
+            Refused: the topic cannot be had.
+            RestError: 403, 417, 503.
+        """
+        if not call.grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
         if len(self._active) >= self._max_uploads:
             raise busy("Too many uploads; try again", close=True)
         with self._admission.enter(topic):
             await self._publisher.topic(topic)
-            upload = Upload(self._publisher, topic)
-            writer = _Writer(
-                topic,
-                grant,
-                bool(grant.publish.uniform(topic)),
-                self._standard.of(Format.JSON, grant.identity.name),
-                trace_headers(fields.get("traceparent"), fields.get("tracestate")),
-            )
+            upload = make()
             self._active.add(call.request.content)
             self._count += 1
             try:
-                answer = await call.stream(LINES_TYPE)
+                answer = await call.stream(media)
                 async with asyncio.TaskGroup() as tasks:
                     writing = tasks.create_task(upload.write(answer, self._idle_s))
                     try:
-                        splitter = LineSplitter(self._max_line_bytes)
                         async for part in call.pieces(self._idle_s):
-                            for block in splitter.feed(part):
-                                self._take(upload, block, writer)
+                            take(upload, part)
                             await upload.room()
-                        for block in splitter.finish():
-                            self._take(upload, block, writer)
+                        take(upload, None)
                         ended = None
                     except RestError as error:
                         ended = error
@@ -111,7 +133,7 @@ class Uploads(Module):
                     await writing
                 if ended is not None:
                     answer.force_close()
-                    await answer.write(encode(_Ended(ended.status, ended.message)) + b"\n")
+                    await answer.write(upload.ended(ended.status, ended.message))
                 return answer
             except* ConnectionError as group:
                 raise ConnectionError("the client left") from group
@@ -159,11 +181,3 @@ class _Writer(msgspec.Struct, frozen=True):
     everything: bool
     headers: Headers
     trace: Headers
-
-
-class _Ended(msgspec.Struct, frozen=True):
-    """The last line of an upload that was not taken to its end."""
-
-    error_code: int
-    message: str
-    ended: bool = True
