@@ -63,7 +63,10 @@ from gateway.observe.logs import configure_logs
 from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
 from gateway.observe.sources import add_source
+from gateway.observe.tracing import make_tracing
+from gateway.rest.keyed import KeyedRequests
 from gateway.rest.listener import RestListener
+from gateway.rest.request_table import RequestTable
 from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
@@ -299,6 +302,13 @@ class App:
         topics.watch(partial(topics_changed, sessions.live))
         await state.start()
         stack.push_async_callback(state.stop)
+        requests = RequestTable(
+            gateway=identity.name,
+            window_s=config.http.idempotency_window_s,
+            max_keys=config.http.max_idempotency_keys,
+            wall_clock=wall_clock,
+        )
+        requests.bind(state)
         await retained.start()
         stack.push_async_callback(retained.stop)
         keeping = spawn(sessions.run(state.loaded))
@@ -367,6 +377,17 @@ class App:
             kafka=client_settings(kafka, "http"),
             spawn=spawn,
             clock=loop.time,
+            keyed=KeyedRequests(
+                requests,
+                state,
+                publisher,
+                lookup,
+                client_settings(kafka, "requests"),
+                delivery_timeout_s=kafka.delivery_timeout_s,
+                spawn=spawn,
+                wall_clock=wall_clock,
+                unguessable=partial(secrets.token_hex, 8),
+            ),
             wall_clock=wall_clock,
             unguessable=partial(secrets.token_hex, 16),
         )

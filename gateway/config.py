@@ -201,6 +201,8 @@ class HttpConfig(Section):
     max_concurrent: Annotated[int, Field(ge=1)] = 1024  # requests that wait for Kafka at once
     max_uploads: Annotated[int, Field(ge=1)] = 128  # of lines, at once
     max_line_bytes: Annotated[int, Field(ge=1024)] = 2 * MEBIBYTE
+    idempotency_window_s: Annotated[float, Field(gt=0, le=7 * 86400)] = 3600.0  # how long an answer is kept for its key
+    max_idempotency_keys: Annotated[int, Field(ge=1)] = 100_000
     max_consumers: Annotated[int, Field(ge=1)] = 1000
     consumer_idle_s: Annotated[float, Field(gt=0)] = 300.0  # abandoned consumers keep partitions
     max_poll_wait_s: Annotated[float, Field(gt=0)] = 300.0

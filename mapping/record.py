@@ -70,6 +70,7 @@ MQTT_EXCHANGE: Final = "mqtt.exchange"  # nonce/packet id/sequence of a kept ses
 GW_PROTOCOL: Final = "gw.protocol"  # mqtt5, mqtt311, amqp10, http
 GW_OWNER: Final = "gw.owner"  # the gateway that wrote a record of its state
 GW_CLIENT: Final = "gw.client"  # client id, container-id, principal
+GW_REQUEST: Final = "gw.request"  # request/place in it, of an HTTP request with Idempotency-Key
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 AMQP_SECTIONS: Final = "amqp.sections"  # exact bytes, for a lossless AMQP round trip

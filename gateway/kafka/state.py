@@ -87,8 +87,12 @@ class StateTopic:
             in two partitions, and nobody could tell which is the last.
     """
 
-    def __init__(self, name: str, publisher: Publisher, apply: Apply, restarted: Restarted) -> None:
+    def __init__(
+        self, name: str, publisher: Publisher, apply: Apply, restarted: Restarted, *, forgets: bool = False
+    ) -> None:
+        """`forgets`: what is old may be deleted."""
         self.name = name
+        self.forgets = forgets
         self.partitions = 0
         self.apply = apply
         self.restarted = restarted
@@ -187,18 +191,20 @@ class StateTopics:
         self._read_on = asyncio.Event()  # replaced with each answer of Kafka
         self.loaded = asyncio.Event()
 
-    def open(self, name: str, apply: Apply, restarted: Restarted) -> StateTopic:
+    def open(self, name: str, apply: Apply, restarted: Restarted, *, retention_ms: int | None = None) -> StateTopic:
         """A table in the topic `name`, which begins with `__`; before `start`.
 
         Args:
             name: the topic.
             apply: told each record, in the order of offsets in each partition.
             restarted: told when a partition is read from its beginning once more: the topic was made anew.
+            retention_ms: how long a record is kept at least, where it need not be kept for ever.
         """
         if self._task is not None:
             raise RuntimeError("open it before the start")
         configs = (
-            ("cleanup.policy", "compact"),
+            ("cleanup.policy", "compact" if retention_ms is None else "compact,delete"),
+            *(() if retention_ms is None else (("retention.ms", str(retention_ms)),)),
             ("segment.bytes", str(max(SEGMENT_BYTES, self._largest_bytes))),
             ("segment.ms", str(SEGMENT_MS)),
             ("min.cleanable.dirty.ratio", DIRTY_RATIO),
@@ -206,7 +212,8 @@ class StateTopics:
             ("max.message.bytes", str(self._largest_bytes)),
         )
         self._topics.declare(InternalTopic(name, self._partitions, configs))
-        table = self._tables[name] = StateTopic(name, self._publisher, apply, restarted)
+        forgets = retention_ms is not None
+        table = self._tables[name] = StateTopic(name, self._publisher, apply, restarted, forgets=forgets)
         return table
 
     async def start(self) -> None:
@@ -251,7 +258,7 @@ class StateTopics:
     async def _run(self) -> None:
         try:
             for table in self._tables.values():
-                table.partitions = (await self._found(table.name)).partitions
+                table.partitions = (await self._found(table)).partitions
         except ConfigError as error:
             self._failed(error)
             return
@@ -270,12 +277,13 @@ class StateTopics:
                 self._consumer = None
                 await close_consumer(consumer)
 
-    async def _found(self, name: str) -> TopicInfo:
+    async def _found(self, table: StateTopic) -> TopicInfo:
         """The topic, created when it was missing; asked for until there is an answer.
 
         Raises:
             ConfigError: it is not compacted.
         """
+        name = table.name
         while True:
             try:
                 info = await self._publisher.topic(name, internal=True)
@@ -285,7 +293,7 @@ class StateTopics:
                 continue
             if info.cleanup is None:
                 log.warning("topic %s: whether it is compacted cannot be seen, since describing it is denied", name)
-            elif info.cleanup != "compact":
+            elif info.cleanup != "compact" and not (table.forgets and "compact" in info.cleanup):
                 raise ConfigError(
                     f"Kafka topic {name} has cleanup.policy={info.cleanup}: the gateway's state in it would be "
                     "deleted. Set its cleanup.policy to compact"

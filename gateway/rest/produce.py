@@ -6,7 +6,6 @@ record at all was stored for one and the same reason: then that reason is the st
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -18,13 +17,15 @@ from gateway.rest.admission import Admission
 from gateway.rest.answers import control_answer, no_content
 from gateway.rest.body import BodyReader
 from gateway.rest.call import Call, Handler, Module
-from gateway.rest.tickets import StandardHeaders, Ticket, raise_common_failure
+from gateway.rest.keyed import KEY_FIELD
+from gateway.rest.storing import Storing
+from gateway.rest.tickets import StandardHeaders
 from gateway.security.authorization import Grant
 from mapping.record import Record
-from mapping.rest import to_records, trace_headers
-from protocols.rest.errors import not_found
+from mapping.rest import to_records
+from protocols.rest.errors import RestError, not_found
 from protocols.rest.media import produce_format
-from protocols.rest.responses import ErrorBody, encode_results
+from protocols.rest.responses import encode_results
 
 
 class ProduceStatistics(msgspec.Struct, frozen=True):
@@ -41,8 +42,11 @@ class ProduceStatistics(msgspec.Struct, frozen=True):
 class Produce(Module):
     """The two produce operations. Their bodies are checked while they are read into records, not by the schemas."""
 
-    def __init__(self, publisher: Publisher, admission: Admission, bodies: BodyReader, max_records: int) -> None:
-        """Publish through `publisher` what `admission` lets in and `bodies` reads."""
+    def __init__(
+        self, publisher: Publisher, storing: Storing, admission: Admission, bodies: BodyReader, max_records: int
+    ) -> None:
+        """Publish through `storing` what `admission` lets in and `bodies` reads."""
+        self._storing = storing
         self._publisher = publisher
         self._admission = admission
         self._bodies = bodies
@@ -50,7 +54,6 @@ class Produce(Module):
         self._standard = StandardHeaders()
         self._requests = 0
         self._records = 0
-        self._failed = 0
 
     def operations(self) -> Mapping[str, Handler]:
         """See `Module`."""
@@ -71,6 +74,8 @@ class Produce(Module):
         unacknowledged = call.query["async"]
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
+        if unacknowledged and KEY_FIELD in fields:
+            raise RestError(400, f"Validation error on: {KEY_FIELD} asks for an answer, async for none")
         with self._admission.enter(topic):
             body = await self._bodies.read(request)
             records = to_records(
@@ -80,7 +85,7 @@ class Produce(Module):
                 partition=partition,
                 limit=self._max_records,
                 headers=self._standard.of(embedded, grant.identity.name),
-                trace=trace_headers(fields.get("traceparent"), fields.get("tracestate")),
+                trace=call.begin_publish(topic),
             )
             self._requests += 1
             self._records += len(records)
@@ -92,20 +97,9 @@ class Produce(Module):
                 return self._send_unacknowledged(records, grant)
             if not records:
                 return control_answer(encode_results(()))
-            ticket = Ticket(len(records), asyncio.get_running_loop().create_future())
-            submit = self._publisher.submit
-            everything = grant.publish.uniform(topic)
-            for index, record in enumerate(records):
-                if everything or grant.publish(topic, record.key):
-                    submit(record, ticket, index)
-                else:
-                    ticket.refuse(index, ErrorBody(403, f"Not allowed: publish to {topic} with this key"))
+            storing = self._storing.store(call, records, body)
             del records, body  # what Kafka has not answered yet is in the publisher's budget, and only there
-            await ticket.done
-        if ticket.failed:
-            self._failed += ticket.failed
-            raise_common_failure(ticket)
-        return control_answer(encode_results(ticket.results))
+            return await storing
 
     def _send_unacknowledged(self, records: Sequence[Record], grant: Grant) -> web.Response:
         """`async=true`: 204 says that the records are on their way, not that Kafka has them."""
@@ -121,7 +115,7 @@ class Produce(Module):
         return ProduceStatistics(
             requests_total=self._requests,
             records_total=self._records,
-            records_failed_total=self._failed,
+            records_failed_total=self._storing.failed,
             active=self._admission.active,
             uploading_bytes=self._admission.uploading,
             refused_total=self._admission.refused,

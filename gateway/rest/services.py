@@ -15,6 +15,8 @@ from gateway.kafka.replay import Replay
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
 from gateway.net.pump import Spawn
+from gateway.observe.tracing import Tracing
+from gateway.rest.keyed import KeyedRequests
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.origins import Origins
@@ -36,10 +38,12 @@ class RestServices(msgspec.Struct, frozen=True):
         access: what they may do.
         origins: whose pages may open WebSockets.
         rules: from MQTT topics to Kafka.
+        keyed: requests that are done once, by their `Idempotency-Key`.
         kafka: connection arguments of an aiokafka client; see `gateway.kafka.client.client_settings`.
         spawn: starts background work in the app's task group.
         clock: monotonic seconds; the loop's.
         wall_clock: epoch milliseconds.
+        tracing: makes spans of requests; None: nobody wants them.
         unguessable: gives a new text that nobody can guess, legal in an MQTT topic.
     """
 
@@ -54,8 +58,10 @@ class RestServices(msgspec.Struct, frozen=True):
     access: AccessList
     origins: Origins
     rules: Rules
+    keyed: KeyedRequests
     kafka: dict[str, Any]
     spawn: Spawn
     clock: Callable[[], float]
     wall_clock: Callable[[], int]
     unguessable: Callable[[], str]
+    tracing: Tracing | None = None

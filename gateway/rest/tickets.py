@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.kafka.contracts import Result
+from gateway.kafka.publisher import Publisher
+from gateway.security.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
-from mapping.record import Headers
+from mapping.record import Headers, Record
 from mapping.rest import standard_headers
 from protocols.rest.errors import RETRY_AFTER_S, RestError
 from protocols.rest.media import Format
@@ -44,6 +46,11 @@ class Ticket:
             self.failed += len(tokens)
             self._settled(len(tokens))
 
+    def found(self, index: int, stored: Stored) -> None:
+        """A record that is there already."""
+        self.results[index] = stored
+        self._settled(1)
+
     def refuse(self, index: int, error: ErrorBody) -> None:
         """A record that is not even submitted."""
         self.results[index] = error
@@ -78,13 +85,34 @@ class StandardHeaders:
         return headers
 
 
-def raise_common_failure(ticket: Ticket) -> None:
-    """Raise the request's error when every record failed with the same status."""
+def common_failure(ticket: Ticket) -> RestError | None:
+    """The request's error, when every record failed with the same status."""
     first = ticket.results[0]
     if ticket.failed < len(ticket.results) or not isinstance(first, ErrorBody):
-        return
+        return None
     status = first.error_code
     if any(isinstance(result, ErrorBody) and result.error_code != status for result in ticket.results):
-        return
+        return None
     headers = (("Retry-After", str(RETRY_AFTER_S)),) if status == _STATUS_BUSY else ()
-    raise RestError(status, first.message, headers=headers)
+    return RestError(status, first.message, headers=headers)
+
+
+def raise_common_failure(ticket: Ticket) -> None:
+    """Raise `common_failure`, where there is one."""
+    failure = common_failure(ticket)
+    if failure is not None:
+        raise failure
+
+
+def submit_allowed(
+    publisher: Publisher, grant: Grant, records: Sequence[Record], ticket: Ticket, places: Sequence[int]
+) -> None:
+    """Submit the records that the client may write; `places` stand beside them: their tokens."""
+    topic = records[0].topic
+    everything = grant.publish.uniform(topic)
+    submit = publisher.submit
+    for place, record in zip(places, records, strict=True):
+        if everything or grant.publish(topic, record.key):
+            submit(record, ticket, place)
+        else:
+            ticket.refuse(place, ErrorBody(403, f"Not allowed: publish to {topic} with this key"))

@@ -18,15 +18,18 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import ConsumerRecord
 
-from gateway.config import Address, BudgetConfig, HttpConfig, KafkaConfig, SecurityConfig
+from gateway.config import Address, BudgetConfig, ConfigError, HttpConfig, KafkaConfig, SecurityConfig
 from gateway.kafka.client import client_settings
 from gateway.kafka.consumers import Lookup
 from gateway.kafka.group import Groups
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.replay import Replay
+from gateway.kafka.state import StateTopics
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
+from gateway.rest.keyed import KeyedRequests
 from gateway.rest.listener import RestListener
+from gateway.rest.request_table import RequestTable
 from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
@@ -48,6 +51,7 @@ class Gateway:
         self.publisher = services.publisher
         self.topics = services.topics
         self.tail = services.tail
+        self.keyed = services.keyed
 
     def tail_topics(self) -> set[str]:
         """What is read at its end."""
@@ -69,7 +73,10 @@ async def running_gateway(
     create: bool = True,
     wait: bool = True,
     tls: ssl.SSLContext | None = None,
+    name: str = "",
 ) -> AsyncIterator[Gateway]:
+    """`name`: of the gateway; one with a name keeps the answers to requests with a key."""
+    failures: list[ConfigError] = []
     loop = asyncio.get_running_loop()
     kafka_config = KafkaConfig(bootstrap_servers=bootstrap, **(kafka or {}))
     security = security or SecurityConfig()
@@ -95,8 +102,36 @@ async def running_gateway(
         replay = Replay(client_settings(kafka_config, "replay"), spawn, lookup)
         tail = Tail(client_settings(kafka_config, "tail"), spawn, lookup, replay)
         groups = Groups(client_settings(kafka_config, "group"), spawn, lookup, random=random.Random(2).random)
+        state = StateTopics(
+            client_settings(kafka_config, "state"),
+            topics,
+            publisher,
+            spawn=spawn,
+            partitions=1,
+            largest_bytes=1 << 20,
+            failed=failures.append,
+        )
+        http_config = HttpConfig(**{"address": LOCAL, **(http or {})})
+        table = RequestTable(
+            gateway=name,
+            window_s=http_config.idempotency_window_s,
+            max_keys=http_config.max_idempotency_keys,
+            wall_clock=wall_clock,
+        )
+        table.bind(state)
+        keyed = KeyedRequests(
+            table,
+            state,
+            publisher,
+            lookup,
+            client_settings(kafka_config, "requests"),
+            delivery_timeout_s=kafka_config.delivery_timeout_s,
+            spawn=spawn,
+            wall_clock=wall_clock,
+            unguessable=partial(secrets.token_hex, 8),
+        )
         services = RestServices(
-            config=HttpConfig(**{"address": LOCAL, **(http or {})}),
+            config=http_config,
             publisher=publisher,
             topics=topics,
             lookup=lookup,
@@ -107,6 +142,7 @@ async def running_gateway(
             access=AccessList(security.access),
             origins=Origins(security),
             rules=Rules(()),
+            keyed=keyed,
             kafka=client_settings(kafka_config, "http"),
             spawn=spawn,
             clock=loop.time,
@@ -119,12 +155,16 @@ async def running_gateway(
             assert started or not wait
             background.append(spawn(topics.run()))
             await tail.start()
+            if name:
+                await state.start()
+                await state.loaded.wait()
             await listener.start()
             yield Gateway(listener, services)
         finally:
             await listener.stop(4.0)
             await publisher.drain(1.0)
             await groups.stop()
+            await state.stop()
             await tail.stop()
             await replay.stop()
             await lookup.stop()

@@ -1,0 +1,146 @@
+"""What became of requests with an `Idempotency-Key`: a table in Kafka, which every gateway has in memory.
+
+ADR 0026 says how it is used. The order of a key's records in the log decides, the same for every gateway: the first
+attempt counts, and another one only after it, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gateway.kafka.contracts import Owner
+from gateway.kafka.state import StateTopic, StateTopics
+from mapping.record import Received
+
+REQUESTS: Final = "__trivium_requests"
+OVERHEAD: Final = 1024
+"""What a request is counted for beside its answer: its objects."""
+LIMIT_BYTES: Final = 64 * 1024 * 1024
+"""Of all that is kept; more keys are refused until old ones are forgotten."""
+RETENTION_MARGIN_MS: Final = 3_600_000
+
+
+class KeptRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The last word about a key.
+
+    Attributes:
+        digest: of the request's body and what else makes it the same request.
+        attempt: which one; unguessable.
+        gateway: whose attempt, by the name that its data directory keeps; "" for one without.
+        until_ms: the end of the window, when it is forgotten; epoch milliseconds.
+        lease_ms: until then the attempt may still store records.
+        scan: by partition the offset from which on the attempts' records lie.
+        after: the attempt that this one takes over.
+        status: of the answer; 0 while there is none.
+        body: of the answer.
+    """
+
+    digest: str
+    attempt: str
+    gateway: str
+    until_ms: int
+    lease_ms: int
+    scan: dict[int, int]
+    after: str = ""
+    status: int = 0
+    body: str = ""
+
+
+class RequestTable:
+    """The table; bind it to the process's state topics before they are started."""
+
+    def __init__(self, *, gateway: str, window_s: float, max_keys: int, wall_clock: Callable[[], int]) -> None:
+        """Nothing is known yet.
+
+        Args:
+            gateway: this gateway's name; see `KeptRequest`.
+            window_s: how long an answer is kept, in seconds.
+            max_keys: how many are kept.
+            wall_clock: epoch milliseconds.
+        """
+        self.gateway = gateway
+        self.window_ms = int(window_s * 1000)
+        self.bytes = 0
+        self.undecodable = 0
+        self._max_keys = max_keys
+        self._wall_clock = wall_clock
+        self._kept: dict[str, tuple[KeptRequest, int]] = {}  # with its partition; in the order of their windows' ends
+        self._topic: StateTopic | None = None
+        self._decoder = msgspec.json.Decoder(KeptRequest)
+
+    def bind(self, state: StateTopics) -> None:
+        """Open the topic."""
+        retention_ms = self.window_ms + RETENTION_MARGIN_MS
+        self._topic = state.open(REQUESTS, self.apply, self.restarted, retention_ms=retention_ms)
+
+    def find(self, name: str) -> KeptRequest | None:
+        """What is known of a key that is not over."""
+        self._forget_old()
+        known = self._kept.get(name)
+        return None if known is None or known[0].until_ms <= self._wall_clock() else known[0]
+
+    @property
+    def full(self) -> bool:
+        """Whether no further key can be kept now."""
+        self._forget_old()
+        return len(self._kept) >= self._max_keys or self.bytes >= LIMIT_BYTES
+
+    @property
+    def count(self) -> int:
+        """How many keys are kept."""
+        return len(self._kept)
+
+    def write(self, name: str, kept: KeptRequest, owner: Owner | None) -> None:
+        """Store a word about a key; `owner` learns its fate. It counts when it comes back through `apply`."""
+        assert self._topic is not None, "it is not bound"
+        self._topic.write(name.encode(), msgspec.json.encode(kept), owner=owner)
+
+    def apply(self, record: Received) -> None:
+        """See `StateTopics`."""
+        if record.key is None or record.value is None:
+            return
+        name = record.key.decode(errors="replace")
+        try:
+            new = self._decoder.decode(record.value)
+        except msgspec.MsgspecError:
+            self.undecodable += 1  # not ours
+            return
+        known = self._kept.get(name)
+        if known is not None and known[0].until_ms > record.timestamp and not _follows(new, known[0]):
+            return
+        self._drop(name)
+        if new.until_ms > self._wall_clock():
+            self._kept[name] = (new, record.partition)
+            self.bytes += _size(new)
+
+    def restarted(self, partition: int) -> None:
+        """See `StateTopics`."""
+        for name in [name for name, (_, place) in self._kept.items() if place == partition]:
+            self._drop(name)
+
+    def _forget_old(self) -> None:
+        now = self._wall_clock()
+        while self._kept:
+            name = next(iter(self._kept))
+            if self._kept[name][0].until_ms > now:
+                return
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        known = self._kept.pop(name, None)
+        if known is not None:
+            self.bytes -= _size(known[0])
+
+
+def _follows(new: KeptRequest, known: KeptRequest) -> bool:
+    """Whether a word counts after the one that is known."""
+    if known.status:
+        return False
+    return known.attempt in {new.attempt, new.after}
+
+
+def _size(kept: KeptRequest) -> int:
+    return OVERHEAD + len(kept.body)

@@ -1,0 +1,50 @@
+"""Records of one request into Kafka, and its answer: one owner and one future a request, never one a record."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from gateway.kafka.publisher import Publisher
+from gateway.rest.answers import control_answer
+from gateway.rest.call import Call
+from gateway.rest.keyed import KEY_FIELD, KeyedRequests
+from gateway.rest.tickets import Ticket, common_failure, submit_allowed
+from mapping.record import Record
+from protocols.rest.responses import encode_results
+
+
+class Storing:
+    """Stores what requests bring."""
+
+    def __init__(self, publisher: Publisher, keyed: KeyedRequests) -> None:
+        """Through `publisher`; `keyed` has the requests that may be repeated."""
+        self.failed = 0
+        self._publisher = publisher
+        self.keyed = keyed
+
+    async def store(self, call: Call, records: list[Record], body: bytes) -> web.Response:
+        """Store them, and answer when the last one's fate is known.
+
+        Args:
+            call: the request.
+            records: of one topic; at least one.
+            body: as received, decompressed: what a repeated request must have too.
+
+        Raises:
+            RestError: what became of all of them; or 409 and 422 for the request's key.
+        """
+        field = call.request.headers.get(KEY_FIELD)
+        if field is not None:
+            return await self.keyed.store(call, records, body, field)
+        ticket = Ticket(len(records), asyncio.get_running_loop().create_future())
+        submit_allowed(self._publisher, call.grant, records, ticket, range(len(records)))
+        del records, body  # as in the caller
+        await ticket.done
+        if ticket.failed:
+            self.failed += ticket.failed
+            failure = common_failure(ticket)
+            if failure is not None:
+                raise failure
+        return control_answer(encode_results(ticket.results))
