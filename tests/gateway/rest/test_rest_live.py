@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from gateway.config import AccessRule, SecurityConfig
+from gateway.config import AccessRule, OauthConfig, SecurityConfig
 from tests.conftest import NewTopicFactory
+from tests.support.oauth import oauth_options, token
 from tests.support.websocket import CLOSE, TEXT, frame, handshake, parse
 
 from .conftest import Gateway, ask, read_topic, running_gateway, until
@@ -309,3 +312,25 @@ async def test_a_token_in_the_query_is_believed_where_tokens_are(gateway: Gatewa
             assert (await ask(http, "GET", path))[0] == 401
         async with http.get(f"/topics/{topic}/records?access_token=x") as response:
             assert response.status == 200, "only where a browser can set no field"
+
+
+async def test_a_token_may_come_in_the_query_and_with_its_end_streams_end(
+    bootstrap: str, new_topic: NewTopicFactory, tmp_path: Path
+) -> None:
+    topic = await new_topic(partitions=1)
+    oauth = OauthConfig(**oauth_options(tmp_path / "keys.json", leeway_s=0))
+    async with (
+        running_gateway(bootstrap, security=SecurityConfig(allow_anonymous=False, oauth=oauth)) as gateway,
+        aiohttp.ClientSession(gateway.url) as http,
+    ):
+        shown = token(expires_s=time.time() + 4)
+        assert (await ask(http, "GET", "/stream"))[0] == 401
+        async with http.get(f"/topics/{topic}/stream?access_token={shown}") as events:
+            assert events.status == 200
+            async with http.ws_connect(f"/stream?access_token={shown}", protocols=["trivium.v1"]) as socket:
+                async with asyncio.timeout(20):
+                    message = await socket.receive()
+                    assert message.type is aiohttp.WSMsgType.CLOSE
+                    assert socket.close_code == 1008
+                    assert await events.content.read() == b"retry: 2000\n\n"
+        assert (await ask(http, "GET", f"/topics/{topic}/stream?access_token={shown}"))[0] == 401
