@@ -243,6 +243,9 @@ class App:
         await authenticator.start()
         stack.push_async_callback(authenticator.stop)
         stack.push_async_callback(_end, spawn(authenticator.run()))
+        tracing = make_tracing(config.observe)
+        if tracing is not None:
+            stack.push_async_callback(tracing.stop)
         access = AccessList(config.security.access)
         rules = compile_rules(config)
         kafka = await self._connect_kafka(spawn, stack)
@@ -299,9 +302,6 @@ class App:
             follow=lambda client_id: state.follow(SESSIONS, client_id.encode(), lookup),
         )
         sessions.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
-        topics.watch(partial(topics_changed, sessions.live))
-        await state.start()
-        stack.push_async_callback(state.stop)
         requests = RequestTable(
             gateway=identity.name,
             window_s=config.http.idempotency_window_s,
@@ -309,6 +309,9 @@ class App:
             wall_clock=wall_clock,
         )
         requests.bind(state)
+        topics.watch(partial(topics_changed, sessions.live))
+        await state.start()
+        stack.push_async_callback(state.stop)
         await retained.start()
         stack.push_async_callback(retained.stop)
         keeping = spawn(sessions.run(state.loaded))
@@ -374,9 +377,6 @@ class App:
             access=access,
             origins=origins,
             rules=rules,
-            kafka=client_settings(kafka, "http"),
-            spawn=spawn,
-            clock=loop.time,
             keyed=KeyedRequests(
                 requests,
                 state,
@@ -388,8 +388,12 @@ class App:
                 wall_clock=wall_clock,
                 unguessable=partial(secrets.token_hex, 8),
             ),
+            kafka=client_settings(kafka, "http"),
+            spawn=spawn,
+            clock=loop.time,
             wall_clock=wall_clock,
             unguessable=partial(secrets.token_hex, 16),
+            tracing=tracing,
         )
         rest = RestListener(http, tls=context, websockets={"/mqtt": mqtt_websockets, "/amqp": amqp_websockets})
         self._fronts = [mqtt, amqp_front, rest]

@@ -20,6 +20,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
@@ -200,9 +201,9 @@ class HttpConfig(Section):
     max_records: Annotated[int, Field(ge=1)] = 10_000  # per request
     max_concurrent: Annotated[int, Field(ge=1)] = 1024  # requests that wait for Kafka at once
     max_uploads: Annotated[int, Field(ge=1)] = 128  # of lines, at once
-    max_line_bytes: Annotated[int, Field(ge=1024)] = 2 * MEBIBYTE
     idempotency_window_s: Annotated[float, Field(gt=0, le=7 * 86400)] = 3600.0  # how long an answer is kept for its key
     max_idempotency_keys: Annotated[int, Field(ge=1)] = 100_000
+    max_line_bytes: Annotated[int, Field(ge=1024)] = 2 * MEBIBYTE
     max_consumers: Annotated[int, Field(ge=1)] = 1000
     consumer_idle_s: Annotated[float, Field(gt=0)] = 300.0  # abandoned consumers keep partitions
     max_poll_wait_s: Annotated[float, Field(gt=0)] = 300.0
@@ -341,6 +342,19 @@ class LogConfig(Section):
     format: Literal["auto", "console", "json"] = "auto"  # auto: console on a terminal, JSON lines otherwise
 
 
+class ObserveConfig(Section):
+    """Spans for a collector of OpenTelemetry."""
+
+    otlp_endpoint: str | None = None
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _url(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise ValueError("not the address of a collector, such as http://127.0.0.1:4318")
+        return endpoint
+
+
 class Config(BaseSettings):
     """The whole configuration."""
 
@@ -364,6 +378,7 @@ class Config(BaseSettings):
     mapping: MappingConfig = MappingConfig()
     security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()
+    observe: ObserveConfig = ObserveConfig()
 
     @classmethod
     def settings_customise_sources(

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from gateway.kafka.contracts import Refused
 from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
+from gateway.observe.tracing import Tracing
 from gateway.rest.access import TOKEN_PARAMETER, Access
 from gateway.rest.answers import error_answer
 from gateway.rest.body import BodyReader
@@ -43,13 +44,14 @@ class RestApp:
         *,
         load: Load,
         cors: Cors | None = None,
+        tracing: Tracing | None = None,
         dialect: Dialect = Dialect.STRIMZI,
     ) -> None:
         """Serve what the contract has, by the handlers of `modules`.
 
         `websockets`, by path, are not of the contract; what is opened there asks who its client is by itself. `load`
-        limits what is in work, and pages of the origins in `cors` may call. `dialect`: whose operations stand at the
-        paths that both dialects have.
+        limits what is in work, and pages of the origins in `cors` may call; `tracing` makes spans of requests.
+        `dialect`: whose operations stand at the paths that both dialects have.
 
         Raises:
             ValueError: the contract has an operation that no module serves, or the other way round.
@@ -60,6 +62,7 @@ class RestApp:
         self._websockets = websockets
         self._load = load
         self._cors = cors
+        self._tracing = tracing
         self._router = Router(contract.operations.values(), dialect=dialect)
         self._handlers: dict[str, tuple[Handler, Callable[[RestError], web.Response]]] = {}
         for module in modules:
@@ -98,6 +101,9 @@ class RestApp:
                 call = Call(request, operation, admitted, self._bodies)
                 if shared:
                     call.answer_headers.update(shared)
+                if self._tracing is not None:
+                    route = operation.template
+                    call.span = self._tracing.begin(name, request.method, route, request.headers)
                 answer = await handler(call, *operation.path_values(texts))
         except RestError as error:
             answer = refuse(error)
@@ -106,6 +112,8 @@ class RestApp:
         except UpgradeError as refused:
             answer = error_answer(RestError(refused.status, str(refused), headers=refused.headers, close=True))
         except (asyncio.CancelledError, ConnectionError):
+            if call is not None and call.span is not None:
+                call.span.end(None)
             raise  # the client left
         except Exception:
             log.exception("request failed", operation=name)
@@ -119,6 +127,8 @@ class RestApp:
                 answer.headers.update(fields)
             if self.draining:
                 answer.force_close()
+        if call is not None and call.span is not None:
+            call.span.end(answer.status)
         counted = (name, answer.status // 100)
         self._answers[counted] = self._answers.get(counted, 0) + 1
         return answer

@@ -8,9 +8,12 @@ from typing import Any, Final
 from aiohttp import web
 
 from gateway.net.http_server import SERVER
+from gateway.observe.tracing import RequestSpan
 from gateway.rest.access import Admitted
 from gateway.rest.answers import error_answer
 from gateway.rest.body import BodyReader, answer_expectation
+from mapping.record import Headers
+from mapping.rest import trace_headers
 from protocols.rest.contract import Operation, check_body
 from protocols.rest.errors import RestError, not_acceptable
 from protocols.rest.media import body_type, preferred
@@ -27,10 +30,13 @@ class Call:
         grant: who the client is and what it may do.
         expires_ms: when (epoch milliseconds) that ends; None: never.
         query: the declared parameters by name, typed; one that was not sent and has no default is missing.
+        span: the request's, where spans are made.
         answer_headers: fields that go with the answer, whatever it is; see `begin`.
     """
 
-    __slots__ = ("_bodies", "_continued", "answer_headers", "expires_ms", "grant", "operation", "query", "request")
+    __slots__ = (
+        "_bodies", "_continued", "answer_headers", "expires_ms", "grant", "operation", "query", "request", "span",
+    )  # fmt: skip
 
     def __init__(self, request: web.BaseRequest, operation: Operation, admitted: Admitted, bodies: BodyReader) -> None:
         """Check the query.
@@ -44,6 +50,7 @@ class Call:
         self.answer_headers: dict[str, str] = {}
         self._bodies = bodies
         self._continued = False
+        self.span: RequestSpan | None = None
         self.query = operation.query_values(_given(request)) if operation.query else operation.defaults
 
     def header_values(self) -> Mapping[str, Any]:
@@ -134,6 +141,13 @@ class Call:
         )
         await self.begin(answer)
         return answer
+
+    def begin_publish(self, topic: str) -> Headers:
+        """The trace context for records that this request now publishes: of a span of ours, else the client's."""
+        if self.span is not None:
+            return self.span.begin_publish(topic)
+        fields = self.request.headers
+        return trace_headers(fields.get("traceparent"), fields.get("tracestate"))
 
     def _go_on(self) -> None:
         """Tell a client that waits for it to send its body: once, and never behind the head of an answer."""

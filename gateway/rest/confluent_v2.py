@@ -26,7 +26,7 @@ from gateway.rest.subscriptions import Subscriptions
 from gateway.rest.tickets import StandardHeaders, Ticket, raise_common_failure
 from gateway.rest.topics import TopicOperations
 from mapping.confluent import without_headers
-from mapping.rest import to_records, trace_headers
+from mapping.rest import to_records
 from protocols.rest.confluent import (
     NO_REGISTRY,
     PREFIX,
@@ -128,7 +128,7 @@ class ConfluentV2(Module):
                 partition=partition,
                 limit=self._config.max_records,
                 headers=self._standard.of(embedded, grant.identity.name),
-                trace=trace_headers(fields.get("traceparent"), fields.get("tracestate")),
+                trace=call.begin_publish(topic),
             )
             if not records:
                 return control_answer(encode(produce_results(())))

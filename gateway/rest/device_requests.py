@@ -21,7 +21,6 @@ from gateway.rest.services import RestServices
 from gateway.rest.tickets import Ticket, raise_common_failure
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_TOPIC, Header, Received, Record
-from mapping.rest import trace_headers
 from mapping.rest_requests import answer_fields, question_headers
 from protocols.mqtt.topics import is_valid_name
 from protocols.rest.errors import RestError, busy, unprocessable
@@ -85,6 +84,8 @@ class DeviceRequests(Module):
                     async with asyncio.timeout_at(deadline):
                         await self._listen()
                         await self._publish(record)
+                        if call.span is not None:
+                            call.span.published()
                 except TimeoutError as error:
                     raise self._silence(timeout_ms) from error
             try:
@@ -107,7 +108,7 @@ class DeviceRequests(Module):
             reply_to=self._replies.address,
             correlation_id=correlation_id,
             expires_ms=self._wall_clock() + timeout_ms,
-            trace=trace_headers(fields.get("traceparent"), fields.get("tracestate")),
+            trace=call.begin_publish(place.topic),
         )
         return msgspec.structs.replace(place, value=body, headers=place.headers + headers)
 

@@ -17,7 +17,7 @@ from gateway.rest.tickets import StandardHeaders
 from gateway.rest.upload import Upload
 from gateway.security.authorization import Grant
 from mapping.record import Headers, Record
-from mapping.rest import from_lines, trace_headers
+from mapping.rest import from_lines
 from protocols.rest.errors import RestError, busy
 from protocols.rest.lines import LineSplitter
 from protocols.rest.media import Format
@@ -76,13 +76,13 @@ class Uploads(Module):
         """`POST /topics/{topicname}/records`."""
         _ = call.media  # 400 for another
         call.negotiate(LINES_TYPE)
-        grant, fields = call.grant, call.request.headers
+        grant = call.grant
         writer = _Writer(
             topic,
             grant,
             bool(grant.publish.uniform(topic)),
             self._standard.of(Format.JSON, grant.identity.name),
-            trace_headers(fields.get("traceparent"), fields.get("tracestate")),
+            call.begin_publish(topic),
         )
         splitter = LineSplitter(self._max_line_bytes)
 

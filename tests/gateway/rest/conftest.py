@@ -27,6 +27,7 @@ from gateway.kafka.replay import Replay
 from gateway.kafka.state import StateTopics
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
+from gateway.observe.tracing import Tracing
 from gateway.rest.keyed import KeyedRequests
 from gateway.rest.listener import RestListener
 from gateway.rest.request_table import RequestTable
@@ -73,6 +74,7 @@ async def running_gateway(
     create: bool = True,
     wait: bool = True,
     tls: ssl.SSLContext | None = None,
+    tracing: Tracing | None = None,
     name: str = "",
 ) -> AsyncIterator[Gateway]:
     """`name`: of the gateway; one with a name keeps the answers to requests with a key."""
@@ -148,6 +150,7 @@ async def running_gateway(
             clock=loop.time,
             wall_clock=wall_clock,
             unguessable=partial(secrets.token_hex, 16),
+            tracing=tracing,
         )
         listener = RestListener(services, tls=tls)
         try:

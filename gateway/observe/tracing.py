@@ -1,0 +1,162 @@
+"""Spans with OpenTelemetry, where they are configured; nothing of it is imported otherwise.
+
+A request over HTTP is a server's span, what it publishes a producer's span below it. The records carry the context of
+the latter (W3C Trace Context), so that who consumes them goes on with the same trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from gateway.config import ConfigError, ObserveConfig
+from mapping.record import TRACEPARENT, TRACESTATE, Headers
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+log = structlog.get_logger(__name__)
+
+SERVICE: Final = "trivium"
+STOP_S: Final = 2.0  # for the last spans; the collector may be away
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PATH: Final = "/v1/traces"
+_MISSING: Final = "spans need the packages of the extra otel: pip install trivium[otel]"
+_SERVER_ERROR: Final = 500
+
+
+class RequestSpan:
+    """One request, and what it publishes."""
+
+    __slots__ = ("_context", "_publish", "_span", "_tracing")
+
+    def __init__(self, tracing: Tracing, span: Span, context: Context) -> None:
+        """Made by `Tracing.begin`."""
+        self._tracing = tracing
+        self._span = span
+        self._context = context
+        self._publish: Span | None = None
+
+    def begin_publish(self, topic: str) -> Headers:
+        """Begin to publish; the headers for the records. It ends with `published`, at the latest with the request."""
+        self.published()
+        self._publish, headers = self._tracing.begin_publish(topic, self._context)
+        return headers
+
+    def published(self) -> None:
+        """Kafka has answered."""
+        if self._publish is not None:
+            self._publish.end()
+            self._publish = None
+
+    def end(self, status: int | None) -> None:
+        """The request is answered; None: its client has left."""
+        self.published()
+        self._tracing.finish(self._span, status)
+
+
+class Tracing:
+    """Makes spans."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        """`provider`: who takes the spans; it is ours to shut down."""
+        # An optional package: imported where it is known to be wanted and there.
+        from opentelemetry import trace  # noqa: PLC0415
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
+
+        self._provider = provider
+        self._trace = trace
+        self._tracer = provider.get_tracer(SERVICE)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def begin(self, operation: str, method: str, route: str, fields: Mapping[str, str]) -> RequestSpan:
+        """Begin the span of a request.
+
+        Args:
+            operation: the contract's name for it.
+            method: of HTTP.
+            route: the contract's path, without values.
+            fields: of the request; its `traceparent` is the parent.
+        """
+        parent = self._propagator.extract(fields)
+        attributes = {"http.request.method": method, "http.route": route, "url.scheme": "http", "trivium.op": operation}
+        span = self._tracer.start_span(
+            f"{method} {route}", parent, kind=self._trace.SpanKind.SERVER, attributes=attributes
+        )
+        return RequestSpan(self, span, self._trace.set_span_in_context(span, parent))
+
+    def begin_publish(self, topic: str, context: Context) -> tuple[Span, Headers]:
+        """Begin the span of publishing below another one; and the headers for the records."""
+        attributes = {
+            "messaging.system": "kafka",
+            "messaging.operation.type": "send",
+            "messaging.destination.name": topic,
+        }
+        span = self._tracer.start_span(
+            f"send {topic}", context, kind=self._trace.SpanKind.PRODUCER, attributes=attributes
+        )
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, self._trace.set_span_in_context(span, context))
+        return span, tuple((name, carrier[name].encode()) for name in (TRACEPARENT, TRACESTATE) if name in carrier)
+
+    def finish(self, span: Span, status: int | None) -> None:
+        """End the span of a request."""
+        if status is not None:
+            span.set_attribute("http.response.status_code", status)
+        if status is None or status >= _SERVER_ERROR:
+            span.set_status(self._trace.StatusCode.ERROR, "the client has left" if status is None else None)
+        span.end()
+
+    async def stop(self) -> None:
+        """Send what is left, as far as there is time."""
+        ending = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
+        ending.start()
+        await asyncio.to_thread(ending.join, STOP_S)
+
+
+def make_tracing(config: ObserveConfig, environment: Mapping[str, str] = os.environ) -> Tracing | None:
+    """What makes spans, or None where nobody wants them.
+
+    They are wanted where `observe.otlp_endpoint` is set, or OpenTelemetry's own variables name an endpoint; the others
+    of its variables (sampling, resource, headers) hold in both cases.
+
+    Raises:
+        ConfigError: the configuration wants them, and the packages are not installed.
+    """
+    endpoint = config.otlp_endpoint
+    wanted = endpoint is not None or any(environment.get(name) for name in _ENDPOINTS)
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none":
+        wanted = False
+    if not wanted:
+        return None
+    if not _installed():
+        if endpoint is not None:
+            raise ConfigError(f"observe.otlp_endpoint: {_MISSING}")
+        log.warning("no spans", reason=_MISSING)
+        return None
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+
+    named = "OTEL_SERVICE_NAME" in environment or "service.name=" in environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    resource = Resource.create({} if named else {"service.name": SERVICE})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    address = None if endpoint is None else endpoint.rstrip("/").removesuffix(_PATH) + _PATH
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=address)))
+    return Tracing(provider)
+
+
+def _installed() -> bool:
+    try:
+        return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:
+        return False
