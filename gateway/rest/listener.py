@@ -17,6 +17,7 @@ from gateway.rest.answers import error_answer
 from gateway.rest.app import RestApp
 from gateway.rest.body import BodyReader
 from gateway.rest.call import Module
+from gateway.rest.cloud_events import CloudEvents
 from gateway.rest.confluent_v2 import ConfluentV2
 from gateway.rest.consumers import Consumers, ConsumersStatistics
 from gateway.rest.cors import Cors
@@ -91,6 +92,7 @@ class RestListener:
             idle_s=config.header_timeout_s,
         )
         self._consumers = Consumers(services)
+        cloud_events = CloudEvents(self._storing, admission, bodies, config.max_records)
         self._reads = Reads(services)
         self._feeds = Feeds(services.tail)
         self._events = EventStreams(services, self._feeds)
@@ -104,6 +106,7 @@ class RestListener:
             self._produce,
             self._uploads,
             self._consumers,
+            cloud_events,
             subscriptions,
             ConfluentV2(services, admission, self._consumers, subscriptions, topics),
             self._reads,
