@@ -23,7 +23,7 @@ class Gate:
         self.high = high
         self.low = low
         self._open = True
-        self._callbacks: list[Callback] = []
+        self._callbacks: tuple[Callback, ...] = ()  # most gates have none, and an empty list takes memory
 
     @property
     def is_open(self) -> bool:
@@ -43,7 +43,7 @@ class Gate:
         if is_open == self._open:
             return
         self._open = is_open
-        for callback in tuple(self._callbacks):
+        for callback in self._callbacks:
             # A callback may have unsubscribed a later one, or changed the level and so the state again: the
             # nested change has told everybody already.
             if self._open != is_open:
@@ -59,7 +59,7 @@ class Gate:
         """
         if callback in self._callbacks:
             raise ValueError("this callback is subscribed already")
-        self._callbacks.append(callback)
+        self._callbacks += (callback,)
 
     def unsubscribe(self, callback: Callback) -> None:
         """Stop calling `callback`; allowed from inside a callback.
@@ -67,4 +67,6 @@ class Gate:
         Raises:
             ValueError: it is not subscribed.
         """
-        self._callbacks.remove(callback)
+        if callback not in self._callbacks:
+            raise ValueError("this callback is not subscribed")
+        self._callbacks = tuple(other for other in self._callbacks if other != callback)

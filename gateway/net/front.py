@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from gateway.config import Address
+from gateway.net.alarms import Alarms
 from gateway.net.listener import Listener
 from gateway.net.pump import Handler, Pump, Spawn, Writes
 from protocols.connection import Connection
@@ -26,6 +27,8 @@ class SocketFront(abc.ABC):
         self.name = name
         self._spawn = spawn
         self._writes = Writes()
+        self._alarms = Alarms()
+        self._clock: Callable[[], float] | None = None
         self.listener = Listener(name, address, self._make_pump, tls)
 
     @abc.abstractmethod
@@ -67,4 +70,6 @@ class SocketFront(abc.ABC):
 
     def _make_pump(self, lost: Callable[[Pump], None]) -> Pump:
         connection, session = self.open()
-        return Pump(connection, session, self._spawn, asyncio.get_running_loop().time, lost, writes=self._writes)
+        if self._clock is None:
+            self._clock = asyncio.get_running_loop().time  # one bound method for all
+        return Pump(connection, session, self._spawn, self._clock, lost, writes=self._writes, alarms=self._alarms)

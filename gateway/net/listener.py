@@ -37,6 +37,7 @@ class Listener:
         self.accepted = 0
         self._address = address
         self._make = make
+        self._lost = self._lose  # one bound method for all
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._empty = asyncio.Event()
@@ -73,7 +74,7 @@ class Listener:
     def accept(self) -> Pump:
         """The pump of a connection that this listener counts from now on, accepted here or handed over to it."""
         self.accepted += 1
-        pump = self._make(self._lose)
+        pump = self._make(self._lost)
         self.pumps.add(pump)
         self._empty.clear()
         return pump

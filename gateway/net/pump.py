@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, cast
 
 import structlog
 
+from gateway.net.alarms import WIDTH_S, Alarms
 from protocols.connection import Connection, ConnectionFailed
 
 log = structlog.get_logger(__name__)
@@ -101,7 +102,7 @@ class Pump(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_brakes", "_clock", "_closed", "_events", "_holding", "_lost", "_spawn", "_timer", "_timer_at",
+        "_alarms", "_brakes", "_clock", "_closed", "_events", "_holding", "_lost", "_spawn", "_timer", "_timer_at",
         "_writes", "connection", "flushing", "handler", "lingering", "peer", "transport", "writable",
     )  # fmt: skip
 
@@ -114,6 +115,7 @@ class Pump(asyncio.Protocol):
         lost: Callable[[Pump], None] | None = None,
         *,
         writes: Writes | None = None,
+        alarms: Alarms | None = None,
     ) -> None:
         """Join the parts.
 
@@ -124,9 +126,11 @@ class Pump(asyncio.Protocol):
             clock: the loop's.
             lost: told when the socket is gone, after the handler.
             writes: shared by the pumps of one listener; None: this one has its own.
+            alarms: likewise.
         """
         self._lost = lost
         self._writes = writes if writes is not None else Writes()
+        self._alarms = alarms if alarms is not None else Alarms()
         self.connection = connection
         self.handler = handler
         self.transport: asyncio.Transport | None = None
@@ -136,11 +140,11 @@ class Pump(asyncio.Protocol):
         self._spawn = spawn
         self._clock = clock
         self._brakes: frozenset[str] = NOTHING  # most pumps never need one of their own; a set takes 216 bytes
-        self._events: list[Any] = []
+        self._events: tuple[Any, ...] = ()  # that wait behind the session's own waiting; most pumps never have any
         self._holding = False
         self.flushing = False
         self._closed = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # for a deadline that is near; others are among the alarms
         self._timer_at: float | None = None
 
     # asyncio's side
@@ -189,10 +193,8 @@ class Pump(asyncio.Protocol):
         if self._closed:
             return
         self._closed = True
-        self._events.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._events = ()
+        self._disarm()
         self.handler.disconnected(str(exc) if exc is not None else "closed")
         if self._lost is not None:
             self._lost(self)
@@ -235,6 +237,18 @@ class Pump(asyncio.Protocol):
         self.flushing = False
         self.flush()
 
+    def wake(self) -> None:
+        """The time that was asked for has come, or soon will: a timer's or an alarm's call."""
+        self._disarm()
+        if self._closed or self.lingering:
+            return
+        events = self.connection.tick(self._clock())
+        if any(type(event) is ConnectionFailed for event in events):
+            self._holding = False  # a peer that fell silent is not kept for the sake of our own waiting
+            self._events = ()
+        self._dispatch(events)
+        self.flush()
+
     def pause_reading(self, reason: str) -> None:
         """Stop reading the socket until `resume_reading` was called for every reason."""
         if not self._brakes and self.transport is not None and not self._closed:
@@ -244,7 +258,7 @@ class Pump(asyncio.Protocol):
     def resume_reading(self, reason: str) -> None:
         """Take one reason back."""
         if reason in self._brakes:
-            self._brakes -= {reason}
+            self._brakes = self._brakes - {reason} or NOTHING
             if not self._brakes and self.transport is not None and not self._closed:
                 self.transport.resume_reading()
 
@@ -266,8 +280,8 @@ class Pump(asyncio.Protocol):
         if transport is None or self._closed or self.lingering:
             return
         self.lingering = True
-        self._events.clear()
-        self._arm(None)
+        self._events = ()
+        self._disarm()
         if self._brakes:
             self._brakes = NOTHING
             transport.resume_reading()
@@ -288,7 +302,7 @@ class Pump(asyncio.Protocol):
         if not events:
             return
         if self._holding:
-            self._events.extend(events)
+            self._events += tuple(events)
             return
         waiting = self.handler.handle(events)
         if waiting is not None:
@@ -304,7 +318,7 @@ class Pump(asyncio.Protocol):
                 await next_one
                 next_one = None
                 if self._events and not self._closed:
-                    events, self._events = self._events, []
+                    events, self._events = list(self._events), ()
                     next_one = self.handler.handle(events)
         except Exception:
             log.exception("session failed", peer=self.peer)
@@ -314,23 +328,19 @@ class Pump(asyncio.Protocol):
             self.resume_reading(HELD)
             self.flush()
 
-    def _arm(self, deadline: float | None) -> None:
+    def _arm(self, deadline: float) -> None:
+        self._disarm()
+        self._timer_at = deadline
+        delay = deadline - self._clock()
+        if delay < 2 * WIDTH_S:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, delay), self.wake)
+        else:
+            self._alarms.set(deadline, self)
+
+    def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._timer_at = deadline
-        if deadline is not None:
-            delay = max(0.0, deadline - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(delay, self._on_deadline)
-
-    def _on_deadline(self) -> None:
-        self._timer = None
+        elif self._timer_at is not None:
+            self._alarms.cancel(self._timer_at, self)
         self._timer_at = None
-        if self._closed or self.lingering:
-            return
-        events = self.connection.tick(self._clock())
-        if any(type(event) is ConnectionFailed for event in events):
-            self._holding = False  # a peer that fell silent is not kept for the sake of our own waiting
-            self._events.clear()
-        self._dispatch(events)
-        self.flush()

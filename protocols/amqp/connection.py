@@ -75,7 +75,7 @@ class Connection:
         self._deadline: float | None = None
         self._now = 0.0
         self._buffer: bytearray | None = bytearray()  # until the AMQP layer reads
-        self._output: list[bytes] = []
+        self._output = b""  # of the layers before AMQP's
         self._sasl: SaslLayer | None = None
         self._passed = False  # the SASL outcome was OK
         self._dead = False
@@ -104,9 +104,8 @@ class Connection:
         if self._buffer is None and not self._output:
             return self.engine.data_to_send()
         if self._sasl is not None:
-            self._output.append(self._sasl.data_to_send())
-        data = b"".join(self._output)
-        self._output.clear()
+            self._output += self._sasl.data_to_send()
+        data, self._output = self._output, b""
         return data + self.engine.data_to_send() if self._buffer is None else data
 
     def next_deadline(self) -> float | None:
@@ -173,7 +172,7 @@ class Connection:
                 return []
             else:
                 # Part 2.2: answer with the header that would have been right, and close.
-                self._output.append(SASL_HEADER if first and not self.allow_without_sasl else AMQP_HEADER)
+                self._output += SASL_HEADER if first and not self.allow_without_sasl else AMQP_HEADER
                 return self._die(f"protocol header {header.hex()} is not served here")
         sasl = self._sasl
         assert sasl is not None
@@ -190,9 +189,10 @@ class Connection:
         assert self._buffer is not None
         data = bytes(self._buffer)
         if self._sasl is not None:
-            self._output.append(self._sasl.data_to_send())
+            self._output += self._sasl.data_to_send()
             self._sasl = None
         self._buffer = None
+        self.mechanisms = ()
         self.engine = Engine(self._container_id, self._limits, with_sasl=self._passed)
         return self.engine.receive_data(data)
 

@@ -76,7 +76,7 @@ class Endpoints:
         native.silence(io)
         lib.pn_transport_bind(io, conn)
         self._links: dict[Any, Link] = {}
-        self._sessions: dict[Any, Session] = {}
+        self._sessions: list[Session] = []  # few, and looked for rarely: a dict takes thrice as much
         self._sent: dict[Any, Any] = {}  # delivery -> the token of its sender
         self._stalled: list[Link] = []
         self._finished: list[Link] = []
@@ -104,7 +104,7 @@ class Endpoints:
         native.put(lib.pn_connection_properties(self._conn), primitives.map_of(items))
         lib.pn_connection_open(self._conn)
         self.opened = True
-        for session in self._sessions.values():  # begun ahead of our open, which must come first (part 2.4.1)
+        for session in self._sessions:  # begun ahead of our open, which must come first (part 2.4.1)
             lib.pn_session_open(session.handle)
 
     def close(self, error: Error | None = None) -> None:
@@ -153,7 +153,8 @@ class Endpoints:
         lib.pn_terminus_copy(source, lib.pn_link_remote_source(handle))
         lib.pn_terminus_copy(target, lib.pn_link_remote_target(handle))
         applied = [item for one in filters for item in one.encoded]
-        lib.pn_data_clear(lib.pn_terminus_filter(source))
+        if link.source.filters:
+            lib.pn_data_clear(lib.pn_terminus_filter(source))
         if applied:
             native.put(lib.pn_terminus_filter(source), primitives.map_of(applied))
         terminus = target if link.incoming else source
@@ -223,33 +224,34 @@ class Endpoints:
 
     def _on_begin(self, event: Any, events: list[Any]) -> None:
         handle = _event_session(event)
-        if handle in self._sessions:
+        if self._session(handle) is not None:
             return
         if not self._remote_opened:  # part 2.4.1: an open comes first
             self._fail(events, "a begin before the open", outcomes.ILLEGAL_STATE)
             return
-        if sum(session.open for session in self._sessions.values()) > self._limits.channel_max:
+        if sum(session.open for session in self._sessions) > self._limits.channel_max:
             # proton lets a peer begin again on a channel that is in use, and keeps both sessions.
             self._fail(events, f"more than {self._limits.channel_max + 1} sessions", outcomes.NOT_ALLOWED)
             return
-        session = self._sessions[handle] = Session(handle)
+        session = Session(handle)
+        self._sessions.append(session)
         lib.pn_session_set_incoming_capacity(handle, self._limits.session_window_bytes)
         if self.opened:
             lib.pn_session_open(handle)
         events.append(SessionOpened(session))
 
     def _on_end(self, event: Any, events: list[Any]) -> None:
-        session = self._sessions.get(_event_session(event))
+        session = self._session(_event_session(event))
         if session is None or not session.open:
             return
         session.open = False
-        links = tuple(link for link in session.links.values() if link.attached)
-        self._unanswered -= sum(not link.attached and not link.finished for link in session.links.values())
+        links = tuple(link for link in session.links if link.attached)
+        self._unanswered -= sum(not link.attached and not link.finished for link in session.links)
         for link in links:
             link.attached = False
             self._drop_partial(link)
             self._forget_sent(link)
-        for link in session.links.values():
+        for link in session.links:
             self._finish(link)
         lib.pn_session_close(session.handle)
         self._ended.append(session)
@@ -258,7 +260,7 @@ class Endpoints:
 
     def _on_attach(self, event: Any, events: list[Any]) -> None:
         handle = _event_link(event)
-        session = self._sessions.get(lib.pn_link_session(handle))
+        session = self._session(lib.pn_link_session(handle))
         if session is None or handle in self._links:
             return
         if self._unanswered >= UNANSWERED_LIMIT:
@@ -292,7 +294,8 @@ class Endpoints:
         )
         if target.kind is TerminusKind.COORDINATOR:
             self.transactional = True
-        self._links[handle] = session.links[handle] = link
+        self._links[handle] = link
+        session.links.append(link)
         if fault is not None:
             self.refuse_link(link, fault)
         else:
@@ -321,6 +324,9 @@ class Endpoints:
         self._fail(events, error.description or error.condition, error.condition)
 
     # inside, and for `engine`
+
+    def _session(self, handle: Any) -> Session | None:
+        return next((session for session in self._sessions if session.handle == handle), None)
 
     def _fail(self, events: list[Any], reason: str, code: str) -> None:
         if self.over:
@@ -372,9 +378,9 @@ class Endpoints:
             if self._links.pop(link.handle, None) is None:
                 continue
             session = link.session
-            del session.links[link.handle]
+            session.links.remove(link)
             lib.pn_link_free(link.handle)
         for session in [session for session in self._ended if not session.links]:
             self._ended.remove(session)
-            del self._sessions[session.handle]
+            self._sessions.remove(session)
             lib.pn_session_free(session.handle)

@@ -23,7 +23,7 @@ class TerminusKind(enum.IntEnum):
     COORDINATOR = 3  # of transactions (part 4.5.1)
 
 
-class Filter(msgspec.Struct, frozen=True):
+class Filter(msgspec.Struct, frozen=True, gc=False):
     """One entry of a source's filter set (part 3.5.8).
 
     Attributes:
@@ -39,7 +39,7 @@ class Filter(msgspec.Struct, frozen=True):
     encoded: tuple[bytes, bytes]
 
 
-class Terminus(msgspec.Struct, frozen=True):
+class Terminus(msgspec.Struct, frozen=True, gc=False):
     """A source or a target (parts 3.5.3 and 3.5.4) as the peer wrote it.
 
     Attributes:
@@ -71,7 +71,7 @@ class Session:
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle  # proton's
-        self.links: dict[Any, Link] = {}
+        self.links: list[Link] = []
         self.open = True
 
 

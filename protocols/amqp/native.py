@@ -29,6 +29,7 @@ _EXPIRY: Final = {
 
 
 _SILENT: Final = {"_tracer": lambda _transport, _message: None}
+_SILENT_HANDLE: Final = ffi.new_handle(_SILENT)  # one for all: cproton's own way makes one for each transport
 
 
 def owned(handle: Any) -> Any:
@@ -42,8 +43,8 @@ def owned(handle: Any) -> Any:
 def silence(transport: Any) -> None:
     """Drop proton's own log lines about its peer, which could fill our standard error: errors come as a condition."""
     record = lib.pn_transport_attachments(transport)
-    cproton.pn_record_def_py(record)
-    cproton.pn_record_set_py(record, _SILENT)
+    lib.pn_record_def_py(record)
+    lib.pn_record_set_py(record, _SILENT_HANDLE)
     lib.pn_transport_set_tracer(transport, lib.pn_pytracer)
 
 
@@ -58,8 +59,9 @@ def terminus(handle: Any) -> Terminus:
         durable=int(lib.pn_terminus_get_durability(handle)),
         expiry=_EXPIRY.get(int(lib.pn_terminus_get_expiry_policy(handle)), "session-end"),
         dynamic=bool(lib.pn_terminus_is_dynamic(handle)),
-        filters=filters(lib.pn_terminus_filter(handle)),
-        outcomes=symbols(lib.pn_terminus_outcomes(handle)),
+        # To ask for what is not there makes it; a target has neither.
+        filters=filters(lib.pn_terminus_filter(handle)) if kind is TerminusKind.SOURCE else (),
+        outcomes=symbols(lib.pn_terminus_outcomes(handle)) if kind is TerminusKind.SOURCE else (),
         capabilities=symbols(lib.pn_terminus_capabilities(handle)),
         copies=int(lib.pn_terminus_get_distribution_mode(handle)) == lib.PN_DIST_MODE_COPY,
     )
@@ -68,12 +70,9 @@ def terminus(handle: Any) -> Terminus:
 def terminus_size(handle: Any) -> int:
     """At most how many bytes a terminus of ours takes in an attach."""
     address = lib.pn_terminus_get_address(handle)
-    parts = (
-        lib.pn_terminus_filter(handle),
-        lib.pn_terminus_outcomes(handle),
-        lib.pn_terminus_capabilities(handle),
-        lib.pn_terminus_properties(handle),
-    )
+    parts = [lib.pn_terminus_capabilities(handle), lib.pn_terminus_properties(handle)]
+    if lib.pn_terminus_get_type(handle) == lib.PN_SOURCE:
+        parts += (lib.pn_terminus_filter(handle), lib.pn_terminus_outcomes(handle))
     return 64 + (len(ffi.string(address)) if address else 0) + sum(len(_encoded(data)) for data in parts)
 
 
