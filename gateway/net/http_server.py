@@ -62,6 +62,11 @@ class HttpConnection(web.RequestHandler):
             log.error("request failed", error=repr(exc))
         return self._refuse(status, message or "Bad request")
 
+    def log_exception(self, *arguments: Any, **options: Any) -> None:
+        """Log what aiohttp calls unhandled; not a body that breaks off or cannot be unpacked behind its answer."""
+        if not isinstance(options.get("exc_info"), web.RequestPayloadError | HttpProcessingError):
+            super().log_exception(*arguments, **options)
+
     @property
     def upgraded(self) -> bool:
         """Whether the request now handled asked for another protocol: what follows it is no HTTP and not parsed."""

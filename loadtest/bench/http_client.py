@@ -118,10 +118,10 @@ class Connection:
         """Connect."""
         return cls(*await asyncio.open_connection(*address, limit=1 << 20))
 
-    async def ask(self, method: str, path: str, value: Any = None) -> bytes:
+    async def ask(self, method: str, path: str, value: Any = None, media: str = CONTROL) -> bytes:
         """The answer's body; RuntimeError for a refusal."""
         body = b"" if value is None else json.dumps(value).encode()
-        self._writer.write(request_head(method, path, CONTROL, f"Content-Length: {len(body)}") + body)
+        self._writer.write(request_head(method, path, media, f"Content-Length: {len(body)}") + body)
         answer = (await self._reader.readuntil(END_OF_HEAD)).lower()
         length = answer.partition(LENGTH)[2].partition(b"\r")[0]
         found = await self._reader.readexactly(int(length)) if length else b""

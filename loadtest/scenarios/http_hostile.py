@@ -1,0 +1,238 @@
+"""Hostile HTTP requests against a running gateway: nothing is lost, nothing is left behind.
+
+    python -m loadtest.scenarios.http_hostile --bootstrap 127.0.0.1:9092 [--requests 10000] [--at-once 20] [--seed 0]
+
+An honest client publishes all the while; each of its answers is looked for in Kafka at the end. The gateway must answer
+or close every connection, never with 500, write no traceback, and have its descriptors, connections, consumers and
+memory back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import socket
+import struct
+import tempfile
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import uvloop
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from loadtest.bench.http_client import Connection
+from loadtest.clients.http_damage import attack
+from loadtest.clients.topics import create_topic
+from loadtest.gateway import GatewayProcess, process_resident
+
+SETTINGS: Final = {
+    "TRIVIUM_KAFKA__CREATE_TOPICS": "false",
+    "TRIVIUM_HTTP__CONSUMER_IDLE_S": "3",  # what was created and not deleted goes soon
+    "TRIVIUM_HTTP__HEADER_TIMEOUT_S": "3",  # and who promises more than he sends
+}
+ANSWER_S: Final = 60.0
+SETTLED_S: Final = 60.0
+STEP_S: Final = 0.002
+HONEST_PAUSE_S: Final = 0.005
+WARM_UP: Final = 0.2  # share of the requests before the first look at memory and descriptors
+GROWTH: Final = 48 * 1024 * 1024  # of memory, that large bodies may leave behind in the allocator
+JSON_RECORDS: Final = "application/vnd.kafka.json.v2+json"
+BACK: Final = ("trivium_http_connections", "trivium_http_consumers_instances", "trivium_http_produce_active")
+"""What must be 0 again."""
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+POOLED: Final = 8  # descriptors that come with time and stay: connections to Kafka
+
+
+class Outcome(NamedTuple):
+    """What came of it; descriptors and memory (bytes) after the warm-up and at the end."""
+
+    requests: int
+    seconds: float
+    statuses: dict[str, int]
+    honest: int
+    lost: int
+    descriptors: tuple[int, int]
+    resident: tuple[int, int]
+    problems: list[str]
+
+
+class Hostile:
+    """One run."""
+
+    def __init__(self, gateway: GatewayProcess, *, requests: int, at_once: int, seed: int = 0) -> None:
+        """`gateway`: runs, with `SETTINGS`."""
+        self._gateway = gateway
+        self._requests = requests
+        self._at_once = at_once
+        self._seed = seed
+        self._statuses: Counter[str] = Counter()
+        self._problems: list[str] = []
+        self._honest = f"honest-{uuid.uuid4().hex[:8]}"
+        self._target = f"target-{uuid.uuid4().hex[:8]}"
+        self._acknowledged: list[int] = []
+
+    async def run(self) -> Outcome:
+        """Attack, settle, count."""
+        began = time.perf_counter()
+        for topic in (self._honest, self._target):
+            await create_topic(self._gateway.kafka, topic, 1)
+        first = int(self._requests * WARM_UP)
+        async with asyncio.TaskGroup() as group:
+            honest = group.create_task(self._publish())
+            await self._attack(range(first))
+            await self._settled()
+            before = self._descriptors(), process_resident(self._gateway.pid)
+            await self._attack(range(first, self._requests))
+            honest.cancel()
+        await self._settled()
+        after = self._descriptors(), process_resident(self._gateway.pid)
+        lost = await self._lost()
+        self._judge(before, after, lost)
+        return Outcome(
+            self._requests,
+            round(time.perf_counter() - began, 1),
+            dict(sorted(self._statuses.items())),
+            len(self._acknowledged),
+            lost,
+            (before[0], after[0]),
+            (before[1], after[1]),
+            self._problems,
+        )
+
+    def _judge(self, before: tuple[int, int], after: tuple[int, int], lost: int) -> None:
+        if lost:
+            self._problems.append(f"{lost} of {len(self._acknowledged)} records are not where they were said to be")
+        if after[0] > before[0] + POOLED:
+            self._problems.append(f"descriptors: {before[0]}, then {after[0]}")
+        if after[1] > before[1] + GROWTH:
+            self._problems.append(f"memory: {before[1]}, then {after[1]} bytes")
+        log = self._gateway.log.read_text(errors="replace")
+        for word in ("Traceback", "request failed", "exception was never retrieved", "Task was destroyed"):
+            if word in log:
+                self._problems.append(f"the log says {word!r}: {log[log.index(word) - 500 :][:3000]}")
+
+    async def _attack(self, numbers: range) -> None:
+        waiting = iter(numbers)
+
+        async def work() -> None:
+            for number in waiting:
+                await self._one(number)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._at_once):
+                group.create_task(work())
+
+    async def _one(self, number: int) -> None:
+        pieces, ending = attack(random.Random(f"{self._seed}/{number}"), self._target)
+        reader, writer = await asyncio.open_connection(*self._gateway.address("http"))
+        answer = b""
+        try:
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(STEP_S)
+            if ending == "wait":
+                with contextlib.suppress(NotImplementedError, OSError):
+                    async with asyncio.timeout(ANSWER_S):
+                        answer = await reader.read(-1)
+            elif ending == "reset":
+                own = writer.get_extra_info("socket")
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        except (ConnectionError, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                self._problems.append(f"request {number}: no answer, and not closed, for {ANSWER_S:g} s")
+        finally:
+            writer.close()
+        answer = answer.removeprefix(CONTINUE)
+        status = answer[9:12].decode(errors="replace") if answer.startswith(b"HTTP/1.") else "none"
+        self._statuses[status if ending == "wait" else ending] += 1
+        if status == "500":
+            self._problems.append(f"request {number}: {answer[:300]!r}")
+
+    async def _publish(self) -> None:
+        """The honest client: one record after the other."""
+        connection = await Connection.open(self._gateway.address("http"))
+        try:
+            for number in range(1 << 31):
+                body = {"records": [{"value": number}]}
+                said = json.loads(await connection.ask("POST", f"/topics/{self._honest}", body, media=JSON_RECORDS))
+                if "offset" not in said["offsets"][0]:
+                    raise RuntimeError(f"refused: {said}")
+                self._acknowledged.append(said["offsets"][0]["offset"])
+                await asyncio.sleep(HONEST_PAUSE_S)
+        finally:
+            connection.close()
+
+    async def _lost(self) -> int:
+        """How many acknowledged records are not at their offset; the numbers were sent in order."""
+        consumer = AIOKafkaConsumer(bootstrap_servers=self._gateway.kafka, auto_offset_reset="earliest")
+        await consumer.start()
+        try:
+            partition = TopicPartition(self._honest, 0)
+            consumer.assign([partition])
+            end = (await consumer.end_offsets([partition]))[partition]
+            stored: dict[int, bytes | None] = {}
+            while await consumer.position(partition) < end:
+                for records in (await consumer.getmany(timeout_ms=500)).values():
+                    stored |= {record.offset: record.value for record in records}
+        finally:
+            await consumer.stop()
+        return sum(stored.get(offset) != b"%d" % number for number, offset in enumerate(self._acknowledged))
+
+    def _descriptors(self) -> int:
+        return len([*Path(f"/proc/{self._gateway.pid}/fd").iterdir()])
+
+    async def _settled(self) -> None:
+        """Wait until what the requests left behind has gone, but for the honest client's connection."""
+        until = time.perf_counter() + SETTLED_S
+        connection = await Connection.open(self._gateway.address("management"))
+        try:
+            while True:
+                text = (await connection.ask("GET", "/metrics")).decode()
+                found = {
+                    line.split()[0]: float(line.split()[1]) for line in text.splitlines() if not line.startswith("#")
+                }
+                left = {name: found[name] for name in BACK if found[name] > (not name.endswith("_instances"))}
+                if not left:
+                    return
+                if time.perf_counter() > until:
+                    self._problems.append(f"left behind: {left}")
+                    return
+                await asyncio.sleep(0.1)
+        finally:
+            connection.close()
+
+
+async def run(bootstrap: str, options: argparse.Namespace) -> Outcome:
+    """With a gateway of its own."""
+    with tempfile.TemporaryDirectory() as directory:
+        gateway = GatewayProcess(Path(directory), bootstrap, environment=SETTINGS)
+        await gateway.start()
+        try:
+            hostile = Hostile(gateway, requests=options.requests, at_once=options.at_once, seed=options.seed)
+            return await hostile.run()
+        finally:
+            await gateway.stop()
+
+
+def main() -> None:
+    """Parse the command line, run, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bootstrap", required=True)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--at-once", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    outcome: dict[str, Any] = uvloop.run(run(options.bootstrap, options))._asdict()
+    for name, value in outcome.items():
+        print(f"{name}: {value}")
+    raise SystemExit(1 if outcome["problems"] else 0)
+
+
+if __name__ == "__main__":
+    main()
