@@ -1,9 +1,8 @@
 """A WebSocket (RFC 6455) under a protocol that only knows byte streams: MQTT 5.0 section 6, AMQP's WebSocket binding.
 
 Towards the socket it is a protocol, towards the pump a transport, so that the pump serves TCP, TLS and WebSocket alike.
-Received binary payloads are a stream of bytes, whatever the frames and messages they come in [MQTT-6.0.0-2]: each part
-of a frame is handed on as it arrives, so no message is ever gathered here and none is too long. What one read of the
-socket brought is handed on at once, and each write becomes one binary message.
+Received binary payloads are a stream of bytes, whatever the frames and messages they come in [MQTT-6.0.0-2]. What one
+read of the socket brought is handed on at once, and each write becomes one binary message.
 
 Compression (permessage-deflate, RFC 7692) is never agreed on: its two windows of 32 KiB alone would be many times the
 memory of an idle connection, and a small message may unpack to a huge one.
@@ -14,29 +13,26 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from wsproto.connection import Connection, ConnectionState, ConnectionType
-from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
-from wsproto.frame_protocol import CloseReason
-
 from gateway.net.pump import LINGER_S
+from protocols.websocket import BINARY, CLOSE, NORMAL_CLOSURE, PONG, FrameReader, Received, close_frame, write_frame
 
-NO_TEXT: Final = CloseConnection(CloseReason.UNSUPPORTED_DATA, "binary frames only")
-DONE: Final = CloseConnection(CloseReason.NORMAL_CLOSURE)
+_NOTHING_EXTRA: Final[dict[str, Any]] = {}  # asyncio's own for each transport would never be asked
 
 
 class WebSocket(asyncio.Transport, asyncio.Protocol):
     """The server's side of one WebSocket whose opening handshake is over."""
 
-    __slots__ = ("_deaf", "_framing", "_ping", "_socket", "_user", "_writable")
+    __slots__ = ("_deaf", "_frames", "_parted", "_ping", "_socket", "_user", "_writable")
 
     def __init__(self, transport: asyncio.Transport, user: asyncio.Protocol) -> None:
         """`user` gets the bytes inside the frames, and this object as its transport."""
-        super().__init__()
+        super().__init__(_NOTHING_EXTRA)
         self._socket = transport
         self._user = user
-        self._framing = Connection(ConnectionType.SERVER)
-        self._ping: Ping | None = None
+        self._frames = FrameReader()
+        self._ping: bytes | None = None  # that waits for its Pong
         self._writable = True
+        self._parted = False  # our Close frame is sent, after which nothing is (section 5.5.1)
         self._deaf = False  # what the peer still sends is read and thrown away
 
     def start(self, received: bytes) -> None:
@@ -52,28 +48,14 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         """Frames came, cut anywhere."""
         if self._deaf:
             return
-        framing = self._framing
-        framing.receive_data(data)
-        payloads: list[bytes] = []
-        ending: CloseConnection | None = None
-        for event in framing.events():
-            kind = type(event)
-            if kind is BytesMessage:
-                payloads.append(event.data)  # type: ignore[attr-defined]
-            elif kind is Ping:
-                self._ping = event  # type: ignore[assignment]
-            elif kind is TextMessage:
-                ending = NO_TEXT  # [MQTT-6.0.0-1]
-                break
-            elif kind is CloseConnection:
-                ending = event  # type: ignore[assignment]
-                break
-        together = payloads[0] if len(payloads) == 1 else b"".join(payloads)
-        if together:
-            self._user.data_received(together)
+        received = self._frames.receive(data)
+        if received.ping is not None:
+            self._ping = received.ping
+        if received.payload:
+            self._user.data_received(received.payload)
         self._pong()
-        if ending is not None:
-            self._end(ending)
+        if received.close is not None or received.fault is not None:
+            self._end(received)
 
     def eof_received(self) -> bool:
         """The peer left without a Close frame; the socket closes itself after our last bytes."""
@@ -98,9 +80,9 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
     # the user's side
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send one binary message; after a Close frame of either side nothing is sent any more (section 5.5.1)."""
-        if self._framing.state is ConnectionState.OPEN:
-            self._socket.write(self._framing.send(BytesMessage(data)))  # type: ignore[arg-type]
+        """Send one binary message; nothing after our Close frame."""
+        if not self._parted:
+            self._socket.write(write_frame(BINARY, data))
 
     def can_write_eof(self) -> bool:
         """Over TLS too: the Close frame says that no more is sent."""
@@ -108,8 +90,8 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
 
     def write_eof(self) -> None:
         """Say that no more is sent; what the peer still sends is read. Its answer closes the socket."""
-        if self._framing.state is ConnectionState.OPEN:
-            self._socket.write(self._framing.send(DONE))
+        if not self._parted:
+            self._part(close_frame(NORMAL_CLOSURE))
 
     def close(self) -> None:
         """Close the socket after the bytes written, the last of which are a Close frame."""
@@ -163,21 +145,25 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         ping = self._ping
         if ping is not None and self._writable:
             self._ping = None
-            if self._framing.state is ConnectionState.OPEN:
-                self._socket.write(self._framing.send(ping.response()))
+            if not self._parted:
+                self._socket.write(write_frame(PONG, ping))
 
-    def _end(self, ending: CloseConnection) -> None:
+    def _part(self, close: bytes) -> None:
+        self._parted = True
+        self._socket.write(close)
+
+    def _end(self, received: Received) -> None:
         """The peer closed, answered our Close frame, or broke the rules of frames."""
-        framing = self._framing
         self._deaf = True
-        if framing.state is ConnectionState.REMOTE_CLOSING:
-            self._user.eof_received()
-            self._socket.write(framing.send(ending.response()))
+        if self._parted:
             self._socket.close()
-        elif framing.state is ConnectionState.OPEN:
+        elif received.fault is None:
+            self._user.eof_received()
+            if not self._parted:  # the user may have closed
+                self._part(write_frame(CLOSE, received.close or b""))
+            self._socket.close()
+        else:
             # Closing a socket with unread input makes the kernel send a reset, which can destroy our reason on its way.
-            self._socket.write(framing.send(ending))
+            self._part(close_frame(received.fault.code, received.fault.reason))
             self._user.eof_received()
             asyncio.get_running_loop().call_later(LINGER_S, self._socket.close)
-        else:
-            self._socket.close()

@@ -75,5 +75,5 @@ def test_subscribing_twice_and_unsubscribing_a_stranger_are_our_bugs():
     with pytest.raises(ValueError, match="subscribed"):
         gate.subscribe(print)
     gate.unsubscribe(print)
-    with pytest.raises(ValueError, match="not in list"):
+    with pytest.raises(ValueError, match="not subscribed"):
         gate.unsubscribe(print)

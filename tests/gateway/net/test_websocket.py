@@ -157,7 +157,12 @@ BROKEN = {
     "close reason no text": (frame(b"\x03\xe8\xff", CLOSE), 1007),
     "text": (frame(b"a", TEXT), 1003),
     "text in parts": (frame(b"a", TEXT, fin=False), 1003),
-    "text that is none": (frame(b"\xff", TEXT), 1007),
+    "text that is none": (frame(b"\xff", TEXT), 1003),
+    "text inside a binary message": (frame(b"", fin=False) + frame(b"a", TEXT), 1002),
+    "eight bytes of length for two": (struct.pack("!BBQ", 0x82, 0xFF, 65535), 1002),
+    "status code nobody may send": (close_frame(999), 1002),
+    "status code of nobody yet": (close_frame(2999), 1002),
+    "status code too high": (close_frame(5000), 1002),
 }
 
 

@@ -1,0 +1,186 @@
+"""The server's side of WebSocket's frames (RFC 6455 section 5), for binary messages only. Sans-io.
+
+Payloads are a stream here: what came of a frame is handed on at once, so no message is gathered and none is too long.
+Between two frames nothing is kept, so that an idle connection costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+# opcodes (section 5.2)
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
+_CONTROL: Final = 0x8
+_KNOWN: Final = frozenset({CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG})
+
+# status codes (section 7.4.1)
+NORMAL_CLOSURE: Final = 1000
+PROTOCOL_ERROR: Final = 1002
+UNSUPPORTED_DATA: Final = 1003
+INVALID_PAYLOAD: Final = 1007
+_FOR_FRAMES: Final = frozenset({*range(1000, 1004), *range(1007, 1015)})
+"""Those of the registry that may stand in a frame; 3000 to 4999 are free for all (section 7.4.2)."""
+
+SHORT: Final = 125  # bytes of a control frame at most, and of a frame without a longer length
+_HEAD_BYTES: Final = {126: 4, 127: 10}  # before the masking key; 2 for all other lengths
+
+
+class Fault(msgspec.Struct, frozen=True, gc=False):
+    """The peer broke the rules: the status code and the reason to close with."""
+
+    code: int
+    reason: str
+
+
+class Received(msgspec.Struct, frozen=True):
+    """What a read of the socket brought.
+
+    Attributes:
+        payload: of binary messages, as a stream.
+        ping: the payload of the newest Ping; None: there was none.
+        close: the payload of the peer's Close frame; nothing after it is looked at.
+        fault: nothing after it is looked at either.
+    """
+
+    payload: bytes
+    ping: bytes | None = None
+    close: bytes | None = None
+    fault: Fault | None = None
+
+
+class FrameReader:
+    """Reads a client's frames. After a `close` or a `fault` it must not be used any more."""
+
+    __slots__ = ("_buffer", "_key", "_left", "_unfinished")
+
+    def __init__(self) -> None:
+        """No frame was begun."""
+        self._buffer = b""  # of a frame's head, or of a control frame
+        self._left = 0  # bytes of a data frame's payload that are to come
+        self._key = b""  # its masking key, turned to the next of these bytes
+        self._unfinished = False  # between the frames of a message
+
+    def receive(self, data: bytes) -> Received:
+        """Take bytes, cut anywhere."""
+        if self._buffer:
+            data, self._buffer = self._buffer + data, b""
+        payloads: list[bytes] = []
+        ping: bytes | None = None
+        at, end = 0, len(data)
+        while at < end:
+            if self._left:
+                part = data[at : at + self._left]
+                at += len(part)
+                self._left -= len(part)
+                payloads.append(_unmask(part, self._key))
+                turn = len(part) % 4
+                self._key = self._key[turn:] + self._key[:turn]
+                continue
+            fault = self._check(data[at : at + 10])
+            if fault is not None:
+                return Received(b"".join(payloads), ping, fault=fault)
+            body = _body(data, at)
+            opcode = data[at] & 0x0F
+            if body > end or (opcode & _CONTROL and body + (data[at + 1] & 0x7F) > end):
+                self._buffer = data[at:]
+                break
+            key = data[body - 4 : body]
+            if not opcode & _CONTROL:
+                self._unfinished = not data[at] & 0x80
+                self._left, self._key = _size(data, at), key
+                at = body
+                continue
+            at = body + (data[at + 1] & 0x7F)
+            said = _unmask(data[body:at], key)
+            if opcode == PING:
+                ping = said
+            elif opcode == CLOSE:
+                fault = _check_close(said)
+                return Received(b"".join(payloads), ping, said if fault is None else None, fault)
+        return Received(payloads[0] if len(payloads) == 1 else b"".join(payloads), ping)
+
+    def _check(self, head: bytes) -> Fault | None:
+        """What is wrong with a frame's head, as far as it is there (section 5.2)."""
+        first = head[0]
+        opcode = first & 0x0F
+        if first & 0x70:
+            return Fault(PROTOCOL_ERROR, "a reserved bit is set")
+        if opcode not in _KNOWN:
+            return Fault(PROTOCOL_ERROR, f"unknown opcode {opcode}")
+        if opcode & _CONTROL:
+            if not first & 0x80:
+                return Fault(PROTOCOL_ERROR, "a control frame in fragments")
+        elif (opcode == CONTINUATION) is not self._unfinished:
+            return Fault(PROTOCOL_ERROR, "a message inside of another" if opcode else "a continuation of nothing")
+        elif opcode == TEXT:
+            return Fault(UNSUPPORTED_DATA, "binary frames only")  # [MQTT-6.0.0-1]
+        if len(head) < 2:
+            return None
+        if not head[1] & 0x80:
+            return Fault(PROTOCOL_ERROR, "a client's frame must be masked")  # section 5.1
+        short = head[1] & 0x7F
+        if short <= SHORT:
+            return None
+        if opcode & _CONTROL:
+            return Fault(PROTOCOL_ERROR, f"a control frame of more than {SHORT} bytes")
+        if len(head) >= _HEAD_BYTES[short]:
+            size = _size(head, 0)
+            if size >> 63 or size <= (SHORT if short == 126 else 0xFFFF):
+                return Fault(PROTOCOL_ERROR, "a length in the wrong form")
+        return None
+
+
+def write_frame(opcode: int, payload: bytes | bytearray | memoryview = b"") -> bytes:
+    """One whole message, or a control frame; a server's is not masked (section 5.1)."""
+    size = len(payload)
+    if size <= SHORT:
+        head = bytes((0x80 | opcode, size))
+    elif size <= 0xFFFF:
+        head = struct.pack("!BBH", 0x80 | opcode, 126, size)
+    else:
+        head = struct.pack("!BBQ", 0x80 | opcode, 127, size)
+    return head + payload
+
+
+def close_frame(code: int, reason: str = "") -> bytes:
+    """A Close frame (section 5.5.1); the reason is short."""
+    return write_frame(CLOSE, struct.pack("!H", code) + reason.encode())
+
+
+def _body(data: bytes, at: int) -> int:
+    """Where the payload begins of the frame at `at`; beyond the data when its head is not whole."""
+    if len(data) < at + 2:
+        return at + 6
+    return at + _HEAD_BYTES.get(data[at + 1] & 0x7F, 2) + 4
+
+
+def _size(data: bytes, at: int) -> int:
+    """The length of a payload; the head is whole."""
+    short = data[at + 1] & 0x7F
+    return short if short <= SHORT else int.from_bytes(data[at + 2 : at + _HEAD_BYTES[short]], "big")
+
+
+def _unmask(data: bytes, key: bytes) -> bytes:
+    """Section 5.3; as one large number, because that is one operation."""
+    size = len(data)
+    keys = (key * (size // 4 + 1))[:size]
+    return (int.from_bytes(data, "little") ^ int.from_bytes(keys, "little")).to_bytes(size, "little")
+
+
+def _check_close(payload: bytes) -> Fault | None:
+    """What is wrong with the payload of a Close frame (section 5.5.1): nothing, or a code and a text."""
+    if not payload:
+        return None
+    if len(payload) == 1:
+        return Fault(PROTOCOL_ERROR, "half a status code")
+    code = int.from_bytes(payload[:2], "big")
+    if code not in _FOR_FRAMES and not 3000 <= code < 5000:
+        return Fault(PROTOCOL_ERROR, f"status code {code}")
+    try:
+        payload[2:].decode()
+    except UnicodeDecodeError:
+        return Fault(INVALID_PAYLOAD, "a reason that is not UTF-8")
+    return None
