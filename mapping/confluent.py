@@ -1,17 +1,27 @@
-"""Records as Confluent's REST proxy, version 2, shows them. Pure."""
+"""Records as Confluent's REST proxy takes and shows them. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
 import msgspec
 
-from mapping.record import Received
-from mapping.rest import from_record
+from mapping.record import Headers, Received, Record
+from mapping.rest import compact_json, from_base64, from_record, merged_headers
+from protocols.rest.confluent_v3 import Data, DataReport, Produced, to_epoch
+from protocols.rest.errors import unprocessable
 from protocols.rest.media import Format
+from protocols.rest.requests import HeaderField
 from protocols.rest.responses import RecordItem
+
+LARGEST_PARTITION: Final = 2**31 - 1
+_STRING: Final = msgspec.json.Decoder(str)
+_NULL: Final = b"null"
 
 
 def without_headers(record: Received, embedded: Format) -> RecordItem:
-    """A stored record as it stands in an answer; UndecodableError as from `from_record`.
+    """A stored record as it stands in an answer of version 2; UndecodableError as from `from_record`.
 
     The dialect has no headers. Its timestamp is Karapace's; Confluent's clients overlook it.
     """
@@ -19,3 +29,59 @@ def without_headers(record: Received, embedded: Format) -> RecordItem:
     if item.headers is msgspec.UNSET:
         return item
     return RecordItem(item.topic, item.key, item.value, item.partition, item.offset, item.timestamp, msgspec.UNSET)
+
+
+class About(NamedTuple):
+    """What a record's report says beside its place."""
+
+    key: DataReport | msgspec.UnsetType
+    value: DataReport | msgspec.UnsetType
+    timestamp: int
+
+
+def to_record(
+    produced: Produced, topic: str, headers: Callable[[Format], Headers], trace: Headers, now: int
+) -> tuple[Record, About]:
+    """A record of version 3, for Kafka, and what its report will say.
+
+    Args:
+        produced: as it was sent.
+        topic: where to.
+        headers: what every record of a format gets (`mapping.rest.standard_headers`).
+        trace: the request's trace context.
+        now: epoch milliseconds; the time of a record that has none.
+
+    Raises:
+        RestError: 400 or 422; nothing can be stored.
+    """
+    partition = produced.partition_id
+    if partition is not None and not 0 <= partition <= LARGEST_PARTITION:
+        raise unprocessable(f"The partition {partition} is out of range")
+    timestamp = now if produced.timestamp is None else to_epoch(produced.timestamp)
+    key, about_key, _ = _content(produced.key, "key")
+    value, about_value, embedded = _content(produced.value, "value")
+    standard = headers(embedded)
+    fields = standard + trace
+    if produced.headers:
+        own = [HeaderField(one.name, one.value) for one in produced.headers]
+        fields = merged_headers(own, standard, trace)
+    return Record(topic, key, value, fields, timestamp, partition), About(about_key, about_value, timestamp)
+
+
+def _content(data: Data | None, part: str) -> tuple[bytes | None, DataReport | msgspec.UnsetType, Format]:
+    """Bytes, their report, and the format that they were said in."""
+    embedded = None if data is None else data.format(part)
+    if data is None or embedded is None:
+        return None, msgspec.UNSET, Format.BINARY
+    raw = bytes(data.data)
+    if raw == _NULL:
+        content = None
+    elif embedded is Format.JSON:
+        content = compact_json(raw)
+    else:
+        try:
+            text = _STRING.decode(raw)
+        except msgspec.ValidationError as error:
+            raise unprocessable(f"The {part} is of type {data.type}: it must be a string") from error
+        content = text.encode() if embedded is Format.TEXT else from_base64(text)
+    return content, DataReport((data.type or "").upper(), len(content or b"")), embedded

@@ -19,6 +19,7 @@ from gateway.rest.body import BodyReader
 from gateway.rest.call import Module
 from gateway.rest.cloud_events import CloudEvents
 from gateway.rest.confluent_v2 import ConfluentV2
+from gateway.rest.confluent_v3 import ConfluentV3
 from gateway.rest.consumers import Consumers, ConsumersStatistics
 from gateway.rest.cors import Cors
 from gateway.rest.device_requests import DeviceRequests, RequestsStatistics
@@ -109,6 +110,7 @@ class RestListener:
             cloud_events,
             subscriptions,
             ConfluentV2(services, admission, self._consumers, subscriptions, topics),
+            ConfluentV3(services, admission, self._uploads, topics),
             self._reads,
             self._events,
             self._devices,

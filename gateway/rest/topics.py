@@ -106,6 +106,28 @@ class TopicOperations(Module):
             raise RestError(409, f"Topic {wanted.name} exists already")
         return control_answer(b"{}", 201)
 
+    async def overview(self, grant: Grant) -> list[tuple[str, int, int]]:
+        """The topics that a client may read or write, sorted: name, number of partitions, copies of each.
+
+        Raises:
+            Refused: Kafka does not answer.
+        """
+        seen = grant.subscribe, grant.publish
+        names = [name for name in sorted(self._topics.names) if any(right.some(name) for right in seen)]
+        if not names:
+            return []
+        admin = await self._connected()
+        try:
+            async with asyncio.timeout(ASK_S):
+                described = await admin.describe_topics(names)
+        except (TimeoutError, KafkaError) as error:
+            raise _silent(error) from error
+        return sorted(
+            (topic["topic"], len(topic["partitions"]), len(topic["partitions"][0]["replicas"]))
+            for topic in described
+            if topic["partitions"] and not topic["error_code"]
+        )
+
     async def cluster(self) -> dict[str, Any]:
         """What Kafka says of its cluster: `cluster_id`, `controller_id`, `brokers`. Raises Refused."""
         admin = await self._connected()

@@ -119,6 +119,7 @@ class Uploads(Module):
             self._count += 1
             try:
                 answer = await call.stream(media)
+                await answer.write(b"")  # the head goes now: some clients wait for it before they send more
                 async with asyncio.TaskGroup() as tasks:
                     writing = tasks.create_task(upload.write(answer, self._idle_s))
                     try:

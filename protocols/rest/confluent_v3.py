@@ -1,0 +1,199 @@
+"""Bodies of Confluent's REST API, version 3: records on their way in, reports of them, and what clusters look like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from protocols.rest.confluent import NO_REGISTRY
+from protocols.rest.errors import Fault, RestError, unprocessable
+from protocols.rest.media import Format
+from protocols.rest.requests import NULL, check_utf8, decode
+
+TYPES: Final = {"BINARY": Format.BINARY, "JSON": Format.JSON, "STRING": Format.TEXT}
+SCHEMA_TYPES: Final = frozenset({"AVRO", "JSONSCHEMA", "PROTOBUF"})
+LONGEST_ID: Final = 80  # characters of an entry's id
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+class Header(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A header of a record: its value in base64, or null."""
+
+    name: str
+    value: str | None = None
+
+
+class Data(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A key or value: what it is, and itself."""
+
+    type: str | None = None
+    data: msgspec.Raw = NULL
+    schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    schema_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    schema_version: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    subject: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    subject_name_strategy: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+    def format(self, part: str) -> Format | None:
+        """How `data` is to be read; None where there is none.
+
+        Args:
+            part: `key` or `value`, for the error.
+
+        Raises:
+            RestError: 422 for what needs a schema, 400 for an unknown type, or none.
+        """
+        kind = None if self.type is None else self.type.upper()
+        schemas = (self.schema, self.schema_id, self.schema_version, self.subject, self.subject_name_strategy)
+        if kind in SCHEMA_TYPES or any(one not in (msgspec.UNSET, NULL) for one in schemas):
+            raise RestError(422, NO_REGISTRY, fault=Fault.SCHEMA)
+        if kind is None and self.data == NULL:
+            return None
+        embedded = TYPES.get(kind or "")
+        if embedded is None:
+            raise RestError(400, f"The {part} has the type {(kind or 'null')[:32]}; {', '.join(TYPES)} are served")
+        return embedded
+
+
+class Produced(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One record on its way in."""
+
+    partition_id: int | None = None
+    headers: tuple[Header, ...] = ()
+    key: Data | None = None
+    value: Data | None = None
+    timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+class Entry(Produced, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
+    """One record of a batch; its id is the client's own."""
+
+    id: str
+
+
+class _Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    entries: list[msgspec.Raw]
+
+
+class _Name(msgspec.Struct, frozen=True, gc=False):
+    id: str
+
+
+class DataReport(msgspec.Struct, frozen=True, gc=False):
+    """What became of a key or value: its type, and its bytes."""
+
+    type: str
+    size: int
+
+
+class Report(msgspec.Struct, frozen=True, gc=False):
+    """A record that every in-sync replica has."""
+
+    error_code: int
+    cluster_id: str
+    topic_name: str
+    partition_id: int
+    offset: int
+    timestamp: datetime
+    key: DataReport | msgspec.UnsetType = msgspec.UNSET
+    value: DataReport | msgspec.UnsetType = msgspec.UNSET
+    id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ErrorReport(msgspec.Struct, frozen=True, gc=False):
+    """A record that was not stored."""
+
+    error_code: int
+    message: str
+    id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+_PRODUCED: Final = msgspec.json.Decoder(Produced)
+_ENTRY: Final = msgspec.json.Decoder(Entry)
+_NAME: Final = msgspec.json.Decoder(_Name)
+_BATCH: Final = msgspec.json.Decoder(_Batch)
+
+
+def decode_produced(document: bytes) -> Produced:
+    """One record; RestError 400, with the place in `validation_errors`."""
+    check_utf8(document)
+    return decode(_PRODUCED, document)
+
+
+def decode_entry(document: msgspec.Raw) -> Produced:
+    """One record of a batch; RestError 400."""
+    return decode(_ENTRY, bytes(document))
+
+
+def decode_batch(body: bytes, limit: int) -> list[tuple[str, msgspec.Raw]]:
+    """The entries of a batch and their ids, not decoded yet.
+
+    Raises:
+        RestError: 400; 422 for no entry, more than `limit`, or ids that are empty, too long or there twice.
+    """
+    check_utf8(body)
+    entries = decode(_BATCH, body).entries
+    if not 1 <= len(entries) <= limit:
+        raise _bad_batch(f"it has {len(entries)} entries; from 1 to {limit} are taken at once")
+    names = [decode(_NAME, bytes(entry)).id for entry in entries]
+    if any(not 1 <= len(name) <= LONGEST_ID for name in names):
+        raise _bad_batch(f"an id has from 1 to {LONGEST_ID} characters")
+    if len(set(names)) < len(names):
+        raise _bad_batch("an id stands in it twice")
+    return list(zip(names, entries, strict=True))
+
+
+def to_epoch(moment: datetime) -> int:
+    """Milliseconds since the epoch; RestError 422 for a time before."""
+    found = (moment - _EPOCH) // _MILLISECOND
+    if found < 0:
+        raise unprocessable(f"The timestamp {moment.isoformat()} is before 1970")
+    return found
+
+
+def from_epoch(milliseconds: int) -> datetime:
+    """A time of this or the next thousands of years."""
+    return _EPOCH + milliseconds * _MILLISECOND
+
+
+def described(error: RestError) -> str:
+    """The message of a record's error: the number with five digits stands in it, as in Confluent's reports."""
+    if error.fault is Fault.SCHEMA:
+        return f"Error: 42206 : {error.message}"
+    return ": ".join((error.message, *error.validation_errors))
+
+
+def resource_list(kind: str, address: str, entries: Sequence[Any]) -> dict[str, Any]:
+    """A list as the API has it; it has no further pages."""
+    return {"kind": kind, "metadata": {"self": address, "next": None}, "data": entries}
+
+
+def cluster_view(cluster_id: str, address: str) -> dict[str, Any]:
+    """A cluster; `address` is its own."""
+    return {
+        "kind": "KafkaCluster",
+        "metadata": {"self": address, "resource_name": f"crn:///kafka={cluster_id}"},
+        "cluster_id": cluster_id,
+        "topics": {"related": f"{address}/topics"},
+    }
+
+
+def topic_view(cluster_id: str, topic: str, address: str, partitions: int, replicas: int) -> dict[str, Any]:
+    """A topic; `address` is its own."""
+    return {
+        "kind": "KafkaTopic",
+        "metadata": {"self": address, "resource_name": f"crn:///kafka={cluster_id}/topic={topic}"},
+        "cluster_id": cluster_id,
+        "topic_name": topic,
+        "is_internal": False,
+        "replication_factor": replicas,
+        "partitions_count": partitions,
+    }
+
+
+def _bad_batch(why: str) -> RestError:
+    return RestError(422, f"The batch cannot be used: {why}", fault=Fault.BATCH)
