@@ -256,6 +256,7 @@ class Feeds:
         for feed in list(self._feeds.values()):
             if feed.lingering is not None:
                 feed.lingering.cancel()
+            feed.listeners = {}  # who leaves after this has left
             self._end(feed)
 
     def _release(self, feed: Feed) -> None:

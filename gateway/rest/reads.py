@@ -191,8 +191,11 @@ class Reads(Module):
         span = await find_span(self._lookup, topic, wanted(query), BEGINNING)
         while True:
             body = _Body(media, embedded, max_bytes)
-            async with self._filling:
+            await self._enter()
+            try:
                 position = await Filling(body, limit, chosen, allowed).fill(self._replay, topic, span)
+            finally:
+                self._filling.release()
             if body.count or self._draining or self._clock() >= deadline:
                 break
             await self._wait(topic, position, deadline)
@@ -202,6 +205,14 @@ class Reads(Module):
         self._records += body.count
         full = len(position) == 1 and any(offset < span.ends[number] for number, offset in position.items())
         return self._answer(call, body, position, span, full=full)
+
+    async def _enter(self) -> None:
+        """Wait for a turn to fill a page; RestError 503 when it does not come."""
+        try:
+            async with asyncio.timeout(FILL_S):
+                await self._filling.acquire()
+        except TimeoutError as error:
+            raise busy("Too many pages are being read; try again") from error
 
     async def _wait(self, topic: str, position: Mapping[int, int], deadline: float) -> None:
         """Sleep until something is stored behind the position, or the time is over."""
@@ -223,13 +234,14 @@ class Reads(Module):
     ) -> web.StreamResponse:
         """The page. One that is followed by others may be kept and asked for again: its entity tag is of its bytes."""
         content = body.finish()
+        varies = call.answer_headers.get("Vary")
+        call.answer_headers["Vary"] = "Accept" if varies is None else f"{varies}, Accept"
         headers = {
             "Content-Type": body.media,
             "Server": SERVER,
             "Link": f'<{_following(call, position)}>; rel="next"',
             "Next-Position": format_position(position),
             "End-Position": format_position(span.ends),
-            "Vary": "Accept",
             "Cache-Control": "no-store",
         }
         if full:

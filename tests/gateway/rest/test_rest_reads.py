@@ -79,6 +79,7 @@ async def test_a_page_with_more_behind_it_is_asked_for_again_for_nothing(
     again, _ = await page(http, address)
     assert again.headers["ETag"] == tag
     assert again.headers["Cache-Control"] == "private, no-cache"
+    assert again.headers["Vary"] == "Accept"
     before = gateway.listener.statistics().reads.unchanged_total
     for known in (tag, f'"other", W/{tag}', "*"):
         async with http.get(address, headers={"If-None-Match": known}) as unchanged:

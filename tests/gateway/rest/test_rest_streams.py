@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import aiohttp
+import trustme
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from gateway.config import AccessRule, SecurityConfig
@@ -277,3 +279,31 @@ async def test_old_http_and_what_comes_behind_the_request(gateway: Gateway, new_
     assert answer.endswith(b"0\r\n\r\n")
     assert answer.count(b"HTTP/1.1") == 1
     assert b"Connection: close" in answer
+
+
+async def test_over_tls(bootstrap: str, new_topic: NewTopicFactory) -> None:
+    topic = await new_topic(partitions=1)
+    authority = trustme.CA()
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    async with running_gateway(bootstrap, tls=server) as gateway:
+        url = f"https://{gateway.listener.bound}"
+        async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(ssl=trust)) as http:
+            await store(http, topic, ["x" * 10_000] * 50)
+            async with stream(http, topic, "from=beginning&limit=50") as response:
+                assert len(await some(response, 50)) == 50
+                assert await asyncio.wait_for(response.read(), 20) == b""
+            for first in (0, 20):  # what was settled in the first does not come again
+                async with stream(http, topic, f"group={topic}-group&from=beginning&limit=20") as response:
+                    found = await some(response, 20)
+                    assert found[0].data["offset"] == first
+                    assert await asyncio.wait_for(response.read(), 20) == b""
+                await until(lambda: gateway.listener.statistics().streams.open == 0)
+            await store(http, topic, ["last"])
+            async with http.ws_connect("/stream", protocols=["trivium.v1"]) as socket:
+                await socket.send_json({"type": "subscribe", "id": "s", "topic": topic, "from": "0:50"})
+                async with asyncio.timeout(20):
+                    assert (await socket.receive_json())["type"] == "subscribed"
+                    assert (await socket.receive_json())["record"]["value"] == "last"
