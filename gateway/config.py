@@ -203,6 +203,7 @@ class HttpConfig(Section):
     max_uploads: Annotated[int, Field(ge=1)] = 128  # of lines, at once
     idempotency_window_s: Annotated[float, Field(gt=0, le=7 * 86400)] = 3600.0  # how long an answer is kept for its key
     max_idempotency_keys: Annotated[int, Field(ge=1)] = 100_000
+    compress_from_bytes: Annotated[int, Field(ge=1)] = 4096  # of an answer, where the client accepts it
     max_line_bytes: Annotated[int, Field(ge=1024)] = 2 * MEBIBYTE
     max_consumers: Annotated[int, Field(ge=1)] = 1000
     consumer_idle_s: Annotated[float, Field(gt=0)] = 300.0  # abandoned consumers keep partitions

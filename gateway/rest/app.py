@@ -16,6 +16,7 @@ from gateway.rest.access import TOKEN_PARAMETER, Access
 from gateway.rest.answers import error_answer
 from gateway.rest.body import BodyReader
 from gateway.rest.call import Call, Handler, Module
+from gateway.rest.coding import compress
 from gateway.rest.cors import Cors
 from gateway.rest.load import Load
 from mapping.outcomes import ANSWERS, Outcome
@@ -46,12 +47,14 @@ class RestApp:
         cors: Cors | None = None,
         tracing: Tracing | None = None,
         dialect: Dialect = Dialect.STRIMZI,
+        compress_from: int,
     ) -> None:
         """Serve what the contract has, by the handlers of `modules`.
 
         `websockets`, by path, are not of the contract; what is opened there asks who its client is by itself. `load`
         limits what is in work, and pages of the origins in `cors` may call; `tracing` makes spans of requests.
-        `dialect`: whose operations stand at the paths that both dialects have.
+        `dialect`: whose operations stand at the paths that both dialects have. Answers of `compress_from` bytes and
+        more are compressed for who accepts it.
 
         Raises:
             ValueError: the contract has an operation that no module serves, or the other way round.
@@ -62,6 +65,7 @@ class RestApp:
         self._websockets = websockets
         self._load = load
         self._cors = cors
+        self._compress_from = compress_from
         self._tracing = tracing
         self._router = Router(contract.operations.values(), dialect=dialect)
         self._handlers: dict[str, tuple[Handler, Callable[[RestError], web.Response]]] = {}
@@ -127,6 +131,8 @@ class RestApp:
                 answer.headers.update(fields)
             if self.draining:
                 answer.force_close()
+            if "Accept-Encoding" in request.headers:
+                await compress(request, answer, self._compress_from)
         if call is not None and call.span is not None:
             call.span.end(answer.status)
         counted = (name, answer.status // 100)

@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.rest.admission import Admission
+from gateway.rest.coding import check_coding
 from protocols.rest.errors import RestError, too_large
 
 MIN_RATE: Final = 16 * 1024
@@ -36,10 +37,12 @@ class BodyReader:
 
         Raises:
             RestError: 400 for a body that breaks off in its own framing, 408 too slow, 413 too large (before it is
-                read where its length is announced), 417 for an expectation that we cannot meet.
+                read where its length is announced), 415 for a coding that we do not know, 417 for an expectation that
+                we cannot meet.
         """
         max_bytes = self.max_bytes if limit is None else limit
         content = request.content
+        check_coding(request)
         if content.is_eof():  # it came together with the head: the usual case
             body = content.read_nowait()
             if len(body) > max_bytes:
@@ -108,8 +111,9 @@ def answer_expectation(request: web.BaseRequest) -> None:
     """`Expect: 100-continue` (RFC 9110 section 10.1.1): to be said last, when everything else let the request in.
 
     Raises:
-        RestError: 417 for an expectation that we cannot meet.
+        RestError: 417 for an expectation that we cannot meet, 415 for a body in a coding that we do not know.
     """
+    check_coding(request)
     expected = request.headers.get("Expect")
     if expected is None:
         return

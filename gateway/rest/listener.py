@@ -130,6 +130,7 @@ class RestListener:
             cors=cors,
             dialect=Dialect(config.dialect),
         )
+            compress_from=config.compress_from_bytes,
         self._http: HttpServer | None = None
         self._leaving: list[asyncio.Task[None]] = []
 

@@ -78,6 +78,26 @@ def preferred(accept: str | None, offered: Sequence[str]) -> str | None:
     return chosen
 
 
+def preferred_coding(field: str | None, offered: Sequence[str]) -> str | None:
+    """Which of `offered` the field `Accept-Encoding` prefers to no coding at all, or None (RFC 9110 section 12.5.3).
+
+    Among the same weights the order of `offered` decides; one that is not named has the weight of `*`.
+    """
+    if field is None:
+        return None
+    weights = {}
+    for text in field.split(",")[:_ACCEPT_LIMIT]:
+        name, parameters = _split(text)
+        weights["gzip" if name == "x-gzip" else name] = _weight(parameters)
+    others = weights.get("*", 0.0)
+    chosen, heaviest = None, 0.0
+    for coding in offered:
+        weight = weights.get(coding, others)
+        if weight > heaviest:
+            chosen, heaviest = coding, weight
+    return chosen if heaviest >= weights.get("identity", 0.0) else None
+
+
 def _essence(content_type: str) -> str:
     """The type without parameters, if its charset is UTF-8 or not said; "" for any other charset."""
     essence, parameters = _split(content_type)

@@ -1,0 +1,70 @@
+"""Answers in a content coding that the client accepts; bodies in one that we know (RFC 9110 sections 8.4 and 12.5.3).
+
+Bodies are decompressed by aiohttp, as they are read: never more of one than is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import web
+
+from protocols.rest.errors import RestError
+from protocols.rest.media import preferred_coding
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+CODINGS: Final = ("zstd", "gzip", "deflate")
+"""Our preference is their order."""
+_KNOWN: Final = frozenset({*CODINGS, "x-gzip", "identity", ""})
+_LEVEL: Final = 1  # beside Kafka and the network a better one does not pay
+_IN_LOOP: Final = 64 * 1024  # bytes; more is compressed in a thread
+_COMPRESS: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "zstd": lambda body: zstd.compress(body, _LEVEL),
+    "gzip": lambda body: gzip.compress(body, _LEVEL, mtime=0),
+    "deflate": lambda body: zlib.compress(body, _LEVEL),
+}
+
+
+def check_coding(request: web.BaseRequest) -> None:
+    """Refuse a body in a coding that we do not know: RestError 415, with `Accept-Encoding`."""
+    coding = request.headers.get("Content-Encoding")
+    if coding is not None and coding.lower() not in _KNOWN:
+        raise RestError(
+            415,
+            f"The coding of the body is not supported; it is one of {', '.join(CODINGS)}",
+            headers=(("Accept-Encoding", ", ".join(CODINGS)),),
+            close=True,
+        )
+
+
+async def compress(request: web.BaseRequest, answer: web.StreamResponse, smallest: int) -> None:
+    """Compress an answer that has at least `smallest` bytes, as the client prefers.
+
+    An entity tag becomes a weak one: it is about the content, not about its bytes.
+    """
+    body = answer.body if isinstance(answer, web.Response) else None
+    if not isinstance(body, bytes) or len(body) < smallest or "Content-Encoding" in answer.headers:
+        return
+    answer.headers.add("Vary", "Accept-Encoding")
+    coding = preferred_coding(request.headers.get("Accept-Encoding"), CODINGS)
+    if coding is None:
+        return
+    if len(body) <= _IN_LOOP:
+        compressed = _COMPRESS[coding](body)
+    else:
+        compressed = await asyncio.to_thread(_COMPRESS[coding], body)
+    assert isinstance(answer, web.Response)
+    answer.body = compressed
+    answer.headers["Content-Encoding"] = coding
+    tag = answer.headers.get("ETag")
+    if tag is not None and not tag.startswith("W/"):
+        answer.headers["ETag"] = f"W/{tag}"
