@@ -216,7 +216,7 @@ class HttpConfig(Section):
     reply_topic: str = "replies"  # answers of devices are keys of it
     max_requests: Annotated[int, Field(ge=1)] = 1000  # that wait for a device at once
     max_request_wait_s: Annotated[float, Field(gt=0)] = 300.0
-    max_active: Annotated[int, Field(ge=1)] = 20_000  # requests in work at once, waiting ones and streams among them
+    max_active: Annotated[int, Field(ge=1)] = 20_000  # requests in work at once, waiting polls among them
     max_active_per_client: Annotated[int, Field(ge=1)] = 5_000
     max_consumers_per_group: Annotated[int, Field(ge=1)] = 1000
     max_header_bytes: Annotated[int, Field(ge=1024, le=MEBIBYTE)] = 16 * 1024  # of one field; proxies send long tokens

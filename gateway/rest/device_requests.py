@@ -82,6 +82,7 @@ class DeviceRequests(Module):
                 deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
                 try:
                     async with asyncio.timeout_at(deadline):
+                        await self._publisher.topic(place.topic)  # 404 goes before what the gateway lacks
                         await self._listen()
                         await self._publish(record)
                         if call.span is not None:

@@ -25,7 +25,7 @@ class LoadStatistics(msgspec.Struct, frozen=True):
 
 
 class Load:
-    """Counts requests from their admission to the end of their operation; waiting ones and streams count too."""
+    """Counts requests from their admission to the end of their operation; waiting polls too, given-away streams not."""
 
     def __init__(self, limit: int, limit_per_client: int) -> None:
         """At most `limit` requests at once, and `limit_per_client` of one client."""

@@ -36,8 +36,13 @@ def led(entry: Any) -> Any:
 
 @schemathesis.hook
 def map_path_parameters(context: Any, path_parameters: dict[str, Any] | None) -> dict[str, Any] | None:
-    if path_parameters and isinstance(path_parameters.get("topicname"), str) and len(path_parameters["topicname"]) > 1:
-        path_parameters["topicname"] = TOPIC
+    name = path_parameters.get("topicname") if path_parameters else None
+    if path_parameters and isinstance(name, str) and len(name) > 1:
+        deleted = context.operation is not None and context.operation.method == "delete"
+        path_parameters["topicname"] = f"{TOPIC}-{len(name) % NEW_TOPICS}" if deleted else TOPIC
+    address = path_parameters.get("address") if path_parameters else None
+    if path_parameters and isinstance(address, str) and len(address) > 1:
+        path_parameters["address"] = f"{TOPIC}-nobody/there"  # an answer would be waited for
     return path_parameters
 
 
