@@ -92,8 +92,8 @@ class RestListener:
             max_line_bytes=config.max_line_bytes,
             idle_s=config.header_timeout_s,
         )
-        self._consumers = Consumers(services)
         cloud_events = CloudEvents(self._storing, admission, bodies, config.max_records)
+        self._consumers = Consumers(services)
         self._reads = Reads(services)
         self._feeds = Feeds(services.tail)
         self._events = EventStreams(services, self._feeds)
@@ -106,8 +106,8 @@ class RestListener:
             topics,
             self._produce,
             self._uploads,
-            self._consumers,
             cloud_events,
+            self._consumers,
             subscriptions,
             ConfluentV2(services, admission, self._consumers, subscriptions, topics),
             ConfluentV3(services, admission, self._uploads, topics),
@@ -128,9 +128,10 @@ class RestListener:
             websockets or {},
             load=self._load,
             cors=cors,
+            tracing=services.tracing,
             dialect=Dialect(config.dialect),
-        )
             compress_from=config.compress_from_bytes,
+        )
         self._http: HttpServer | None = None
         self._leaving: list[asyncio.Task[None]] = []
 
