@@ -142,7 +142,8 @@ class Hostile:
                         answer = await reader.read(-1)
             elif ending == "reset":
                 own = writer.get_extra_info("socket")
-                own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                if own is not None:  # the gateway may have closed already
+                    own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         except (ConnectionError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
                 self._problems.append(f"request {number}: no answer, and not closed, for {ANSWER_S:g} s")
