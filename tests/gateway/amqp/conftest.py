@@ -31,13 +31,22 @@ StartFront = Callable[..., Awaitable[AmqpFront]]
 
 
 class Backend:
-    """The Kafka side that every front of the run shares."""
+    """The Kafka side that every front of the run shares.
 
+    A crash in its background work would end a gateway, whose tasks are of one group: `check` makes a test of it.
+    """
+
+    crashes: list[BaseException]
     config: KafkaConfig
     publisher: Publisher
     tail: Tail
     groups: Groups
     spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+
+    def check(self) -> None:
+        crashes, self.crashes[:] = list(self.crashes), []
+        if crashes:
+            raise BaseExceptionGroup("background work crashed", crashes)
 
 
 @contextlib.asynccontextmanager
@@ -46,12 +55,19 @@ async def kafka_side(
 ) -> AsyncIterator[Backend]:
     loop = asyncio.get_running_loop()
     backend = Backend()
+    backend.crashes = []
     tasks: set[asyncio.Task[Any]] = set()
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        tasks.discard(task)
+        crash = None if task.cancelled() else task.exception()
+        if crash is not None:
+            backend.crashes.append(crash)
 
     def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = loop.create_task(work)
         tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        task.add_done_callback(ended)
         return task
 
     config = KafkaConfig(bootstrap_servers=bootstrap)
@@ -86,6 +102,7 @@ async def kafka_side(
         refreshing.cancel()
         await topics.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
+    backend.check()
 
 
 @contextlib.asynccontextmanager
@@ -158,6 +175,7 @@ async def start_front(backend: Backend) -> AsyncIterator[StartFront]:
             return await stack.enter_async_context(amqp_front(backend, **options))
 
         yield start
+    backend.check()
 
 
 @pytest.fixture
