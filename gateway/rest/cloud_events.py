@@ -11,6 +11,7 @@ from gateway.rest.admission import Admission
 from gateway.rest.answers import control_answer
 from gateway.rest.body import BodyReader
 from gateway.rest.call import Call, Handler, Module
+from gateway.rest.keyed import request_key
 from gateway.rest.storing import Storing
 from mapping.record import GW_CLIENT, GW_PROTOCOL
 from mapping.rest import PROTOCOL, trace_headers
@@ -39,6 +40,7 @@ class CloudEvents(Module):
         fields = request.headers
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
+        key = request_key(request)
         with self._admission.enter(topic):
             body = await self._bodies.read(request)
             content_type = fields.get("Content-Type")
@@ -54,6 +56,6 @@ class CloudEvents(Module):
             records = [to_record(event, topic, standard, trace) for event in events]
             if not records:
                 return control_answer(encode_results(()))
-            storing = self._storing.store(call, records, body)
+            storing = self._storing.store(call, records, body, key)
             del events, records, body  # as in `Produce`
             return await storing

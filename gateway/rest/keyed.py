@@ -98,14 +98,12 @@ class KeyedRequests:
         """Counts so far."""
         return KeyedStatistics(self._table.count, self._table.bytes, self.replayed, self.resumed)
 
-    async def store(self, call: Call, records: list[Record], body: bytes, field: str) -> web.Response:
-        """As `Storing.store`, for a request whose `Idempotency-Key` is `field`.
+    async def store(self, call: Call, records: list[Record], body: bytes, key: str) -> web.Response:
+        """As `Storing.store`, for a request with a key.
 
         It goes on when the client leaves: it will ask again.
         """
-        if len(call.request.headers.getall(KEY_FIELD)) > 1:
-            raise RestError(400, f"Validation error on: {KEY_FIELD} stands there more than once")
-        name = _name(call, _key(field))
+        name = _name(call, key)
         digest = hashlib.sha256(call.request.headers.get("Content-Type", "").encode() + b"\0" + body).hexdigest()
         if not self._state.loaded.is_set():
             raise busy("Earlier requests are still being read; try again")
@@ -259,8 +257,17 @@ class Written:
             self.done.set_result(result)
 
 
-def _key(field: str) -> str:
-    """The key: a string of structured fields (RFC 8941 section 3.3.3), or the bare text that most clients send."""
+def request_key(request: web.BaseRequest) -> str | None:
+    """The key of a request: a string of structured fields (RFC 8941 section 3.3.3), or bare text, as most send it.
+
+    Raises:
+        RestError: 400, it is none.
+    """
+    if KEY_FIELD not in request.headers:
+        return None
+    field, *others = request.headers.getall(KEY_FIELD)
+    if others:
+        raise RestError(400, f"Validation error on: {KEY_FIELD} stands there more than once")
     key = field[1:-1] if len(field) > 1 and field[0] == field[-1] == '"' else field
     if not 0 < len(key) <= LONGEST_KEY:
         raise RestError(400, f"Validation error on: {KEY_FIELD} has 1 to {LONGEST_KEY} characters")

@@ -17,13 +17,13 @@ from gateway.rest.admission import Admission
 from gateway.rest.answers import control_answer, no_content
 from gateway.rest.body import BodyReader
 from gateway.rest.call import Call, Handler, Module
-from gateway.rest.keyed import KEY_FIELD
+from gateway.rest.keyed import KEY_FIELD, request_key
 from gateway.rest.storing import Storing
 from gateway.rest.tickets import StandardHeaders
 from gateway.security.authorization import Grant
 from mapping.record import Record
 from mapping.rest import to_records
-from protocols.rest.errors import RestError, not_found
+from protocols.rest.errors import not_found, unprocessable
 from protocols.rest.media import produce_format
 from protocols.rest.responses import encode_results
 
@@ -74,8 +74,9 @@ class Produce(Module):
         unacknowledged = call.query["async"]
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
-        if unacknowledged and KEY_FIELD in fields:
-            raise RestError(400, f"Validation error on: {KEY_FIELD} asks for an answer, async for none")
+        key = request_key(request)
+        if unacknowledged and key is not None:
+            raise unprocessable(f"{KEY_FIELD} asks for an answer, async for none")
         with self._admission.enter(topic):
             body = await self._bodies.read(request)
             records = to_records(
@@ -97,7 +98,7 @@ class Produce(Module):
                 return self._send_unacknowledged(records, grant)
             if not records:
                 return control_answer(encode_results(()))
-            storing = self._storing.store(call, records, body)
+            storing = self._storing.store(call, records, body, key)
             del records, body  # what Kafka has not answered yet is in the publisher's budget, and only there
             return await storing
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from gateway.kafka.publisher import Publisher
 from gateway.rest.answers import control_answer
 from gateway.rest.call import Call
-from gateway.rest.keyed import KEY_FIELD, KeyedRequests
+from gateway.rest.keyed import KeyedRequests
 from gateway.rest.tickets import Ticket, common_failure, submit_allowed
 from mapping.record import Record
 from protocols.rest.responses import encode_results
@@ -24,20 +24,20 @@ class Storing:
         self._publisher = publisher
         self.keyed = keyed
 
-    async def store(self, call: Call, records: list[Record], body: bytes) -> web.Response:
+    async def store(self, call: Call, records: list[Record], body: bytes, key: str | None) -> web.Response:
         """Store them, and answer when the last one's fate is known.
 
         Args:
             call: the request.
             records: of one topic; at least one.
             body: as received, decompressed: what a repeated request must have too.
+            key: the request's; see `keyed.request_key`.
 
         Raises:
             RestError: what became of all of them; or 409 and 422 for the request's key.
         """
-        field = call.request.headers.get(KEY_FIELD)
-        if field is not None:
-            return await self.keyed.store(call, records, body, field)
+        if key is not None:
+            return await self.keyed.store(call, records, body, key)
         ticket = Ticket(len(records), asyncio.get_running_loop().create_future())
         submit_allowed(self._publisher, call.grant, records, ticket, range(len(records)))
         del records, body  # as in the caller
