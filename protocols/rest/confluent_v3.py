@@ -48,15 +48,18 @@ class Data(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
             RestError: 422 for what needs a schema, 400 for an unknown type, or none.
         """
         kind = None if self.type is None else self.type.upper()
-        schemas = (self.schema, self.schema_id, self.schema_version, self.subject, self.subject_name_strategy)
-        if kind in SCHEMA_TYPES or any(one not in (msgspec.UNSET, NULL) for one in schemas):
+        embedded = TYPES.get(kind or "")
+        if kind in SCHEMA_TYPES or (self != Data(self.type, self.data) and self._has_schema()):
             raise RestError(422, NO_REGISTRY, fault=Fault.SCHEMA)
         if kind is None and self.data == NULL:
             return None
-        embedded = TYPES.get(kind or "")
         if embedded is None:
             raise RestError(400, f"The {part} has the type {(kind or 'null')[:32]}; {', '.join(TYPES)} are served")
         return embedded
+
+    def _has_schema(self) -> bool:
+        schemas = (self.schema, self.schema_id, self.schema_version, self.subject, self.subject_name_strategy)
+        return any(one is not msgspec.UNSET and one != NULL for one in schemas)
 
 
 class Produced(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):

@@ -99,6 +99,7 @@ async def test_a_record_that_cannot_be_stored_costs_only_itself(
         ({"value": {"type": "XML", "data": "x"}}, 400),
         ({"value": {"data": "x"}}, 400),
         (good, 200),
+        ({"value": {"type": "STRING", "data": "x", "schema_id": None}}, 200),
         ({"value": {"type": "BINARY", "data": "?"}}, 422),
         ({"value": {"type": "STRING", "data": 1}}, 422),
         ({"else": 1}, 400),
@@ -113,7 +114,7 @@ async def test_a_record_that_cannot_be_stored_costs_only_itself(
     assert [report["error_code"] for report in reports] == [status for _, status in rows]
     assert all(report["message"] for report in reports if report["error_code"] != 200)
     assert [report["message"] for report in reports[1:4]] == [NO_REGISTRY] * 3
-    assert [reports[place]["offset"] for place in (0, 6, 15)] == [0, 1, 2]
+    assert [reports[place]["offset"] for place in (0, 6, 7, 16)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
