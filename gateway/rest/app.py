@@ -119,8 +119,10 @@ class RestApp:
             if call is not None and call.span is not None:
                 call.span.end(None)
             raise  # the client left
-        except Exception:
+        except Exception as error:
             log.exception("request failed", operation=name)
+            if request.writer.output_size > 0:
+                raise ConnectionError("an answer was begun and cannot be taken back") from error
             answer = refuse(RestError(500, INTERNAL_ERROR, close=True))
         finally:
             if client is not None:

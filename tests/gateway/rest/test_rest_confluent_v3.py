@@ -10,6 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.rest.confluent_v3 import RecordStream
+
 from .conftest import Gateway, read_topic, running_gateway, until
 
 JSON = {"Content-Type": "application/json"}
@@ -253,3 +255,18 @@ async def test_clusters_and_topics_are_shown(
     async with http.get(f"{base}/topics/nothing") as response:
         assert response.status == 404
         assert (await response.json())["error_code"] == 40401
+
+
+async def test_a_fault_of_ours_in_the_middle_of_a_stream_ends_the_connection(
+    http: aiohttp.ClientSession, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await new_topic(1)
+    path = f"/v3/clusters/{await cluster_of(http)}/topics/{topic}/records"
+
+    def broken(_stream: RecordStream, _part: bytes | None) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(RecordStream, "feed", broken)
+    with pytest.raises(aiohttp.ClientError):
+        async with asyncio.timeout(20), http.post(path, data=b"{}", headers=JSON) as response:
+            await response.read()
