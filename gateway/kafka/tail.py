@@ -31,6 +31,7 @@ from gateway.kafka.consumers import (
     log_consumer,
     on_metadata,
     received,
+    start_consumer,
 )
 from gateway.kafka.contracts import Fanout, Outlet, Refused
 from gateway.kafka.positions import Start, starting_offsets
@@ -378,18 +379,19 @@ class Tail:
             await self._wanted.wait()
             consumer = log_consumer(self._kafka)
             try:
-                await consumer.start()
-                on_metadata(consumer, self._check_missing)
-                self._consumer = consumer
-                self._reassign()
-                while self._wanted.is_set():
-                    await self._read(consumer)
+                await start_consumer(consumer, self._spawn)
+                try:
+                    on_metadata(consumer, self._check_missing)
+                    self._consumer = consumer
+                    self._reassign()
+                    while self._wanted.is_set():
+                        await self._read(consumer)
+                finally:
+                    self._consumer = None
+                    await close_consumer(consumer)
             except KafkaError as error:
                 log.warning("tail: Kafka is away: %r", error)
                 await asyncio.sleep(RETRY_S)
-            finally:
-                self._consumer = None
-                await close_consumer(consumer)
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         try:
