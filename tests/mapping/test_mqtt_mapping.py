@@ -40,9 +40,7 @@ def received(headers: Headers = (), key: bytes | None = b"a", value: bytes | Non
 
 @pytest.mark.clause("MQTT-3.3.2-4", "MQTT-3.3.2-15", "MQTT-3.3.2-16", "MQTT-3.3.2-17", "MQTT-3.3.2-18", "MQTT-3.3.2-20")
 @given(topics, st.binary(max_size=50), st.integers(0, 1), st.booleans(), properties)
-def test_a_publish_comes_back_as_it_went(
-    topic: str, payload: bytes, qos: int, retain: bool, asked: Properties
-) -> None:
+def test_a_publish_comes_back_as_it_went(topic: str, payload: bytes, qos: int, retain: bool, asked: Properties) -> None:
     inbound = Inbound(RULES, Version.V5, "client-1")
     record = inbound.to_record(topic, payload, qos, retain, asked, NOW)
     delivery = from_record(stored(record), RULES)
