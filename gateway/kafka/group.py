@@ -158,6 +158,7 @@ class Groups:
         self._readers: dict[str, GroupReader] = {}
         # A lock lives as long as somebody holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._closing: set[asyncio.Task[None]] = set()
         self._stopped = False
         self._admin = GroupAdmin(kafka)
 
@@ -229,7 +230,10 @@ class Groups:
         reader.remove(member, failed=failed)
         if not reader.members and self._readers.get(reader.group) is reader:
             # Whoever leaves may be cancelled; the consumer would stay a member of the group, and read nothing.
-            await asyncio.shield(self._spawn(self._close(reader)))
+            closing = self._spawn(self._close(reader))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            await asyncio.shield(closing)
 
     async def _close(self, reader: GroupReader) -> None:
         async with self._lock(reader.group):
@@ -262,7 +266,7 @@ class Groups:
         self._stopped = True
         readers = list(self._readers.values())
         self._readers.clear()
-        await asyncio.gather(*(reader.close() for reader in readers))
+        await asyncio.gather(*(reader.close() for reader in readers), *self._closing)
         await self._admin.stop()
 
     def statistics(self) -> tuple[GroupStatistics, ...]:

@@ -18,7 +18,8 @@ from gateway.kafka.embedded import EmbeddedBroker
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Publish, Subscription, Version
 from protocols.mqtt.properties import Properties
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.frozen import until_frozen
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 
 CONFIG = "drain_timeout_s = 2\n[kafka]\ncreate_topics = true\n"
@@ -34,16 +35,6 @@ def frozen(broker: EmbeddedBroker) -> Iterator[None]:
         yield
     finally:
         os.kill(broker.pid, signal.SIGCONT)
-
-
-async def stopped(broker: EmbeddedBroker) -> None:
-    """Wait until a signal has reached every thread."""
-
-    def all_stopped() -> bool:
-        threads = Path(f"/proc/{broker.pid}/task").glob("*/stat")
-        return all(path.read_text().rpartition(")")[2].split()[0] == "T" for path in threads)
-
-    await wait_until(all_stopped, 20)
 
 
 @pytest.fixture
@@ -83,7 +74,7 @@ async def test_they_come_subscribe_and_go(
     for client in (stays, goes):
         await client.subscribe(Subscription(f"{name}/before", 1))
     with frozen(broker):
-        await stopped(broker)
+        await until_frozen(broker.pid)
         stays.send(packets.Subscribe(50, (Subscription(f"{name}/frozen", 1),)))
         stays.send(packets.Unsubscribe(51, (f"{name}/other",)))
         goes.send(packets.Disconnect())
@@ -101,7 +92,7 @@ async def test_they_come_subscribe_and_go(
     await again.expect_end()
 
     with frozen(broker):
-        await stopped(broker)
+        await until_frozen(broker.pid)
         stays.send(packets.Subscribe(52, (Subscription(f"{name}/never", 1),)))
         await begin("late")
         goodbye = asyncio.create_task(stays.expect_end())

@@ -75,7 +75,7 @@ def app_of(*modules: Module) -> RestApp:
     admission = Admission(None, 10)  # type: ignore[arg-type]  # nothing here asks Kafka
     bodies = BodyReader(admission, 1000, 20.0)
     access = Access(Authenticator(SecurityConfig()), AccessList())
-    return RestApp(Contract(assemble([CONTRACT])), modules, access, bodies, {}, load=Load(100, 100))
+    return RestApp(Contract(assemble([CONTRACT])), modules, access, bodies, {}, load=Load(100, 100), compress_from=4096)
 
 
 @pytest.fixture

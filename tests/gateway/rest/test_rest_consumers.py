@@ -370,7 +370,7 @@ async def test_abandoned_consumers_are_removed_and_their_number_is_bounded(
         await send(http, topic, 1, 2)
         consumer = await new_consumer(http, topic, **{"enable.auto.commit": True})
         async with http.post("/consumers/other", json={}, headers=CONTROL) as response:
-            assert response.status == 503
+            assert response.status == 429
             assert "Retry-After" in response.headers
         assert [record["value"] for record in await consumer.read(1, max_bytes=1)] == [1]
         assert await consumer.poll(timeout=1500, max_bytes=1) != (200, [])

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 import uuid
-from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -15,6 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
+from tests.support.frozen import until_frozen
 
 TOPIC = "readings"
 
@@ -72,12 +72,6 @@ async def test_a_killed_broker_costs_no_outlet_a_record(new_broker, readers) -> 
     await here.stop()
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether every thread of a process has stopped."""
-    states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return all(state == "T" for state in states)
-
-
 async def test_a_silent_broker_neither_hangs_a_subscriber_nor_the_stop(new_broker, readers) -> None:
     broker = new_broker()
     await broker.start()
@@ -90,7 +84,7 @@ async def test_a_silent_broker_neither_hangs_a_subscriber_nor_the_stop(new_broke
     await store(broker.bootstrap_servers, 10, 1)
     await readers.wait_until(lambda: len(sink.got) == len(held.held) == 10)
     os.kill(broker.pid, signal.SIGSTOP)
-    await readers.wait_until(lambda: is_stopped(broker.pid))  # a signal takes its time to reach every thread
+    await until_frozen(broker.pid)
     try:
         with pytest.raises(Refused) as refused:
             await here.tail.watch(TOPIC, readers.Fan())

@@ -17,6 +17,7 @@ from gateway.kafka.contracts import Refused
 from gateway.kafka.partitioner import partition_of
 from mapping.outcomes import Outcome
 from mapping.record import Record
+from tests.support.frozen import until_frozen
 from tests.support.gateway import wait_until
 from tests.support.state import Answers, Table, state_process
 from tests.support.topics import until_led
@@ -230,6 +231,7 @@ async def test_a_gateway_that_started_before_kafka_loads_later_and_follows_acros
         # What Kafka does not take in time is told to the owner.
         os.kill(broker.pid, signal.SIGSTOP)
         try:
+            await until_frozen(broker.pid)
             table.topic.write(b"a", b"3", owner=answers, token=3)
             await process.publisher.drain(0.2)
         finally:
