@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.amqp.addresses import path_of
 from gateway.amqp.sources import Source
 from gateway.kafka.contracts import Outlet
+from gateway.kafka.lingering import LingeringWatch
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import TopicInfo
@@ -239,9 +240,7 @@ class Nodes:
         self._publisher = publisher
         self._unguessable = unguessable
         self._nodes: dict[bytes | None, Node] = {}
-        self._watching = asyncio.Lock()
-        self._watched = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._watch = LingeringWatch(tail, topic, self, lambda: self._nodes, linger_s=LINGER_S)
 
     def __len__(self) -> int:
         """How many there are."""
@@ -262,10 +261,7 @@ class Nodes:
         node = Node(self, owner, self._unguessable(), queue=TEMPORARY_TOPIC not in capabilities)
         self._nodes[node.key] = node  # keeps the watch
         try:
-            async with self._watching:
-                if not self._watched:
-                    await self.tail.watch(self.topic, self)
-                    self._watched = True
+            await self._watch.hold()
         except BaseException:
             self.delete(node)
             raise
@@ -281,16 +277,8 @@ class Nodes:
         if self._nodes.pop(node.key, None) is None:
             return
         node.close()
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._rest)
+        self._watch.let_go()
 
     def close(self) -> None:
         """Timers end."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _rest(self) -> None:
-        self._timer = None
-        if not self._nodes and self._watched:
-            self._watched = False
-            self.tail.unwatch(self.topic, self)
+        self._watch.close()

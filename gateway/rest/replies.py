@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from gateway.kafka.contracts import Outlet
+from gateway.kafka.lingering import LingeringWatch
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.tail import Tail
 from mapping.record import Received
@@ -57,14 +58,11 @@ class Replies:
         self.address = f"{topic}/{name}"
         self.late = 0
         self._key = name.encode()
-        self._tail = tail
         self._publisher = publisher
         self._unguessable = unguessable
         self._open: dict[str, Question] = {}
         self._users = 0
-        self._watching = asyncio.Lock()
-        self._watched = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._watch = LingeringWatch(tail, topic, self, lambda: self._users, linger_s=LINGER_S)
 
     def __len__(self) -> int:
         """How many questions are open."""
@@ -92,8 +90,8 @@ class Replies:
             self._open.pop(question.correlation_id, None)
             question.answer.cancel()
             self._users -= 1
-            if not self._users and self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._rest)
+            if not self._users:
+                self._watch.let_go()
 
     async def listen(self) -> None:
         """Be sure that what is stored from now on is seen.
@@ -101,24 +99,10 @@ class Replies:
         Raises:
             Refused: the reply topic is not there and may not be made, or Kafka does not answer.
         """
-        if self._watched:
-            return
-        await self._publisher.topic(self.topic)
-        async with self._watching:
-            if not self._watched:
-                await self._tail.watch(self.topic, self)
-                self._watched = True
+        if not self._watch.held:
+            await self._publisher.topic(self.topic)
+            await self._watch.hold()
 
     def close(self) -> None:
         """Timers end."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _rest(self) -> None:
-        self._timer = None
-        if self._users:
-            return  # the last of them starts the time anew
-        if self._watched:
-            self._watched = False
-            self._tail.unwatch(self.topic, self)
+        self._watch.close()
