@@ -27,7 +27,7 @@ NOISE: Final = (
 )
 DEEP: Final = 60_000
 LARGE: Final = 300_000
-BOMB: Final = gzip.compress(bytes(32 << 20))  # over the limit of a body by far
+BOMB: Final = gzip.compress(bytes(32 << 20), mtime=0)  # over the limit of a body by far
 
 
 class Attack(NamedTuple):
@@ -43,7 +43,7 @@ def attack(chance: random.Random, topic: str) -> Attack:
     body = _damaged(chance, body)
     coding = ""
     if chance.random() < 0.1:
-        coding, body = "gzip", chance.choice([BOMB, gzip.compress(body), gzip.compress(body)[:-5], body])
+        coding, body = "gzip", chance.choice([BOMB, whole := gzip.compress(body, mtime=0), whole[:-5], body])
     length = len(body)
     chunked = chance.random() < 0.2
     if chance.random() < 0.1:
