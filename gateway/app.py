@@ -1,4 +1,4 @@
-"""Builds everything once, starts it in order, and stops it in the opposite order: the only place where parts meet."""
+"""The life of a gateway process: start what `gateway.assembly` makes, serve until a signal, stop in reverse order."""
 
 from __future__ import annotations
 
@@ -7,118 +7,55 @@ import contextlib
 import gc
 import json
 import os
-import secrets
 import signal
-import ssl
-import time
 from collections.abc import Coroutine
-from functools import partial
 from pathlib import Path
-from random import SystemRandom
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-import msgspec
 import structlog
 import uvloop
 
-from gateway.amqp.front import WEBSOCKET_SUBPROTOCOL as AMQP_SUBPROTOCOL
-from gateway.amqp.front import AmqpFront
-from gateway.amqp.services import Services as AmqpServices
-from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig
-from gateway.identity import GatewayIdentity
-from gateway.kafka.client import client_settings
-from gateway.kafka.consumers import Lookup
+from gateway.assembly import (
+    GOODBYE_S,
+    Admittance,
+    Front,
+    Process,
+    compile_rules,
+    make_fronts,
+    open_admittance,
+    open_log,
+    open_state,
+    parts_with_statistics,
+)
+from gateway.config import Config, ConfigError, KafkaConfig
 from gateway.kafka.embedded import STOP_LIMIT_S, EmbeddedBroker, embedded_broker
-from gateway.kafka.group import Groups
 from gateway.kafka.jars import console_report
 from gateway.kafka.java import SetupError
 from gateway.kafka.publisher import Publisher
-from gateway.kafka.replay import Replay
 from gateway.kafka.state import StateTopics
 from gateway.kafka.storage import BrokerError
-from gateway.kafka.tail import Tail
-from gateway.kafka.topics import Topics
-from gateway.kafka.transactions import Transactions
-from gateway.kafka.transactors import Transactors
-from gateway.mqtt.accounting import Accounting
-from gateway.mqtt.counters import Counters
-from gateway.mqtt.echoes import Echoes
-from gateway.mqtt.exchanges import Floors
-from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
-from gateway.mqtt.front import MqttFront
-from gateway.mqtt.login import Login
-from gateway.mqtt.recovery import find_exchanges
-from gateway.mqtt.retained import Retained
-from gateway.mqtt.router import Router
-from gateway.mqtt.services import Services
-from gateway.mqtt.session import topics_changed
-from gateway.mqtt.sessions import TOPIC as SESSIONS
-from gateway.mqtt.sessions import Sessions
-from gateway.mqtt.sharing import Sharing
-from gateway.mqtt.wills import Wills
 from gateway.net.listener import ListenError, listen_error
-from gateway.net.upgrade import WebSocketEndpoint, WebSocketFront
 from gateway.observe.lag import LoopLag
 from gateway.observe.logs import configure_logs
 from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
 from gateway.observe.sources import add_source
-from gateway.observe.tracing import make_tracing
-from gateway.rest.keyed import KeyedRequests
-from gateway.rest.listener import RestListener
-from gateway.rest.request_table import RequestTable
-from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.exposure import check_exposure
-from gateway.security.origins import Origins
 from gateway.security.tls import make_tls
-from mapping.rules import RuleError, Rules, RuleText
+from mapping.rules import RuleError
 
 log = structlog.get_logger(__name__)
 
-GOODBYE_S: Final = 1.0  # for the last bytes of every connection
 GC_THRESHOLD: Final = 20_000  # allocations between two looks at the youngest objects; Python's default is 700
 READY_POLL_S: Final = 0.1
-CONNECT_WAIT_S: Final = 1.0  # for Kafka's first answer; then we listen without it and are not ready yet
 BROKER_STOP_S: Final = 1.0  # what the embedded broker has at least
 RESTART_S: Final = 1.0  # between a broker's end and its next start
 
 
 class StartError(Exception):
     """The gateway cannot start; the text says why and which key to change."""
-
-
-class Front(Protocol):
-    """One protocol's side of the gateway."""
-
-    name: str
-
-    async def start(self) -> None:
-        """Listen; ListenError when the address cannot be had."""
-        ...
-
-    @property
-    def bound(self) -> str:
-        """The address really bound, `HOST:PORT`."""
-        ...
-
-    @property
-    def accepting(self) -> bool:
-        """Whether new connections are accepted."""
-        ...
-
-    def stop_taking(self) -> None:
-        """Take nothing new; what was taken is still answered."""
-        ...
-
-    async def stop(self, timeout: float) -> None:
-        """Say goodbye in the protocol's own way and close, within `timeout` seconds."""
-        ...
-
-    def statistics(self) -> msgspec.Struct:
-        """Counts for the metrics."""
-        ...
 
 
 def check(config: Config) -> None:
@@ -135,12 +72,6 @@ def check(config: Config) -> None:
         Authenticator(config.security)
     except (ConfigError, RuleError) as error:
         raise StartError(str(error)) from error
-
-
-def compile_rules(config: Config) -> Rules:
-    """The mapping rules; RuleError names a bad one."""
-    texts = (RuleText(rule.mqtt, rule.topic, rule.key) for rule in config.mapping.rules)
-    return Rules(texts, catch_all=config.mapping.catch_all_topic)
 
 
 def run(config: Config, ready_file: Path | None) -> None:
@@ -237,172 +168,13 @@ class App:
 
         for warning in check_exposure(config):
             log.warning("exposed", detail=warning)
-        tls = make_tls(config.security)
-        context = tls.context if tls is not None else None
-        authenticator = Authenticator(config.security)
-        await authenticator.start()
-        stack.push_async_callback(authenticator.stop)
-        stack.push_async_callback(_end, spawn(authenticator.run()))
-        tracing = make_tracing(config.observe)
-        if tracing is not None:
-            stack.push_async_callback(tracing.stop)
-        access = AccessList(config.security.access)
-        rules = compile_rules(config)
-        kafka = await self._connect_kafka(spawn, stack)
-
-        topics = Topics(kafka, create=config.creates_topics, spawn=spawn, clock=loop.time)
-        refreshing = spawn(topics.run())
-        stack.push_async_callback(_end, refreshing)
-        stack.push_async_callback(topics.stop)
-        publisher = self._publisher = Publisher(
-            kafka, config.budget, topics, spawn=spawn, clock=loop.time, wall_clock=wall_clock, chance=SystemRandom()
-        )
-        stack.push_async_callback(publisher.stop)
-        connecting = spawn(publisher.start())
-        stack.push_async_callback(_end, connecting)
-        await asyncio.wait([connecting], timeout=CONNECT_WAIT_S)
-        lookup = Lookup(client_settings(kafka, "lookup"), ensure=topics.get)
-        stack.push_async_callback(lookup.stop)
-        replay = Replay(client_settings(kafka, "replay"), spawn, lookup)
-        stack.push_async_callback(replay.stop)
-        tail = Tail(client_settings(kafka, "tail"), spawn, lookup, replay)
-        await tail.start()
-        stack.push_async_callback(tail.stop)
-        groups = Groups(client_settings(kafka, "group"), spawn, lookup, random=SystemRandom().random)
-        stack.push_async_callback(groups.stop)
-
-        router = Router(rules, topics, tail, spawn)
-        state = self._state = StateTopics(
-            client_settings(kafka, "state"),
-            topics,
-            publisher,
-            spawn=spawn,
-            partitions=config.mqtt.state_partitions,
-            largest_bytes=config.mqtt.max_packet_bytes + MEBIBYTE,
-            failed=self._give_up,
-        )
-        retained = Retained(
-            state,
-            publisher,
-            rules,
-            limit=config.mqtt.max_retained,
-            limit_bytes=config.mqtt.max_retained_bytes,
-            spawn=spawn,
-            wall_clock=wall_clock,
-        )
-        identity = GatewayIdentity(config.data_dir)
-        stack.callback(identity.close)
-        sessions = Sessions(
-            identity,
-            Wills(rules, publisher, retained, wall_clock),
-            Accounting(partial(find_exchanges, client_settings(kafka, "recovery"), lookup), lookup),
-            clock=loop.time,
-            wall_clock=wall_clock,
-            nonce=partial(secrets.token_hex, 6),
-            follow=lambda client_id: state.follow(SESSIONS, client_id.encode(), lookup),
-        )
-        sessions.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
-        requests = RequestTable(
-            gateway=identity.name,
-            window_s=config.http.idempotency_window_s,
-            max_keys=config.http.max_idempotency_keys,
-            wall_clock=wall_clock,
-        )
-        requests.bind(state)
-        topics.watch(partial(topics_changed, sessions.live))
-        await state.start()
-        stack.push_async_callback(state.stop)
-        await retained.start()
-        stack.push_async_callback(retained.stop)
-        keeping = spawn(sessions.run(state.loaded))
-        stack.push_async_callback(_end, keeping)
-        stack.push_async_callback(self._stop_sessions, sessions, publisher)
-        services = Services(
-            config=config.mqtt,
-            rules=rules,
-            publisher=publisher,
-            tail=tail,
-            router=router,
-            sessions=sessions,
-            retained=retained,
-            sharing=Sharing(groups, rules, topics, router.delivery),
-            floors=Floors(lookup),
-            login=Login(authenticator, wall_clock),
-            access=access,
-            counters=Counters(),
-            echoes=Echoes(tail, config.mqtt.echo_wait_ms / 1000, loop.time) if config.mqtt.echo_wait_ms else None,
-            clock=loop.time,
-            wall_clock=wall_clock,
-            spawn=spawn,
-        )
-        transactors = Transactors(
-            kafka,
-            name=identity.name,
-            limit=config.amqp.transaction_producers,
-            timeout_s=config.amqp.transaction_timeout_s,
-            marks=identity.beside("transactions"),
-            spawn=spawn,
-            clock=loop.time,
-        )
-        transactors.start()
-        stack.push_async_callback(transactors.stop)
-        amqp = AmqpServices(
-            config.amqp,
-            container_id=f"trivium-{os.getpid()}",
-            publisher=publisher,
-            tail=tail,
-            groups=groups,
-            transactions=Transactions(
-                kafka, transactors, publisher, spawn=spawn, wall_clock=wall_clock, chance=SystemRandom()
-            ),
-            authenticator=authenticator,
-            access=access,
-            wall_clock=wall_clock,
-            unguessable=lambda: secrets.token_hex(16),
-        )
-        mqtt = MqttFront(services, spawn, context)
-        amqp_front = AmqpFront(amqp, spawn, context)
-        origins = Origins(config.security)
-        mqtt_websockets = WebSocketEndpoint(dict.fromkeys(MQTT_SUBPROTOCOLS, mqtt.listener), origins)
-        amqp_websockets = WebSocketEndpoint({AMQP_SUBPROTOCOL: amqp_front.listener}, origins)
-        http = RestServices(
-            config=config.http,
-            publisher=publisher,
-            topics=topics,
-            lookup=lookup,
-            tail=tail,
-            replay=replay,
-            groups=groups,
-            authenticator=authenticator,
-            access=access,
-            origins=origins,
-            rules=rules,
-            keyed=KeyedRequests(
-                requests,
-                state,
-                publisher,
-                lookup,
-                client_settings(kafka, "requests"),
-                delivery_timeout_s=kafka.delivery_timeout_s,
-                spawn=spawn,
-                wall_clock=wall_clock,
-                unguessable=partial(secrets.token_hex, 8),
-            ),
-            kafka=client_settings(kafka, "http"),
-            spawn=spawn,
-            clock=loop.time,
-            wall_clock=wall_clock,
-            unguessable=partial(secrets.token_hex, 16),
-            tracing=tracing,
-        )
-        rest = RestListener(http, tls=context, websockets={"/mqtt": mqtt_websockets, "/amqp": amqp_websockets})
-        self._fronts = [mqtt, amqp_front, rest]
-        for name, address, endpoint, limit_s in (
-            ("mqtt", config.mqtt.websocket_address, mqtt_websockets, config.mqtt.connect_timeout_s),
-            ("amqp", config.amqp.websocket_address, amqp_websockets, config.amqp.open_timeout_s),
-        ):
-            if address is not None:
-                self._fronts.append(WebSocketFront(name, address, endpoint, context, handshake_timeout_s=limit_s))
+        process = Process(config, spawn, stack, loop)
+        admittance = await open_admittance(process)
+        kafka_log = await open_log(process, await self._connect_kafka(process))
+        self._publisher = kafka_log.publisher
+        state = await open_state(process, kafka_log, admittance.rules, self._give_up)
+        self._state = state.topics
+        self._fronts = make_fronts(process, admittance, kafka_log, state)
         stack.push_async_callback(self._stop_fronts)
         for front in self._fronts:
             await front.start()
@@ -413,24 +185,20 @@ class App:
         metrics = Metrics()
         for front in self._fronts:
             add_source(metrics, front.name, front.statistics)
-        add_source(metrics, "publisher", publisher.statistics)
-        add_source(metrics, "tail", tail.statistics)
-        add_source(metrics, "state", state.statistics)
-        add_source(metrics, "retained", retained.statistics)
-        add_source(metrics, "kafka", groups.statistics)
-        add_source(metrics, "authentication", authenticator.statistics)
+        for name, statistics in parts_with_statistics(admittance, kafka_log, state):
+            add_source(metrics, name, statistics)
         add_source(metrics, "event_loop", lag.statistics)
-        await self._open_management(metrics, authenticator, access, context, stack)
+        await self._open_management(metrics, admittance, stack)
 
         def on_hangup() -> None:
-            if tls is not None:
-                tls.reload()
-            spawn(authenticator.reload())
+            if admittance.tls is not None:
+                admittance.tls.reload()
+            spawn(admittance.authenticator.reload())
 
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
-        await self._announce(publisher)
+        await self._announce(kafka_log.publisher)
 
-    async def _connect_kafka(self, spawn: Any, stack: contextlib.AsyncExitStack) -> KafkaConfig:
+    async def _connect_kafka(self, process: Process) -> KafkaConfig:
         """The Kafka settings in force; starts the embedded broker where none is named."""
         config = self._config
         if config.kafka.bootstrap_servers is not None:
@@ -438,9 +206,8 @@ class App:
         broker = self._broker
         assert broker is not None
         await broker.start()
-        stack.push_async_callback(self._stop_broker, broker)
-        watching = spawn(self._keep_broker(broker))
-        stack.push_async_callback(_end, watching)
+        process.stack.push_async_callback(self._stop_broker, broker)
+        process.keep(self._keep_broker(broker))
         log.info("embedded broker ready", address=broker.bootstrap_servers, pid=broker.pid, log=str(broker.log_file))
         return config.kafka.model_copy(update={"bootstrap_servers": broker.bootstrap_servers})
 
@@ -463,20 +230,15 @@ class App:
                 return
 
     async def _open_management(
-        self,
-        metrics: Metrics,
-        authenticator: Authenticator,
-        access: AccessList,
-        tls: ssl.SSLContext | None,
-        stack: contextlib.AsyncExitStack,
+        self, metrics: Metrics, admittance: Admittance, stack: contextlib.AsyncExitStack
     ) -> None:
         async def admit(user: str, password: str, peer: str) -> bool:
-            identity = await authenticator.authenticate_password(user, password, peer=peer)
-            return identity is not None and access.for_identity(identity).admin.filter("#")
+            identity = await admittance.authenticator.authenticate_password(user, password, peer=peer)
+            return identity is not None and admittance.access.for_identity(identity).admin.filter("#")
 
         address = self._config.management.address
         # On loopback nothing can listen in, and probes need no certificate.
-        context = None if address.is_loopback else tls
+        context = None if address.is_loopback else admittance.context
         management = self._management = Management(metrics, self._readiness, admit=admit, ssl_context=context)
         try:
             await management.start(address)
@@ -526,11 +288,6 @@ class App:
         left = self._config.drain_timeout_s - GOODBYE_S - spent
         await broker.stop(min(STOP_LIMIT_S, max(BROKER_STOP_S, left)))
 
-    async def _stop_sessions(self, sessions: Sessions, publisher: Publisher) -> None:
-        """Write down what is left of the sessions, and the wills of those that the stop has ended."""
-        await sessions.stop()
-        await publisher.drain(GOODBYE_S)
-
     async def _stop_fronts(self) -> None:
         """Stop accepting, let Kafka answer what was taken, say goodbye; all within `drain_timeout_s`."""
         self._stopping = True
@@ -546,14 +303,3 @@ def _calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 50)
-
-
-def wall_clock() -> int:
-    """Epoch milliseconds."""
-    return time.time_ns() // 1_000_000
-
-
-async def _end(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task

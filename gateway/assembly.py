@@ -1,0 +1,408 @@
+"""Makes the parts of the gateway out of the configuration, group by group; `gateway.app` runs them.
+
+Every function starts what it makes and puts the ends on the exit stack, so that they come in the opposite order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import ssl
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from random import SystemRandom
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from gateway.amqp.front import WEBSOCKET_SUBPROTOCOL as AMQP_SUBPROTOCOL
+from gateway.amqp.front import AmqpFront
+from gateway.amqp.services import Services as AmqpServices
+from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig
+from gateway.identity import GatewayIdentity
+from gateway.kafka.client import client_settings
+from gateway.kafka.consumers import Lookup
+from gateway.kafka.group import Groups
+from gateway.kafka.publisher import Publisher
+from gateway.kafka.replay import Replay
+from gateway.kafka.state import StateTopics
+from gateway.kafka.tail import Tail
+from gateway.kafka.topics import Topics
+from gateway.kafka.transactions import Transactions
+from gateway.kafka.transactors import Transactors
+from gateway.mqtt.accounting import Accounting
+from gateway.mqtt.counters import Counters
+from gateway.mqtt.echoes import Echoes
+from gateway.mqtt.exchanges import Floors
+from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
+from gateway.mqtt.front import MqttFront
+from gateway.mqtt.login import Login
+from gateway.mqtt.recovery import find_exchanges
+from gateway.mqtt.retained import Retained
+from gateway.mqtt.router import Router
+from gateway.mqtt.services import Services as MqttServices
+from gateway.mqtt.session import topics_changed
+from gateway.mqtt.sessions import TOPIC as SESSIONS
+from gateway.mqtt.sessions import Sessions
+from gateway.mqtt.sharing import Sharing
+from gateway.mqtt.wills import Wills
+from gateway.net.upgrade import WebSocketEndpoint, WebSocketFront
+from gateway.observe.tracing import Tracing, make_tracing
+from gateway.rest.keyed import KeyedRequests
+from gateway.rest.listener import RestListener
+from gateway.rest.request_table import RequestTable
+from gateway.rest.services import RestServices
+from gateway.security.authentication import Authenticator
+from gateway.security.authorization import AccessList
+from gateway.security.origins import Origins
+from gateway.security.tls import Tls, make_tls
+from mapping.rules import Rules, RuleText
+
+Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+
+GOODBYE_S: Final = 1.0
+"""For the last bytes of every connection, and the last records of the sessions."""
+
+CONNECT_WAIT_S: Final = 1.0  # for Kafka's first answer; then we listen without it and are not ready yet
+
+
+class Front(Protocol):
+    """One protocol's side of the gateway."""
+
+    name: str
+
+    async def start(self) -> None:
+        """Listen; ListenError when the address cannot be had."""
+        ...
+
+    @property
+    def bound(self) -> str:
+        """The address really bound, `HOST:PORT`."""
+        ...
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new connections are accepted."""
+        ...
+
+    def stop_taking(self) -> None:
+        """Take nothing new; what was taken is still answered."""
+        ...
+
+    async def stop(self, timeout: float) -> None:
+        """Say goodbye in the protocol's own way and close, within `timeout` seconds."""
+        ...
+
+    def statistics(self) -> msgspec.Struct:
+        """Counts for the metrics."""
+        ...
+
+
+class Process(msgspec.Struct, frozen=True):
+    """What every part is made with.
+
+    Attributes:
+        config: the whole configuration.
+        spawn: starts a task of the application's task group.
+        stack: where the ends go.
+        loop: for its clock.
+    """
+
+    config: Config
+    spawn: Spawn
+    stack: contextlib.AsyncExitStack
+    loop: asyncio.AbstractEventLoop
+
+    def keep(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a task that ends, by cancellation, in its turn."""
+        task = self.spawn(work)
+        self.stack.push_async_callback(_end, task)
+        return task
+
+
+class Admittance(msgspec.Struct, frozen=True):
+    """Who comes in and what they may do; `rules` lead their topics to Kafka's."""
+
+    tls: Tls | None
+    context: ssl.SSLContext | None
+    authenticator: Authenticator
+    access: AccessList
+    origins: Origins
+    rules: Rules
+    tracing: Tracing | None
+
+
+class Log(msgspec.Struct, frozen=True):
+    """The ways into Kafka and out of it; none of them needs Kafka to be there."""
+
+    kafka: KafkaConfig
+    topics: Topics
+    publisher: Publisher
+    lookup: Lookup
+    replay: Replay
+    tail: Tail
+    groups: Groups
+
+
+class State(msgspec.Struct, frozen=True):
+    """What the gateway keeps in topics of its own."""
+
+    identity: GatewayIdentity
+    topics: StateTopics
+    retained: Retained
+    sessions: Sessions
+    requests: RequestTable
+    router: Router
+
+
+def compile_rules(config: Config) -> Rules:
+    """The mapping rules; RuleError names a bad one."""
+    texts = (RuleText(rule.mqtt, rule.topic, rule.key) for rule in config.mapping.rules)
+    return Rules(texts, catch_all=config.mapping.catch_all_topic)
+
+
+async def open_admittance(process: Process) -> Admittance:
+    """TLS, logins, the access list, mapping rules and tracing."""
+    config = process.config
+    tls = make_tls(config.security)
+    authenticator = Authenticator(config.security)
+    await authenticator.start()
+    process.stack.push_async_callback(authenticator.stop)
+    process.keep(authenticator.run())
+    tracing = make_tracing(config.observe)
+    if tracing is not None:
+        process.stack.push_async_callback(tracing.stop)
+    return Admittance(
+        tls=tls,
+        context=tls.context if tls is not None else None,
+        authenticator=authenticator,
+        access=AccessList(config.security.access),
+        origins=Origins(config.security),
+        rules=compile_rules(config),
+        tracing=tracing,
+    )
+
+
+async def open_log(process: Process, kafka: KafkaConfig) -> Log:
+    """Producers and readers; Kafka's first answer is waited for, shortly."""
+    config, spawn, stack = process.config, process.spawn, process.stack
+    topics = Topics(kafka, create=config.creates_topics, spawn=spawn, clock=process.loop.time)
+    process.keep(topics.run())
+    stack.push_async_callback(topics.stop)
+    publisher = Publisher(
+        kafka, config.budget, topics, spawn=spawn, clock=process.loop.time, wall_clock=wall_clock, chance=SystemRandom()
+    )
+    stack.push_async_callback(publisher.stop)
+    await asyncio.wait([process.keep(publisher.start())], timeout=CONNECT_WAIT_S)
+    lookup = Lookup(client_settings(kafka, "lookup"), spawn=spawn, ensure=topics.get)
+    stack.push_async_callback(lookup.stop)
+    replay = Replay(client_settings(kafka, "replay"), spawn, lookup)
+    stack.push_async_callback(replay.stop)
+    tail = Tail(client_settings(kafka, "tail"), spawn, lookup, replay)
+    await tail.start()
+    stack.push_async_callback(tail.stop)
+    groups = Groups(client_settings(kafka, "group"), spawn, lookup, random=SystemRandom().random)
+    stack.push_async_callback(groups.stop)
+    return Log(kafka=kafka, topics=topics, publisher=publisher, lookup=lookup, replay=replay, tail=tail, groups=groups)
+
+
+async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable[[ConfigError], None]) -> State:
+    """Sessions, retained messages and keyed requests; they are loaded while the gateway starts.
+
+    Args:
+        process: see there.
+        log: where they are kept.
+        rules: where wills and retained messages go.
+        give_up: called when what is in Kafka forbids to go on.
+    """
+    config, stack = process.config, process.stack
+    router = Router(rules, log.topics, log.tail, process.spawn)
+    state = StateTopics(
+        client_settings(log.kafka, "state"),
+        log.topics,
+        log.publisher,
+        spawn=process.spawn,
+        partitions=config.mqtt.state_partitions,
+        largest_bytes=config.mqtt.max_packet_bytes + MEBIBYTE,
+        failed=give_up,
+    )
+    retained = Retained(
+        state,
+        log.publisher,
+        rules,
+        limit=config.mqtt.max_retained,
+        limit_bytes=config.mqtt.max_retained_bytes,
+        spawn=process.spawn,
+        wall_clock=wall_clock,
+    )
+    identity = GatewayIdentity(config.data_dir)
+    stack.callback(identity.close)
+    sessions = Sessions(
+        identity,
+        Wills(rules, log.publisher, retained, wall_clock),
+        Accounting(
+            partial(find_exchanges, client_settings(log.kafka, "recovery"), log.lookup, process.spawn), log.lookup
+        ),
+        clock=process.loop.time,
+        wall_clock=wall_clock,
+        nonce=partial(secrets.token_hex, 6),
+        follow=lambda client_id: state.follow(SESSIONS, client_id.encode(), log.lookup),
+    )
+    sessions.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
+    requests = RequestTable(
+        gateway=identity.name,
+        window_s=config.http.idempotency_window_s,
+        max_keys=config.http.max_idempotency_keys,
+        wall_clock=wall_clock,
+    )
+    requests.bind(state)
+    log.topics.watch(partial(topics_changed, sessions.live))
+    await state.start()
+    stack.push_async_callback(state.stop)
+    await retained.start()
+    stack.push_async_callback(retained.stop)
+    process.keep(sessions.run(state.loaded))
+    stack.push_async_callback(_stop_sessions, sessions, log.publisher)
+    return State(
+        identity=identity, topics=state, retained=retained, sessions=sessions, requests=requests, router=router
+    )
+
+
+def make_fronts(process: Process, admittance: Admittance, log: Log, state: State) -> list[Front]:
+    """The sides of all protocols, in the order in which they start; none of them listens yet."""
+    config = process.config
+    mqtt = _make_mqtt(process, admittance, log, state)
+    amqp = _make_amqp(process, admittance, log, state)
+    mqtt_websockets = WebSocketEndpoint(dict.fromkeys(MQTT_SUBPROTOCOLS, mqtt.listener), admittance.origins)
+    amqp_websockets = WebSocketEndpoint({AMQP_SUBPROTOCOL: amqp.listener}, admittance.origins)
+    rest = RestListener(
+        _rest_services(process, admittance, log, state),
+        tls=admittance.context,
+        websockets={"/mqtt": mqtt_websockets, "/amqp": amqp_websockets},
+    )
+    fronts: list[Front] = [mqtt, amqp, rest]
+    for name, address, endpoint, limit_s in (
+        ("mqtt", config.mqtt.websocket_address, mqtt_websockets, config.mqtt.connect_timeout_s),
+        ("amqp", config.amqp.websocket_address, amqp_websockets, config.amqp.open_timeout_s),
+    ):
+        if address is not None:
+            fronts.append(WebSocketFront(name, address, endpoint, admittance.context, handshake_timeout_s=limit_s))
+    return fronts
+
+
+def _make_mqtt(process: Process, admittance: Admittance, log: Log, state: State) -> MqttFront:
+    config, clock = process.config.mqtt, process.loop.time
+    services = MqttServices(
+        config=config,
+        rules=admittance.rules,
+        publisher=log.publisher,
+        tail=log.tail,
+        router=state.router,
+        sessions=state.sessions,
+        retained=state.retained,
+        sharing=Sharing(log.groups, admittance.rules, log.topics, state.router.delivery),
+        floors=Floors(log.lookup),
+        login=Login(admittance.authenticator, wall_clock),
+        access=admittance.access,
+        counters=Counters(),
+        echoes=Echoes(log.tail, config.echo_wait_ms / 1000, clock) if config.echo_wait_ms else None,
+        clock=clock,
+        wall_clock=wall_clock,
+        spawn=process.spawn,
+    )
+    return MqttFront(services, process.spawn, admittance.context)
+
+
+def _make_amqp(process: Process, admittance: Admittance, log: Log, state: State) -> AmqpFront:
+    config = process.config.amqp
+    transactors = Transactors(
+        log.kafka,
+        name=state.identity.name,
+        limit=config.transaction_producers,
+        timeout_s=config.transaction_timeout_s,
+        marks=state.identity.beside("transactions"),
+        spawn=process.spawn,
+        clock=process.loop.time,
+    )
+    transactors.start()
+    process.stack.push_async_callback(transactors.stop)
+    services = AmqpServices(
+        config,
+        container_id=f"trivium-{os.getpid()}",
+        publisher=log.publisher,
+        tail=log.tail,
+        groups=log.groups,
+        transactions=Transactions(
+            log.kafka, transactors, log.publisher, spawn=process.spawn, wall_clock=wall_clock, chance=SystemRandom()
+        ),
+        authenticator=admittance.authenticator,
+        access=admittance.access,
+        wall_clock=wall_clock,
+        unguessable=partial(secrets.token_hex, 16),
+    )
+    return AmqpFront(services, process.spawn, admittance.context)
+
+
+def _rest_services(process: Process, admittance: Admittance, log: Log, state: State) -> RestServices:
+    return RestServices(
+        config=process.config.http,
+        publisher=log.publisher,
+        topics=log.topics,
+        lookup=log.lookup,
+        tail=log.tail,
+        replay=log.replay,
+        groups=log.groups,
+        authenticator=admittance.authenticator,
+        access=admittance.access,
+        origins=admittance.origins,
+        rules=admittance.rules,
+        keyed=KeyedRequests(
+            state.requests,
+            state.topics,
+            log.publisher,
+            log.lookup,
+            client_settings(log.kafka, "requests"),
+            delivery_timeout_s=log.kafka.delivery_timeout_s,
+            spawn=process.spawn,
+            wall_clock=wall_clock,
+            unguessable=partial(secrets.token_hex, 8),
+        ),
+        kafka=client_settings(log.kafka, "http"),
+        spawn=process.spawn,
+        clock=process.loop.time,
+        wall_clock=wall_clock,
+        unguessable=partial(secrets.token_hex, 16),
+        tracing=admittance.tracing,
+    )
+
+
+def parts_with_statistics(admittance: Admittance, log: Log, state: State) -> Sequence[tuple[str, Callable[[], Any]]]:
+    """What the metrics tell of the parts that are not fronts: the metric's prefix, and where its figures are."""
+    return (
+        ("publisher", log.publisher.statistics),
+        ("tail", log.tail.statistics),
+        ("state", state.topics.statistics),
+        ("retained", state.retained.statistics),
+        ("kafka", log.groups.statistics),
+        ("authentication", admittance.authenticator.statistics),
+    )
+
+
+async def _stop_sessions(sessions: Sessions, publisher: Publisher) -> None:
+    """Write down what is left of the sessions, and the wills of those that the stop has ended."""
+    await sessions.stop()
+    await publisher.drain(GOODBYE_S)
+
+
+def wall_clock() -> int:
+    """Epoch milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
