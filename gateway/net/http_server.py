@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
 
 from gateway.config import Address
-from gateway.net.listener import bound_address, open_server
+from gateway.net.listener import Bound, open_server
 from gateway.net.pump import LINGER_S
 
 log = structlog.get_logger(__name__)
@@ -106,7 +106,7 @@ class _Behind:
         """The client is gone; so will be what it said."""
 
 
-class HttpServer(web.Server):
+class HttpServer(Bound, web.Server):
     """One listening address of HTTP/1.1."""
 
     def __init__(
@@ -144,7 +144,6 @@ class HttpServer(web.Server):
         self._name = name
         self._refuse = refuse
         self._max_bytes = max_bytes
-        self._server: asyncio.Server | None = None
 
     def __call__(self) -> web.RequestHandler:
         """The protocol of a new socket."""
@@ -153,21 +152,6 @@ class HttpServer(web.Server):
     async def listen(self, key: str, address: Address, tls: ssl.SSLContext | None) -> None:
         """Bind and accept; ListenError, with the configuration's key, when the address cannot be had."""
         self._server = await open_server(self, self._name, key, address, tls)
-
-    @property
-    def bound(self) -> str:
-        """The address really bound, as `HOST:PORT`; "" while not listening."""
-        return bound_address(self._server)
-
-    @property
-    def accepting(self) -> bool:
-        """Whether new sockets are accepted."""
-        return self._server is not None and self._server.is_serving()
-
-    def stop_accepting(self) -> None:
-        """Close the listening socket; open connections live on."""
-        if self._server is not None:
-            self._server.close()
 
     async def stop(self, timeout: float) -> None:
         """Let running requests end, cancel them after `timeout` seconds and wait once as long; close everything."""

@@ -27,7 +27,28 @@ class ListenError(Exception):
     """An address cannot be listened on; the text says which and why."""
 
 
-class Listener:
+class Bound:
+    """What a listening socket shows, and how it is closed."""
+
+    _server: asyncio.Server | None = None
+
+    @property
+    def bound(self) -> str:
+        """The address really bound, as `HOST:PORT`; "" while not listening."""
+        return _bound_address(self._server)
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new sockets are accepted."""
+        return self._server is not None and self._server.is_serving()
+
+    def stop_accepting(self) -> None:
+        """Close the listening socket; open connections live on."""
+        if self._server is not None:
+            self._server.close()
+
+
+class Listener(Bound):
     """One listening address of one protocol, and the sockets it accepted."""
 
     def __init__(self, name: str, address: Address, make: MakePump, tls: ssl.SSLContext | None) -> None:
@@ -39,27 +60,11 @@ class Listener:
         self._make = make
         self._lost = self._lose  # one bound method for all
         self._tls = tls
-        self._server: asyncio.Server | None = None
         self._empty = asyncio.Event()
 
     async def start(self) -> None:
         """Bind and accept; ListenError when the address cannot be had."""
         self._server = await open_server(self.accept, self.name, f"{self.name}.address", self._address, self._tls)
-
-    @property
-    def bound(self) -> str:
-        """The address really bound, as `HOST:PORT`; "" while not listening."""
-        return bound_address(self._server)
-
-    @property
-    def accepting(self) -> bool:
-        """Whether new sockets are accepted."""
-        return self._server is not None and self._server.is_serving()
-
-    def stop_accepting(self) -> None:
-        """Close the listening socket; open connections live on."""
-        if self._server is not None:
-            self._server.close()
 
     async def wait_closed(self, timeout: float) -> None:
         """Close every connection's socket after its last bytes, and abort what is left after `timeout` seconds."""
@@ -115,12 +120,11 @@ async def open_server(
         )
     except OSError as error:
         raise ListenError(listen_error(key, address, error)) from error
-    log.info("listening", protocol=protocol, address=bound_address(server), tls=tls is not None)
+    log.info("listening", protocol=protocol, address=_bound_address(server), tls=tls is not None)
     return server
 
 
-def bound_address(server: asyncio.Server | None) -> str:
-    """The first address a server is bound to, as `HOST:PORT`; "" while it does not listen."""
+def _bound_address(server: asyncio.Server | None) -> str:
     if server is None or not server.sockets:
         return ""
     name = server.sockets[0].getsockname()
