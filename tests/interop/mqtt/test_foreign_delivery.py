@@ -10,6 +10,7 @@ import pytest
 
 from tests.interop.mqtt.clients import EVERY, WEBSOCKET, Kind, each
 from tests.interop.mqtt.conftest import NewClient
+from tests.interop.mqtt.drivers import WAIT_S
 
 PAYLOADS = [b"", b"\x00\xff\r\n", "grüße, 日本".encode(), bytes(range(256)) * 40]
 
@@ -40,7 +41,7 @@ async def test_a_burst_keeps_its_order_from_one_library_to_all(
     for subscriber in subscribers:
         assert await subscriber.subscribe(f"{branch}/+", qos=2) == [2]
     answers = [publisher.send(f"{branch}/a", b"%d" % number, qos) for number in range(100)]
-    assert all(answer["reason"] == 0 for answer in await asyncio.wait_for(asyncio.gather(*answers), 15))
+    assert all(answer["reason"] == 0 for answer in await asyncio.wait_for(asyncio.gather(*answers), WAIT_S))
     for subscriber in subscribers:
         seen = await subscriber.received(100)
         assert [int(one.payload) for one in seen] == list(range(100)), subscriber

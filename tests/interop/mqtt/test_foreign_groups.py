@@ -7,6 +7,7 @@ import uuid
 
 from tests.interop.mqtt.clients import HIVEMQ, MQTTJS, PAHO, PAHO_311
 from tests.interop.mqtt.conftest import NewClient
+from tests.interop.mqtt.drivers import WAIT_S
 from tests.support.gateway import wait_until
 
 
@@ -21,13 +22,13 @@ async def test_four_libraries_share_and_the_rest_takes_over_from_one_that_leaves
 
     async def publish(numbers: range) -> None:
         answers = [publisher.send(f"{branch}/{number % 20}", b"%d" % number) for number in numbers]
-        await asyncio.wait_for(asyncio.gather(*answers), 15)
+        await asyncio.wait_for(asyncio.gather(*answers), WAIT_S)
 
     def seen() -> list[int]:
         return sorted(int(one.payload) for member in members for one in member.messages)
 
     await publish(range(200))
-    await wait_until(lambda: len(seen()) >= 200, 15)
+    await wait_until(lambda: len(seen()) >= 200, WAIT_S)
     assert seen() == list(range(200))
     assert all(member.messages for member in members), "everybody has a part"
 
@@ -35,7 +36,7 @@ async def test_four_libraries_share_and_the_rest_takes_over_from_one_that_leaves
     await members[2].unsubscribe(group)
     counts = [len(member.messages) for member in members]
     await publish(range(200, 400))
-    await wait_until(lambda: len(seen()) >= 400, 15)
-    assert seen() == list(range(400))
+    # At least once: what a member has shown and not acknowledged yet when it leaves goes to another one.
+    await wait_until(lambda: set(seen()) == set(range(400)), WAIT_S)
     assert [len(member.messages) for member in members[2:]] == counts[2:]
     assert all(len(member.messages) > before for member, before in zip(members[:2], counts[:2], strict=True))

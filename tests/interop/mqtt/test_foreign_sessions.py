@@ -22,6 +22,7 @@ from tests.interop.mqtt.clients import (
     each,
 )
 from tests.interop.mqtt.conftest import NewClient
+from tests.interop.mqtt.drivers import WAIT_S, Client
 from tests.support.gateway import GatewayProcess
 
 KEPT = {"clean": False, "properties": {"session_expiry_interval": 300}}
@@ -41,7 +42,7 @@ async def test_a_kept_session_gets_what_came_meanwhile(new_client: NewClient, br
     await client.disconnect()
 
     answers = [publisher.send(f"{branch}/a", b"%d" % number, 1 + number % 2) for number in range(1, 31)]
-    await asyncio.wait_for(asyncio.gather(*answers), 15)
+    await asyncio.wait_for(asyncio.gather(*answers), WAIT_S)
     connack = await client.connect(**KEPT)
     assert (connack.reason, connack.session_present) == (0, True)
     await client.received(31)
@@ -71,7 +72,7 @@ async def test_exactly_once_to_a_client_whose_network_breaks(
         answers = [publisher.send(f"{branch}/a", b"%d" % (turn * 50 + number), 2) for number in range(50)]
         await client.received(turn * 50 + 3)
         wire.cut()
-        await asyncio.wait_for(asyncio.gather(*answers), 15)
+        await asyncio.wait_for(asyncio.gather(*answers), WAIT_S)
         await client.ended(turn + 1)
         connack = await client.connect(**KEPT)
         assert (connack.reason, connack.session_present) == (0, True)
@@ -97,7 +98,7 @@ async def test_exactly_once_from_a_client_whose_network_breaks(
         await client.ended(turn + 1)
         connack = await client.connect(**KEPT)
         assert (connack.reason, connack.session_present) == (0, True)
-    assert [answer["reason"] for answer in await asyncio.wait_for(asyncio.gather(*answers), 15)] == [0] * 150
+    assert [answer["reason"] for answer in await asyncio.wait_for(asyncio.gather(*answers), WAIT_S)] == [0] * 150
     await watcher.received(150)
     assert await client.publish(f"{branch}/end", b"150", 2) == 0
     assert [int(one.payload) for one in await watcher.received(151)] == list(range(151))
@@ -126,14 +127,14 @@ async def test_all_libraries_go_on_after_the_gateway_was_killed(
         await watcher.received(50)
         await gateway.kill()
         wire.cut()
-        assert {answer["reason"] for answer in await asyncio.wait_for(asyncio.gather(*news), 15)} == {0}
+        assert {answer["reason"] for answer in await asyncio.wait_for(asyncio.gather(*news), WAIT_S)} == {0}
         for client in clients.values():
             await client.ended()
         await gateway.start()
         wire.target = gateway.address("mqtt")
         for connack in await asyncio.gather(*(client.connect(**KEPT) for client in clients.values())):
             assert (connack.reason, connack.session_present) == (0, True)
-        assert {answer["reason"] for answer in await asyncio.wait_for(asyncio.gather(*answers), 15)} == {0}
+        assert {answer["reason"] for answer in await asyncio.wait_for(asyncio.gather(*answers), WAIT_S)} == {0}
         assert await watcher.publish(f"{branch}/down", b"100", 2) == 0
         for client in clients.values():
             assert [int(one.payload) for one in await client.received(101)] == list(range(101)), client
@@ -173,7 +174,7 @@ async def test_a_will_by_request_with_all_its_properties_and_kept(
     assert seen[:4] == (f"{branch}/w", b"as asked", 1, True)
     assert seen.properties["content_type"] == "text/plain"
     assert seen.properties["user_properties"] == [("why", "asked")]
-    assert 290 <= seen.properties["message_expiry_interval"] <= 300
+    assert 200 <= seen.properties["message_expiry_interval"] <= 300
     assert await watcher.publish(f"{branch}/w", b"", retain=True) == 0
 
 
@@ -198,8 +199,8 @@ async def test_what_time_ends(new_client: NewClient, wire: Wire, branch: str) ->
             topic = f"{branch}/wills/{kind.library}/{name}"
             return {"topic": topic, "payload": b"", "properties": {"will_delay_interval": delay}}
 
-        delayed[kind] = await new_client(kind, through=wire, will=will("delayed", 2), **KEPT)
-        returned[kind] = await new_client(kind, through=wire, will=will("returned", 1), **KEPT)
+        delayed[kind] = await new_client(kind, through=wire, will=will("delayed", 6), **KEPT)
+        returned[kind] = await new_client(kind, through=wire, will=will("returned", 5), **KEPT)
         short = {"clean": False, "properties": {"session_expiry_interval": 1}}
         ending[kind] = await new_client(kind, through=wire, will=will("ending", 300), **short)
         sleeping[kind] = await new_client(kind, **KEPT)
@@ -211,18 +212,21 @@ async def test_what_time_ends(new_client: NewClient, wire: Wire, branch: str) ->
 
     wire.cut()
     cut_at = loop.time()
-    for client in returned.values():
+
+    async def back(client: Client) -> None:
         await client.ended()
         assert (await client.connect(**KEPT)).session_present
 
+    await asyncio.gather(*map(back, returned.values()))
+
     seen = {one.topic.removeprefix(f"{branch}/wills/") for one in await watcher.received(2 * len(VERSION_5))}
     assert seen == {f"{kind.library}/{name}" for kind in VERSION_5 for name in ("delayed", "ending")}
-    assert 2 <= loop.time() - cut_at < 10
+    assert loop.time() - cut_at >= 6
     for kind in VERSION_5:
         await ending[kind].ended()
         assert not (await ending[kind].connect(clean=False)).session_present, kind
         assert (await sleeping[kind].connect(**KEPT)).session_present, kind
         news = await sleeping[kind].received(2)
         assert [one.payload for one in news] == [b"long-lived", b"for ever"], kind
-        assert 280 < news[0].properties["message_expiry_interval"] < 300
+        assert 200 < news[0].properties["message_expiry_interval"] < 300
         assert "message_expiry_interval" not in news[1].properties
