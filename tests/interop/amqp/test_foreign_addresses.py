@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import uuid
 from typing import Any
@@ -117,27 +116,28 @@ async def test_a_durable_subscription(new_client: NewClient, own: str, kind: Kin
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "volatile"])
 @pytest.mark.parametrize("kind", **each(EVERY))
 async def test_a_shared_subscription(new_client: NewClient, own: str, kind: Kind, durable: bool) -> None:
-    """Two members of two containers: each message goes to one of them."""
+    """Two members of two containers: each message goes to one of them.
+
+    Each asks for so many and no more: a library that keeps a window full may be quick enough to have all of them.
+    """
     name = f"s-{uuid.uuid4().hex[:8]}"
     members = [await new_client(kind), await new_client(kind)]
     capabilities = ["topic", "shared", "global"]
     receivers = [
-        await member.receiver(own, name=f"{name}|{at}", durable=durable, capabilities=capabilities, credit=5)
+        await member.receiver(own, name=f"{name}|{at}", durable=durable, capabilities=capabilities, credit=0)
         for at, member in enumerate(members)
     ]
     sender = await members[0].sender(own)
-    assert await sender.send(*(text(str(number)) for number in range(20))) == [ACCEPTED] * 20
-    seen: list[list[str]] = [[], []]
-
-    async def take(at: int) -> None:
-        while sum(map(len, seen)) < 20:
-            messages = await receivers[at].received(1, 1)
-            seen[at] += bodies(messages)
-            await receivers[at].settle(messages)
-
-    await asyncio.wait_for(asyncio.gather(take(0), take(1)), 40)
-    assert sorted(int(one) for mine in seen for one in mine) == list(range(20))
-    assert all(seen), "both have a part"
+    for turn in range(2):
+        for receiver in receivers:
+            await receiver.credit(5)
+        assert await sender.send(*(text(f"{turn}-{number}") for number in range(10))) == [ACCEPTED] * 10
+        seen: list[str] = []
+        for receiver in receivers:
+            messages = await receiver.receive(5)
+            seen += bodies(messages)
+            await receiver.settle(messages)
+        assert sorted(seen) == [f"{turn}-{number}" for number in range(10)]
 
 
 @pytest.mark.parametrize("kind", **each(EVERY))
