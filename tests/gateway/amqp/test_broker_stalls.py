@@ -14,6 +14,7 @@ from proton.utils import BlockingConnection
 
 from gateway.amqp.front import AmqpFront
 from protocols.amqp import outcomes
+from tests.support.frozen import freeze
 
 TIMEOUT = 30
 FROZEN_S = 1.5
@@ -38,7 +39,7 @@ async def nothing_is_accepted_that_is_not_stored(front: AmqpFront, pid: int) -> 
         connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
         sender = connection.create_sender("readings")
         sender.send(Message(body=b"first", inferred=True))
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         deliveries = [sender.link.send(Message(body=b"%d" % number, inferred=True)) for number in range(COUNT)]
         end = time.monotonic() + FROZEN_S
         with contextlib.suppress(Timeout):
@@ -68,7 +69,7 @@ async def a_drain_is_answered(front: AmqpFront, pid: int) -> None:
             receiver.link.flow(10)
             assert receiver.receive(TIMEOUT).body == b"first"
             receiver.accept()
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         for receiver in receivers:
             receiver.link.drain(10)
         connection.wait(lambda: not any(receiver.link.draining() for receiver in receivers), timeout=TIMEOUT)
