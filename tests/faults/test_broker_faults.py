@@ -85,7 +85,7 @@ class Storm:
             sender.close()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 async def test_nothing_is_acknowledged_while_kafka_is_frozen_and_everything_after(
     new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
 ) -> None:
@@ -94,7 +94,8 @@ async def test_nothing_is_acknowledged_while_kafka_is_frozen_and_everything_afte
     gateway = await new_gateway(broker.bootstrap_servers).start()
     storm = Storm(gateway, messages=6000, rate=1500)
     await storm.start()
-    await wait_until(lambda: storm.push() or min(storm.answered().values()) > 500)
+    # All three are under way, and none is done yet, however slow the slowest is.
+    await wait_until(lambda: storm.push() or min(storm.answered().values()) > 100, 60)
 
     os.kill(broker.pid, signal.SIGSTOP)
     try:
@@ -107,14 +108,14 @@ async def test_nothing_is_acknowledged_while_kafka_is_frozen_and_everything_afte
         assert storm.answered() == quiet, "an acknowledgement left while Kafka was frozen"
     finally:
         os.kill(broker.pid, signal.SIGCONT)
-    await wait_until(storm.push, 60)
+    await wait_until(storm.push, 90)
     await storm.verify()
     assert await gateway.stop() == 0
     await broker.stop()
 
 
 async def settled(storm: Storm) -> dict[str, int]:
-    """Wait until the number of answers has not changed for a second."""
+    """Wait until the number of answers has not changed for two seconds."""
     loop = asyncio.get_running_loop()
     last, since = storm.answered(), loop.time()
 
@@ -123,7 +124,7 @@ async def settled(storm: Storm) -> dict[str, int]:
         now = storm.answered()
         if now != last:
             last, since = now, loop.time()
-        return loop.time() - since > 1
+        return loop.time() - since > 2
 
     await wait_until(still)
     return last
@@ -139,7 +140,7 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_no_acknowledged_mess
     storm = Storm(gateway, messages=9000, rate=1500)
     await storm.start()
     for part in (1500, 4000):
-        await wait_until(lambda part=part: storm.push() or min(storm.answered().values()) > part, 60)
+        await wait_until(lambda part=part: storm.push() or min(storm.answered().values()) > part, 90)
         await broker.kill()
         await broker.start()
     await wait_until(storm.push, 90)  # raises if a connection was lost
@@ -148,7 +149,7 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_no_acknowledged_mess
     await broker.stop()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_a_flood_into_a_frozen_kafka_is_braked_by_tcp_within_the_budget_and_silence_is_forgiven(
     new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
 ) -> None:
@@ -170,7 +171,7 @@ async def test_a_flood_into_a_frozen_kafka_is_braked_by_tcp_within_the_budget_an
             reader, writer = await asyncio.open_connection(*gateway.address("mqtt"))
             floods.append((reader, writer))
             writer.write(b"\x10\x0f\x00\x04MQTT\x05\x02\x00\x02\x00\x00\x02f%d" % number)  # keep alive 2 s
-            assert (await asyncio.wait_for(reader.read(100), 10))[0] == 0x20
+            assert (await asyncio.wait_for(reader.read(100), 30))[0] == 0x20
             for _ in range(2000):  # 40 MB a connection, if nobody brakes
                 writer.write(packet)
                 sent += 1

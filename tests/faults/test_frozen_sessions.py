@@ -97,8 +97,8 @@ async def test_they_come_subscribe_and_go(
         await begin("late")
         goodbye = asyncio.create_task(stays.expect_end())
         begun = time.monotonic()
-        assert await gateway.stop(30) == 0
-        assert time.monotonic() - begun < 20
+        assert await gateway.stop(60) == 0
+        assert time.monotonic() - begun < 40
         assert not any(isinstance(packet, packets.Suback) for packet in await goodbye)
     assert "Traceback" not in gateway.log.read_text()
     await gateway.start()
