@@ -86,7 +86,7 @@ async def test_a_fault_of_the_client_publishes_it(connect: Connect, place: str, 
 @pytest.mark.clause("MQTT-3.1.3-9", "MQTT-3.1.2-8")
 async def test_a_new_connection_within_the_delay_prevents_it(connect: Connect, place: str, client_id: str) -> None:
     watch = await watching(connect, place)
-    delayed = Will(f"{place}/will", b"gone", 1, properties=Properties(will_delay_interval=1))
+    delayed = Will(f"{place}/will", b"gone", 1, properties=Properties(will_delay_interval=4))
     client = await connect(client_id, **kept(5), will=delayed)
     client.drop()
     client = await connect(client_id, **kept(5))
@@ -136,4 +136,5 @@ async def test_a_will_has_its_properties(connect: Connect, place: str) -> None:
     assert got.user_properties == properties.user_properties
     assert (got.payload_format_indicator, got.content_type) == (1, "text/plain")
     assert (got.response_topic, got.correlation_data) == (f"{place}/answer", b"\0\xff")
-    assert got.message_expiry_interval in (99, 100)
+    assert got.message_expiry_interval is not None
+    assert 50 < got.message_expiry_interval <= 100
