@@ -82,14 +82,14 @@ async def test_two_runs_on_the_same_data_one_interrupted_and_one_judged(tmp_path
         await wait_until(lambda: sum("java" in command for command in marked_processes()) == 2)
 
         beside = await DemoProcess(tmp_path).start()
-        assert await beside.ended(20) == 1
+        assert await beside.ended(60) == 1
         assert beside.lines[0].startswith(f"{tmp_path} is in use by another `make run` (process {first.process.pid})")
         assert len(beside.lines) == 1
 
         began = time.monotonic()
         first.process.send_signal(signal.SIGINT)
-        assert await first.ended(20) == 0, first.text
-        assert time.monotonic() - began < 10
+        assert await first.ended(60) == 0, first.text
+        assert time.monotonic() - began < 20  # ten on a machine that has nothing else to do
         assert marked_processes() == []
         assert "Traceback" not in first.text
         assert first.lines[-1].startswith("Everything stopped in ")
@@ -139,9 +139,9 @@ async def test_stopped_while_everything_starts(tmp_path: Path, number: signal.Si
     demo = await DemoProcess(tmp_path).start()
     try:
         await demo.read_until("Starting ")
-        await wait_until(lambda: any("java" in command for command in marked_processes()), 30)
+        await wait_until(lambda: any("java" in command for command in marked_processes()), 60)
         demo.process.send_signal(number)
-        code = await demo.ended(20)
+        code = await demo.ended(60)
         if number is signal.SIGKILL:
             assert code == -signal.SIGKILL
             await wait_until(lambda: not marked_processes(), 10)

@@ -31,7 +31,7 @@ CONTENT_TYPE = "application/json"
 CORRELATION = "corr-4711"
 REPLY_TO = "answers/me"
 PROPERTIES = [("room", "küche"), ("unit", "°C")]
-WAIT_S = 20
+WAIT_S = 60
 
 
 class Seen(NamedTuple):

@@ -25,7 +25,7 @@ from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import PahoClient
 
 HOST = "127.0.0.1"
-WAIT_S = 20
+WAIT_S = 60
 RUN = uuid.uuid4().hex[:8]
 OPEN = f"open-{RUN}"  # alice may do everything here
 DEVICES = f"devices-{RUN}"  # device-7 may publish under its own name
