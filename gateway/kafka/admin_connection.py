@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import aiokafka.errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient
 
+from gateway.kafka.client import Spawn, start_client
 from gateway.kafka.consumers import ConsumerOptions
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
@@ -26,9 +27,10 @@ _DENIED = (
 class AdminConnection:
     """Connects with the first question."""
 
-    def __init__(self, kafka: ConsumerOptions) -> None:
-        """`kafka`: see `ConsumerOptions`."""
+    def __init__(self, kafka: ConsumerOptions, spawn: Spawn) -> None:
+        """`kafka`: see `ConsumerOptions`; `spawn` starts background work."""
         self._kafka = dict(kafka)
+        self._spawn = spawn
         self._client: AIOKafkaAdminClient | None = None
         self._opening = asyncio.Lock()
 
@@ -57,10 +59,6 @@ class AdminConnection:
         async with self._opening:
             if self._client is None:
                 client = AIOKafkaAdminClient(**self._kafka)
-                try:
-                    await client.start()
-                except BaseException:
-                    await client.close()
-                    raise
+                await start_client(client.start, client.close, self._spawn)
                 self._client = client
             return self._client

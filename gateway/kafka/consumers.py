@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -17,6 +18,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
+from gateway.kafka.client import Spawn, start_client
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, Received, is_topic_name
@@ -78,39 +80,13 @@ def log_consumer(
     )
 
 
-async def start_consumer(
-    consumer: AIOKafkaConsumer, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-) -> None:
-    """Start a consumer for somebody who may be cancelled; it is closed when it was not started, or for nobody.
-
-    Cancelled in its bootstrap, aiokafka forgets a connection that is open. So it goes on to the end by itself.
+async def start_consumer(consumer: AIOKafkaConsumer, spawn: Spawn) -> None:
+    """Start a consumer for somebody who may be cancelled, as `start_client` says.
 
     Raises:
         KafkaError: Kafka is away, or refuses us.
     """
-    started = given_up = False
-    failed: Exception | None = None
-
-    async def start() -> None:
-        nonlocal failed, started
-        try:
-            await consumer.start()
-            started = True
-        except Exception as error:  # it is told to whoever waits
-            failed = error
-        finally:
-            if given_up or not started:
-                await close_consumer(consumer)
-
-    try:
-        await asyncio.shield(spawn(start()))
-    except asyncio.CancelledError:
-        given_up = True
-        if started:  # in this very turn
-            spawn(close_consumer(consumer))
-        raise
-    if failed is not None:
-        raise failed
+    await start_client(consumer.start, partial(close_consumer, consumer), spawn)
 
 
 async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 2.0) -> None:
@@ -317,6 +293,7 @@ class Lookup:
         self,
         kafka: ConsumerOptions,
         *,
+        spawn: Spawn,
         ensure: Callable[[str], Awaitable[object]] | None = None,
         timeout_s: float = 10.0,
     ) -> None:
@@ -324,10 +301,12 @@ class Lookup:
 
         Args:
             kafka: see `ConsumerOptions`.
+            spawn: starts background work.
             ensure: asked for every topic first; may create it, or raise Refused (the publisher's `topic`).
             timeout_s: how long a question may take before it is Refused as BUSY.
         """
         self._kafka = dict(kafka)
+        self._spawn = spawn
         self._ensure = ensure
         self._timeout_s = timeout_s
         self._consumer: AIOKafkaConsumer | None = None
@@ -456,14 +435,14 @@ class Lookup:
         async with self._opening:
             if self._consumer is None:
                 consumer = AIOKafkaConsumer(**self._kafka, group_id=None, isolation_level=ISOLATION)
+                await start_consumer(consumer, self._spawn)
                 try:
-                    await consumer.start()
+                    on_metadata(consumer, self._updated)
+                    # The first answer of aiokafka's bootstrap lists brokers only.
+                    await consumer._client.force_metadata_update()
                 except BaseException:
                     await close_consumer(consumer)
                     raise
-                on_metadata(consumer, self._updated)
-                # The first answer of aiokafka's bootstrap lists brokers only.
-                await consumer._client.force_metadata_update()
                 self._consumer = consumer
             return self._consumer
 

@@ -160,7 +160,7 @@ class Groups:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closing: set[asyncio.Task[None]] = set()
         self._stopped = False
-        self._admin = GroupAdmin(kafka)
+        self._admin = GroupAdmin(kafka, spawn)
 
     async def join(
         self,

@@ -36,7 +36,8 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.arrivals import Arrivals
-from gateway.kafka.consumers import ASSIGNORS, CHUNK, close_consumer, committed_positions, received
+from gateway.kafka.client import Spawn
+from gateway.kafka.consumers import ASSIGNORS, CHUNK, close_consumer, committed_positions, received, start_consumer
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 from mapping.record import Received
@@ -119,6 +120,7 @@ class Member:
         arrivals: Arrivals,
         *,
         auto_commit: bool,
+        spawn: Spawn,
         clock: Callable[[], float],
     ) -> None:
         """Nothing is sent yet.
@@ -128,12 +130,14 @@ class Member:
             kafka: connection arguments of an aiokafka consumer.
             arrivals: wakes a poll that sleeps.
             auto_commit: whether what is confirmed is committed when its partitions are revoked.
+            spawn: starts background work.
             clock: monotonic seconds; the loop's.
         """
         options = kafka | {"client_id": settings.client_id}
         if settings.request_timeout_ms is not None:
             options["request_timeout_ms"] = max(settings.request_timeout_ms, LEAST_REQUEST_TIMEOUT_MS)
         self.auto_commit = auto_commit
+        self._spawn = spawn
         self._clock = clock
         self._arrivals = arrivals
         self._consumer = AIOKafkaConsumer(
@@ -170,12 +174,9 @@ class Member:
     async def start(self) -> None:
         """Connect. Raises Refused BUSY when Kafka does not answer."""
         try:
-            await self._consumer.start()
-        except BaseException as error:
-            await close_consumer(self._consumer)
-            if isinstance(error, KafkaError):
-                raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
-            raise
+            await start_consumer(self._consumer, self._spawn)
+        except KafkaError as error:
+            raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
 
     async def stop(self, timeout: float) -> None:
         """Leave the group and disconnect, at most `timeout` seconds; a running `wait` ends."""

@@ -17,7 +17,7 @@ from aiokafka.structs import RecordMetadata
 
 from gateway.config import KafkaConfig
 from gateway.kafka.batch import Batch
-from gateway.kafka.client import client_settings
+from gateway.kafka.client import client_settings, start_client
 
 log = logging.getLogger(__name__)
 
@@ -159,14 +159,10 @@ class Producers:
                     linger_ms=0,  # ours: see `writer`
                 )
                 try:
-                    await producer.start()
+                    await start_client(producer.start, producer.stop, self._spawn)
                 except (errors.KafkaError, OSError) as error:
                     log.warning("Kafka does not answer: %s", type(error).__name__)
-                    await producer.stop()
                     await asyncio.sleep(RESTART_S)
-                except BaseException:
-                    await producer.stop()
-                    raise
                 else:
                     self._current = Producing(producer)
                     self.started += 1

@@ -18,7 +18,15 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
-from gateway.kafka.consumers import CHUNK, ConsumerOptions, Lookup, close_consumer, log_consumer, received
+from gateway.kafka.consumers import (
+    CHUNK,
+    ConsumerOptions,
+    Lookup,
+    close_consumer,
+    log_consumer,
+    received,
+    start_consumer,
+)
 from gateway.kafka.contracts import Outlet, Refused
 from mapping.record import Received
 
@@ -138,7 +146,7 @@ class Replay:
         self.idle_s = idle_s
         self.offered = 0
         self.gaps = 0
-        self._spawn = spawn
+        self.spawn = spawn
         self._limit = consumers
         self._queues: dict[Outlet, _Queue] = {}
         self._ready: deque[_Queue] = deque()
@@ -250,7 +258,7 @@ class Replay:
         if spare is None and len(self._workers) < self._limit:
             worker = _Worker(self)
             self._workers.add(worker)
-            worker.task = self._spawn(worker.run())
+            worker.task = self.spawn(worker.run())
         elif spare is not None or idle:
             worker = spare or idle[0]
             worker.idle = False
@@ -273,14 +281,9 @@ class _Worker:
     async def run(self) -> None:
         """Serve turns until there were none for a while."""
         pool = self._pool
-        consumer = log_consumer(
-            pool.kafka,
-            wait_ms=10,  # whoever is behind has data waiting
-            partition_bytes=FETCH_BYTES,
-            fetch_bytes=16 * FETCH_BYTES,
-        )
+        consumer: AIOKafkaConsumer | None = None
         try:
-            await self._connect(consumer)
+            consumer = await self._connect()
             while True:
                 queue = pool.take_turn()
                 if queue is None:
@@ -294,17 +297,24 @@ class _Worker:
                     pool.end_turn(queue, waits=waits)
         finally:
             pool.closed(self)
-            await close_consumer(consumer)
+            if consumer is not None:
+                await close_consumer(consumer)
 
-    async def _connect(self, consumer: AIOKafkaConsumer) -> None:
+    async def _connect(self) -> AIOKafkaConsumer:
         while True:
+            consumer = log_consumer(
+                self._pool.kafka,
+                wait_ms=10,  # whoever is behind has data waiting
+                partition_bytes=FETCH_BYTES,
+                fetch_bytes=16 * FETCH_BYTES,
+            )
             try:
-                await consumer.start()
+                await start_consumer(consumer, self._pool.spawn)
             except KafkaError as error:
                 log.warning("catch-up reader: Kafka is away: %r", error)
                 await asyncio.sleep(1.0)
             else:
-                return
+                return consumer
 
     async def _wait(self) -> bool:
         self.idle = True

@@ -28,6 +28,7 @@ from gateway.kafka.consumers import (
     is_broken,
     log_consumer,
     received,
+    start_consumer,
 )
 from gateway.kafka.contracts import Owner, Refused
 from gateway.kafka.partitioner import partition_of
@@ -265,17 +266,18 @@ class StateTopics:
         while True:
             consumer = log_consumer(self._kafka)
             try:
-                await consumer.start()
-                await self._begin(consumer)
-                self._consumer = consumer
-                while True:
-                    await self._read(consumer)
+                await start_consumer(consumer, self._spawn)
+                try:
+                    await self._begin(consumer)
+                    self._consumer = consumer
+                    while True:
+                        await self._read(consumer)
+                finally:
+                    self._consumer = None
+                    await close_consumer(consumer)
             except KafkaError as error:
                 self._complain(f"state topics cannot be read: {error!r}")
                 await asyncio.sleep(RETRY_S)
-            finally:
-                self._consumer = None
-                await close_consumer(consumer)
 
     async def _found(self, table: StateTopic) -> TopicInfo:
         """The topic, created when it was missing; asked for until there is an answer.

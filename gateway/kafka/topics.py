@@ -19,7 +19,7 @@ from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 from gateway.config import KafkaConfig
-from gateway.kafka.client import client_settings
+from gateway.kafka.client import client_settings, start_client
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
@@ -483,11 +483,7 @@ class Topics:
                 if self._stopped:
                     raise errors.ProducerClosed("stopped")
                 client = AIOKafkaClient(**client_settings(self._config, "topics"))
-                try:
-                    await client.bootstrap()
-                except BaseException:
-                    await client.close()
-                    raise
+                await start_client(client.bootstrap, client.close, self._spawn)
                 self._client = client
             return self._client
 

@@ -20,7 +20,7 @@ from aiokafka.client import CoordinationType
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.config import KafkaConfig
-from gateway.kafka.client import client_settings
+from gateway.kafka.client import client_settings, start_client
 from gateway.kafka.producers import RESTART_S, Producing, Spawn
 
 log = logging.getLogger(__name__)
@@ -270,15 +270,11 @@ class Transactors:
                 linger_ms=0,  # what comes in one turn of the loop is one batch
             )
             try:
-                await producer.start()
+                await start_client(producer.start, producer.stop, self._spawn)
             except (errors.KafkaError, OSError) as error:
                 log.warning("no transactional producer: %s", type(error).__name__)
-                await producer.stop()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RESTART_MOST_S)
-            except BaseException:
-                await producer.stop()
-                raise
             else:
                 return Transactor(producer, number)
 

@@ -15,7 +15,16 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 from aiokafka.structs import ConsumerRecord
 
-from gateway.kafka.consumers import CHUNK, ConsumerOptions, Lookup, close_consumer, is_broken, log_consumer
+from gateway.kafka.client import Spawn
+from gateway.kafka.consumers import (
+    CHUNK,
+    ConsumerOptions,
+    Lookup,
+    close_consumer,
+    is_broken,
+    log_consumer,
+    start_consumer,
+)
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE
@@ -32,7 +41,9 @@ _HIGHEST_ID: Final = 65_535
 _DIGITS: Final = 18  # of a sequence
 
 
-async def find_exchanges(kafka: ConsumerOptions, lookup: Lookup, ranges: Mapping[TopicPartition, int]) -> Found:
+async def find_exchanges(
+    kafka: ConsumerOptions, lookup: Lookup, spawn: Spawn, ranges: Mapping[TopicPartition, int]
+) -> Found:
     """Read each partition from an offset to its end as of this call, and collect the exchanges.
 
     Partitions that do not exist (any more) are left out, and a partition whose records from the offset on are gone is
@@ -41,6 +52,7 @@ async def find_exchanges(kafka: ConsumerOptions, lookup: Lookup, ranges: Mapping
     Args:
         kafka: see `ConsumerOptions`.
         lookup: knows which topics there are.
+        spawn: starts background work.
         ranges: partition -> the offset of the first record that matters.
     """
     scan = _Scan(ranges)
@@ -48,7 +60,7 @@ async def find_exchanges(kafka: ConsumerOptions, lookup: Lookup, ranges: Mapping
         try:
             await scan.leave_out_missing(lookup)
             if scan.positions:
-                await _read(scan, kafka)
+                await _read(scan, kafka, spawn)
         except (KafkaError, Refused) as error:
             log.warning("QoS 2 exchanges: the log cannot be read: %r", error)
             await asyncio.sleep(RETRY_S)
@@ -126,11 +138,11 @@ def parse(value: bytes | None) -> tuple[str, int, int] | None:
     return nonce.decode(), int(packet_id), int(sequence)
 
 
-async def _read(scan: _Scan, kafka: ConsumerOptions) -> None:
+async def _read(scan: _Scan, kafka: ConsumerOptions, spawn: Spawn) -> None:
     """Read until every partition is done; KafkaError, and it may be tried again from where it came."""
     consumer = log_consumer(kafka, wait_ms=10, isolation="read_uncommitted")  # there is something to read
+    await start_consumer(consumer, spawn)
     try:
-        await consumer.start()
         await _begin(scan, consumer)
         loop = asyncio.get_running_loop()
         moved = loop.time()

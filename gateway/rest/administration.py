@@ -76,7 +76,7 @@ class Administration(Module):
 
     def __init__(self, services: RestServices) -> None:
         """Nothing is opened before a client asks."""
-        self._admin = ClusterAdmin(services.kafka)
+        self._admin = ClusterAdmin(services.kafka, services.spawn)
         self._lookup: Lookup = services.lookup
         self._topics: Topics = services.topics
 

@@ -194,7 +194,14 @@ class Consumers(Module):
             request_timeout_ms=create.request_timeout_ms,
             idle_s=self._config.consumer_idle_s,
         )
-        return Member(settings, self._kafka, self._arrivals, auto_commit=create.enable_auto_commit, clock=self._clock)
+        return Member(
+            settings,
+            self._kafka,
+            self._arrivals,
+            auto_commit=create.enable_auto_commit,
+            spawn=self._spawn,
+            clock=self._clock,
+        )
 
     def find(self, grant: Grant, group: str, name: str) -> Instance:
         """The instance, if it is this client's.

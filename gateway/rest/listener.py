@@ -100,7 +100,7 @@ class RestListener:
         self._devices = DeviceRequests(services, admission, bodies)
         self._live = Live(services, self._feeds)
         subscriptions = Subscriptions(self._consumers, services)
-        topics = TopicOperations(services.topics, services.publisher, services.kafka)
+        topics = TopicOperations(services.topics, services.publisher, services.kafka, services.spawn)
         self._modules: tuple[Module, ...] = (
             Documents(contract),
             topics,

@@ -9,7 +9,8 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
-from gateway.kafka.consumers import CHUNK, close_consumer, log_consumer
+from gateway.kafka.client import Spawn
+from gateway.kafka.consumers import CHUNK, close_consumer, log_consumer, start_consumer
 from mapping.record import GW_REQUEST
 from protocols.rest.errors import busy
 from protocols.rest.responses import Stored
@@ -17,11 +18,14 @@ from protocols.rest.responses import Stored
 SCAN_S: Final = 15.0  # the longest time; then the client may ask again
 
 
-async def find_records(kafka: Mapping[str, Any], topic: str, scan: Mapping[int, int], name: str) -> dict[int, Stored]:
+async def find_records(
+    kafka: Mapping[str, Any], spawn: Spawn, topic: str, scan: Mapping[int, int], name: str
+) -> dict[int, Stored]:
     """Read a topic from `scan` to its end as it is now.
 
     Args:
         kafka: connection arguments of a consumer.
+        spawn: starts background work.
         topic: of the request.
         scan: by partition, where to begin.
         name: of the request; its records have it in their header `gw.request`.
@@ -36,14 +40,15 @@ async def find_records(kafka: Mapping[str, Any], topic: str, scan: Mapping[int, 
     consumer = log_consumer(kafka, wait_ms=10, isolation="read_uncommitted")
     try:
         async with asyncio.timeout(SCAN_S):
-            await consumer.start()
-            left = await _begin(consumer, {TopicPartition(topic, number): start for number, start in scan.items()})
-            while left:
-                await _read(consumer, left, name.encode() + b"/", found)
+            await start_consumer(consumer, spawn)
+            try:
+                left = await _begin(consumer, {TopicPartition(topic, number): start for number, start in scan.items()})
+                while left:
+                    await _read(consumer, left, name.encode() + b"/", found)
+            finally:
+                await close_consumer(consumer)
     except (TimeoutError, KafkaError) as error:
         raise busy("What was stored before could not be read; try again") from error
-    finally:
-        await close_consumer(consumer)
     return found
 
 

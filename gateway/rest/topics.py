@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import msgspec
 from aiohttp import web
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError
 
+from gateway.kafka.admin_connection import AdminConnection
+from gateway.kafka.client import Spawn
 from gateway.kafka.consumers import Lookup
-from gateway.kafka.contracts import Refused
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import Topics
 from gateway.rest.access import forbidden
 from gateway.rest.answers import control_answer
 from gateway.rest.call import Call, Handler, Module
 from gateway.security.authorization import Grant
-from mapping.outcomes import Outcome
 from mapping.record import is_topic_name
 from protocols.rest.admin import decode_topic
 from protocols.rest.errors import Fault, RestError, not_found
 from protocols.rest.responses import encode
-
-ASK_S: Final = 10.0  # a question about a topic is answered or refused within this
 
 
 class Replica(msgspec.Struct, frozen=True, gc=False):
@@ -49,14 +45,12 @@ class PartitionView(msgspec.Struct, frozen=True):
 class TopicOperations(Module):
     """The reading operations on topics."""
 
-    def __init__(self, topics: Topics, publisher: Publisher, kafka: dict[str, Any]) -> None:
+    def __init__(self, topics: Topics, publisher: Publisher, kafka: dict[str, Any], spawn: Spawn) -> None:
         """Names come from `topics`; the rest is asked for over one connection, made with the first question."""
         self._topics = topics
         self._publisher = publisher
-        self._kafka = kafka
-        self._lookup = Lookup(kafka)
-        self._admin: AIOKafkaAdminClient | None = None
-        self._connecting = asyncio.Lock()
+        self._lookup = Lookup(kafka, spawn=spawn)
+        self._admin = AdminConnection(kafka, spawn)
 
     def operations(self) -> Mapping[str, Handler]:
         """See `Module`."""
@@ -116,12 +110,7 @@ class TopicOperations(Module):
         names = [name for name in sorted(self._topics.names) if any(right.some(name) for right in seen)]
         if not names:
             return []
-        admin = await self._connected()
-        try:
-            async with asyncio.timeout(ASK_S):
-                described = await admin.describe_topics(names)
-        except (TimeoutError, KafkaError) as error:
-            raise _silent(error) from error
+        described = await self._ask(lambda admin: admin.describe_topics(names))
         return sorted(
             (topic["topic"], len(topic["partitions"]), len(topic["partitions"][0]["replicas"]))
             for topic in described
@@ -130,20 +119,13 @@ class TopicOperations(Module):
 
     async def cluster(self) -> dict[str, Any]:
         """What Kafka says of its cluster: `cluster_id`, `controller_id`, `brokers`. Raises Refused."""
-        admin = await self._connected()
-        try:
-            async with asyncio.timeout(ASK_S):
-                described: dict[str, Any] = await admin.describe_cluster()
-        except (TimeoutError, KafkaError) as error:
-            raise _silent(error) from error
+        described: dict[str, Any] = await self._ask(lambda admin: admin.describe_cluster())
         return described
 
     async def stop(self) -> None:
         """Close the connections."""
         await self._lookup.stop()
-        if self._admin is not None:
-            await self._admin.close()
-            self._admin = None
+        await self._admin.stop()
 
     async def _partition(self, grant: Grant, topic: str, partition: int) -> PartitionView:
         for view in await self.partitions(grant, topic):
@@ -166,39 +148,23 @@ class TopicOperations(Module):
             await self._topics.refresh()
             if topic not in self._topics.names:
                 raise not_found(f"Topic {topic} does not exist", Fault.TOPIC)
-        admin = await self._connected()
-        try:
-            async with asyncio.timeout(ASK_S):
-                (described,) = await admin.describe_topics([topic])
-        except (TimeoutError, KafkaError) as error:
-            raise _silent(error) from error
+        (described,) = await self._ask(lambda admin: admin.describe_topics([topic]))
         if described["error_code"] or not described["partitions"]:
             raise not_found(f"Topic {topic} does not exist", Fault.TOPIC)
         return [_view(partition) for partition in sorted(described["partitions"], key=lambda one: one["partition"])]
 
     async def _configs(self, topic: str) -> dict[str, str | None]:
-        admin = await self._connected()
-        try:
-            async with asyncio.timeout(ASK_S):
-                answers = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
-        except (TimeoutError, KafkaError) as error:
-            raise _silent(error) from error
+        wanted = [ConfigResource(ConfigResourceType.TOPIC, topic)]
+        answers = await self._ask(lambda admin: admin.describe_configs(wanted))
         return {entry[0]: entry[1] for answer in answers for resource in answer.resources for entry in resource[4]}
 
-    async def _connected(self) -> AIOKafkaAdminClient:
-        async with self._connecting:
-            if self._admin is None:
-                admin = AIOKafkaAdminClient(**self._kafka)
-                try:
-                    async with asyncio.timeout(ASK_S):
-                        await admin.start()
-                except BaseException as error:
-                    await admin.close()
-                    if isinstance(error, TimeoutError | KafkaError):
-                        raise _silent(error) from error
-                    raise
-                self._admin = admin
-            return self._admin
+    async def _ask(self, question: Callable[[AIOKafkaAdminClient], Coroutine[Any, Any, Any]]) -> Any:
+        """Kafka's answer; Refused when there is none, or Kafka does not allow it."""
+
+        async def asked() -> Any:
+            return await question(await self._admin.open())
+
+        return await self._admin.answer(asked())
 
 
 def _view(partition: dict[str, Any]) -> PartitionView:
@@ -208,7 +174,3 @@ def _view(partition: dict[str, Any]) -> PartitionView:
         leader,
         tuple(Replica(broker, broker == leader, broker in in_sync) for broker in partition["replicas"]),
     )
-
-
-def _silent(error: BaseException) -> Refused:
-    return Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})")

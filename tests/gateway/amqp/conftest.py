@@ -83,7 +83,7 @@ async def kafka_side(
         chance=random.Random(7),
     )
     await publisher.start()
-    lookup = Lookup(client_settings(config, "lookup"), ensure=topics.get)
+    lookup = Lookup(client_settings(config, "lookup"), spawn=spawn, ensure=topics.get)
     replay = Replay(client_settings(config, "replay"), spawn, lookup)
     tail = Tail(client_settings(config, "tail"), spawn, lookup, replay)
     await tail.start()

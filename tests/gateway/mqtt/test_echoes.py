@@ -102,7 +102,7 @@ async def test_a_frozen_tail_holds_no_longer_either(bootstrap: str, new_topic: A
         tasks.append(asyncio.get_running_loop().create_task(work))
         return tasks[-1]
 
-    lookup = Lookup(kafka, timeout_s=10.0)
+    lookup = Lookup(kafka, spawn=spawn, timeout_s=10.0)
     replay = Replay(kafka, spawn, lookup, consumers=1)
     tail = Tail(kafka, spawn, lookup, replay)
     said: list[str] = []

@@ -89,7 +89,7 @@ class Process:
         self.tasks: set[asyncio.Task[Any]] = set()
         clock = asyncio.get_running_loop().time
         self.topics = Topics(config, create=False, spawn=self.spawn, clock=clock)
-        self.lookup = Lookup(client_settings(config, "lookup"), ensure=self.topics.get)
+        self.lookup = Lookup(client_settings(config, "lookup"), spawn=self.spawn, ensure=self.topics.get)
         self.groups = Groups(
             client_settings(config, "group"),
             self.spawn,

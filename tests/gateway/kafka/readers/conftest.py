@@ -112,7 +112,7 @@ class Shell:
         self.bootstrap = bootstrap
         self.kafka = {"bootstrap_servers": bootstrap, "metadata_max_age_ms": 1000, "request_timeout_ms": 10_000}
         self.tasks: set[asyncio.Task[None]] = set()
-        self.lookup = Lookup(self.kafka, timeout_s=options.pop("lookup_timeout_s", 10.0))
+        self.lookup = Lookup(self.kafka, spawn=self.spawn, timeout_s=options.pop("lookup_timeout_s", 10.0))
         self.replay = Replay(self.kafka, self.spawn, self.lookup, consumers=options.pop("consumers", 2))
         self.tail = Tail(self.kafka, self.spawn, self.lookup, self.replay)
         self.groups = Groups(self.kafka, self.spawn, self.lookup, random=random.random, **options)
