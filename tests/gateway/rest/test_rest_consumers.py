@@ -138,7 +138,7 @@ async def test_a_long_poll_returns_with_the_first_record(
         await send(http, topic, 1)
         status, records = await poll
     assert (status, len(records)) == (200, 1)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
     began = time.monotonic()
     assert await consumer.poll(timeout=200) == (200, [])
     assert time.monotonic() - began >= 0.2
@@ -188,11 +188,11 @@ async def test_a_record_that_is_no_json_stops_its_partition_and_nothing_else(
     await send(http, topic, "behind")
     assert [record["value"] for record in await consumer.read(1)] == ["before"]
     for _ in range(3):  # and the position does not move
-        status, error = await consumer.poll(timeout=1000)
+        status, error = await consumer.poll(timeout=20_000)
         assert status == 406
         assert f"offset 1 of {topic}, partition 0" in error["message"]
     await send(http, topic, "elsewhere", partition=1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (answer := await consumer.poll(timeout=100))[0] == 406:
             pass
     assert [record["value"] for record in answer[1]] == ["elsewhere"]
@@ -224,7 +224,7 @@ async def test_nothing_holds_a_commit_or_a_deletion_while_a_poll_waits(
     await send(http, topic, 1, 2, 3)
     consumer = await make(topic)
     await consumer.read(3)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(40), asyncio.TaskGroup() as group:
         poll = group.create_task(consumer.poll(timeout=60_000))
         second = group.create_task(consumer.poll(timeout=50))  # waits for its turn no longer than it may
         assert await second == (200, [])
@@ -365,7 +365,7 @@ async def test_abandoned_consumers_are_removed_and_their_number_is_bounded(
     bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
 ) -> None:
     topic = await new_topic(partitions=1)
-    limits = {"consumer_idle_s": 1.0, "max_consumers": 1}
+    limits = {"consumer_idle_s": 3.0, "max_consumers": 1}
     async with running_gateway(bootstrap, http=limits) as gateway, aiohttp.ClientSession(gateway.url) as http:
         await send(http, topic, 1, 2)
         consumer = await new_consumer(http, topic, **{"enable.auto.commit": True})
@@ -373,8 +373,8 @@ async def test_abandoned_consumers_are_removed_and_their_number_is_bounded(
             assert response.status == 429
             assert "Retry-After" in response.headers
         assert [record["value"] for record in await consumer.read(1, max_bytes=1)] == [1]
-        assert await consumer.poll(timeout=1500, max_bytes=1) != (200, [])
-        assert await consumer.poll(timeout=1500) == (200, [])  # a poll that waits longer is not idle
+        assert await consumer.poll(timeout=20_000, max_bytes=1) != (200, [])
+        assert await consumer.poll(timeout=3500) == (200, [])  # a poll that waits longer is not idle
         await until(lambda: gateway.listener.statistics().consumers.reaped_total == 1)
         assert (await consumer.poll())[0] == 404
         await until(lambda: gateway.listener.statistics().consumers.instances == 0)
@@ -387,7 +387,7 @@ async def test_a_waiting_poll_ends_when_the_gateway_goes(bootstrap: str, new_top
     topic = await new_topic(partitions=1)
     async with running_gateway(bootstrap) as gateway, aiohttp.ClientSession(gateway.url) as http:
         consumer = await new_consumer(http, topic)
-        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(40), asyncio.TaskGroup() as group:
             poll = group.create_task(consumer.poll(timeout=60_000))
             await until(lambda: gateway.listener.statistics().consumers.polling == 1)
             gateway.listener.stop_taking()

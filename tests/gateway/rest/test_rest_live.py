@@ -323,7 +323,7 @@ async def test_a_token_may_come_in_the_query_and_with_its_end_streams_end(
         running_gateway(bootstrap, security=SecurityConfig(allow_anonymous=False, oauth=oauth)) as gateway,
         aiohttp.ClientSession(gateway.url) as http,
     ):
-        shown = token(expires_s=time.time() + 4)
+        shown = token(expires_s=time.time() + 6)
         assert (await ask(http, "GET", "/stream"))[0] == 401
         async with http.get(f"/topics/{topic}/stream?access_token={shown}") as events:
             assert events.status == 200
