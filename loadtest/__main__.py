@@ -72,6 +72,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--patient", type=float, help=f"AMQP: share of the others when all groups are served ({amqp.patient:g})"
     )
     kills.add_argument("--broker", type=float, help=f"AMQP: share of kills that hit the broker ({amqp.broker:g})")
+    kills.add_argument(
+        "--grace", type=float, help=f"AMQP: seconds that a commit may take beside its interval ({amqp.grace:g})"
+    )
     kills.add_argument("--seed", type=int, help=f"default: {plan.seed}")
     kills.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     kills.add_argument("--json", type=Path, help="write the report here as well")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 LISTENERS: Final = ("mqtt", "amqp", "http", "management")
-START_S: Final = 60.0
+START_S: Final = 180.0  # Kafka, when it is embedded, has 120
 STOP_S: Final = 20.0
 _POLL_S: Final = 0.01
 

@@ -7,7 +7,7 @@ accept everything. At the end:
 - every record was delivered to each group;
 - what a group had committed when the gateway was killed did not come again: the committed offsets are read from Kafka
   while the gateway is dead, and nothing below them may be delivered on a connection to one of its successors;
-- what came again though it had been accepted was accepted within the commit interval before the kill, and `GRACE_S`
+- what came again though it had been accepted was accepted within the commit interval before the kill, and `Plan.grace`
   for the way to the gateway and to Kafka. Time in which Kafka could not be reached does not count: nothing could be
   committed then.
 """
@@ -35,7 +35,6 @@ from loadtest.numbering import Number, Numbering
 from loadtest.scenarios.rounds import SHOWN, Rounds, read_counts
 
 COMMIT_INTERVAL_S: Final = 1.0  # of the gateway
-GRACE_S: Final = 1.5
 RECOVERY_S: Final = 6.0
 """How long commits may fail after Kafka has come back: their own time-out, a pause, the group's coordinator."""
 
@@ -57,6 +56,7 @@ class Plan(NamedTuple):
     early: float = 0.2  # share of kills that do not wait for the start to be finished
     patient: float = 0.7  # share of the others that wait until every group is served again
     broker: float = 0.25  # share of kills that hit the broker: alone, or in every second of them with the gateway
+    grace: float = 1.5  # between a client's acceptance and its commit, beside the commit interval
     seed: int = 0
 
 
@@ -165,8 +165,6 @@ def _age(accepted: float, ended: float, outages: Sequence[Outage]) -> float:
 
 class AmqpRound(Rounds[Plan, Outcome]):
     """One run of the scenario."""
-
-    stalled_s = 45.0
 
     def __init__(
         self, gateway: GatewayProcess, plan: Plan, say: Callable[[str], None], host: GatewayProcess | None = None
@@ -302,7 +300,7 @@ class AmqpRound(Rounds[Plan, Outcome]):
                 problems.append(f"{name}: {group.foreign} messages that nobody sent")
             came_again = group.again(self._kills, self._outages)
             _tell(problems, f"delivered again to {name} though committed", [one for one in came_again if one.below])
-            limit = COMMIT_INTERVAL_S + GRACE_S
+            limit = COMMIT_INTERVAL_S + self.plan.grace
             late = [one for one in came_again if one.age is not None and one.age > limit]
             _tell(problems, f"delivered again to {name}, accepted more than {limit:g} s before a kill", late)
             again += came_again

@@ -18,6 +18,7 @@ from loadtest.verify import Ledger
 
 PAYLOAD: Final = 64
 SHOWN: Final = 5  # examples of what went wrong
+STALLED_S: Final = 60.0  # without any progress for so long something hangs
 _TICK_S: Final = 0.01
 
 
@@ -83,9 +84,6 @@ O = TypeVar("O")  # noqa: E741 - the outcome
 
 class Rounds(abc.ABC, Generic[P, O]):
     """One run of a kill scenario."""
-
-    stalled_s = 20.0
-    """Without any progress for so long something hangs."""
 
     def __init__(self, gateway: GatewayProcess, plan: P, say: Callable[[str], None]) -> None:
         self.gateway = gateway
@@ -205,13 +203,13 @@ class Rounds(abc.ABC, Generic[P, O]):
         return "under load"
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait; TimeoutError when nothing at all moves for `stalled_s`."""
+        """Wait; TimeoutError when nothing at all moves for `STALLED_S`."""
         moved, last = time.monotonic(), -1
         while not condition():
             now = self.ledger.total + self.received()
             if now != last:
                 moved, last = time.monotonic(), now
-            elif time.monotonic() - moved > self.stalled_s:
+            elif time.monotonic() - moved > STALLED_S:
                 raise TimeoutError(f"waited in vain for {what}")
             await asyncio.sleep(_TICK_S)
 

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from loadtest.gateway import GatewayProcess
-from loadtest.scenarios.amqp_kills import COMMIT_INTERVAL_S, GRACE_S, AmqpRound, Plan
+from loadtest.scenarios.amqp_kills import COMMIT_INTERVAL_S, AmqpRound, Plan
 
 
 @pytest.mark.timeout(240)
 async def test_nothing_accepted_is_lost_and_what_was_committed_does_not_come_again(
     bootstrap: str, tmp_path: Path
 ) -> None:
-    plan = Plan(kills=3, senders=1, rate=100, window=20, between=0.3, early=0.3, patient=0.34, seed=7)
+    # Much grace: the script that has the machine to itself judges how soon a commit follows.
+    plan = Plan(kills=3, senders=1, rate=100, window=20, between=0.3, early=0.3, patient=0.34, grace=15, seed=7)
     gateway = GatewayProcess(tmp_path, bootstrap)
     try:
         await gateway.start()
@@ -24,6 +25,6 @@ async def test_nothing_accepted_is_lost_and_what_was_committed_does_not_come_aga
     assert outcome.problems == []
     assert outcome.accepted == outcome.sent > 100
     assert (outcome.lost_in_kafka, outcome.missing, outcome.again_below_the_commit) == (0, 0, 0)
-    assert outcome.oldest_again_s <= COMMIT_INTERVAL_S + GRACE_S
+    assert outcome.oldest_again_s <= COMMIT_INTERVAL_S + plan.grace
     assert outcome.reconnects >= 2 * 5  # two senders, four groups: somebody was served at most kills
     assert gateway.starts == 4
