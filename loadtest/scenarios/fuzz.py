@@ -24,10 +24,10 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess, process_resident
 from loadtest.numbering import Numbering
 
-CLOSE_S: Final = 20.0  # from our half-close to the gateway's
+CLOSE_S: Final = 60.0  # from our half-close to the gateway's
 SILENCE_S: Final = 45.0  # from our silence to the gateway's close: see `SETTINGS`; its limit for an open is 10 s
 STEP_S: Final = 0.02  # for the gateway's answer to a frame
-SETTLED_S: Final = 30.0
+SETTLED_S: Final = 60.0
 QUIET_S: Final = 3.0  # in which what is left of groups and look-ups ends
 HONEST_RATE: Final = 50.0
 _POLL_S: Final = 0.05
