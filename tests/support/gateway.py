@@ -55,7 +55,7 @@ class GatewayProcess:
         assert self.process is not None
         return self.process.pid
 
-    async def stop(self, timeout: float = 15) -> int:
+    async def stop(self, timeout: float = 30) -> int:
         """SIGTERM; the exit code."""
         assert self.process is not None
         if self.process.returncode is None:

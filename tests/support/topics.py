@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 async def until_led(admin: AIOKafkaAdminClient, name: str) -> None:
     """A new topic needs a moment until the broker that is asked knows it and its leaders."""
     pause = asyncio.Event()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         while True:
             (topic,) = await admin.describe_topics([name])
             if topic["error_code"] == 0 and all(partition["leader"] >= 0 for partition in topic["partitions"]):
@@ -28,7 +28,7 @@ async def read_all(bootstrap: str, topic: str) -> list[Any]:
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while not (numbers := consumer.partitions_for_topic(topic)):
                 await consumer._client.force_metadata_update()
             partitions = [TopicPartition(topic, number) for number in sorted(numbers)]

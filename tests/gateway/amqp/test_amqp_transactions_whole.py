@@ -192,7 +192,7 @@ class Copier:
 
     def _copy(self) -> None:
         host, port = self._gateway.address("amqp")
-        connection = BlockingConnection(f"amqp://{host}:{port}", timeout=1)
+        connection = BlockingConnection(f"amqp://{host}:{port}", timeout=PATIENCE_S)
         try:
             receiver = connection.create_receiver(self._source, credit=10)
             sender = connection.create_sender(self._target)
@@ -207,6 +207,7 @@ class Copier:
                 connection.close()
 
 
+@pytest.mark.timeout(300)
 async def test_each_record_is_copied_once_though_the_gateway_is_killed(
     new_gateway: Callable[..., GatewayProcess], bootstrap: str, new_topic: Any, tmp_path: Path
 ) -> None:
@@ -220,7 +221,7 @@ async def test_each_record_is_copied_once_though_the_gateway_is_killed(
         await producer.flush()
     copier = Copier(gateway, source, target)
     copying = asyncio.create_task(copier.run())
-    await wait_until(lambda: copier.committed >= RECORDS // 3, WAIT_S)
+    await wait_until(lambda: copier.committed >= RECORDS // 3, 2 * WAIT_S)
     await gateway.kill()
     await gateway.start()
     consumer = AIOKafkaConsumer(

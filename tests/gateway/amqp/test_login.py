@@ -156,7 +156,7 @@ async def test_anonymous_is_refused_where_it_is_not_allowed(start_front: Any, se
 
     def client() -> None:
         with pytest.raises(ConnectionException):
-            BlockingConnection(f"amqp://{front.bound}", timeout=5)
+            BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
 
     await asyncio.to_thread(client)
 
