@@ -87,15 +87,15 @@ async def test_a_brake_stops_reading_until_every_reason_is_gone() -> None:
 
 
 async def test_time_is_told_without_any_traffic_and_traffic_moves_the_deadline() -> None:
-    async with serving(patience=0.3) as server:
+    async with serving(patience=1.5) as server:
         loop = asyncio.get_running_loop()
         reader, writer = await server.connect()
         started = loop.time()
-        await wait_until(lambda: loop.time() - started > 0.2)
+        await wait_until(lambda: loop.time() - started > 0.5)
         writer.write(b"a\n")
         assert await reader.readline() == b"a!\n"
         assert await reader.readline() == b"too quiet\n"
-        assert loop.time() - started >= 0.5
+        assert loop.time() - started >= 2
         assert await reader.read() == b""
         writer.close()
 
