@@ -23,6 +23,7 @@ from gateway.kafka.java import find_java
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import Topics
 from mapping.outcomes import Outcome
+from tests.support.frozen import freeze as freeze_process
 from tests.support.topics import until_led
 
 
@@ -140,7 +141,7 @@ def frozen(own_broker: EmbeddedBroker) -> Callable[..., contextlib.AbstractConte
 
     @contextlib.contextmanager
     def freeze() -> Iterator[None]:
-        os.kill(own_broker.pid, signal.SIGSTOP)
+        freeze_process(own_broker.pid)
         try:
             yield
         finally:
