@@ -6,10 +6,11 @@ A test run fetches what it misses itself.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from tests.interop.amqp import clients as amqp
 from tests.interop.mqtt import clients as mqtt
-from tests.interop.toolchains import ToolchainError, lock_crates
+from tests.interop.toolchains import ToolchainError, lock_crates, node_packages
 
 
 def main(arguments: list[str]) -> int:
@@ -20,6 +21,7 @@ def main(arguments: list[str]) -> int:
             return 0
         for command in (*mqtt.DRIVERS.values(), *amqp.DRIVERS.values()):
             command()
+        node_packages(Path(__file__).parent / "http" / "node")
     except ToolchainError as error:
         print(error, file=sys.stderr)
         return 1
