@@ -64,9 +64,8 @@ class Endpoints:
         self._with_sasl = with_sasl
         self._remote_opened = False
         self._conn = conn = native.owned(lib.pn_connection())
-        self._events = native.owned(lib.pn_collector())
         self._io = io = native.owned(lib.pn_transport())
-        lib.pn_connection_collect(conn, self._events)
+        lib.pn_connection_collect(conn, native.EVENTS)
         lib.pn_connection_set_container(conn, container_id.encode())
         lib.pn_transport_set_server(io)
         lib.pn_transport_set_max_frame(io, limits.max_frame_bytes)
@@ -79,7 +78,7 @@ class Endpoints:
         self._sessions: list[Session] = []  # few, and looked for rarely: a dict takes thrice as much
         self._sent: dict[Any, Any] = {}  # delivery -> the token of its sender
         self._stalled: list[Link] = []
-        self._finished: list[Link] = []
+        self._untidy: list[Link] = []  # were answered, or are finished and nothing of them is held
         self._ended: list[Session] = []
         self._partial_bytes = 0
         self._unanswered = 0  # links, see `UNANSWERED_LIMIT`
@@ -344,6 +343,7 @@ class Endpoints:
             self.close(Error(outcomes.FRAME_SIZE_TOO_SMALL, f"the answer to an attach takes {size} bytes"))
             return False
         lib.pn_link_open(handle)
+        self._untidy.append(link)
         return True
 
     def _drop_partial(self, link: Link) -> bytearray:
@@ -370,16 +370,18 @@ class Endpoints:
         """Both sides have detached: the memory goes as soon as no delivery of it is held."""
         link.finished = True
         if not link.held:
-            self._finished.append(link)
+            self._untidy.append(link)
 
-    def _reap(self) -> None:
-        finished, self._finished = self._finished, []
-        for link in finished:
-            if self._links.pop(link.handle, None) is None:
-                continue
-            session = link.session
-            session.links.remove(link)
-            lib.pn_link_free(link.handle)
+    def _tidy(self) -> None:
+        """Give back what nobody asks for again; the output was taken to its end."""
+        untidy, self._untidy = self._untidy, []
+        for link in untidy:
+            if link.finished and not link.held:
+                if self._links.pop(link.handle, None) is not None:
+                    link.session.links.remove(link)
+                    lib.pn_link_free(link.handle)
+            elif self.opened:  # else our attach waits for our open
+                native.forget_termini(link.handle)
         for session in [session for session in self._ended if not session.links]:
             self._ended.remove(session)
             self._sessions.remove(session)

@@ -67,6 +67,7 @@ class Engine(Transacting):
     def receive_data(self, data: bytes) -> list[Any]:
         """Take bytes; proton takes only as many at a time as it has room for, and raises beyond."""
         events: list[Any] = []
+        native.discard_events()
         base = _from_buffer(data)
         at, size, io = 0, len(data), self._io
         while at < size and not self.over:
@@ -101,8 +102,8 @@ class Engine(Transacting):
             _peek_output(io, _scratch, size)
             parts.append(_unpack(_scratch, size))
             _pop_output(io, size)
-        if self._finished or self._ended:
-            self._reap()
+        if self._untidy or self._ended:
+            self._tidy()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def schedule(self, now: float) -> float | None:
@@ -117,6 +118,7 @@ class Engine(Transacting):
 
     def tick(self, now: float) -> tuple[list[Any], float | None]:
         """As `schedule`, and the events of a peer that fell silent."""
+        native.discard_events()
         deadline = self.schedule(now)
         events: list[Any] = []
         if not self.over:
@@ -143,14 +145,14 @@ class Engine(Transacting):
                     _update(delivery, _ACCEPTED)
                     _settle(delivery)
         if link.finished and not link.held and not attached:
-            self._finished.append(link)
+            self._untidy.append(link)
 
     def settle_delivery(self, link: Link, delivery: Any, state: State) -> None:
         """Settle one received delivery."""
         link.held -= 1
         if not link.attached:
             if link.finished and not link.held:
-                self._finished.append(link)
+                self._untidy.append(link)
             return
         local = lib.pn_delivery_local(delivery)
         if state.code == outcomes.REJECTED:
@@ -200,7 +202,7 @@ class Engine(Transacting):
     # events of proton
 
     def _process(self, events: list[Any]) -> None:
-        collector = self._events
+        collector = native.EVENTS
         handlers = _HANDLERS
         while event := _peek(collector):
             kind = _event_type(event)

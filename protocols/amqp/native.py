@@ -40,12 +40,35 @@ def owned(handle: Any) -> Any:
     return ffi.gc(handle, lib.pn_decref)
 
 
+def discard_events() -> None:
+    """Make `EVENTS` empty before something comes in, whose events count.
+
+    What is there is what a connection's own verbs and its output did, and tells nobody anything.
+    """
+    while lib.pn_collector_pop(EVENTS):
+        pass
+
+
 def silence(transport: Any) -> None:
     """Drop proton's own log lines about its peer, which could fill our standard error: errors come as a condition."""
     record = lib.pn_transport_attachments(transport)
     lib.pn_record_def_py(record)
     lib.pn_record_set_py(record, _SILENT_HANDLE)
     lib.pn_transport_set_tracer(transport, lib.pn_pytracer)
+
+
+EVENTS: Final = owned(lib.pn_collector())
+"""What happened on whichever connection was given something last: one for all, as a collector keeps the memory of the
+most events that it ever held, which is a kilobyte after the opening frames. See `discard_events`."""
+_NOWHERE: Final = owned(lib.pn_connection())
+_TERMINI: Final = (lib.pn_link_source, lib.pn_link_target, lib.pn_link_remote_source, lib.pn_link_remote_target)
+_NOTHING: Final = lib.pn_link_remote_source(lib.pn_sender(lib.pn_session(_NOWHERE), b""))
+
+
+def forget_termini(link: Any) -> None:
+    """Give back what a link's termini take, both ours and the peer's: half a kilobyte each."""
+    for terminus in _TERMINI:
+        lib.pn_terminus_copy(terminus(link), _NOTHING)
 
 
 def terminus(handle: Any) -> Terminus:

@@ -33,7 +33,7 @@ class Transacting(Endpoints):
         link.held -= 1
         if not link.attached:
             if link.finished and not link.held:
-                self._finished.append(link)
+                self._untidy.append(link)
             return
         native.put(lib.pn_disposition_data(lib.pn_delivery_local(delivery)), fields)
         lib.pn_delivery_update(delivery, code)
