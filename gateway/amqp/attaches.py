@@ -1,0 +1,226 @@
+"""Answers to attaches: which terminus a link gets, and who takes its records or gives it some.
+
+An attach is answered by a task of its own, because its topic, its group or its position may have to be looked up; the
+connection's other links go on meanwhile, and the peer may leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from gateway.amqp.addresses import AddressError, TargetAddress, parse_target
+from gateway.amqp.answers import refusal
+from gateway.amqp.filters import Filters
+from gateway.amqp.incoming import IncomingLink
+from gateway.amqp.nodes import Node
+from gateway.amqp.outgoing import OutgoingLink
+from gateway.amqp.relay import RelayLink
+from gateway.amqp.sources import Source, filters_of_node, resumed, source_of, subscription_of
+from gateway.amqp.transactions import CAPABILITIES as COORDINATOR_CAPABILITIES
+from gateway.amqp.transactions import COMMAND_BYTES, Coordinator
+from gateway.kafka.contracts import Refused
+from gateway.kafka.group import OffsetReset
+from gateway.kafka.positions import AtOffset, BeyondEnd, Place
+from mapping.outcomes import Outcome
+from mapping.record import is_topic_name
+from protocols.amqp.links import SETTLED, Link, TerminusKind
+from protocols.amqp.outcomes import (
+    INVALID_FIELD,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    UNAUTHORIZED_ACCESS,
+)
+from protocols.amqp.transactions import LOCAL_TRANSACTIONS
+
+if TYPE_CHECKING:
+    from gateway.amqp.session import AmqpSession
+
+TARGET_CAPABILITIES: Final = ("queue", "topic", "temporary-queue", "temporary-topic")
+"""A sender cannot tell them apart: all of them only mean "store it"."""
+
+
+class Attach:
+    """One attach of a session's peer that is to be answered."""
+
+    __slots__ = ("_link", "_services", "_session")
+
+    def __init__(self, session: AmqpSession, link: Link) -> None:
+        self._session = session
+        self._services = session.services
+        self._link = link
+
+    async def answer(self) -> None:
+        """Accept the link or refuse it, after its topic is known."""
+        session, link = self._session, self._link
+        try:
+            terminus = link.target if link.incoming else link.source
+            if terminus.kind is TerminusKind.COORDINATOR:
+                self._make_coordinator()
+            elif terminus.dynamic:
+                await self._make_node(terminus.capabilities)
+            elif link.incoming:
+                await self._make_sender()
+            else:
+                await self._make_receiver()
+        except AddressError as error:
+            session.refuse(link, error.error)
+        except Refused as refused:
+            session.refuse(link, refusal(refused))
+
+    def _make_coordinator(self) -> None:
+        link = self._link
+        wanted = link.target.capabilities
+        if wanted and not set(wanted) & set(COORDINATOR_CAPABILITIES):
+            raise AddressError(NOT_IMPLEMENTED, f"only {LOCAL_TRANSACTIONS} are offered")
+        link.context = Coordinator(self._services.coordinators, self._session, link)
+        self._session.engine.accept_link(link, max_message_bytes=COMMAND_BYTES, capabilities=COORDINATOR_CAPABILITIES)
+        link.context.top_up()
+
+    async def _make_sender(self) -> None:
+        """Let the peer send to a topic, or to whatever each message says."""
+        session, link, services = self._session, self._link, self._services
+        publish = session.grant.publish
+        limit = services.config.max_message_bytes
+        honest = _honest(link.target.capabilities)
+        if link.target.kind is TerminusKind.TARGET and not link.target.address:
+            self._accept_sender(RelayLink(session, link, services.config.link_credit, publish), limit, honest)
+            return
+        address = parse_target(link.target.address)
+        if not publish.some(address.topic):
+            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to publish to {address.topic}")
+        info = await services.publisher.topic(address.topic)
+        if address.partition is not None and address.partition >= info.partitions:
+            raise Refused(Outcome.UNKNOWN_TOPIC, f"{address.topic} has {info.partitions} partitions")
+        if session.is_lost(link):
+            return
+        destination = session.destination(link.target.address or "", address, info)
+        allowed = None if publish.uniform(address.topic) else publish
+        incoming = IncomingLink(session, link, destination, services.config.link_credit, allowed)
+        self._accept_sender(incoming, min(limit, info.max_message_bytes), honest)
+
+    def _accept_sender(
+        self, incoming: IncomingLink, limit: int, capabilities: tuple[str, ...], dynamic: str | None = None
+    ) -> None:
+        session, link = self._session, self._link
+        session.add_sender(incoming)
+        session.engine.accept_link(link, max_message_bytes=limit, capabilities=capabilities, dynamic=dynamic)
+        incoming.top_up()
+
+    async def _make_node(self, capabilities: tuple[str, ...]) -> None:
+        """Make a temporary queue or topic; it goes with this link, on which one sends to it or receives from it."""
+        session, link, services = self._session, self._link, self._services
+        filters = Filters() if link.incoming else filters_of_node(link, session.container_id, session.now_ms())
+        node, info = await services.nodes.create(session, capabilities)
+        if session.is_lost(link):
+            services.nodes.delete(node)
+            return
+        session.nodes[link] = node
+        if not link.incoming:
+            self._accept_node(node, filters, node.address)
+            return
+        address = TargetAddress(info.name, None, node.key)
+        destination = session.destination(node.address, address, info)
+        incoming = IncomingLink(session, link, destination, services.config.link_credit, session.grant.publish)
+        limit = min(services.config.max_message_bytes, info.max_message_bytes)
+        self._accept_sender(incoming, limit, node.source(capabilities).capabilities, node.address)
+
+    def _accept_node(self, node: Node, filters: Filters, dynamic: str | None = None) -> None:
+        """Let the link receive from a temporary queue or topic of its connection."""
+        session, link = self._session, self._link
+        source = msgspec.structs.replace(
+            node.source(link.source.capabilities), condition=filters.condition, filters=filters.applied
+        )
+        outgoing = OutgoingLink(session, link, source, settled=link.settle_mode == SETTLED)
+        outgoing.joined(node.join(outgoing))
+        self._accept_receiver(outgoing, source, dynamic=dynamic)
+
+    async def _make_receiver(self) -> None:
+        """Let the peer receive from a topic, for a group or alone, or from a temporary node."""
+        session, link, services = self._session, self._link, self._services
+        node = services.nodes.find(link.source.address)
+        if node is not None:
+            if node.owner is not session:
+                raise AddressError(UNAUTHORIZED_ACCESS, "a temporary node is for the connection that made it")
+            self._accept_node(node, filters_of_node(link, session.container_id, session.now_ms()))
+            return
+        found = None
+        if link.source.kind is TerminusKind.NONE:
+            source = await self._resume()
+            found = source.topic
+        else:
+            source = source_of(link, session.container_id, session.now_ms())
+        if source.group is not None:
+            await services.ended(source.group)
+        if not session.grant.subscribe.whole_topic(source.topic):
+            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
+        info = await services.publisher.topic(source.topic)
+        if isinstance(source.start, AtOffset) and source.partition is None and info.partitions > 1:
+            raise AddressError(INVALID_FIELD, f"{source.topic} has {info.partitions} partitions: an offset needs one")
+        if session.is_lost(link):
+            return
+        outgoing = OutgoingLink(session, link, source, settled=link.settle_mode == SETTLED)
+        if source.exclusive and source.group is not None:
+            former = services.subscriptions.get(source.group)
+            if former is not None:
+                former.steal()
+            services.subscriptions[source.group] = outgoing
+        await self._connect(outgoing, source)
+        if session.is_lost(link):
+            outgoing.leave()
+            return
+        self._accept_receiver(outgoing, source, found=found)
+
+    def _accept_receiver(
+        self, outgoing: OutgoingLink, source: Source, *, found: str | None = None, dynamic: str | None = None
+    ) -> None:
+        session, link = self._session, self._link
+        session.add_receiver(outgoing)
+        session.engine.accept_link(
+            link,
+            capabilities=source.capabilities,
+            settled=link.settle_mode == SETTLED,
+            filters=source.filters,
+            found=found,
+            dynamic=dynamic,
+        )
+        session.pump.flush()
+        outgoing.wake()
+
+    async def _resume(self) -> Source:
+        """A durable subscription by its name alone: only Kafka knows what it is for."""
+        container_id = self._session.container_id
+        group = subscription_of(self._link, container_id)
+        await self._services.ended(group)
+        topics = sorted(name for name in await self._services.groups.topics(group) if is_topic_name(name))
+        if not topics:
+            raise AddressError(NOT_FOUND, f"there is no subscription {group!r}")
+        return resumed(self._link, container_id, topics[0])
+
+    async def _connect(self, outgoing: OutgoingLink, source: Source) -> None:
+        """Give the link its reader; it is offered nothing before it is accepted."""
+        try:
+            if source.group is None:
+                start = Place.END if source.start is None else source.start
+                await self._services.tail.watch_from(source.topic, outgoing, outgoing, start, source.partition)
+            else:
+                reset: OffsetReset = "latest" if source.at_end else "earliest"
+                topics = [source.topic]
+                outgoing.joined(await self._services.groups.join(source.group, topics, outgoing, offset_reset=reset))
+        except BeyondEnd as beyond:
+            outgoing.leave()
+            raise AddressError(PRECONDITION_FAILED, str(beyond)) from None
+        except Refused:
+            outgoing.leave()
+            raise
+        except asyncio.CancelledError:  # the connection was lost meanwhile
+            outgoing.leave()
+            raise
+
+
+def _honest(wanted: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in TARGET_CAPABILITIES if name in wanted)
