@@ -65,7 +65,7 @@ class DemoProcess:
         if self.process.returncode is None:
             self.process.kill()
             await self.process.wait()
-        await wait_until(lambda: not marked_processes(), 20)
+        await wait_until(lambda: not marked_processes(), 40)
 
     @property
     def text(self) -> str:
@@ -144,7 +144,7 @@ async def test_stopped_while_everything_starts(tmp_path: Path, number: signal.Si
         code = await demo.ended(60)
         if number is signal.SIGKILL:
             assert code == -signal.SIGKILL
-            await wait_until(lambda: not marked_processes(), 10)
+            await wait_until(lambda: not marked_processes(), 40)
         else:
             assert code == 0, demo.text
             assert marked_processes() == []
