@@ -37,13 +37,15 @@ from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.arrivals import Arrivals
 from gateway.kafka.client import Spawn
-from gateway.kafka.consumers import ASSIGNORS, CHUNK, close_consumer, committed_positions, received, start_consumer
+from gateway.kafka.consumers import ASSIGNORS, close_consumer, committed_positions, start_consumer
 from gateway.kafka.contracts import Refused
+from gateway.kafka.fetching import fetch
 from mapping.outcomes import Outcome
 from mapping.record import Received
 
 log = structlog.get_logger(__name__)
 
+CHUNK: Final = 1000  # records that are taken at once
 QUIET_S: Final = 1.0  # without a record, or without a poll: after this fetching is paused
 RECHECK_S: Final = 30.0
 """A sleeping poll looks for itself after this, or up to twice as long: records of open transactions are no arrivals to
@@ -323,7 +325,7 @@ class Member:
                     wanted = [partition for partition in self._consumer.assignment() if partition not in self._held]
                     if wanted or (not self._held and (self._topics or self._manual)):
                         left = max(0.0, min(QUIET_S, deadline - self._clock()))
-                        await self._fetch(wanted, 0 if self._held else round(left * 1000))
+                        await self._fetch(wanted, 0.0 if self._held else left)
                     if self._held or self._clock() >= deadline:
                         return
                     await self._sleep(wanted)
@@ -386,13 +388,13 @@ class Member:
         if not self._stopped and not self._paused:
             self._quiet = asyncio.get_running_loop().call_later(QUIET_S, self._pause)
 
-    async def _fetch(self, partitions: Sequence[TopicPartition], timeout_ms: int) -> None:
+    async def _fetch(self, partitions: Sequence[TopicPartition], timeout_s: float) -> None:
         try:
-            fetched = await self._consumer.getmany(*partitions, timeout_ms=timeout_ms, max_records=CHUNK)
+            fetched = await fetch(self._consumer, partitions, timeout_s=timeout_s, most=CHUNK)
         except KafkaError as error:
             raise _refused(error) from error
         for partition, records in fetched.items():
-            self._held.setdefault(partition, []).extend([received(record) for record in records])
+            self._held.setdefault(partition, []).extend(records)
 
     def interrupt(self) -> None:
         """End a running `wait` now."""

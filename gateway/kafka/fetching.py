@@ -1,0 +1,101 @@
+"""Fetched records of an aiokafka consumer, as ours at once.
+
+aiokafka makes a `ConsumerRecord` of each record, with a generator, two methods and a dataclass: that is most of what
+reading one costs. Here `Received` is made directly of what its compiled parser finds. aiokafka 0.14 is pinned: as
+`consumers`, this reaches below its public surface.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.consumer.fetcher import READ_COMMITTED, Fetcher, FetchResult, PartitionRecords
+from aiokafka.errors import CorruptRecordException
+
+from mapping.record import Received
+
+
+async def fetch(
+    consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition], *, timeout_s: float, most: int
+) -> dict[TopicPartition, list[Received]]:
+    """What `consumer.getmany` would bring, as our records; its position moves behind them as there.
+
+    Args:
+        consumer: started; nobody else reads from it by `getmany`.
+        partitions: of which; none: of all.
+        timeout_s: how long to wait for a first record.
+        most: records.
+
+    Raises:
+        ConsumerStoppedError: it was stopped.
+        KafkaError: as `getmany`.
+    """
+    fetcher = consumer._fetcher
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                _convert(fetcher)
+                found: dict[TopicPartition, list[Received]] = await consumer.getmany(*partitions, max_records=most)
+                if found:
+                    return found
+                await fetcher._create_fetch_waiter()  # raises what forbids to read
+    except TimeoutError:
+        return {}
+
+
+def _convert(fetcher: Fetcher) -> None:
+    """Let what has come since be read as our records."""
+    for result in fetcher._records.values():
+        if type(result) is FetchResult and type(result._partition_records) is PartitionRecords:
+            result._partition_records = _Converted(result._partition_records)
+
+
+class _Converted:
+    """Stands in a `FetchResult` where aiokafka's `PartitionRecords` stood: iterated, and asked how far that came."""
+
+    __slots__ = ("_records", "_source")
+
+    def __init__(self, source: PartitionRecords) -> None:
+        self._source = source
+        self._records = _unpack(source)
+
+    def __iter__(self) -> Iterator[Received]:
+        return self._records  # goes on where it was left
+
+    @property
+    def next_fetch_offset(self) -> int:
+        offset: int = self._source.next_fetch_offset
+        return offset
+
+
+def _unpack(source: PartitionRecords) -> Iterator[Received]:
+    """Its records that may be seen; `next_fetch_offset` is moved behind each, and behind what is left out."""
+    topic, partition = source._tp
+    batches = source._records
+    while batches.has_next():
+        batch = batches.next_batch()
+        if not batch.validate_crc():
+            raise CorruptRecordException(f"a batch of {topic}, partition {partition}, does not have its checksum")
+        if not (_is_aborted(source, batch) or batch.is_control_batch):
+            for record in batch:
+                offset = record.offset
+                if offset >= source.next_fetch_offset:  # the first batch may begin before what was asked for
+                    source.next_fetch_offset = offset + 1
+                    yield Received(
+                        topic, record.key, record.value, tuple(record.headers), record.timestamp, partition, offset
+                    )
+        source.next_fetch_offset = batch.next_offset
+
+
+def _is_aborted(source: PartitionRecords, batch: Any) -> bool:
+    """Whether a batch belongs to a transaction that was aborted, for one who reads only what was committed."""
+    producer = batch.producer_id
+    if source._isolation_level != READ_COMMITTED or producer is None:
+        return False
+    source._consume_aborted_up_to(batch.base_offset)
+    if batch.is_control_batch and source._contains_abort_marker(batch):
+        source._aborted_producers.discard(producer)
+    return batch.is_transactional and producer in source._aborted_producers
