@@ -1,4 +1,4 @@
-"""How late the event loop runs: the first thing to look at when everything is slow."""
+"""How late the event loop runs, and with how many tasks: the first thing to look at when everything is slow."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ WINDOW: Final = 120  # measurements: the worst of the last minute is told
 
 
 class LagStatistics(msgspec.Struct, frozen=True):
-    """How long a callback that was due waited for its turn."""
+    """How long a callback that was due waited for its turn, and how much runs."""
 
     lag_s: float  # the last one
     worst_lag_s: float  # of the last minute
+    tasks: int  # not done now
 
 
 class LoopLag:
@@ -48,5 +49,6 @@ class LoopLag:
         self._arm()
 
     def statistics(self) -> LagStatistics:
-        """The last measurement, and the worst of the last minute."""
-        return LagStatistics(lag_s=self._lags[-1] if self._lags else 0.0, worst_lag_s=max(self._lags, default=0.0))
+        """The last measurement, the worst of the last minute, and the tasks of this moment."""
+        last, worst = (self._lags[-1], max(self._lags)) if self._lags else (0.0, 0.0)
+        return LagStatistics(lag_s=last, worst_lag_s=worst, tasks=len(asyncio.all_tasks(self._loop)))

@@ -3,8 +3,8 @@
     python -m loadtest.scenarios.http_hostile --bootstrap 127.0.0.1:9092 [--requests 10000] [--at-once 20] [--seed 0]
 
 An honest client publishes all the while; each of its answers is looked for in Kafka at the end. The gateway must answer
-or close every connection, never with 500, write no traceback, and have its descriptors, connections, consumers and
-memory back.
+or close every connection, never with 500, write no traceback, and have its descriptors, tasks, connections, consumers
+and memory back. One client in ten asks for nothing bad, but leaves in the middle of a poll, a stream or an upload.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from loadtest.bench.http_client import Connection
 from loadtest.clients.http_damage import attack
+from loadtest.clients.http_departures import depart
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess, process_resident
 
@@ -45,12 +46,22 @@ GROWTH: Final = 48 * 1024 * 1024  # of memory, that large bodies may leave behin
 JSON_RECORDS: Final = "application/vnd.kafka.json.v2+json"
 BACK: Final = ("trivium_http_connections", "trivium_http_consumers_instances", "trivium_http_produce_active")
 """What must be 0 again."""
+TASKS: Final = "trivium_event_loop_tasks"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-POOLED: Final = 8  # descriptors that come with time and stay: connections to Kafka
+POOLED: Final = 8  # descriptors that come with time and stay: connections to Kafka, each with a task or two
+DEPARTS: Final = 10  # one client of so many
+
+
+class Figures(NamedTuple):
+    """What the gateway has: descriptors, tasks, bytes of memory."""
+
+    descriptors: int
+    tasks: int
+    resident: int
 
 
 class Outcome(NamedTuple):
-    """What came of it; descriptors and memory (bytes) after the warm-up and at the end."""
+    """What came of it; descriptors, tasks and memory (bytes) after the warm-up and at the end."""
 
     requests: int
     seconds: float
@@ -58,6 +69,7 @@ class Outcome(NamedTuple):
     honest: int
     lost: int
     descriptors: tuple[int, int]
+    tasks: tuple[int, int]
     resident: tuple[int, int]
     problems: list[str]
 
@@ -75,23 +87,22 @@ class Hostile:
         self._problems: list[str] = []
         self._honest = f"honest-{uuid.uuid4().hex[:8]}"
         self._target = f"target-{uuid.uuid4().hex[:8]}"
+        self._silent = f"silent-{uuid.uuid4().hex[:8]}"
         self._acknowledged: list[int] = []
 
     async def run(self) -> Outcome:
         """Attack, settle, count."""
         began = time.perf_counter()
-        for topic in (self._honest, self._target):
+        for topic in (self._honest, self._target, self._silent):
             await create_topic(self._gateway.kafka, topic, 1)
         first = int(self._requests * WARM_UP)
         async with asyncio.TaskGroup() as group:
             honest = group.create_task(self._publish())
             await self._attack(range(first))
-            await self._settled()
-            before = self._descriptors(), process_resident(self._gateway.pid)
+            before = await self._settled()
             await self._attack(range(first, self._requests))
             honest.cancel()
-        await self._settled()
-        after = self._descriptors(), process_resident(self._gateway.pid)
+        after = await self._settled(before)
         lost = await self._lost()
         self._judge(before, after, lost)
         return Outcome(
@@ -100,20 +111,23 @@ class Hostile:
             dict(sorted(self._statuses.items())),
             len(self._acknowledged),
             lost,
-            (before[0], after[0]),
-            (before[1], after[1]),
+            (before.descriptors, after.descriptors),
+            (before.tasks, after.tasks),
+            (before.resident, after.resident),
             self._problems,
         )
 
-    def _judge(self, before: tuple[int, int], after: tuple[int, int], lost: int) -> None:
+    def _judge(self, before: Figures, after: Figures, lost: int) -> None:
         if lost:
             self._problems.append(f"{lost} of {len(self._acknowledged)} records are not where they were said to be")
-        if after[0] > before[0] + POOLED:
-            self._problems.append(f"descriptors: {before[0]}, then {after[0]}")
-        if after[1] > before[1] + GROWTH:
-            self._problems.append(f"memory: {before[1]}, then {after[1]} bytes")
+        if after.descriptors > before.descriptors + POOLED:
+            self._problems.append(f"descriptors: {before.descriptors}, then {after.descriptors}")
+        if after.tasks > before.tasks + 2 * POOLED:
+            self._problems.append(f"tasks: {before.tasks}, then {after.tasks}")
+        if after.resident > before.resident + GROWTH:
+            self._problems.append(f"memory: {before.resident}, then {after.resident} bytes")
         log = self._gateway.log.read_text(errors="replace")
-        for word in ("Traceback", "request failed", "exception was never retrieved", "Task was destroyed"):
+        for word in ("Traceback", "request failed", "exception was never retrieved", "Task was destroyed", "Unclosed"):
             if word in log:
                 self._problems.append(f"the log says {word!r}: {log[log.index(word) - 500 :][:3000]}")
 
@@ -129,7 +143,12 @@ class Hostile:
                 group.create_task(work())
 
     async def _one(self, number: int) -> None:
-        pieces, ending = attack(random.Random(f"{self._seed}/{number}"), self._target)
+        chance = random.Random(f"{self._seed}/{number}")
+        if number % DEPARTS == 0:
+            way = await depart(chance, self._gateway.address("http"), self._target, self._silent)
+            self._statuses[f"left in mid-{way}"] += 1
+            return
+        pieces, ending = attack(chance, self._target)
         reader, writer = await asyncio.open_connection(*self._gateway.address("http"))
         answer = b""
         try:
@@ -188,8 +207,12 @@ class Hostile:
     def _descriptors(self) -> int:
         return len([*Path(f"/proc/{self._gateway.pid}/fd").iterdir()])
 
-    async def _settled(self) -> None:
-        """Wait until what the requests left behind has gone, but for the honest client's connection."""
+    async def _settled(self, before: Figures | None = None) -> Figures:
+        """Wait until what the requests left behind has gone, but for the honest client's connection.
+
+        Args:
+            before: so much there may be again, and what is pooled.
+        """
         until = time.perf_counter() + SETTLED_S
         connection = await Connection.open(self._gateway.address("management"))
         try:
@@ -199,11 +222,14 @@ class Hostile:
                     line.split()[0]: float(line.split()[1]) for line in text.splitlines() if not line.startswith("#")
                 }
                 left = {name: found[name] for name in BACK if found[name] > (not name.endswith("_instances"))}
+                figures = Figures(self._descriptors(), int(found[TASKS]), process_resident(self._gateway.pid))
+                if before is not None and figures.tasks > before.tasks + 2 * POOLED:
+                    left[TASKS] = figures.tasks
                 if not left:
-                    return
+                    return figures
                 if time.perf_counter() > until:
                     self._problems.append(f"left behind: {left}")
-                    return
+                    return figures
                 await asyncio.sleep(0.1)
         finally:
             connection.close()

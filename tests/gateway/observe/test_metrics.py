@@ -139,5 +139,9 @@ async def test_event_loop_lag() -> None:
         while lag.statistics().worst_lag_s < 0.05:  # noqa: ASYNC110 - the timer says when
             await asyncio.sleep(0.005)
     assert samples(metrics)["trivium_event_loop_worst_lag_seconds", ()] >= 0.05
+    before = samples(metrics)["trivium_event_loop_tasks", ()]
+    asleep = asyncio.create_task(asyncio.Event().wait())
+    assert samples(metrics)["trivium_event_loop_tasks", ()] == before + 1
+    asleep.cancel()
     lag.stop()
     lag.stop()

@@ -1,0 +1,76 @@
+"""Clients that leave while something of theirs runs: in the middle of a poll, of a stream, of an upload."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+import struct
+import uuid
+from typing import Final
+
+from loadtest.bench.http_client import CONTROL, END_OF_HEAD, LENGTH, request_head
+
+WAYS: Final = ("poll", "stream", "upload")
+LONG_MS: Final = 20_000  # what is asked for takes far longer than the client stays
+STAY_S: Final = 0.05  # at most, when it has begun
+ACCEPT: Final = "Accept: */*"
+LINE: Final = json.dumps({"key": "a2V5", "value": "dmFs"}).encode() + b"\n"
+
+
+async def depart(chance: random.Random, address: tuple[str, int], topic: str, silent: str) -> str:
+    """Begin something, be told that it has begun where the protocol says so, and leave.
+
+    Args:
+        chance: what it is, how long it takes and whether the connection is closed or reset.
+        address: of the gateway.
+        topic: what is uploaded goes there.
+        silent: a topic where nothing comes.
+
+    Returns:
+        Which of `WAYS` it was.
+    """
+    way = chance.choice(WAYS)
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        if way == "poll":
+            await _poll(reader, writer, silent)
+        elif way == "stream":
+            writer.write(request_head("GET", f"/topics/{silent}/stream", CONTROL, ACCEPT))
+            await reader.readuntil(END_OF_HEAD)  # it has begun
+        else:
+            media = "application/x-ndjson"
+            writer.write(request_head("POST", f"/topics/{topic}/records", media, "Transfer-Encoding: chunked"))
+            part = LINE * 5 + LINE[: chance.randrange(len(LINE))]
+            writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+        await asyncio.sleep(chance.random() * STAY_S)
+        if chance.random() < 0.5:
+            own = writer.get_extra_info("socket")
+            if own is not None:  # the gateway may have closed already
+                with contextlib.suppress(OSError):
+                    own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset
+    finally:
+        writer.close()
+    return way
+
+
+async def _poll(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, topic: str) -> None:
+    """A consumer of its own, that asks for records where there are none."""
+    group = f"gone-{uuid.uuid4().hex}"
+    path = f"/consumers/{group}/instances/one"
+    partition = {"partitions": [{"topic": topic, "partition": 0}]}
+    for at, value in (
+        (f"/consumers/{group}", {"name": "one", "auto.offset.reset": "latest"}),
+        (f"{path}/assignments", partition),
+        (f"{path}/positions/end", partition),
+    ):
+        body = json.dumps(value).encode()
+        writer.write(request_head("POST", at, CONTROL, f"Content-Length: {len(body)}") + body)
+        head = (await reader.readuntil(END_OF_HEAD)).lower()
+        if not head.startswith(b"http/1.1 20"):
+            raise RuntimeError(f"{at}: {head!r}")
+        length = head.partition(LENGTH)[2].partition(b"\r")[0]
+        await reader.readexactly(int(length or 0))
+    writer.write(request_head("GET", f"{path}/records?timeout={LONG_MS}", CONTROL, ACCEPT))
