@@ -84,7 +84,7 @@ def write(path: Path, text: str) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in a plugin's thread
             await asyncio.sleep(0.001)
 
@@ -263,7 +263,7 @@ async def test_one_check_for_many_at_once_and_the_loop_goes_on() -> None:
         ticking.cancel()
     assert {task.result() for task in tasks} == {Identity("ann", "password")}
     assert len(asked) == 2
-    assert ticks > 10
+    assert ticks > 4  # none, if the plugin held the loop
     await authenticator.stop()
 
 
@@ -286,10 +286,11 @@ async def test_failures_are_answered_late_and_later_each_time() -> None:
 
 async def test_a_delay_counts_from_the_beginning_of_the_attempt() -> None:
     clock = Clock()
-    authenticator = Authenticator(with_plugin(behaviour="block"), clock=time.monotonic, sleep=clock.sleep)
+    asked: list[Any] = []
+    authenticator = Authenticator(with_plugin(shared=asked), clock=lambda: 1000.0 + 0.3 * len(asked), sleep=clock.sleep)
     await authenticator.start()
     assert await authenticator.authenticate_password("ann", "guess", peer=PEER) is None
-    assert 0.0 < clock.pauses[0] <= 0.7  # 0.3 s of the second went by in the check
+    assert clock.pauses == [pytest.approx(0.7)]  # 0.3 s of the second went by in the check
     await authenticator.stop()
 
 

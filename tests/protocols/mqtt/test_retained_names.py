@@ -112,11 +112,11 @@ def test_a_look_up_among_a_hundred_thousand_names_does_not_look_at_all_of_them()
     for name in every:
         names.add(name)
     gc.collect()
-    started = time.perf_counter()
+    started = time.thread_time()
     for _ in range(100):
         assert names.match("site/17/machine/3/+") == ["site/17/machine/3/state", "site/17/machine/3/temperature"]
         assert len(names.match("site/+/machine/499/state")) == 100
-    few = (time.perf_counter() - started) / 100
-    started = time.perf_counter()
+    few = (time.thread_time() - started) / 100
+    started = time.thread_time()
     assert sum(matches(name, "site/+/machine/499/state") for name in every) == 100
-    assert few < (time.perf_counter() - started) / 10
+    assert few < (time.thread_time() - started) / 10

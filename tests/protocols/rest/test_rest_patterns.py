@@ -29,6 +29,6 @@ def test_what_is_no_such_expression_is_a_422(pattern: str) -> None:
 
 
 def test_no_pattern_takes_more_than_linear_time() -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     assert not TopicPattern("(a|a)*(a+)+b").matches("a" * 249)  # backtracking would not come to an end
-    assert time.perf_counter() - began < 5
+    assert time.thread_time() - began < 5
