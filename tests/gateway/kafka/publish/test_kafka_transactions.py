@@ -69,10 +69,12 @@ async def opened(kit: Any, bootstrap: str, *, limit: int = 4, **options: Any) ->
 
 async def visible(bootstrap: str, topic: str, count: int) -> list[Any]:
     """The first `count` committed records of a topic's only partition."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed")
+    # Not `seek_to_beginning`: a reset to the end that is on its way may come after it.
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
+    )
     async with consumer, asyncio.timeout(WAIT_S):
         consumer.assign([TopicPartition(topic, 0)])
-        await consumer.seek_to_beginning()
         return [await consumer.getone() for _ in range(count)]
 
 
