@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -225,6 +226,55 @@ def test_refusal_is_a_null_terminus_and_a_detach(make_server: Any, make_peer: An
     link.close()
     peer.run()
     assert server.engine.is_empty_of_links
+
+
+def test_a_refusal_ahead_of_our_open(make_server: Any, frames: Any) -> None:
+    """The peer pipelines (part 2.4.1): its attach is refused at once, and the answer stays whole until our open."""
+    server = make_server(limits=Limits(links_per_session=0))
+    server.answers = False
+    server.feed(frames.begin() + frames.attach(address="pipelined"))
+    server.connection.open((), ())
+    answers = conditions(server, frames)
+    assert [code for code, _ in answers] == [0x10, 0x11, 0x12, 0x16]
+    assert b"pipelined" in answers[2][1]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_connections_do_not_hear_of_each_other(make_server: Any, make_peer: Any, lost: bool) -> None:
+    """proton's collector is one for all: what one connection is told while others speak is its own."""
+    peers = []
+    for _ in range(3):
+        peer = make_peer(make_server(credit=50))
+        session = peer.open()
+        sender, receiver = session.sender("s"), session.receiver("r")
+        sender.open()
+        receiver.open()
+        receiver.flow(50)
+        peer.answer = Delivery.ACCEPTED
+        peer.run()
+        peers.append((peer, sender))
+    for number in range(20):
+        for peer, sender in peers:  # each says something and leaves it; only then they exchange bytes, in turn
+            server = peer.server
+            server.engine.send(server.links["r"], DATA, number)
+            for transfer in server.of(TransferReceived)[number - 1 :]:
+                server.engine.accept_deliveries(server.links["s"], [transfer.delivery])
+            sender.delivery(str(number))
+            sender.send(DATA)
+            sender.advance()
+        if lost and number == 10:
+            del peers[1], peer, sender, server  # with what it has said and nobody has read
+            gc.collect()
+        for peer, _ in reversed(peers):
+            peer.run()
+    for peer, _ in peers:
+        server = peer.server
+        assert peer.received == [DATA] * 20
+        assert [event.data for event in server.of(TransferReceived)] == [DATA] * 20
+        accepted = [event.delivery for event in server.of(DispositionReceived)]
+        assert accepted == list(range(20))
+        assert len(peer.outcomes) == 19
+        assert not server.of(ConnectionFailed)
 
 
 def test_what_attach_says(make_server: Any, make_peer: Any) -> None:
