@@ -133,10 +133,10 @@ async def test_nobody_answers_in_time(gateway: GatewayProcess, new_topic: Any) -
     topic = f"{await new_topic()}/mute"
     async with device(gateway, topic, lambda _: None) as mute, aiohttp.ClientSession() as http:
         began = time.monotonic()
-        async with http.post(url(gateway, topic, 300), data=b"?") as answer:
+        async with http.post(url(gateway, topic, 4000), data=b"?") as answer:  # enough to reach the device
             assert answer.status == 504
-            assert "300 ms" in (await answer.json(content_type=None))["message"]
-        assert time.monotonic() - began >= 0.3
+            assert "4000 ms" in (await answer.json(content_type=None))["message"]
+        assert time.monotonic() - began >= 4
         # Its answer comes too late, and somebody else's open request does not get it.
         await wait_until(lambda: mute.messages)
         late = await late_answers(gateway)

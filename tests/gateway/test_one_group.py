@@ -64,6 +64,12 @@ class HttpConsumer:
             assert answer.status == 200
             return await answer.json()
 
+    async def assigned(self) -> int:
+        """How many partitions it has."""
+        async with self._session.get(f"{self._url}/subscription") as answer:
+            shares = (await answer.json(content_type=None))["partitions"]
+        return sum(len(numbers) for share in shares for numbers in share.values())
+
     async def leave(self) -> None:
         async with self._session.delete(self._url, headers={"Content-Type": V2}) as answer:
             assert answer.status == 204
@@ -129,6 +135,9 @@ async def test_members_of_four_kinds(
         await mqtt.subscribe(Subscription(f"$share/{group}/{topic}/#", 1))
         amqp = await asyncio.to_thread(AmqpReceiver, gateway, f"{topic}/group.id/{group}")
         await wait_until(lambda: len(native.assignment()) == 1)
+        async with asyncio.timeout(30):
+            while await http.assigned() != 1:
+                await http.poll()
         assert await http.poll() == []
         for number in range(90):
             await producer.send(topic, b"%d" % number, b"k", partition=number % 3)
@@ -138,7 +147,7 @@ async def test_members_of_four_kinds(
         by_amqp = await receiving
         by_http: list[bytes] = []
         by_native: list[bytes] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while len(by_http) < 30:
                 by_http += [base64.b64decode(record["value"]) for record in await http.poll()]
             while len(by_native) < 30:
