@@ -383,7 +383,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             async with asyncio.timeout(STALL_S):
                 await self._woken.wait()
         except TimeoutError:
-            self._paused = True
+            self._paused = self._dispatch.demand <= 0  # who came with the end of the time does not wake us again
         while self._paused:
             # Polling goes on, so that errors of the group are seen; a new assignment begins unpaused.
             if assigned := consumer.assignment():
