@@ -44,7 +44,7 @@ class DemoProcess:
         )  # fmt: skip
         return self
 
-    async def read_until(self, start: str, limit_s: float = 120) -> str:
+    async def read_until(self, start: str, limit_s: float = 200) -> str:
         """The first line that starts so."""
         assert self.process.stdout is not None
         async with asyncio.timeout(limit_s):
@@ -65,7 +65,7 @@ class DemoProcess:
         if self.process.returncode is None:
             self.process.kill()
             await self.process.wait()
-        await wait_until(lambda: not marked_processes(), 40)
+        await wait_until(lambda: not marked_processes(), 90)  # they stop in order, whoever has gone
 
     @property
     def text(self) -> str:
@@ -73,7 +73,7 @@ class DemoProcess:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_two_runs_on_the_same_data_one_interrupted_and_one_judged(tmp_path: Path) -> None:
     first = await DemoProcess(tmp_path).start()
     try:
@@ -99,7 +99,7 @@ async def test_two_runs_on_the_same_data_one_interrupted_and_one_judged(tmp_path
 
     second = await DemoProcess(tmp_path, "--duration", "5").start()
     try:
-        assert await second.ended(150) == 0, second.text
+        assert await second.ended(240) == 0, second.text
         assert marked_processes() == []
         assert "Every reading is acknowledged and accounted for in Spark's results." in second.lines
         assert "\x1b" not in second.text
@@ -112,6 +112,7 @@ async def test_two_runs_on_the_same_data_one_interrupted_and_one_judged(tmp_path
         await second.kill()
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("environment", "named"),
     [
@@ -134,6 +135,7 @@ async def test_a_child_that_cannot_start_is_told_in_one_line(
         await demo.kill()
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 async def test_stopped_while_everything_starts(tmp_path: Path, number: signal.Signals) -> None:
     demo = await DemoProcess(tmp_path).start()
@@ -144,7 +146,7 @@ async def test_stopped_while_everything_starts(tmp_path: Path, number: signal.Si
         code = await demo.ended(60)
         if number is signal.SIGKILL:
             assert code == -signal.SIGKILL
-            await wait_until(lambda: not marked_processes(), 40)
+            await wait_until(lambda: not marked_processes(), 90)
         else:
             assert code == 0, demo.text
             assert marked_processes() == []
