@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import uuid
 from collections import Counter
 
@@ -94,10 +95,13 @@ async def test_commits_at_most_once_an_interval(readers, producer, new_topic, gr
     holder = await join(readers, group, [topic], readers.Holder(10))
     await fill(producer, topic, 2000, partitions=1)
     taken = 0
+    before = readers.groups.statistics()[0].commits
+    start = time.monotonic()
     while taken < 2000:
         taken += len(holder.settle())
         await asyncio.sleep(0)
-    assert readers.groups.statistics()[0].commits <= 3
+    commits = readers.groups.statistics()[0].commits - before
+    assert commits <= 1 + time.monotonic() - start  # the interval is a second
 
 
 async def test_what_a_leaving_outlet_holds_goes_to_the_others_at_once(readers, producer, new_topic, group) -> None:
@@ -141,7 +145,7 @@ async def test_the_last_outlet_leaves_the_group_to_others(readers, producer, new
         auto_offset_reset="earliest",
         enable_auto_commit=False,
     )
-    async with native, asyncio.timeout(5):  # not a session time-out later
+    async with native, asyncio.timeout(9):  # not a session time-out later, which is 10 s
         assert [(await native.getone()).offset for _ in range(6)] == [4, 5, 6, 7, 8, 9]
 
 
@@ -162,8 +166,8 @@ async def test_records_given_back_come_again_after_a_back_off(readers, producer,
         assert holder.got[-1] is second
         delays.append(clock() - start)
         start = clock()
-    assert 0.08 <= delays[0] < delays[1] < delays[2]
-    assert delays[2] >= 0.32
+    for delay, least in zip(delays, (0.08, 0.16, 0.32), strict=True):
+        assert delay >= least
     holder.membership.again(second, failed=False)
     await readers.wait_until(lambda: len(holder.got) == 7)
     assert holder.membership.attempts(second) == 3

@@ -12,6 +12,7 @@ from aiokafka.admin import NewPartitions, NewTopic, RecordsToDelete
 
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
+from tests.support.topics import until_led
 
 
 async def fill(producer: AIOKafkaProducer, topic: str, count: int, partitions: int = 3, size: int = 0) -> None:
@@ -69,6 +70,8 @@ async def test_a_later_watcher_of_a_watched_topic_gets_only_what_is_later(reader
 async def test_topics_come_and_go_while_records_flow(readers, producer, admin) -> None:
     names = [f"t-{uuid.uuid4().hex[:12]}" for _ in range(21)]
     await admin.create_topics([NewTopic(name, 3, 1) for name in names])
+    for name in names:
+        await until_led(admin, name)
     main = readers.Sink()
     await readers.tail.watch(names[0], readers.Fan(main))
     stored = 0
@@ -144,6 +147,8 @@ async def test_nothing_is_lost_doubled_or_reordered_however_room_comes_and_goes(
     chance = random.Random(seed)
     names = [f"t-{uuid.uuid4().hex[:12]}" for _ in range(3)]
     await admin.create_topics([NewTopic(name, 2, 1) for name in names])
+    for name in names:
+        await until_led(admin, name)
     sinks = [readers.Sink(chance.randrange(200)) for _ in range(6)]
     for name in names:
         await readers.tail.watch(name, readers.Fan(*sinks))
@@ -347,6 +352,7 @@ async def test_a_creator_is_asked_first(readers, admin) -> None:
 
     async def create(topic: str) -> None:
         await admin.create_topics([NewTopic(topic, 1, 1)])
+        await until_led(admin, topic)
 
     shell.lookup._ensure = create
     assert await shell.lookup.partitions(name) == (TopicPartition(name, 0),)
@@ -375,10 +381,10 @@ async def test_acknowledgements_are_not_starved_by_a_flood(readers, producer, ne
     sinks = [readers.Sink() for _ in range(20)]
     await readers.tail.watch(topic, readers.Fan(*sinks))
     await fill(producer, topic, 10_000)
-    worst, last = 0.0, time.monotonic()
+    worst, last = 0.0, time.thread_time()  # not the time in which other processes have the machine
     while len(sinks[0].got) < 10_000:
         await asyncio.sleep(0)
-        now = time.monotonic()
+        now = time.thread_time()
         worst, last = max(worst, now - last), now
     assert worst < 0.25  # 10,000 records x 20 outlets in one go would take longer
     for sink in sinks:
