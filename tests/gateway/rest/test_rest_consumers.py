@@ -14,14 +14,13 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from .conftest import CONTROL, JSON_RECORDS, Gateway, ask, running_gateway, until
 
-ACCEPT = {"Accept": "application/vnd.kafka.json.v2+json"}
-
 
 class Consumer:
     """A consumer instance of a test."""
 
-    def __init__(self, session: aiohttp.ClientSession, group: str, name: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, group: str, name: str, embedded: str = "json") -> None:
         self.session = session
+        self.accept = {"Accept": f"application/vnd.kafka.{embedded}.v2+json"}
         self.group = group
         self.path = f"/consumers/{group}/instances/{name}"
 
@@ -30,7 +29,7 @@ class Consumer:
         return await ask(self.session, "POST", f"{self.path}/{what}", body, headers=headers)
 
     async def poll(self, **query: int) -> Any:
-        return await ask(self.session, "GET", f"{self.path}/records", params=query, headers=ACCEPT)
+        return await ask(self.session, "GET", f"{self.path}/records", params=query, headers=self.accept)
 
     async def read(self, count: int, **query: int) -> list[Any]:
         """Poll until `count` records came."""
@@ -54,7 +53,7 @@ async def new_consumer(http: aiohttp.ClientSession, *topics: str, group: str = "
     body = {"format": "json", "auto.offset.reset": "earliest", "enable.auto.commit": False, **settings}
     status, created = await ask(http, "POST", f"/consumers/{group}", body, headers=CONTROL)
     assert status == 200
-    consumer = Consumer(http, group, created["instance_id"])
+    consumer = Consumer(http, group, created["instance_id"], body["format"])
     if topics:
         assert await consumer.post("subscription", {"topics": list(topics)}) == (204, None)
     return consumer
@@ -144,15 +143,35 @@ async def test_a_long_poll_returns_with_the_first_record(
     assert time.monotonic() - began >= 0.2
 
 
-@pytest.mark.parametrize("limit", [0, 1, 300, 700, 10_000])
+def as_json(value: str) -> str:
+    return value
+
+
+def as_text(value: str) -> str:
+    return f'"{value}"'
+
+
+def as_binary(value: str) -> str:
+    return base64.b64encode(as_text(value).encode()).decode()
+
+
+SEEN: dict[str, Callable[[str], str]] = {"json": as_json, "text": as_text, "binary": as_binary}
+
+
+@pytest.mark.parametrize(
+    ("embedded", "limit"),
+    [*(("json", limit) for limit in (0, 1, 300, 700, 10_000, 10**9)), ("text", 1), ("text", 700), ("binary", 1),
+     ("binary", 700)],
+)  # fmt: skip
 async def test_any_max_bytes_delivers_every_record_once(
-    http: aiohttp.ClientSession, make: Make, new_topic: Any, limit: int
+    http: aiohttp.ClientSession, make: Make, new_topic: Any, embedded: str, limit: int
 ) -> None:
     topic = await new_topic(partitions=2)
     values = ["x" * (number * 37 % 400) + str(number) for number in range(30)]
     await send(http, topic, *values[:15], partition=0)
     await send(http, topic, *values[15:], partition=1)
-    consumer = await make(topic)
+    values = [SEEN[embedded](value) for value in values]
+    consumer = await make(topic, format=embedded)
     records = await consumer.read(30, max_bytes=limit)
     for number, expected in ((0, values[:15]), (1, values[15:])):
         assert [record["value"] for record in records if record["partition"] == number] == expected
