@@ -8,7 +8,7 @@ adding one to what was settled last.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 
 class UntrackedOffsetError(ValueError):
@@ -58,6 +58,25 @@ class Checkpoint:
         last = order.popleft()
         while order and order[0] not in still_open:
             last = order.popleft()
+        self._committable = last + 1
+        return self._committable
+
+    def settle_all(self, offsets: Sequence[int]) -> int | None:
+        """As `settle` for each of different offsets, at once.
+
+        Raises:
+            UntrackedOffsetError: one of them is not outstanding; nothing was changed.
+        """
+        still_open = self._open
+        if not still_open.issuperset(offsets):
+            raise UntrackedOffsetError(f"not all of the offsets {offsets[:3]}... are outstanding")
+        still_open.difference_update(offsets)
+        order = self._order
+        last: int | None = None
+        while order and order[0] not in still_open:
+            last = order.popleft()
+        if last is None:
+            return None
         self._committable = last + 1
         return self._committable
 

@@ -58,18 +58,19 @@ _KEY: Final = primitives.symbol("x-opt-bridge.key")
 _AFTER_PARTITION: Final = primitives.symbol("x-opt-bridge.offset") + b"\x81"
 _AFTER_OFFSET: Final = primitives.symbol("x-opt-sequence-number") + b"\x81"
 _AFTER_SEQUENCE: Final = primitives.symbol("x-opt-enqueued-time") + b"\x83"
-_DATA: Final = b"\x00\x53\x75\xa0"
-_BYTES: Final = tuple(bytes((byte,)) for byte in range(256))
+_SHORT_DATA: Final = tuple(b"\x00\x53\x75\xa0" + bytes((size,)) for size in range(256))
+"""A Data section before its bytes, by their number."""
 DEAD_LETTER_ANNOTATION: Final = "x-opt-dead-letter-"
 _EVENT_HUBS_OFFSET: Final = primitives.symbol("x-opt-offset") + b"\xa1"
 _PLACE: Final = Struct(f">q{len(_AFTER_OFFSET)}sq{len(_AFTER_SEQUENCE)}sq{len(_EVENT_HUBS_OFFSET)}sB")
+_pack_place: Final = _PLACE.pack
 _ANNOTATIONS: Final = b"\x00\x53\x72\xd1"
 _ANNOTATIONS_HEAD: Final = Struct(">4sII")
 _KEY_NULL: Final = _KEY + primitives.NULL
 _FEW: Final = 3  # headers that are looked up together
 _REMEMBERED: Final = 4096
 _REMEMBERED_BYTES: Final = 100  # of a key, and of each header
-_encoded_keys: Final[dict[bytes, bytes]] = {}
+_key_items: Final[dict[bytes, bytes]] = {}
 _known_headers: Final[dict[tuple[Header, ...], bytes]] = {}
 """Who sends many records gives them few keys and headers."""
 _SPECIAL: Final = frozenset({AMQP_SECTIONS, AMQP_BODY, EXPIRY, DEAD_LETTER_TOPIC})
@@ -107,8 +108,23 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
         if known is None:
             known = _few_headers(headers)
         if known is not None:
-            annotations = _annotations(record, b"", False, ())
-            return b"".join((PLAIN_HEADER, annotations, known, _DATA, _BYTES[len(value)], value))
+            offset, key = record.offset, record.key
+            number = b"%d" % offset
+            last = _KEY_NULL if key is None else _key_item(key)
+            return b"".join(
+                (
+                    _front(record.topic, record.partition, _PLACE.size + len(number) + len(last)),
+                    _pack_place(
+                        offset, _AFTER_OFFSET, offset, _AFTER_SEQUENCE, record.timestamp, _EVENT_HUBS_OFFSET,
+                        len(number),
+                    ),
+                    number,
+                    last,
+                    known,
+                    _SHORT_DATA[len(value)],
+                    value,
+                )
+            )  # fmt: skip
     sidecar: _Sidecar | None = None
     form: bytes | None = None
     ttl: int | None = None
@@ -136,7 +152,7 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
         bare = _from_headers(headers) if headers else b""
         kept, footer, exact = b"", b"", None
     if value is not None and form is None and len(value) < 256:
-        body = b"".join((_DATA, _BYTES[len(value)], value))
+        body = _SHORT_DATA[len(value)] + value
     else:
         body = amqp_body.from_value(value, form, exact)
     tombstone = value is None and form != b"v:null"
@@ -159,15 +175,22 @@ def _partition_head(topic: str, partition: int) -> bytes:
     return _TOPIC + primitives.string(topic) + _PARTITION + primitives.integer(partition) + _AFTER_PARTITION
 
 
-def _encoded_key(key: bytes) -> bytes:
-    encoded = _encoded_keys.get(key)
-    if encoded is None:
-        encoded = text_or_binary(key)
+@functools.lru_cache(maxsize=4096)
+def _front(topic: str, partition: int, rest: int) -> bytes:
+    """What stands before the offset in a message with no annotations but ours, of which `rest` bytes follow."""
+    head = _partition_head(topic, partition)
+    return PLAIN_HEADER + _ANNOTATIONS_HEAD.pack(_ANNOTATIONS, len(head) + rest + 4, 2 * _COORDINATES) + head
+
+
+def _key_item(key: bytes) -> bytes:
+    item = _key_items.get(key)
+    if item is None:
+        item = _KEY + text_or_binary(key)
         if len(key) <= _REMEMBERED_BYTES:
-            if len(_encoded_keys) >= _REMEMBERED:
-                _encoded_keys.clear()
-            _encoded_keys[key] = encoded
-    return encoded
+            if len(_key_items) >= _REMEMBERED:
+                _key_items.clear()
+            _key_items[key] = item
+    return item
 
 
 def _few_headers(headers: tuple[Header, ...]) -> bytes | None:
@@ -189,16 +212,13 @@ def _annotations(record: Received, kept: bytes, tombstone: bool, origin: tuple[b
     items = b"".join(
         (
             _partition_head(record.topic, record.partition),
-            _PLACE.pack(
+            _pack_place(
                 offset, _AFTER_OFFSET, offset, _AFTER_SEQUENCE, record.timestamp, _EVENT_HUBS_OFFSET, len(number)
             ),
             number,
-            _KEY_NULL if key is None else _KEY,
-            b"" if key is None else _encoded_key(key),
+            _KEY_NULL if key is None else _key_item(key),
         )
     )
-    if not (tombstone or kept or origin):
-        return _ANNOTATIONS_HEAD.pack(_ANNOTATIONS, len(items) + 4, 2 * _COORDINATES) + items
     if tombstone:
         items += TOMBSTONE
     count = 2 * (_COORDINATES + tombstone)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.amqp.addresses import path_of
@@ -183,6 +183,11 @@ class Seat:
     def done(self, record: Received) -> None:
         """The record is settled."""
         self._held.pop(id(record), None)
+
+    def done_all(self, records: Sequence[Received]) -> None:
+        """As `done` for each."""
+        for record in records:
+            self._held.pop(id(record), None)
 
     def again(self, record: Received, *, failed: bool = True) -> None:
         """The record is not settled."""

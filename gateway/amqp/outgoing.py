@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -182,11 +182,19 @@ class OutgoingLink:
         if credit > 0:
             self.wake()
 
+    def accepted(self, records: Sequence[Received]) -> None:
+        """The peer has accepted records that were sent unsettled."""
+        was_full = self._is_full
+        self.unsettled -= len(records)
+        if self._membership is not None:
+            self._membership.done_all(records)
+        if self._waits or was_full:
+            self.wake()
+
     def disposition(self, record: Received, state: State | None) -> None:
-        """The outcome of a record that was sent unsettled."""
-        services = self._session.services
-        counts = services.counts
-        was_full = self.unsettled >= services.config.max_unsettled  # then nobody asks any more
+        """Another outcome of a record that was sent unsettled, or one that a transaction has applied."""
+        counts = self._session.services.counts
+        was_full = self._is_full
         self.unsettled -= 1
         membership = self._membership
         code = outcomes.RELEASED if state is None else state.code
@@ -203,6 +211,11 @@ class OutgoingLink:
                 self._refused(membership, record, state)
         if self._waits or was_full:
             self.wake()
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether so much is unsettled that nobody asks any more."""
+        return self.unsettled >= self._session.services.config.max_unsettled
 
     @property
     def in_group(self) -> bool:

@@ -38,6 +38,7 @@ from protocols.amqp.engine import Engine
 from protocols.amqp.events import (
     ConnectionOpened,
     CreditChanged,
+    DeliveriesAccepted,
     DispositionReceived,
     LinkDetached,
     LinkRequested,
@@ -154,7 +155,9 @@ class AmqpSession:
                     touched.append(incoming)
                 continue
             position += 1
-            if kind is DispositionReceived:
+            if kind is DeliveriesAccepted:
+                event.link.context.accepted(event.deliveries)
+            elif kind is DispositionReceived:
                 event.link.context.disposition(event.delivery, event.state)
             elif kind is SaslInitReceived or kind is SaslResponseReceived:
                 waiting = self._log_in(event)  # nothing follows before the outcome
@@ -243,7 +246,7 @@ class AmqpSession:
         if self._written >= WRITE_NOW:
             self._written = 0
             self.pump.flush()
-        else:
+        elif not self.pump.flushing:
             self.pump.flush_soon()
 
     def flush_soon(self) -> None:

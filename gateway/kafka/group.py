@@ -9,7 +9,7 @@ await membership.leave()
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Literal
 from weakref import WeakValueDictionary
 
@@ -64,6 +64,10 @@ class Membership:
             record: the very object that was offered.
         """
         self._dispatch.done(self._member, record)
+
+    def done_all(self, records: Sequence[Received]) -> None:
+        """As `done` for each, in this order."""
+        self._dispatch.done_all(self._member, records)
 
     def again(self, record: Received, *, failed: bool = True, at_once: bool = False) -> None:
         """The record is not settled: offer it again, to any outlet of the group, after a back-off.

@@ -196,6 +196,26 @@ class Dispatch:
         if delivery is not None:
             self._finish(delivery.part, record.offset)
 
+    def done_all(self, member: Member, records: Sequence[Received]) -> None:
+        """Records are settled."""
+        held = member.held
+        run: list[int] = []  # offsets of one partition
+        part: Part | None = None
+        for record in records:
+            delivery = held.pop(id(record), None)
+            if delivery is None:
+                self.late += 1
+                continue
+            if delivery.part is not part:
+                if part is not None:
+                    self._finish_all(part, run)
+                part, run = delivery.part, []
+            run.append(record.offset)
+        if part is not None:
+            self._finish_all(part, run)
+            if self.suspended:
+                self.returned.set()
+
     def again(self, member: Member, record: Received, *, failed: bool, at_once: bool = False) -> None:
         """A record is given back: offer it again after its back-off, or before all others."""
         delivery = self._owned(member, record)
@@ -280,6 +300,13 @@ class Dispatch:
                 return
             del copies[offset]
         if part.checkpoint.settle(offset) is not None and not self.progress.is_set():
+            self.progress.set()
+
+    def _finish_all(self, part: Part, offsets: Sequence[int]) -> None:
+        if part.copies:
+            for offset in offsets:
+                self._finish(part, offset)
+        elif part.checkpoint.settle_all(offsets) is not None:
             self.progress.set()
 
     # Records.

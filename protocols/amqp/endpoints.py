@@ -26,7 +26,6 @@ from protocols.amqp.primitives import DecodeError, Pairs
 from protocols.connection import ConnectionClosed, ConnectionFailed
 
 _event_link, _event_session, _event_type = lib.pn_event_link, lib.pn_event_session, lib.pn_event_type
-_delivery_link = lib.pn_delivery_link
 
 
 LEAST_IDLE_MS: Final = 100  # of a peer's idle time-out
@@ -76,7 +75,7 @@ class Endpoints:
         lib.pn_transport_bind(io, conn)
         self._links: dict[Any, Link] = {}
         self._sessions: list[Session] = []  # few, and looked for rarely: a dict takes thrice as much
-        self._sent: dict[Any, Any] = {}  # delivery -> the token of its sender
+        self._sent: dict[Any, tuple[Link, Any]] = {}  # delivery -> its link and the token of its sender
         self._stalled: list[Link] = []
         self._untidy: list[Link] = []  # were answered, or are finished and nothing of them is held
         self._ended: list[Session] = []
@@ -363,8 +362,7 @@ class Endpoints:
         """The outcomes of what was sent on `link` will not come any more."""
         if not link.incoming and link.held:
             link.held = 0
-            handle = link.handle
-            self._sent = {key: token for key, token in self._sent.items() if _delivery_link(key) != handle}
+            self._sent = {delivery: sent for delivery, sent in self._sent.items() if sent[0] is not link}
 
     def _finish(self, link: Link) -> None:
         """Both sides have detached: the memory goes as soon as no delivery of it is held."""

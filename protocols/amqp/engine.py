@@ -16,6 +16,7 @@ from typing import Any, Final
 from protocols.amqp import native, outcomes
 from protocols.amqp.events import (
     CreditChanged,
+    DeliveriesAccepted,
     DispositionReceived,
     TransactionalTransfer,
     TransferAborted,
@@ -191,7 +192,7 @@ class Engine(Transacting):
         if token is None:
             _settle(delivery)
         else:
-            self._sent[delivery] = token
+            self._sent[delivery] = (link, token)
             link.held += 1
 
     def drained(self, link: Link) -> None:
@@ -204,13 +205,32 @@ class Engine(Transacting):
     def _process(self, events: list[Any]) -> None:
         collector = native.EVENTS
         handlers = _HANDLERS
+        accepting: Link | None = None  # whose run of accepted deliveries the last event is
+        accepted: list[Any] = []
         while event := _peek(collector):
             kind = _event_type(event)
             if self.over:
                 pass  # the last event was given
             elif kind == _DELIVERY:
-                self._on_delivery(_event_delivery(event), events)
+                delivery = _event_delivery(event)
+                sent = None
+                if self._sent and _remote_state(delivery) == _ACCEPTED:
+                    sent = self._sent.pop(delivery, None)
+                if sent is None:
+                    accepting = None
+                    self._on_delivery(delivery, events)
+                else:
+                    # Settled here and at once: proton reuses the handle, and a second disposition may already be
+                    # queued.
+                    _settle(delivery)
+                    link, token = sent
+                    link.held -= 1
+                    if link is not accepting:
+                        accepting, accepted = link, []
+                        events.append(DeliveriesAccepted(link, accepted))
+                    accepted.append(token)
             else:
+                accepting = None
                 handler = handlers.get(kind)
                 if handler is not None:
                     handler(self, event, events)
@@ -305,22 +325,21 @@ class Engine(Transacting):
             events.append(TransferReceived(link, token, bytes(parts)))
 
     def _on_disposition(self, link: Link, delivery: Any, events: list[Any]) -> None:
+        """An outcome that is not `accepted`, which `_process` takes by itself, or one that was heard before."""
         code = _remote_state(delivery)
         settled = bool(_remote_settled(delivery))
-        if code != _ACCEPTED:
-            if code == TRANSACTIONAL_STATE:
-                self._on_retirement(link, delivery, settled, events)
-                return
-            if not settled and code not in _TERMINAL:
-                return
-        token = self._sent.pop(delivery, None)
-        if token is None:
+        if code == TRANSACTIONAL_STATE:
+            self._on_retirement(link, delivery, settled, events)
             return
-        # Settled here and at once: proton reuses the handle, and a second disposition may already be queued.
-        state: State | None = outcomes.STATE_ACCEPTED if code == _ACCEPTED else self._read_state(delivery, code)
+        if not settled and code not in _TERMINAL:
+            return
+        sent = self._sent.pop(delivery, None)
+        if sent is None:
+            return
+        state = self._read_state(delivery, code)
         link.held -= 1
-        _settle(delivery)
-        events.append(DispositionReceived(link, token, state, settled))
+        _settle(delivery)  # at once, as in `_process`
+        events.append(DispositionReceived(link, sent[1], state, settled))
 
     def _read_state(self, delivery: Any, code: int) -> State | None:
         remote = lib.pn_delivery_remote(delivery)

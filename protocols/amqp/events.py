@@ -103,8 +103,20 @@ class TransferAborted(msgspec.Struct, frozen=True, gc=False):
     link: Link
 
 
+class DeliveriesAccepted(msgspec.Struct, frozen=True, gc=False):
+    """The peer accepted deliveries of ours, one after the other or in a range (part 2.7.6).
+
+    Attributes:
+        link: on which we sent them.
+        deliveries: the tokens that `send` was given, in the peer's order.
+    """
+
+    link: Link
+    deliveries: list[Any]
+
+
 class DispositionReceived(msgspec.Struct, frozen=True, gc=False):
-    """The peer's word on a delivery of ours; its state is terminal, or it is settled.
+    """The peer's word on a delivery of ours that it did not accept; its state is terminal, or it is settled.
 
     Attributes:
         link: on which we sent it.

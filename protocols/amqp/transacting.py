@@ -62,9 +62,10 @@ class Transacting(Endpoints):
 
     def _on_retirement(self, link: Link, delivery: Any, settled: bool, events: list[Any]) -> None:
         """The peer gives a delivery of ours an outcome within a transaction."""
-        token = self._sent.get(delivery)
-        if token is None:
+        sent = self._sent.get(delivery)
+        if sent is None:
             return
+        token = sent[1]
         try:
             txn_id, state = self._read_txn(delivery)
         except DecodeError as error:

@@ -101,3 +101,33 @@ def test_what_would_be_settled_is_foretold(data: st.DataObject) -> None:
     for offset in more:
         checkpoint.settle(offset)
     assert checkpoint.committable == foretold
+
+
+@given(st.data())
+def test_many_are_settled_as_one_by_one(data: st.DataObject) -> None:
+    offsets = data.draw(OFFSETS)
+    order = data.draw(st.permutations(offsets))
+    together, alone = Checkpoint(), Checkpoint()
+    for offset in offsets:
+        together.track(offset)
+        alone.track(offset)
+    while order:
+        size = data.draw(st.integers(1, len(order)))
+        run, order = order[:size], order[size:]
+        told = [commit for offset in run if (commit := alone.settle(offset)) is not None]
+        assert together.settle_all(run) == (told[-1] if told else None)
+        assert (together.committable, together.span) == (alone.committable, alone.span)
+        assert together.outstanding == len(order)
+
+
+@pytest.mark.parametrize("wrong", [[3, 5], [3, 4], [8]])
+def test_many_are_settled_all_or_none(wrong: list[int]) -> None:
+    checkpoint = Checkpoint()
+    for offset in (3, 4, 7):
+        checkpoint.track(offset)
+    assert checkpoint.settle(4) is None
+    with pytest.raises(UntrackedOffsetError):
+        checkpoint.settle_all(wrong)
+    assert (checkpoint.committable, checkpoint.outstanding, checkpoint.span) == (None, 2, 3)
+    assert checkpoint.settle_all([]) is None
+    assert checkpoint.settle_all([7, 3]) == 8

@@ -12,6 +12,7 @@ from protocols.amqp import outcomes
 from protocols.amqp.endpoints import Limits
 from protocols.amqp.events import (
     CreditChanged,
+    DeliveriesAccepted,
     DispositionReceived,
     LinkDetached,
     LinkRequested,
@@ -271,7 +272,7 @@ def test_connections_do_not_hear_of_each_other(make_server: Any, make_peer: Any,
         server = peer.server
         assert peer.received == [DATA] * 20
         assert [event.data for event in server.of(TransferReceived)] == [DATA] * 20
-        accepted = [event.delivery for event in server.of(DispositionReceived)]
+        accepted = [token for event in server.of(DeliveriesAccepted) for token in event.deliveries]
         assert accepted == list(range(20))
         assert len(peer.outcomes) == 19
         assert not server.of(ConnectionFailed)
@@ -381,8 +382,9 @@ def test_sending_and_outcomes(make_server: Any, make_peer: Any) -> None:
         server.engine.send(link, DATA, f"token {number}")
         peer.run()
     found = [(event.delivery, event.state.code) for event in server.of(DispositionReceived)]
+    (accepted,) = server.of(DeliveriesAccepted)
+    assert (accepted.link, accepted.deliveries) == (link, ["token 0"])
     assert found == [
-        ("token 0", outcomes.ACCEPTED),
         ("token 1", outcomes.RELEASED),
         ("token 2", outcomes.REJECTED),
         ("token 3", outcomes.MODIFIED),
@@ -392,8 +394,45 @@ def test_sending_and_outcomes(make_server: Any, make_peer: Any) -> None:
     assert server.engine.credit_of(link) == 1
     server.engine.send(link, DATA, None)  # settled: no outcome comes
     peer.run()
-    assert len(server.of(DispositionReceived)) == 4
+    assert len(server.of(DeliveriesAccepted) + server.of(DispositionReceived)) == 4
     assert server.engine.credit_of(link) == 0
+
+
+def test_what_is_accepted_in_a_row_is_one_event_for_each_link(make_server: Any, make_peer: Any) -> None:
+    server, peer, first = open_receiver(make_server, make_peer, 10)
+    second = first.session.receiver("s")
+    second.source.address = "t"
+    second.open()
+    second.flow(10)
+    peer.run()
+    for number, name in enumerate("rrrsrrsr"):
+        server.engine.send(server.links[name], DATA, number)
+    peer.run()
+    for number, delivery in enumerate(peer.deliveries):
+        delivery.update(Delivery.RELEASED if number == 5 else Delivery.ACCEPTED)
+        delivery.settle()
+    peer.run()
+    told = [
+        (event.link.name, event.deliveries if isinstance(event, DeliveriesAccepted) else event.delivery)
+        for event in server.events
+        if isinstance(event, DeliveriesAccepted | DispositionReceived)
+    ]
+    assert told == [("r", [0, 1, 2]), ("s", [3]), ("r", [4]), ("r", 5), ("s", [6]), ("r", [7])]
+    assert [link.held for link in server.links.values()] == [0, 0]
+    assert not server.engine._sent
+
+
+def test_a_range_of_deliveries_is_accepted_by_one_disposition(make_server: Any, make_peer: Any, frames: Any) -> None:
+    server, _, _ = open_receiver(make_server, make_peer, 10)
+    for number in range(6):
+        server.engine.send(server.links["r"], DATA, number)
+    server.connection.data_to_send()
+    for first, last in ((1, 3), (0, 4), (4, 5), (5, 9)):  # what is heard twice, or was never sent, means nothing
+        accepted = (frames.TRUE, frames.uint(first), frames.uint(last), frames.TRUE, b"\x00\x53\x24\x45")
+        server.feed(frames.frame(frames.performative(0x15, *accepted)))
+    runs = [event.deliveries for event in server.of(DeliveriesAccepted)]
+    assert runs[0] == [1, 2, 3]
+    assert [number for run in runs for number in run] == [1, 2, 3, 0, 4, 5]
 
 
 def test_a_state_then_a_settlement_is_one_outcome(make_server: Any, make_peer: Any) -> None:
@@ -411,7 +450,9 @@ def test_a_state_then_a_settlement_is_one_outcome(make_server: Any, make_peer: A
     peer.run()
     current.settle()
     peer.run()
-    assert len(server.of(DispositionReceived)) == 1
+    (accepted,) = server.of(DeliveriesAccepted)
+    assert accepted.deliveries == ["token"]
+    assert not server.of(DispositionReceived)
 
 
 @pytest.mark.clause("AMQP-2.6.7")

@@ -321,6 +321,32 @@ def test_whose_partition_a_held_record_is_of(world: World) -> None:
     assert world.dispatch.part_of(sink.member, second) is None
 
 
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_what_is_settled_together_is_as_settled_one_by_one(data: st.DataObject) -> None:
+    keys = data.draw(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["", "a", "b", "ab"])), max_size=30))
+    runs = data.draw(st.lists(st.lists(st.integers(0, 29), unique=True, max_size=10), max_size=5))
+    found = []
+    for together in (True, False):
+        world = World(partitions=2)
+        sinks = [world.join(Sink(), "a"), world.join(Sink(), "b"), world.join(Sink())]
+        for partition, key in keys:
+            world.read(key, partition=partition)
+        states = []
+        for sink in sinks:
+            for run in runs:
+                records = [sink.got[place] for place in run if place < len(sink.got)]
+                if together:
+                    world.dispatch.done_all(sink.member, records)
+                else:
+                    for record in records:
+                        world.dispatch.done(sink.member, record)
+                parts = [(part.committable, part.checkpoint.outstanding) for part in world.parts]
+                states.append((parts, world.dispatch.late, world.dispatch.held, world.dispatch.progress.is_set()))
+        found.append(states)
+    assert found[0] == found[1]
+
+
 async def test_what_is_given_back_comes_again_later(world: World) -> None:
     one = world.join(Sink(), "a")
     world.read("a")
