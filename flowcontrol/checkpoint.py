@@ -25,17 +25,19 @@ class Checkpoint:
         self._open: set[int] = set()  # the part of it that is not settled
         self._committable: int | None = None
 
-    def track(self, offset: int) -> None:
-        """Add `offset`, which must lie above everything tracked before.
+    def track(self, *offsets: int) -> None:
+        """Add offsets, each of which must lie above everything tracked before.
 
         Raises:
-            ValueError: it does not; the caller has mixed up its reads.
+            ValueError: one does not, and none was added; the caller has mixed up its reads.
         """
         floor = self._order[-1] if self._order else (self._committable or 0) - 1
-        if offset <= floor:
-            raise ValueError(f"offset {offset} tracked after {floor}")
-        self._order.append(offset)
-        self._open.add(offset)
+        for offset in offsets:
+            if offset <= floor:
+                raise ValueError(f"offset {offset} tracked after {floor}")
+            floor = offset
+        self._order.extend(offsets)
+        self._open.update(offsets)
 
     def settle(self, offset: int) -> int | None:
         """Settle one offset.

@@ -311,10 +311,18 @@ class Dispatch:
 
     # Records.
 
-    def take(self, record: Received, part: Part) -> None:
-        """A record was read."""
-        part.checkpoint.track(record.offset)
-        self._sort(record, part, (0, 0))
+    def take(self, records: Sequence[Received], part: Part) -> None:
+        """Records of a partition were read."""
+        part.checkpoint.track(*[record.offset for record in records])
+        pool = self._whole.get(part.partition.topic) if not self._chosen else None
+        if pool is None:
+            for record in records:
+                self._sort(record, part, (0, 0))
+        elif records:
+            pool.ready.extend([Delivery(record, part, pool) for record in records])
+            self._busy[pool] = None
+            self._waiting += len(records)
+            self._waiting_bytes += sum([len(record.value or b"") for record in records])
 
     def _sort(self, record: Received, part: Part, tries: Tries) -> None:
         """Queue a record for everybody who is to get it."""
@@ -323,9 +331,7 @@ class Dispatch:
             if len(pools) > 1:
                 part.copies[record.offset] = len(pools)
             for pool in pools:
-                delivery = Delivery(record, part, pool)
-                delivery.attempts, delivery.failures = tries
-                self._enqueue(delivery)
+                self._enqueue(Delivery(record, part, pool, *tries))
         elif record.topic in self.topics:
             self.unwanted += 1
             self._finish(part, record.offset)
@@ -385,14 +391,17 @@ class Dispatch:
         ready = pool.ready
         passed: list[Delivery] = []
         while ready and not self.suspended:
-            member = self._choose(pool, ready[0])
+            delivery = ready[0]
+            member = delivery.part.home if pool.keeps else None
+            if member is None or member.full or member in delivery.declined:
+                member = self._choose(pool, delivery)
             if member is None:
-                if self._may_be_wanted(pool, ready[0], ready[0].declined):
-                    if not self._has_room(pool, ready[0]):
+                if self._may_be_wanted(pool, delivery, delivery.declined):
+                    if not self._has_room(pool, delivery):
                         break
                     passed.append(self._dequeue(pool))  # for members without room; others may want what follows
                     continue
-                delivery = self._dequeue(pool)
+                self._dequeue(pool)
                 if delivery.kept:
                     delivery.declined = ()
                     self._delay(delivery)
@@ -400,7 +409,7 @@ class Dispatch:
                 self.unwanted += 1
                 self._finish(delivery.part, delivery.record.offset)
                 continue
-            delivery = self._dequeue(pool)
+            self._dequeue(pool)
             record = delivery.record
             member.held[id(record)] = delivery  # before the offer: the outlet may settle from within
             if not member.outlet.offer_nowait(record):
@@ -420,11 +429,8 @@ class Dispatch:
         return others is not None and bool(others.free)
 
     def _choose(self, pool: Pool, delivery: Delivery) -> Member | None:
+        """Whose turn it is, where the partition has no home with room."""
         declined = delivery.declined
-        if pool.keeps:
-            home = delivery.part.home
-            if home is not None and not home.full and home not in declined:
-                return home
         member = pool.next(declined)
         others = self._helpers(pool, delivery)
         if others is not None:

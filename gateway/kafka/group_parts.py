@@ -36,20 +36,17 @@ class Interest(NamedTuple):
     name: Hashable
 
 
-class Delivery:
+class Delivery(msgspec.Struct, eq=False):
     """A record for one pool, not settled: with a member, ready for one, or waiting for its next attempt."""
 
-    __slots__ = ("attempts", "declined", "failures", "kept", "part", "pool", "record", "returns")
-
-    def __init__(self, record: Received, part: Part, pool: Pool) -> None:
-        self.record = record
-        self.part = part
-        self.pool = pool
-        self.attempts = 0  # that came back
-        self.failures = 0  # of these
-        self.returns = 0  # with a back-off, which grows with them
-        self.kept = False  # not settled when everybody has declined
-        self.declined: tuple[Member, ...] = ()
+    record: Received
+    part: Part
+    pool: Pool
+    attempts: int = 0  # that came back
+    failures: int = 0  # of these
+    returns: int = 0  # with a back-off, which grows with them
+    kept: bool = False  # not settled when everybody has declined
+    declined: tuple[Member, ...] = ()
 
 
 class Part:

@@ -356,8 +356,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             part = parts.get(partition)
             if part is None:
                 continue
-            for source in records:
-                take(received(source), part)
+            take([received(record) for record in records], part)
             part.position = records[-1].offset + 1
             if part.checkpoint.span > SPAN:
                 self._stall(part)

@@ -91,7 +91,7 @@ class World:
         for key in keys:
             record = Received("t", key.encode(), value, (), 0, partition, self.next[partition])
             self.next[partition] += 1
-            self.dispatch.take(record, part)
+            self.dispatch.take([record], part)
         self.dispatch.push()
 
     @property
