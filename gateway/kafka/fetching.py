@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.consumer.fetcher import READ_COMMITTED, Fetcher, FetchResult, PartitionRecords
 from aiokafka.errors import CorruptRecordException
 
 from mapping.record import Received
+
+NUDGE_S: Final = 0.2
+"""So often the fetcher is woken while somebody waits. A fetch that ends in the same turn of the loop in which something
+else wakes the fetcher counts as on its way there; it would fetch nothing then until its own pause is over."""
 
 
 async def fetch(
@@ -34,16 +38,18 @@ async def fetch(
         KafkaError: as `getmany`.
     """
     fetcher = consumer._fetcher
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                _convert(fetcher)
-                found: dict[TopicPartition, list[Received]] = await consumer.getmany(*partitions, max_records=most)
-                if found:
-                    return found
+    now = asyncio.get_running_loop().time
+    until = now() + timeout_s
+    while True:
+        _convert(fetcher)
+        found: dict[TopicPartition, list[Received]] = await consumer.getmany(*partitions, max_records=most)
+        if found or now() >= until:
+            return found
+        try:
+            async with asyncio.timeout_at(min(until, now() + NUDGE_S)):
                 await fetcher._create_fetch_waiter()  # raises what forbids to read
-    except TimeoutError:
-        return {}
+        except TimeoutError:
+            fetcher._notify(fetcher._wait_consume_future)
 
 
 def _convert(fetcher: Fetcher) -> None:

@@ -18,10 +18,13 @@ HEADERS = [("one", b"1"), ("one", None), ("two", b"")]
 
 
 @asynccontextmanager
-async def reading(bootstrap: str, topic: str, isolation: str = "read_committed") -> AsyncIterator[AIOKafkaConsumer]:
+async def reading(
+    bootstrap: str, topic: str, isolation: str = "read_committed", pause_ms: int = 200
+) -> AsyncIterator[AIOKafkaConsumer]:
     consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap, auto_offset_reset="none", isolation_level=isolation, fetch_max_wait_ms=100
-    )
+        bootstrap_servers=bootstrap, auto_offset_reset="none", isolation_level=isolation, fetch_max_wait_ms=100,
+        consumer_timeout_ms=pause_ms,
+    )  # fmt: skip
     await consumer.start()
     consumer.assign([TopicPartition(topic, 0)])
     try:
@@ -93,6 +96,29 @@ async def test_it_waits_for_the_first_record(bootstrap: str, producer: AIOKafkaP
         assert not waiting.done()
         await producer.send_and_wait(topic, b"now")
         assert [record.value for record in (await waiting)[partition]] == [b"now"]
+
+
+async def test_a_fetcher_that_overlooks_work_is_woken(
+    bootstrap: str, producer: AIOKafkaProducer, new_topic: Any, readers: Any
+) -> None:
+    """As when a fetch ends in the very turn of the loop in which its partition is resumed."""
+    topic = await new_topic(partitions=1)
+    partition = TopicPartition(topic, 0)
+    async with reading(bootstrap, topic, pause_ms=600_000) as consumer:
+        consumer.seek(partition, 0)
+        consumer.pause(partition)
+        fetcher = consumer._fetcher
+        await readers.wait_until(lambda: consumer.partitions_for_topic(topic) and not fetcher._in_flight)
+        leader = consumer._client.cluster.leader_for_partition(partition)
+        fetcher._in_flight.add(leader)
+        turn = fetcher._wait_consume_future
+        fetcher._notify(turn)
+        consumer.resume(partition)
+        await readers.wait_until(lambda: fetcher._wait_consume_future is not turn)
+        fetcher._in_flight.discard(leader)
+        await producer.send_and_wait(topic, b"now")
+        found = await fetch(consumer, [], timeout_s=WAIT_S, most=10)
+        assert [record.value for record in found[partition]] == [b"now"]
 
 
 async def test_errors_come_through(bootstrap: str, new_topic: Any) -> None:
