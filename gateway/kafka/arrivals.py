@@ -72,6 +72,13 @@ class Arrivals:
         self._asleep.add(sleeper)
         return True
 
+    def may_have_more(self, positions: Mapping[TopicPartition, int]) -> bool:
+        """Whether the log may not end at `positions`, though nothing arrived: records of open transactions do not.
+
+        Nobody is asked: it is what the tail's last fetch has said, a moment ago.
+        """
+        return any(self._tail.end(partition) != position for partition, position in positions.items())
+
     def forget(self, sleeper: Sleeper) -> None:
         """It does not wait any more."""
         self._asleep.discard(sleeper)

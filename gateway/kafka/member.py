@@ -48,9 +48,9 @@ log = structlog.get_logger(__name__)
 CHUNK: Final = 1000  # records that are taken at once
 QUIET_S: Final = 1.0  # without a record, or without a poll: after this fetching is paused
 RECHECK_S: Final = 30.0
-"""A sleeping poll looks for itself after this, or up to twice as long: records of open transactions are no arrivals to
-the tail."""
-FETCHER_PAUSE_S: Final = 10.0  # aiokafka's fetcher looks for work so often when nothing tells it of any
+"""A sleeping poll looks for more after this, or up to twice as long: records of open transactions are no arrivals. It
+asks Kafka itself only where the tail does not know that there is nothing."""
+FETCHER_PAUSE_S: Final = 10.0  # aiokafka's fetcher looks for work so often when nothing, and no `fetch`, wakes it
 SESSION_TIMEOUT_MS: Final = 45_000  # Kafka's own default since 3.0
 LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one fails by itself on a busy machine
 JOIN_S: Final = 5.0  # how long a subscription waits for its partitions; a broker holds new groups for 3 s
@@ -169,7 +169,7 @@ class Member:
         self._quiet: asyncio.TimerHandle | None = None
         self._stopped = False
         self._paused = False
-        self._fetched = clock()  # when fetching last began
+        self._looked = clock()  # when fetching last began, or there was seen to be nothing to fetch
         # Not all at once: those that began to wait together look again at different times.
         self._recheck_s = RECHECK_S * (1 + zlib.crc32(f"{settings.group}/{settings.client_id}".encode()) % 64 / 64)
 
@@ -263,7 +263,7 @@ class Member:
     def _begin_to_fetch(self) -> None:
         """There are new partitions: a poll that waits for them goes on; without one they are fetched for a while."""
         self._paused = False
-        self._fetched = self._clock()
+        self._looked = self._clock()
         self._arrival.set()
         if self._waiting is None:
             self._be_quiet_later()
@@ -312,7 +312,7 @@ class Member:
             return
         deadline = self._clock() + timeout_s
         self._stay_awake()
-        sleeps = self._paused and timeout_s > QUIET_S and self._clock() < self._fetched + self._recheck_s
+        sleeps = self._paused and timeout_s > QUIET_S and self._clock() < self._looked + self._recheck_s
         if not sleeps:
             self._fetch_again()
         try:
@@ -339,6 +339,7 @@ class Member:
     async def _sleep(self, partitions: Sequence[TopicPartition]) -> None:
         """Nothing came for a while: stop fetching until something is stored, or the partitions are others."""
         self._arrival.clear()
+        places: dict[TopicPartition, int] = {}
         if partitions:
             try:
                 places = {partition: await self._consumer.position(partition) for partition in partitions}
@@ -351,12 +352,16 @@ class Member:
             except KafkaError as error:
                 raise _refused(error) from error
             except Refused:  # Kafka is away: fetching goes on when it is back
-                partitions = ()
+                places = {}
         self._pause()
-        until = self._fetched + self._recheck_s if partitions else self._clock() + QUIET_S
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                await self._arrival.wait()
+        while True:
+            until = self._looked + self._recheck_s if places else self._clock() + QUIET_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._arrival.wait()
+            if self._arrival.is_set() or not places or self._arrivals.may_have_more(places):
+                break
+            self._looked = self._clock()
         self._arrivals.forget(self)
         self._fetch_again()
 
@@ -372,7 +377,7 @@ class Member:
 
     def _fetch_again(self) -> None:
         self._paused = False
-        self._fetched = self._clock()
+        self._looked = self._clock()
         assigned = self._consumer.assignment()
         if assigned:
             self._consumer.resume(*assigned)

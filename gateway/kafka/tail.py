@@ -327,6 +327,13 @@ class Tail:
         part = self._partitions.get(TopicPartition(topic, partition))
         return None if part is None else part.position
 
+    def end(self, partition: TopicPartition) -> int | None:
+        """The end of the log as of the last fetch, open transactions included; None where nothing was fetched yet."""
+        if self._consumer is None or partition not in self._consumer.assignment():
+            return None
+        end: int | None = self._consumer.highwater(partition)
+        return end
+
     def is_behind(self, topic: str, outlet: Outlet) -> bool:
         """Whether an outlet has yet to be brought what the fan-out has passed."""
         state = self._topics.get(topic)
@@ -352,10 +359,8 @@ class Tail:
     def statistics(self) -> TailStatistics:
         """See `TailStatistics`."""
         lag: dict[str, int] = {}
-        assigned = self._consumer.assignment() if self._consumer is not None else ()
         for partition, part in self._partitions.items():
-            end = self._consumer.highwater(partition) if self._consumer and partition in assigned else None
-            lag[partition.topic] = lag.get(partition.topic, 0) + max(0, (end or 0) - part.position)
+            lag[partition.topic] = lag.get(partition.topic, 0) + max(0, (self.end(partition) or 0) - part.position)
         return TailStatistics(
             positions={
                 name: {partition.partition: part.position for partition, part in topic.partitions.items()}

@@ -19,7 +19,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.arrivals import Arrivals
 from gateway.kafka.contracts import Refused
-from gateway.kafka.member import Chunk, Member, MemberSettings, NotAssignedError
+from gateway.kafka.member import SESSION_TIMEOUT_MS, Chunk, Member, MemberSettings, NotAssignedError
 from gateway.rest.access import forbidden
 from gateway.rest.answers import control_answer, no_content, records_answer
 from gateway.rest.call import Call, Handler, Module
@@ -53,9 +53,9 @@ LAST_COMMIT_S: Final = 3.0  # for what is committed at the end; with `STOP_S` ho
 STOP_S: Final = 5.0
 PREFETCH: Final = 512 * 1024 * 1024  # fetched ahead by all consumers together; what the next gets is its share
 MOST_PREFETCH: Final = 8 * 1024 * 1024
-HEARTBEATS: Final = 50  # a second, of all consumers together, about; but each
+HEARTBEATS: Final = 20  # a second: of these each new consumer has its share; but one in
 SHORTEST_HEARTBEAT_S: Final = 3.0  # Kafka's default
-LONGEST_HEARTBEAT_S: Final = 10.0
+LONGEST_HEARTBEAT_S: Final = SESSION_TIMEOUT_MS / 3000  # two may be lost
 LEAST_PREFETCH: Final = 1024 * 1024
 REAP_FRACTION: Final = 10  # an abandoned consumer lives at most a tenth longer than `consumer_idle_s`
 

@@ -1,7 +1,9 @@
 """What idle long polls cost: the produce rate, and the gateway's CPU, without them and with them.
 
-`python -m loadtest.bench.http_idle --ready-file FILE [--polls 1000]` against a running gateway on this machine. Each
-poll has a consumer and a group of its own. At the end one record wakes them all.
+`python -m loadtest.bench.http_idle --ready-file FILE [--polls 1000] [--rounds 3]` against a running gateway on this
+machine. Each poll has a consumer and a group of its own; in each round they are made, wait, are woken by one record and
+are deleted. A machine's speed drifts: what is produced beside them is compared with the mean of what was produced
+without them before and after.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ import argparse
 import asyncio
 import json
 import os
+import statistics
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 import uvloop
@@ -48,6 +51,13 @@ class Process:
         return f"{pages * os.sysconf('SC_PAGE_SIZE') >> 20} MB, {files} file descriptors"
 
 
+class Rate(NamedTuple):
+    """What a while of producing came to."""
+
+    requests: float  # a second
+    cpu_us: float  # of the gateway, for a request; all that it does meanwhile is counted
+
+
 class Bench:
     """One run."""
 
@@ -59,14 +69,30 @@ class Bench:
         self._run = f"idle-{time.time_ns()}"
         self._woken = 0
 
-    async def run(self) -> None:
+    async def run(self, rounds: int) -> None:
         """Measure and print."""
         await self._produce("warm-up")
-        before = await self._produce("without polls")
+        alone, beside = [await self._produce("without polls")], []
+        for _ in range(rounds):
+            beside.append(await self._round())
+            alone.append(await self._produce("without polls"))
+        pairs = [
+            (rate.requests / statistics.mean((before.requests, after.requests)),
+             rate.cpu_us / statistics.mean((before.cpu_us, after.cpu_us)))
+            for before, rate, after in zip(alone, beside, alone[1:], strict=False)
+        ]  # fmt: skip
+        for rate, cpu in pairs:
+            print(f"with polls: {rate:.1%} of the rate without, {cpu:.1%} of the CPU for a request")
+        rate, cpu = (statistics.median(one) for one in zip(*pairs, strict=True))
+        print(f"median: {rate:.1%} of the rate, {cpu:.1%} of the CPU")
+
+    async def _round(self) -> Rate:
+        """What is produced beside polls, which are gone afterwards."""
         began = time.perf_counter()
         creating = asyncio.Semaphore(CREATING)
         await asyncio.gather(*(self._create(number, creating) for number in range(self._polls)))
         print(f"{self._polls} consumers created in {time.perf_counter() - began:.1f} s; {self._process.shown()}")
+        self._woken = 0
         async with asyncio.TaskGroup() as group:
             for number in range(self._polls):
                 group.create_task(self._poll(number))
@@ -75,21 +101,21 @@ class Bench:
             await asyncio.sleep(PART_S)
             print(f"idle: {(self._process.cpu_s() - spent) / PART_S:.1%} of a core")
             rate = await self._produce("with polls")
-            print(f"that is {rate / before:.1%} of the rate without polls")
             began = time.perf_counter()
             await self._request("POST", f"/topics/{self._run}", {"records": [{"value": 1}]}, "application/json")
         print(f"one record woke {self._woken} polls in {time.perf_counter() - began:.2f} s")
         await asyncio.gather(*(self._delete(number, creating) for number in range(self._polls)))
         print(f"all deleted; {self._process.shown()}")
-        await self._produce("without polls again")
+        return rate
 
-    async def _produce(self, title: str) -> float:
+    async def _produce(self, title: str) -> Rate:
         """The rate of single-record requests on `CONNECTIONS` connections."""
         until = time.perf_counter() + PART_S
         spent = self._process.cpu_s()
         counts = await asyncio.gather(*(self._send(until) for _ in range(CONNECTIONS)))
-        rate = sum(counts) / PART_S
-        print(f"{title}: {rate:,.0f} requests/s, {(self._process.cpu_s() - spent) / PART_S:.0%} of a core")
+        spent = self._process.cpu_s() - spent
+        rate = Rate(sum(counts) / PART_S, spent / sum(counts) * 1e6)
+        print(f"{title}: {rate.requests:,.0f} requests/s, CPU {rate.cpu_us:.1f} us/request", flush=True)
         return rate
 
     async def _send(self, until: float) -> int:
@@ -133,12 +159,12 @@ class Bench:
             return json.loads(raw) if raw else None
 
 
-async def bench(ready: dict[str, Any], polls: int) -> None:
+async def bench(ready: dict[str, Any], polls: int, rounds: int) -> None:
     """Run against the gateway of a ready file."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=300)
     async with aiohttp.ClientSession(f"http://{ready['http']}", connector=connector, timeout=timeout) as session:
-        await Bench(ready["http"], Process(ready["pid"]), polls, session).run()
+        await Bench(ready["http"], Process(ready["pid"]), polls, session).run(rounds)
 
 
 def main() -> None:
@@ -146,8 +172,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ready-file", type=Path, required=True, help="of a gateway that creates topics")
     parser.add_argument("--polls", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    uvloop.run(bench(json.loads(options.ready_file.read_text()), options.polls))
+    uvloop.run(bench(json.loads(options.ready_file.read_text()), options.polls, options.rounds))
 
 
 if __name__ == "__main__":

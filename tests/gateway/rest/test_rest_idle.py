@@ -10,6 +10,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.kafka import member
+from gateway.kafka.arrivals import Arrivals
 from tests.support.topics import until_led
 
 from .conftest import CONTROL, JSON_RECORDS, Gateway, ask, running_gateway, until
@@ -125,6 +126,38 @@ async def test_records_of_an_open_transaction_wake_at_the_latest_by_a_look(
             await producer.send_and_wait(topic, b"1")
             assert await asyncio.wait_for(answer, 20) == [1]
         await producer.abort_transaction()
+
+
+async def test_a_look_at_what_the_tail_knows_wakes_nobody(
+    http: aiohttp.ClientSession, gateway: Gateway, new_topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member, "RECHECK_S", 0.1)
+    looks: list[bool] = []
+    falls: list[Any] = []
+    look, fall_asleep = Arrivals.may_have_more, Arrivals.wait_for
+
+    def noted(self: Arrivals, positions: Any) -> bool:
+        looks.append(look(self, positions))
+        return looks[-1]
+
+    async def counted(self: Arrivals, *arguments: Any) -> bool:
+        falls.append(arguments)
+        return await fall_asleep(self, *arguments)
+
+    monkeypatch.setattr(Arrivals, "may_have_more", noted)
+    monkeypatch.setattr(Arrivals, "wait_for", counted)
+    topic = await new_topic(partitions=1)
+    path = await made(http, {"topics": [topic]})
+    await send(http, topic, 0)
+    assert await poll(http, path) == [0]
+    async with asyncio.TaskGroup() as group:
+        answer = group.create_task(poll(http, path))
+        await until(lambda: looks[-3:] == [False] * 3, limit_s=40)  # the first may come before the tail's first fetch
+        count = len(falls)
+        await until(lambda: looks[-6:] == [False] * 6, limit_s=40)
+        assert len(falls) == count
+        await send(http, topic, 1)
+        assert await asyncio.wait_for(answer, 40) == [1]
 
 
 async def test_a_pattern_is_followed(
