@@ -14,7 +14,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
-from tests.support.frozen import until_frozen
+from tests.support.frozen import freeze
+from tests.support.topics import until_led
 
 TOPIC = "readings"
 
@@ -23,6 +24,7 @@ async def make_topic(servers: str, partitions: int) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()
     await admin.create_topics([NewTopic(TOPIC, partitions, 1)])
+    await until_led(admin, TOPIC)
     await admin.close()
 
 
@@ -50,7 +52,7 @@ async def test_a_killed_broker_costs_no_outlet_a_record(new_broker, readers) -> 
     slow.room += 100
     here.tail.room(slow)
     with pytest.raises(Refused) as refused:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(40):
             await here.groups.join("another", [TOPIC], readers.Sink())
     assert refused.value.outcome is Outcome.BUSY
     await broker.start()
@@ -83,8 +85,7 @@ async def test_a_silent_broker_neither_hangs_a_subscriber_nor_the_stop(new_broke
     held.membership = await here.groups.join("g", [TOPIC], held)
     await store(broker.bootstrap_servers, 10, 1)
     await readers.wait_until(lambda: len(sink.got) == len(held.held) == 10)
-    os.kill(broker.pid, signal.SIGSTOP)
-    await until_frozen(broker.pid)
+    freeze(broker.pid)
     try:
         with pytest.raises(Refused) as refused:
             await here.tail.watch(TOPIC, readers.Fan())
@@ -97,7 +98,7 @@ async def test_a_silent_broker_neither_hangs_a_subscriber_nor_the_stop(new_broke
     sink.check_complete(20)
     held.settle()
 
-    os.kill(broker.pid, signal.SIGSTOP)
+    freeze(broker.pid)
     start = time.monotonic()
     await here.stop()
     assert time.monotonic() - start < 9  # the gateway as a whole has ten seconds
