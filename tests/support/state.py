@@ -24,7 +24,7 @@ class StateProcess:
     def __init__(self, group: asyncio.TaskGroup, bootstrap: str, *, create: bool, partitions: int) -> None:
         loop = asyncio.get_running_loop()
         config = KafkaConfig(
-            bootstrap_servers=bootstrap, metadata_max_age_s=1.0, request_timeout_s=5.0, delivery_timeout_s=20.0
+            bootstrap_servers=bootstrap, metadata_max_age_s=1.0, request_timeout_s=5.0, delivery_timeout_s=60.0
         )
         self.kafka = client_settings(config, "state")
         self.spawn = group.create_task
