@@ -22,6 +22,7 @@ from gateway.kafka.embedded import EmbeddedBroker
 from gateway.kafka.jars import ensure_jars
 from gateway.kafka.java import find_java
 from tests.support.amqp import ThreadedSender
+from tests.support.frozen import freeze
 from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import PahoClient
 
@@ -91,7 +92,7 @@ async def values(bootstrap: str, topic: str, count: int) -> list[bytes]:
     consumer = aiokafka.AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
-        return sorted([(await asyncio.wait_for(consumer.getone(), 10)).value for _ in range(count)])
+        return sorted([(await asyncio.wait_for(consumer.getone(), 30)).value for _ in range(count)])
     finally:
         await consumer.stop()
 
@@ -199,14 +200,14 @@ async def test_alone_with_its_broker_from_start_to_crash(
     orphan = gateway.addresses["kafka_pid"]
     assert is_alive(orphan)
     await gateway.kill()
-    await wait_until(lambda: not is_alive(orphan), 10)
+    await wait_until(lambda: not is_alive(orphan))
 
 
 async def test_a_signal_during_the_start_ends_it(new_gateway: Callable[..., GatewayProcess], tmp_path: Path) -> None:
     gateway = new_gateway(None, "--data-dir", str(tmp_path / "data"), "--kafka-port", "0")
     starting = asyncio.create_task(gateway.start())
     settings = tmp_path / "data" / "kafka" / "server.properties"  # written just before Java is called
-    await wait_until(settings.exists, 20)
+    await wait_until(settings.exists)
     assert gateway.process is not None
     assert await gateway.stop(STOP_LIMIT_S) == 0
     with pytest.raises(RuntimeError):
@@ -248,7 +249,7 @@ async def in_flight(gateway: GatewayProcess, count: int) -> None:
     await until(reached)
 
 
-async def until(condition: Callable[[], Awaitable[bool]], timeout: float = 10) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], timeout: float = 30) -> None:
     """Ask again and again, without haste, until the answer is yes."""
     pause = asyncio.Event()
     async with asyncio.timeout(timeout):
@@ -286,7 +287,7 @@ async def test_sigterm_settles_what_is_in_flight_before_each_protocols_goodbye(
         trio.mqtt.paho.on_disconnect = lambda _c, _d, _f, reason, _p: (
             order.append("disconnect"), setattr(trio.mqtt, "disconnected", reason),
         )  # fmt: skip
-        os.kill(freezable.pid, signal.SIGSTOP)
+        freeze(freezable.pid)
         try:
             trio.send()
             await in_flight(gateway, 3)
@@ -330,7 +331,7 @@ async def test_with_kafka_frozen_it_stops_in_time_and_is_not_ready(
         await trio.mqtt.subscribe(f"{trio.topic}/#")
         trio.send()
         assert await trio.answers() == STORED
-    os.kill(freezable.pid, signal.SIGSTOP)
+    freeze(freezable.pid)
     try:
         for trio in (one, other):
             trio.send()
@@ -365,7 +366,7 @@ async def test_without_kafka_it_listens_and_is_not_ready_until_kafka_answers(
 ) -> None:
     gateway = new_gateway(freezable.bootstrap_servers, "--management", free_address)
     gateway.addresses["management"] = free_address
-    os.kill(freezable.pid, signal.SIGSTOP)
+    freeze(freezable.pid)
     try:
         starting = asyncio.create_task(gateway.start())
         await until(lambda: accepts(free_address), 30)
@@ -396,7 +397,7 @@ async def trivium(*arguments: str, **environment: str) -> tuple[int | None, str,
         sys.executable, "-m", "gateway", *arguments,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, **environment},
     )  # fmt: skip
-    out, err = await asyncio.wait_for(process.communicate(), 30)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode, out.decode(), err.decode()
 
 

@@ -20,6 +20,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from gateway.kafka import storage
 from gateway.kafka.embedded import EmbeddedBroker
 from gateway.kafka.storage import BrokerError, Marker, PortTakenError
+from tests.support.frozen import freeze
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,8 +53,8 @@ async def test_data_and_ports_survive_a_stop_and_a_crash(new_broker):
     await store(broker, b"before the stop")
 
     began = time.monotonic()
-    assert await broker.stop()
-    assert time.monotonic() - began < 4
+    assert await broker.stop(limit_s=30)
+    assert time.monotonic() - began < 15  # it takes one second where nobody else works
     assert not broker.is_running
 
     again = new_broker()  # nothing but the directory tells it the ports
@@ -80,8 +81,8 @@ async def test_directory_in_use_is_refused_and_a_frozen_broker_is_ended(new_brok
     await broker.start()
     with pytest.raises(BrokerError, match=rf"in use by another running broker \(process {broker.pid}\)"):
         await new_broker().start()
-    os.kill(broker.pid, signal.SIGSTOP)
     pid = broker.pid
+    freeze(pid)
     assert not await broker.stop(limit_s=0.2)
     assert not broker.is_running
     with pytest.raises(ProcessLookupError):
@@ -113,7 +114,7 @@ def test_broker_dies_with_its_parent(tmp_path):
         assert select.select([broker], [], [], 0)[0] == []
         parent.kill()
         parent.wait()
-        assert select.select([broker], [], [], 5)[0] == [broker]
+        assert select.select([broker], [], [], 30)[0] == [broker]
     finally:
         os.close(broker)
         parent.stdout.close()
