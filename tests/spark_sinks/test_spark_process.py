@@ -65,7 +65,7 @@ class JobProcess:
                 lines.append(json.loads(await self.process.stdout.readline()))  # type: ignore[union-attr]
         return lines
 
-    async def wait_gone(self, limit_s: float = 10) -> None:
+    async def wait_gone(self, limit_s: float = 40) -> None:
         """Until neither the process nor a JVM of its is left."""
         async with asyncio.timeout(limit_s):
             while processes_with(self.mark):  # noqa: ASYNC110 - nobody tells when it is gone
@@ -143,7 +143,7 @@ async def test_killed_in_mid_load_and_started_again(
     again.process.terminate()
     out, err = await again.process.communicate()
     assert again.process.returncode == 0, err
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
     assert not processes_with(again.mark)
     assert err == b""
     lines += [json.loads(line) for line in out.splitlines()]
@@ -181,7 +181,7 @@ async def test_stopped_while_the_jvm_starts(job_process: Start, end_of: str) -> 
     job = job_process()
     await job.start(*([sys.executable, "-c", STARTS] if end_of == "parent" else []))
     expected = 3 if end_of == "parent" else 2  # the job, its JVM, and the parent, which has the job's arguments
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(processes_with(job.mark)) < expected:  # noqa: ASYNC110 - it is no child of ours
             await asyncio.sleep(0.02)
     if end_of == "parent":
