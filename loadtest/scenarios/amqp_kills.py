@@ -38,7 +38,7 @@ COMMIT_INTERVAL_S: Final = 1.0  # of the gateway
 RECOVERY_S: Final = 6.0
 """How long commits may fail after Kafka has come back: their own time-out, a pause, the group's coordinator."""
 
-KAFKA_BACK_S: Final = 60.0
+KAFKA_BACK_S: Final = 180.0
 _POLL_S: Final = 0.2
 
 Sender = KeptSender | ProtonSender
