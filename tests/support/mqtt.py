@@ -65,7 +65,8 @@ class PahoClient:
         """Subscribe and wait; SUBACK's reason code."""
         _, mid = self.paho.subscribe(topic_filter, qos)
         assert mid is not None
-        await wait_until(lambda: mid in self.subacks or self.disconnected is not None)
+        # `#` asks for the end of every topic of the whole run.
+        await wait_until(lambda: mid in self.subacks or self.disconnected is not None, 90)
         return self.subacks[mid][0].value
 
     async def close(self) -> None:

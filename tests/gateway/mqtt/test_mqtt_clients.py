@@ -48,7 +48,7 @@ class Client:
 
     async def subscribe(self, *arguments: Any, **options: Any) -> list[Any]:
         _, mid = self.paho.subscribe(*arguments, **options)
-        await wait_until(lambda: mid in self.subacks)
+        await wait_until(lambda: mid in self.subacks, 90)  # `#` asks for the end of every topic of the whole run
         return self.subacks[mid]
 
     async def publish(self, topic: str, payload: bytes = b"", qos: int = 1, **options: Any) -> None:
