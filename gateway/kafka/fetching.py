@@ -49,7 +49,27 @@ async def fetch(
             async with asyncio.timeout_at(min(until, now() + NUDGE_S)):
                 await fetcher._create_fetch_waiter()  # raises what forbids to read
         except TimeoutError:
-            fetcher._notify(fetcher._wait_consume_future)
+            _wake(fetcher)
+
+
+async def position(consumer: AIOKafkaConsumer, partition: TopicPartition) -> int:
+    """What `consumer.position` says; the fetcher, which finds it, is woken as in `fetch`.
+
+    Raises:
+        IllegalStateError: the partition is not ours.
+        KafkaError: as `consumer.position`.
+    """
+    while True:
+        try:
+            async with asyncio.timeout(NUDGE_S):
+                found: int = await consumer.position(partition)
+                return found
+        except TimeoutError:
+            _wake(consumer._fetcher)
+
+
+def _wake(fetcher: Fetcher) -> None:
+    fetcher._notify(fetcher._wait_consume_future)
 
 
 def _convert(fetcher: Fetcher) -> None:

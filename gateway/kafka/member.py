@@ -39,7 +39,7 @@ from gateway.kafka.arrivals import Arrivals
 from gateway.kafka.client import Spawn
 from gateway.kafka.consumers import ASSIGNORS, close_consumer, committed_positions, start_consumer
 from gateway.kafka.contracts import Refused
-from gateway.kafka.fetching import fetch
+from gateway.kafka.fetching import fetch, position
 from mapping.outcomes import Outcome
 from mapping.record import Received
 
@@ -50,7 +50,7 @@ QUIET_S: Final = 1.0  # without a record, or without a poll: after this fetching
 RECHECK_S: Final = 30.0
 """A sleeping poll looks for more after this, or up to twice as long: records of open transactions are no arrivals. It
 asks Kafka itself only where the tail does not know that there is nothing."""
-FETCHER_PAUSE_S: Final = 10.0  # aiokafka's fetcher looks for work so often when nothing, and no `fetch`, wakes it
+FETCHER_PAUSE_S: Final = 60.0  # aiokafka's fetcher looks for work so often when nobody, such as `fetch`, wakes it
 SESSION_TIMEOUT_MS: Final = 45_000  # Kafka's own default since 3.0
 LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one fails by itself on a busy machine
 JOIN_S: Final = 5.0  # how long a subscription waits for its partitions; a broker holds new groups for 3 s
@@ -286,7 +286,7 @@ class Member:
     async def _positions(self, partitions: Collection[TopicPartition]) -> None:
         for partition in tuple(partitions):
             try:
-                await self._consumer.position(partition)
+                await position(self._consumer, partition)
             except IllegalStateError:  # the group agreed anew meanwhile
                 return
             except KafkaError as error:
@@ -342,7 +342,7 @@ class Member:
         places: dict[TopicPartition, int] = {}
         if partitions:
             try:
-                places = {partition: await self._consumer.position(partition) for partition in partitions}
+                places = {partition: await position(self._consumer, partition) for partition in partitions}
                 if not await self._arrivals.wait_for(self, places):
                     self._fetch_again()
                     return
