@@ -59,9 +59,8 @@ from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.origins import Origins
 from gateway.security.tls import Tls, make_tls
+from gateway.spawn import Spawn
 from mapping.rules import Rules, RuleText
-
-Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 GOODBYE_S: Final = 1.0
 """For the last bytes of every connection, and the last records of the sessions."""

@@ -8,7 +8,7 @@ from typing import Final
 from gateway.amqp.services import AmqpStatistics, Services
 from gateway.amqp.session import AmqpSession
 from gateway.net.front import SocketFront
-from gateway.net.pump import Spawn
+from gateway.spawn import Spawn
 from protocols.amqp.connection import Connection
 from protocols.amqp.endpoints import Limits
 

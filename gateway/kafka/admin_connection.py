@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import aiokafka.errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient
 
-from gateway.kafka.client import Spawn, start_client
+from gateway.kafka.client import start_client
 from gateway.kafka.consumers import ConsumerOptions
 from gateway.kafka.contracts import Refused
+from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 
 TIMEOUT_S = 10.0

@@ -10,9 +10,7 @@ from typing import Any
 from aiokafka.helpers import create_ssl_context
 
 from gateway.config import ConfigError, KafkaConfig
-
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-"""Starts background work in the app's task group."""
+from gateway.spawn import Spawn
 
 
 async def start_client(

@@ -18,8 +18,9 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
-from gateway.kafka.client import Spawn, start_client
+from gateway.kafka.client import start_client
 from gateway.kafka.contracts import Refused
+from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, Received, is_topic_name
 

@@ -21,7 +21,7 @@ from gateway.kafka.contracts import Outlet, Refused
 from gateway.kafka.group_admin import GroupAdmin
 from gateway.kafka.group_parts import GroupStatistics, Interest, Member, Part
 from gateway.kafka.group_reader import GroupReader
-from gateway.kafka.replay import Spawn
+from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import Received
 

@@ -41,7 +41,7 @@ from gateway.kafka.consumers import (
 from gateway.kafka.contracts import Outlet, Refused
 from gateway.kafka.group_dispatch import Dispatch
 from gateway.kafka.group_parts import GroupStatistics, Interest, Member, Part
-from gateway.kafka.replay import Spawn
+from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 
 log = logging.getLogger(__name__)

@@ -36,10 +36,10 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.arrivals import Arrivals
-from gateway.kafka.client import Spawn
 from gateway.kafka.consumers import ASSIGNORS, close_consumer, committed_positions, start_consumer
 from gateway.kafka.contracts import Refused
 from gateway.kafka.fetching import fetch, position
+from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import Received
 

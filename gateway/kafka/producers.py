@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Final
 
 from aiokafka import AIOKafkaProducer, errors
 from aiokafka.structs import RecordMetadata
@@ -18,10 +17,10 @@ from aiokafka.structs import RecordMetadata
 from gateway.config import KafkaConfig
 from gateway.kafka.batch import Batch
 from gateway.kafka.client import client_settings, start_client
+from gateway.spawn import Spawn
 
 log = logging.getLogger(__name__)
 
-Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 RESTART_S: Final = 0.5
 """Pause between attempts to start a producer while Kafka does not answer."""

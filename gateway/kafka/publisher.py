@@ -21,9 +21,10 @@ from flowcontrol.gate import Gate
 from gateway.config import BudgetConfig, KafkaConfig
 from gateway.kafka.batch import Batch
 from gateway.kafka.contracts import Owner, Refused, Result
-from gateway.kafka.producers import Producers, Spawn
+from gateway.kafka.producers import Producers
 from gateway.kafka.topics import REACHABLE_S, TopicInfo, Topics
 from gateway.kafka.writer import Desk, Lane, TopicWriter
+from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, Record
 

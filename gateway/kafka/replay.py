@@ -11,8 +11,8 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -28,11 +28,11 @@ from gateway.kafka.consumers import (
     start_consumer,
 )
 from gateway.kafka.contracts import Outlet, Refused
+from gateway.spawn import Spawn
 from mapping.record import Received
 
 log = logging.getLogger(__name__)
 
-Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 FETCH_BYTES: Final = 65536
 """Per partition and fetch: outlets take turns, and what was fetched for one is thrown away at the next turn."""

@@ -32,9 +32,9 @@ from gateway.kafka.consumers import (
 )
 from gateway.kafka.contracts import Owner, Refused
 from gateway.kafka.partitioner import partition_of
-from gateway.kafka.producers import Spawn
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import InternalTopic, TopicInfo, Topics
+from gateway.spawn import Spawn
 from mapping.record import Headers, Received, Record
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,8 @@ from gateway.kafka.consumers import (
 )
 from gateway.kafka.contracts import Fanout, Outlet, Refused
 from gateway.kafka.positions import Start, starting_offsets
-from gateway.kafka.replay import Goal, Reading, Replay, ReplayStatistics, Spawn
+from gateway.kafka.replay import Goal, Reading, Replay, ReplayStatistics
+from gateway.spawn import Spawn
 from mapping.record import Received
 
 log = logging.getLogger(__name__)

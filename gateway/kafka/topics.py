@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +21,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from gateway.config import KafkaConfig
 from gateway.kafka.client import client_settings, start_client
 from gateway.kafka.contracts import Refused
+from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 
@@ -121,7 +122,7 @@ class Topics:
         config: KafkaConfig,
         *,
         create: bool,
-        spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
+        spawn: Spawn,
         clock: Callable[[], float],
     ) -> None:
         """Nothing is sent yet.

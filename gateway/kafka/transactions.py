@@ -26,10 +26,10 @@ from gateway.kafka.failures import name_of, verdict
 from gateway.kafka.group_parts import Part
 from gateway.kafka.group_reader import GroupReader
 from gateway.kafka.partitioner import Partitioner
-from gateway.kafka.producers import Spawn
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import TopicInfo
 from gateway.kafka.transactors import Transactor, Transactors
+from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import Record
 

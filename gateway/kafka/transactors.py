@@ -21,7 +21,8 @@ from aiokafka.structs import OffsetAndMetadata
 
 from gateway.config import KafkaConfig
 from gateway.kafka.client import client_settings, start_client
-from gateway.kafka.producers import RESTART_S, Producing, Spawn
+from gateway.kafka.producers import RESTART_S, Producing
+from gateway.spawn import Spawn
 
 log = logging.getLogger(__name__)
 

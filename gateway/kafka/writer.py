@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from flowcontrol.budget import Budget
     from gateway.config import KafkaConfig
-    from gateway.kafka.producers import Producers, Spawn
+    from gateway.kafka.producers import Producers
     from gateway.kafka.topics import TopicInfo, Topics
+    from gateway.spawn import Spawn
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from gateway.mqtt.client import Client
 from gateway.mqtt.counters import Counters, SessionStatistics
 from gateway.mqtt.services import Services
 from gateway.net.front import SocketFront
-from gateway.net.pump import Spawn
+from gateway.spawn import Spawn
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.states import Limits
 

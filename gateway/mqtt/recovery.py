@@ -15,7 +15,6 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 from aiokafka.structs import ConsumerRecord
 
-from gateway.kafka.client import Spawn
 from gateway.kafka.consumers import (
     CHUNK,
     ConsumerOptions,
@@ -26,6 +25,7 @@ from gateway.kafka.consumers import (
     start_consumer,
 )
 from gateway.kafka.contracts import Refused
+from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE
 

@@ -21,9 +21,9 @@ from typing import Any, Final
 import msgspec
 
 from gateway.kafka.contracts import Owner, Result
-from gateway.kafka.producers import Spawn
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.state import StateTopics
+from gateway.spawn import Spawn
 from mapping.mqtt import Delivery, from_record
 from mapping.outcomes import Outcome
 from mapping.record import EXPIRY, MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Headers, Received, Record

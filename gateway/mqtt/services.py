@@ -17,8 +17,8 @@ from gateway.mqtt.retained import Retained
 from gateway.mqtt.router import Router
 from gateway.mqtt.sessions import Sessions
 from gateway.mqtt.sharing import Sharing
-from gateway.net.pump import Spawn
 from gateway.security.authorization import AccessList
+from gateway.spawn import Spawn
 from mapping.rules import Rules
 
 

@@ -10,7 +10,7 @@ import structlog
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.records import Wish
 from gateway.mqtt.sharing import Share, SharedSubscriber, Sharing
-from gateway.net.pump import Spawn
+from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import Received
 from protocols.mqtt.topics import parse_share

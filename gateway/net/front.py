@@ -13,7 +13,8 @@ import msgspec
 from gateway.config import Address
 from gateway.net.alarms import Alarms
 from gateway.net.listener import Listener
-from gateway.net.pump import Handler, Pump, Spawn, Writes
+from gateway.net.pump import Handler, Pump, Writes
+from gateway.spawn import Spawn
 from protocols.connection import Connection
 
 STOPPING: Final = "stopping"

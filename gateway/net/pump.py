@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, cast
 import structlog
 
 from gateway.net.alarms import WIDTH_S, Alarms
+from gateway.spawn import Spawn
 from protocols.connection import Connection, ConnectionFailed
 
 log = structlog.get_logger(__name__)
@@ -25,9 +26,6 @@ LINGER_S: Final = 1.0  # how long a closed connection is drained, so that the go
 HELD: Final = "held"
 NOTHING: Final[frozenset[str]] = frozenset()
 WRITES_PER_TURN: Final = 128  # about a millisecond
-
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-"""Starts a task that the application's TaskGroup owns."""
 
 
 class Handler(Protocol):

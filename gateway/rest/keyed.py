@@ -21,13 +21,13 @@ from gateway.kafka.consumers import Lookup
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.state import StateTopics
-from gateway.net.pump import Spawn
 from gateway.rest.answers import control_answer
 from gateway.rest.call import Call
 from gateway.rest.request_scan import find_records
 from gateway.rest.request_table import REQUESTS, KeptRequest, RequestTable
 from gateway.rest.tickets import Ticket, common_failure, submit_allowed
 from gateway.security.authorization import Grant
+from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import GW_REQUEST, Record
 from protocols.rest.errors import RestError, busy, unprocessable

@@ -9,8 +9,8 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
-from gateway.kafka.client import Spawn
 from gateway.kafka.consumers import CHUNK, close_consumer, log_consumer, start_consumer
+from gateway.spawn import Spawn
 from mapping.record import GW_REQUEST
 from protocols.rest.errors import busy
 from protocols.rest.responses import Stored

@@ -14,12 +14,12 @@ from gateway.kafka.publisher import Publisher
 from gateway.kafka.replay import Replay
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
-from gateway.net.pump import Spawn
 from gateway.observe.tracing import Tracing
 from gateway.rest.keyed import KeyedRequests
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.origins import Origins
+from gateway.spawn import Spawn
 from mapping.rules import Rules
 
 

@@ -12,7 +12,6 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from gateway.kafka.admin_connection import AdminConnection
-from gateway.kafka.client import Spawn
 from gateway.kafka.consumers import Lookup
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import Topics
@@ -20,6 +19,7 @@ from gateway.rest.access import forbidden
 from gateway.rest.answers import control_answer
 from gateway.rest.call import Call, Handler, Module
 from gateway.security.authorization import Grant
+from gateway.spawn import Spawn
 from mapping.record import is_topic_name
 from protocols.rest.admin import decode_topic
 from protocols.rest.errors import Fault, RestError, not_found

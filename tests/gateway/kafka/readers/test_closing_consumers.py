@@ -22,6 +22,7 @@ from gateway.kafka.member import Member, MemberSettings
 from gateway.kafka.replay import Replay
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
+from gateway.spawn import Spawn
 
 
 async def started(bootstrap: str) -> AIOKafkaConsumer:
@@ -54,7 +55,6 @@ async def test_a_closing_that_is_cancelled_ends(bootstrap: str) -> None:
     await close_consumer(consumer)
 
 
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 async def ask_consumer(bootstrap: str, spawn: Spawn) -> None:
