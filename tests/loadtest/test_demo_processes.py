@@ -129,9 +129,7 @@ async def test_a_child_ends_with_its_parent_however_that_ends() -> None:
         "print(subprocess.Popen(command_line(sys.executable, '-c', 'import time; time.sleep(60)')).pid, flush=True); "
         "time.sleep(60)"
     )
-    parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, cwd=ROOT, stdout=asyncio.subprocess.PIPE
-    )
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     assert parent.stdout is not None
     child_id = int(await parent.stdout.readline())
     await wait_until(lambda: b"sleep(60)" in Path(f"/proc/{child_id}/cmdline").read_bytes())

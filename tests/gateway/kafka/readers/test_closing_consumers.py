@@ -55,8 +55,6 @@ async def test_a_closing_that_is_cancelled_ends(bootstrap: str) -> None:
     await close_consumer(consumer)
 
 
-
-
 async def ask_consumer(bootstrap: str, spawn: Spawn) -> None:
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=None, auto_offset_reset="none")
     await start_consumer(consumer, spawn)
