@@ -192,6 +192,15 @@ class AmqpConfig(Section):
         return self
 
 
+class ConsumerDefaults(Section):
+    """What holds for an HTTP consumer whose creation does not say it; the defaults are Kafka's and Strimzi's."""
+
+    auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
+    enable_auto_commit: bool = True
+    fetch_min_bytes: Annotated[int, Field(ge=0, lt=2**31)] = 1
+    isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
+
+
 class HttpConfig(Section):
     """HTTP/1.1."""
 
@@ -206,6 +215,7 @@ class HttpConfig(Section):
     compress_from_bytes: Annotated[int, Field(ge=1)] = 4096  # of an answer, where the client accepts it
     max_line_bytes: Annotated[int, Field(ge=1024)] = 2 * MEBIBYTE
     max_consumers: Annotated[int, Field(ge=1)] = 1000
+    consumer: ConsumerDefaults = ConsumerDefaults()
     consumer_idle_s: Annotated[float, Field(gt=0)] = 300.0  # abandoned consumers keep partitions
     max_poll_wait_s: Annotated[float, Field(gt=0)] = 300.0
     default_poll_wait_ms: Annotated[int, Field(ge=0)] = 100  # Strimzi's

@@ -149,6 +149,8 @@ class Topics:
         self._gone: list[Gone] = []
         self._wake = asyncio.Event()
         self._refreshed = float("-inf")
+        self._refreshing = asyncio.Lock()
+        self._next_refresh: asyncio.Task[Refused | None] | None = None  # not begun yet
         self._configs_read = float("-inf")
         self._answered = float("-inf")
         self._stopped = False
@@ -294,10 +296,10 @@ class Topics:
     async def _partitions(self, name: str) -> list[tuple[Any, ...]]:
         response = await self._request(MetadataRequest([name], allow_auto_topic_creation=False))
         for code, topic, _, partitions in response.topics:
-            if topic == name:
+            if topic == name and code != errors.UnknownTopicOrPartitionError.errno:
                 _check(code, f"topic {name}")
                 return list(partitions)
-        raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {name} does not exist")
+        raise Refused(Outcome.UNKNOWN_TOPIC, f"Topic {name} not found")
 
     async def create(self, name: str, partitions: int | None = None, replication: int | None = None) -> bool:
         """Create a topic because somebody asks for it by name, whether or not unknown ones are created.
@@ -404,11 +406,27 @@ class Topics:
         self._gone.append(callback)
 
     async def refresh(self) -> None:
-        """Ask for everything now.
+        """Ask for everything now; all who ask while an answer is on its way share the next one.
 
         Raises:
             Refused: BUSY, Kafka does not answer.
         """
+        if self._next_refresh is None:
+            self._next_refresh = self._spawn(self._refresh_next())
+        refused = await asyncio.shield(self._next_refresh)
+        if refused is not None:
+            raise Refused(refused.outcome, refused.reason)
+
+    async def _refresh_next(self) -> Refused | None:
+        async with self._refreshing:
+            self._next_refresh = None
+            try:
+                await self._refresh()
+            except Refused as refused:
+                return refused
+            return None
+
+    async def _refresh(self) -> None:
         response = await self._request(MetadataRequest(None, allow_auto_topic_creation=False))
         seen: dict[str, list[tuple[Any, ...]]] = {}
         for code, name, internal, partitions in response.topics:

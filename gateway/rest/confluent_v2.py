@@ -31,15 +31,17 @@ from protocols.rest.confluent import (
     NO_REGISTRY,
     PREFIX,
     SCHEMA_TYPES,
+    decode_commit,
     decode_consumer,
     decode_partitions,
     decode_positions,
     epoch_ms,
+    message,
     number,
     poll_wanted,
     produce_results,
 )
-from protocols.rest.consuming import PollLimits, decode_offsets
+from protocols.rest.consuming import PollLimits
 from protocols.rest.errors import Fault, RestError, not_found
 from protocols.rest.media import CONTROL_TYPE, RECORD_TYPES, body_type
 from protocols.rest.responses import ErrorBody, encode
@@ -184,19 +186,19 @@ class ConfluentV2(Module):
     async def commit(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../offsets`: the offset in the body is that of the last record, so that Kafka gets the next one."""
         member = self._consumers.find(call.grant, group, name).member
-        body = await call.body()
+        wanted = decode_commit(await call.body())
         try:
-            if body:
+            if wanted is None:
+                await member.commit_delivered()
+            else:
                 await member.commit(
                     {
                         TopicPartition(entry.topic, entry.partition): OffsetAndMetadata(
                             entry.offset + 1, entry.metadata or ""
                         )
-                        for entry in decode_offsets(body)
+                        for entry in wanted
                     }
                 )
-            else:
-                await member.commit_delivered()
         except NotAssignedError as error:
             raise not_found(str(error), Fault.NOT_ASSIGNED) from error
         return no_content()
@@ -248,7 +250,7 @@ class ConfluentV2(Module):
 def refusal_answer(error: RestError, media: str) -> web.Response:
     """A refusal with Confluent's status and number."""
     status, code = number(error)
-    answer = control_answer(encode(ErrorBody(code, error.message, error.validation_errors)), status)
+    answer = control_answer(encode(ErrorBody(code, message(error), error.validation_errors)), status)
     answer.headers["Content-Type"] = media
     for name, value in error.headers:
         answer.headers.add(name, value)

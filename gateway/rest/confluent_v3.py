@@ -266,7 +266,5 @@ def _answer(body: Any, status: int = 200) -> web.Response:
 def _address(call: Call, root: str, *segments: str) -> str:
     """The absolute address of a resource, as the client sees it."""
     request = call.request
-    headers = request.headers.copy()
-    headers.popall("X-Forwarded-Path", None)  # it is that of this request, not of others
     path = "/".join((root, *(quote(segment, safe="") for segment in segments)))
-    return base_uri(headers, path, secure=request.secure, bound=own_address(request))
+    return base_uri(request.headers, path, secure=request.secure, bound=own_address(request))

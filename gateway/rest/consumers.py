@@ -36,7 +36,7 @@ from protocols.rest.consuming import (
     poll_limits,
 )
 from protocols.rest.errors import Fault, RestError, busy, not_found, too_many
-from protocols.rest.forwarded import base_uri, instance_path
+from protocols.rest.forwarded import base_uri, group_path, instance_path, seen_path
 from protocols.rest.media import RECORD_TYPES, Format, accepts
 from protocols.rest.patterns import TopicPattern
 from protocols.rest.responses import Page, RecordItem, encode
@@ -156,7 +156,7 @@ class Consumers(Module):
         """
         request, grant = call.request, call.grant
         name = create.name or f"{NAME_PREFIX}{uuid.uuid4()}"
-        path = under + instance_path(group, name)
+        path = instance_path(seen_path(request.headers, under + group_path(group)), name)
         uri = base_uri(request.headers, path, secure=request.secure, bound=own_address(request))
         key = (group, name)
         if key in self._instances:
@@ -183,13 +183,14 @@ class Consumers(Module):
 
     def _member(self, group: str, name: str, create: CreateConsumer) -> Member:
         count = len(self._instances)
+        default = self._config.consumer
         settings = MemberSettings(
             group=group,
             client_id=name,
-            auto_offset_reset=create.auto_offset_reset,
-            fetch_min_bytes=create.fetch_min_bytes,
+            auto_offset_reset=create.auto_offset_reset or default.auto_offset_reset,
+            fetch_min_bytes=default.fetch_min_bytes if create.fetch_min_bytes is None else create.fetch_min_bytes,
             fetch_bytes=max(LEAST_PREFETCH, min(MOST_PREFETCH, PREFETCH // count)),
-            isolation_level=create.isolation_level,
+            isolation_level=create.isolation_level or default.isolation_level,
             heartbeat_s=max(SHORTEST_HEARTBEAT_S, min(LONGEST_HEARTBEAT_S, count / HEARTBEATS)),
             request_timeout_ms=create.request_timeout_ms,
             idle_s=self._config.consumer_idle_s,
@@ -198,7 +199,7 @@ class Consumers(Module):
             settings,
             self._kafka,
             self._arrivals,
-            auto_commit=create.enable_auto_commit,
+            auto_commit=default.enable_auto_commit if create.enable_auto_commit is None else create.enable_auto_commit,
             spawn=self._spawn,
             clock=self._clock,
         )

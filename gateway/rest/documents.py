@@ -17,7 +17,7 @@ from gateway.rest.answers import control_answer
 from gateway.rest.call import Call, Handler, Module
 from protocols.rest.contract import Contract, assemble
 from protocols.rest.errors import not_found
-from protocols.rest.media import PLAIN_JSON_TYPE
+from protocols.rest.media import PLAIN_JSON_TYPE, preferred
 from protocols.rest.responses import encode
 
 YAML_TYPE: Final = "application/yaml"  # RFC 9512
@@ -73,14 +73,14 @@ class Documents(Module):
 
     async def info(self, call: Call) -> web.StreamResponse:
         """`GET /`."""
-        media = call.negotiate()
+        media = _preferred(call)
         answer = control_answer(encode({"bridge_version": version()}))
         answer.headers["Content-Type"] = media
         return answer
 
     async def openapi(self, call: Call) -> web.StreamResponse:
         """`GET /openapi`, `GET /openapi/v3`: JSON, or YAML where the client prefers it."""
-        if call.negotiate() == YAML_TYPE:
+        if _preferred(call) == YAML_TYPE:
             return await self.openapi_yaml(call)
         document = self._seen_by(call)
         body = self._json if document is self._contract.document else msgspec.json.encode(document)
@@ -127,6 +127,15 @@ class Documents(Module):
             return self._contract.document
         server = {"url": "/" + quote(path.strip("/"), safe="/%:@!$&'()*+,;=~-._")}
         return {**self._contract.document, "servers": [server]}
+
+
+def _preferred(call: Call) -> str:
+    """The media type of the answer: JSON for a client that accepts none of ours (RFC 9110 section 12.5.1 allows it).
+
+    Strimzi's bridge gives these documents to everybody; its clients name the type of records in every request.
+    """
+    offered = call.operation.success_media()
+    return preferred(call.request.headers.get("Accept"), offered) or offered[0]
 
 
 def version() -> str:

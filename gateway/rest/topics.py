@@ -65,9 +65,7 @@ class TopicOperations(Module):
 
     async def list_topics(self, call: Call) -> web.StreamResponse:
         """`GET /topics`: those that this client may read or write."""
-        seen = call.grant.subscribe, call.grant.publish
-        names = [name for name in sorted(self._topics.names) if any(right.some(name) for right in seen)]
-        return control_answer(encode(names))
+        return control_answer(encode(await self._readable(call.grant)))
 
     async def get_topic(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /topics/{topicname}`."""
@@ -106,8 +104,7 @@ class TopicOperations(Module):
         Raises:
             Refused: Kafka does not answer.
         """
-        seen = grant.subscribe, grant.publish
-        names = [name for name in sorted(self._topics.names) if any(right.some(name) for right in seen)]
+        names = await self._readable(grant)
         if not names:
             return []
         described = await self._ask(lambda admin: admin.describe_topics(names))
@@ -127,6 +124,12 @@ class TopicOperations(Module):
         await self._lookup.stop()
         await self._admin.stop()
 
+    async def _readable(self, grant: Grant) -> list[str]:
+        """The topics that there are at this moment and that the client may read or write, sorted."""
+        await self._topics.refresh()
+        seen = grant.subscribe, grant.publish
+        return [name for name in sorted(self._topics.names) if any(right.some(name) for right in seen)]
+
     async def _partition(self, grant: Grant, topic: str, partition: int) -> PartitionView:
         for view in await self.partitions(grant, topic):
             if view.partition == partition:
@@ -143,14 +146,14 @@ class TopicOperations(Module):
         if not (grant.subscribe.some(topic) or grant.publish.some(topic)):
             raise forbidden(f"look at {topic}")
         if not is_topic_name(topic):
-            raise not_found(f"Topic {topic[:64]} does not exist", Fault.TOPIC)
+            raise not_found(f"Topic {topic[:64]} not found", Fault.TOPIC)
         if topic not in self._topics.names:  # asking the broker for it could create it
             await self._topics.refresh()
             if topic not in self._topics.names:
-                raise not_found(f"Topic {topic} does not exist", Fault.TOPIC)
+                raise not_found(f"Topic {topic} not found", Fault.TOPIC)
         (described,) = await self._ask(lambda admin: admin.describe_topics([topic]))
         if described["error_code"] or not described["partitions"]:
-            raise not_found(f"Topic {topic} does not exist", Fault.TOPIC)
+            raise not_found(f"Topic {topic} not found", Fault.TOPIC)
         return [_view(partition) for partition in sorted(described["partitions"], key=lambda one: one["partition"])]
 
     async def _configs(self, topic: str) -> dict[str, str | None]:

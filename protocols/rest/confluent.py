@@ -55,6 +55,18 @@ RECORD_NUMBERS: Final = {403: 40301, 404: 40402, 500: 50002, 503: 50003}
 _KAFKA_ERROR: Final = 50002
 
 
+EXCLUSIVE: Final = (
+    "IllegalStateError: You must choose only one way to configure your consumer: (1) subscribe to specific topics by "
+    "name, (2) subscribe to topics matching a regex pattern, (3) assign itself specific topic-partitions."
+)
+"""Karapace's words, which are those of the client library beneath it; its users' code looks for them."""
+
+
+def message(error: RestError) -> str:
+    """What a refusal says in this dialect."""
+    return EXCLUSIVE if error.fault is Fault.EXCLUSIVE else error.message
+
+
 def number(error: RestError) -> tuple[int, int]:
     """The status and number of a refusal. What does not fit the contract's schemas is a 422."""
     if error.fault is not None:
@@ -105,6 +117,7 @@ class ConsumerConfig(msgspec.Struct, frozen=True, gc=False, forbid_unknown_field
     auto_commit: str | bool | None = msgspec.field(name="auto.commit.enable", default=None)
     fetch_min_bytes: str | int | None = msgspec.field(name="fetch.min.bytes", default=None)
     wait_ms: str | int | None = msgspec.field(name="consumer.request.timeout.ms", default=None)
+    metadata_ms: str | int | None = msgspec.field(name="topic.metadata.refresh.interval.ms", default=None)  # not used
     isolation_level: str | None = msgspec.field(name="isolation.level", default=None)
 
 
@@ -135,8 +148,13 @@ class _Partitions(msgspec.Struct, forbid_unknown_fields=True):
     partitions: list[Partition]
 
 
+class _Commit(msgspec.Struct, forbid_unknown_fields=True):
+    offsets: list[PartitionOffset] | None = None
+
+
 _CONSUMER: Final = msgspec.json.Decoder(ConsumerConfig)
 _POSITIONS: Final = msgspec.json.Decoder(Positions, strict=False)
+_COMMIT: Final = msgspec.json.Decoder(_Commit, strict=False)
 _PARTITIONS: Final = msgspec.json.Decoder(_Partitions, strict=False)
 _FORMATS: Final = frozenset(one.value for one in Format)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -176,6 +194,11 @@ def _integer(value: str | int, least: int, name: str) -> int:
 def decode_positions(body: bytes) -> Positions:
     """Where to read on. The body fits the contract, or RestError 400."""
     return decode(_POSITIONS, body)
+
+
+def decode_commit(body: bytes) -> list[PartitionOffset] | None:
+    """The offsets to commit; None, also for `{}`: of all that was delivered. It fits the contract, or RestError 400."""
+    return decode(_COMMIT, body).offsets if body else None
 
 
 def decode_partitions(body: bytes) -> list[Partition]:

@@ -16,15 +16,15 @@ from protocols.rest.requests import decode
 
 
 class CreateConsumer(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """The body of a consumer's creation; the names are Kafka's own."""
+    """The body of a consumer's creation; the names are Kafka's own. None: as the gateway is set."""
 
     name: str | None = None
     format: str = Format.BINARY.value
-    auto_offset_reset: str = msgspec.field(name="auto.offset.reset", default="latest")
-    enable_auto_commit: bool = msgspec.field(name="enable.auto.commit", default=True)
-    fetch_min_bytes: int = msgspec.field(name="fetch.min.bytes", default=1)
+    auto_offset_reset: str | None = msgspec.field(name="auto.offset.reset", default=None)
+    enable_auto_commit: bool | None = msgspec.field(name="enable.auto.commit", default=None)
+    fetch_min_bytes: int | None = msgspec.field(name="fetch.min.bytes", default=None)
     request_timeout_ms: int | None = msgspec.field(name="consumer.request.timeout.ms", default=None)
-    isolation_level: str = msgspec.field(name="isolation.level", default="read_committed")
+    isolation_level: str | None = msgspec.field(name="isolation.level", default=None)
 
     @property
     def embedded(self) -> Format:

@@ -15,7 +15,7 @@ def base_uri(headers: Mapping[str, str], path: str, *, secure: bool, bound: str)
     """The absolute address of `path` for this client.
 
     `Forwarded` (RFC 7239) goes before `X-Forwarded-Host` with `X-Forwarded-Proto`, and both before `Host`. Without
-    a port in the forwarded host the scheme's own is written out. `X-Forwarded-Path` replaces the path.
+    a port in the forwarded host the scheme's own is written out.
 
     Args:
         headers: the request's fields, looked up without regard to case.
@@ -31,9 +31,6 @@ def base_uri(headers: Mapping[str, str], path: str, *, secure: bool, bound: str)
     host, scheme = pairs.get("host"), pairs.get("proto")
     if host is None or scheme is None:
         host, scheme = headers.get("X-Forwarded-Host"), headers.get("X-Forwarded-Proto")
-    forwarded_path = headers.get("X-Forwarded-Path")
-    if forwarded_path is not None:
-        path = quote(forwarded_path.rstrip("/"), safe="/%:@!$&'()*+,;=~-._")
     if host is None or scheme is None:
         return f"{'https' if secure else 'http'}://{headers.get('Host') or bound}{path}"
     host, scheme = _first(host), _first(scheme).lower()
@@ -44,9 +41,20 @@ def base_uri(headers: Mapping[str, str], path: str, *, secure: bool, bound: str)
     return f"{scheme}://{host}{path}"
 
 
-def instance_path(group: str, name: str) -> str:
-    """The path of a consumer instance, encoded."""
-    return f"/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
+def seen_path(headers: Mapping[str, str], path: str) -> str:
+    """The path of this request as the client sees it, encoded: what `X-Forwarded-Path` says, else `path`."""
+    forwarded = headers.get("X-Forwarded-Path")
+    return path if forwarded is None else quote(forwarded.rstrip("/"), safe="/%:@!$&'()*+,;=~-._")
+
+
+def group_path(group: str) -> str:
+    """The path of a group's consumers, encoded."""
+    return f"/consumers/{quote(group, safe='')}"
+
+
+def instance_path(consumers: str, name: str) -> str:
+    """The path of a consumer instance, encoded; `consumers`: that of its group."""
+    return f"{consumers}/instances/{quote(name, safe='')}"
 
 
 def _first(field: str) -> str:

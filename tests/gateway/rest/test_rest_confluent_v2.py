@@ -181,6 +181,15 @@ async def test_a_refusal_has_its_number(
             assert answer["message"]
 
 
+async def test_a_missing_topic_is_said_in_karapaces_words(bootstrap: str) -> None:
+    topic = f"t-{uuid.uuid4().hex[:12]}"
+    async with running_gateway(bootstrap, create=False) as gateway, aiohttp.ClientSession(gateway.url) as session:
+        way = Way(session, "/v2")
+        said = (404, {"error_code": 40401, "message": f"Topic {topic} not found"})
+        assert await way.ask("GET", f"/topics/{topic}") == said
+        assert await way.ask("POST", f"/topics/{topic}", {"records": [{"value": 1}]}, JSON_RECORDS) == said
+
+
 async def test_a_name_is_taken_once(way: Way) -> None:
     path = await created(way)
     _, _, group, _, name = path.split("/")
@@ -214,6 +223,10 @@ async def test_a_consumer_is_assigned_polled_committed_and_sought(way: Way, new_
     assert (await way.ask("POST", f"{path}/offsets"))[0] == 204  # all that was delivered
     status, body = await way.ask("GET", f"{path}/offsets", places(topic, 1))
     assert body["offsets"][0]["offset"] == 3
+    assert (await way.ask("POST", f"{path}/offsets", done, JSON_RECORDS))[0] == 204
+    assert (await way.ask("POST", f"{path}/offsets", {}, JSON_RECORDS))[0] == 204  # the same, as Karapace's clients do
+    status, body = await way.ask("GET", f"{path}/offsets", places(topic, 1))
+    assert body["offsets"][0]["offset"] == 3
 
     assert (await way.ask("POST", f"{path}/positions/beginning", places(topic, 1)))[0] == 204
     assert [record["value"] for record in (await way.ask("GET", f"{path}/records"))[1]] == [0, 1, 2]
@@ -244,12 +257,14 @@ async def test_a_seek_by_time_finds_the_first_record_that_is_not_older(way: Way,
 
 async def test_a_subscription_shows_its_topics(way: Way, new_topic: NewTopic) -> None:
     topic = await new_topic(1)
-    path = await created(way, **{"consumer.request.timeout.ms": "20000", "fetch.min.bytes": "-1"})
+    taken = {"topic.metadata.refresh.interval.ms": "100"}
+    path = await created(way, **{"consumer.request.timeout.ms": "20000", "fetch.min.bytes": "-1", **taken})
     assert await way.ask("GET", f"{path}/subscription") == (200, {"topics": []})
     assert (await way.ask("POST", f"{path}/subscription", {"topics": [topic]}, BINARY_RECORDS))[0] == 204
     assert await way.ask("GET", f"{path}/subscription") == (200, {"topics": [topic]})
     status, body = await way.ask("POST", f"{path}/assignments", places(topic, 0))
     assert (status, body["error_code"]) == (409, 40903)
+    assert body["message"].startswith("IllegalStateError: You must choose only one way to configure your consumer: ")
     await way.ask("POST", f"/topics/{topic}", {"records": [{"value": 1}]}, JSON_RECORDS)
     # The poll says no time to wait: the consumer's setting holds.
     assert [record["value"] for record in (await way.ask("GET", f"{path}/records"))[1]] == [1]

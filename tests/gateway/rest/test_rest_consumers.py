@@ -433,9 +433,43 @@ async def test_topics_can_be_looked_at(http: aiohttp.ClientSession, new_topic: A
     assert set((await ask(http, "GET", "/"))[1]) == {"bridge_version"}
 
 
+async def test_the_list_of_topics_is_kafkas_at_this_moment(
+    http: aiohttp.ClientSession, admin: AIOKafkaAdminClient, new_topic: Any
+) -> None:
+    topic = await new_topic(partitions=1)
+    listed = await asyncio.gather(*(ask(http, "GET", "/topics") for _ in range(20)))
+    assert all(topic in names for _, names in listed)
+    await admin.delete_topics([topic])
+    # The answer itself is no news to the gateway: nobody waits for its own look at Kafka, every 5 minutes.
+    assert topic not in (await ask(http, "GET", "/topics"))[1]
+
+
+async def test_what_a_consumer_does_not_say_is_as_the_gateway_is_set(bootstrap: str, new_topic: Any) -> None:
+    topic = await new_topic(partitions=1)
+    settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+    async with (
+        running_gateway(bootstrap, http={"consumer": settings}) as gateway,
+        aiohttp.ClientSession(gateway.url) as http,
+    ):
+        await send(http, topic, 1)
+        for prefix in ("", "/v2"):
+            path = f"{prefix}/consumers/g-{uuid.uuid4().hex[:8]}"
+            for wanted, values in (({}, [1]), ({"auto.offset.reset": "latest"}, [])):
+                body = {"format": "json", **wanted}
+                _, made = await ask(http, "POST", path, body, headers=CONTROL)
+                one = f"{path}/instances/{made['instance_id']}"
+                place = {"partitions": [{"topic": topic, "partition": 0}]}
+                assert (await ask(http, "POST", f"{one}/assignments", place, headers=CONTROL))[0] == 204
+                _, records = await ask(http, "GET", f"{one}/records?timeout={20000 if values else 500}")
+                assert [record["value"] for record in records] == values
+                assert (await ask(http, "DELETE", one))[0] == 204  # and nothing is committed with it
+
+
 async def test_base_uri_is_the_clients_view(http: aiohttp.ClientSession) -> None:
-    forwarded = {"Forwarded": "host=api.example;proto=https", "X-Forwarded-Path": "/bridge"}
     group = f"g-{uuid.uuid4().hex[:8]}"
+    path = f"/bridge/consumers/{group}"  # of the request, before a proxy took its own part away
+    forwarded = {"Forwarded": "host=api.example;proto=https", "X-Forwarded-Path": path}
     status, created = await ask(http, "POST", f"/consumers/{group}", {"name": "a"}, headers=CONTROL | forwarded)
-    assert (status, created) == (200, {"instance_id": "a", "base_uri": "https://api.example:443/bridge"})
+    assert status == 200
+    assert created == {"instance_id": "a", "base_uri": f"https://api.example:443{path}/instances/a"}
     assert (await ask(http, "DELETE", f"/consumers/{group}/instances/a"))[0] == 204

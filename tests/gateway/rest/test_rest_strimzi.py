@@ -62,6 +62,10 @@ SEND, SEND_1 = "/topics/TOPIC", "/topics/TOPIC/partitions/1"
 B64 = "aGVsbG8="
 ROWS = [
     Row("info", "version", "GET", "/", 200, answer={"bridge_version": str}, media="application/json"),
+    Row(
+        "info", "Accept of records", "GET", "/", 200,
+        headers=ACCEPT, answer={"bridge_version": str}, media="application/json",
+    ),
     Row("openapi", "the contract", "GET", "/openapi", 200, answer=dict, media="application/json"),
     Row("openapiV3", "the contract", "GET", "/openapi/v3", 200, answer=dict, media="application/json"),
     Row("openapiV2", "removed", "GET", "/openapi/v2", 404, answer={"error_code": 404, "message": "Not Found"}),

@@ -28,8 +28,10 @@ async def test_the_contract_is_served_and_its_page_shows_it(gateway: GatewayProc
             async with http.get(path, headers={"Accept": accept}) as response:
                 assert response.status == 200
                 assert yaml.safe_load(await response.text()) == contract
-        async with http.get("/openapi", headers={"Accept": "text/html"}) as response:
-            assert response.status == 406
+        for path in ("/openapi", "/openapi/v3"):  # as Strimzi's clients ask for it
+            async with http.get(path, headers={"Accept": "application/vnd.kafka.json.v2+json"}) as response:
+                assert (response.status, response.content_type) == (200, "application/json")
+                assert await response.json() == contract
         async with http.get("/openapi", headers={"X-Forwarded-Path": "/bridge"}) as response:
             assert (await response.json())["servers"] == [{"url": "/bridge"}]
         async with http.get("/docs") as response:

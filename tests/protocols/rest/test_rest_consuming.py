@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from gateway.config import ConsumerDefaults, HttpConfig
 from gateway.rest.documents import load_contract
 from protocols.rest.consuming import (
     PollLimits,
@@ -32,13 +33,16 @@ def status_of(operation: str, decode: Any, body: Any) -> int:
     return 200
 
 
-def test_a_consumer_has_kafkas_defaults_and_the_binary_format() -> None:
+def test_what_a_consumer_does_not_say_is_the_gateways_to_set() -> None:
     for body in (b"", b"{}"):
         create = decode_create(body)
         assert create.embedded is Format.BINARY
-        assert create.enable_auto_commit is True
-        assert (create.auto_offset_reset, create.fetch_min_bytes, create.name) == ("latest", 1, None)
-        assert create.isolation_level == "read_committed"
+        said = (create.enable_auto_commit, create.auto_offset_reset, create.fetch_min_bytes, create.isolation_level)
+        assert said == (None,) * 4
+        assert create.name is None
+    assert HttpConfig().consumer == ConsumerDefaults(
+        auto_offset_reset="latest", enable_auto_commit=True, fetch_min_bytes=1, isolation_level="read_committed"
+    )  # Kafka's and Strimzi's
 
 
 def test_a_consumer_takes_kafkas_names() -> None:

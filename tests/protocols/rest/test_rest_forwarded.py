@@ -2,7 +2,7 @@ import pytest
 from multidict import CIMultiDict
 
 from protocols.rest.errors import RestError
-from protocols.rest.forwarded import base_uri, instance_path
+from protocols.rest.forwarded import base_uri, group_path, instance_path, seen_path
 
 PATH = "/consumers/g/instances/c"
 
@@ -18,11 +18,7 @@ PATH = "/consumers/g/instances/c"
         ({"Forwarded": "host=[::1];proto=http"}, "http://[::1]:80" + PATH),
         ({"X-Forwarded-Host": "my-api.com", "X-Forwarded-Proto": "http"}, "http://my-api.com:80" + PATH),
         ({"X-Forwarded-Host": "my-api.com", "Host": "gw"}, "http://gw" + PATH),  # both or neither
-        (
-            {"X-Forwarded-Host": "a:443", "X-Forwarded-Proto": "https", "X-Forwarded-Path": "/bridge/instances/c"},
-            "https://a:443/bridge/instances/c",
-        ),
-        ({"host": "gw", "x-forwarded-path": "/x y"}, "http://gw/x%20y"),
+        ({"host": "gw", "x-forwarded-path": "/x"}, "http://gw" + PATH),  # it is the request's, not that of others
     ],
 )
 def test_the_address_is_the_one_that_the_client_used(headers: dict[str, str], expected: str) -> None:
@@ -40,4 +36,10 @@ def test_another_scheme_is_refused() -> None:
 
 
 def test_names_are_encoded_in_the_path() -> None:
-    assert instance_path("a/b", "c d?") == "/consumers/a%2Fb/instances/c%20d%3F"
+    assert instance_path(group_path("a/b"), "c d?") == "/consumers/a%2Fb/instances/c%20d%3F"
+
+
+def test_a_requests_path_is_what_the_proxy_says() -> None:
+    headers = CIMultiDict({"x-forwarded-path": "/bridge/consumers/x y%20z/"})
+    assert seen_path(headers, "/consumers/x%20y%20z") == "/bridge/consumers/x%20y%20z"
+    assert seen_path(CIMultiDict(), "/consumers/g") == "/consumers/g"
