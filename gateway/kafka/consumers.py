@@ -16,13 +16,14 @@ from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.group import LeaveGroupRequest
-from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
+from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.client import start_client
 from gateway.kafka.contracts import Refused
+from gateway.kafka.fetching import convert_arrivals
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
-from mapping.record import INTERNAL_TOPIC_PREFIX, Received, is_topic_name
+from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 
 ISOLATION: Final = "read_committed"  # records of open or aborted transactions are not messages yet
 FETCH_WAIT_MS: Final = 100
@@ -44,13 +45,6 @@ _METADATA_RETRY_S: Final = 0.1
 
 ConsumerOptions = Mapping[str, Any]
 """Connection part of AIOKafkaConsumer's arguments: bootstrap_servers, client_id, security, time-outs."""
-
-
-def received(record: ConsumerRecord) -> Received:
-    """Our view of aiokafka's record; headers are a tuple of pairs in both."""
-    return Received(
-        record.topic, record.key, record.value, record.headers, record.timestamp, record.partition, record.offset
-    )
 
 
 def log_consumer(
@@ -82,12 +76,13 @@ def log_consumer(
 
 
 async def start_consumer(consumer: AIOKafkaConsumer, spawn: Spawn) -> None:
-    """Start a consumer for somebody who may be cancelled, as `start_client` says.
+    """Start a consumer for somebody who may be cancelled, as `start_client` says. Its `getmany` brings `Received`.
 
     Raises:
         KafkaError: Kafka is away, or refuses us.
     """
     await start_client(consumer.start, partial(close_consumer, consumer), spawn)
+    convert_arrivals(consumer)
 
 
 async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 2.0) -> None:
@@ -106,6 +101,8 @@ async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 2.0) -> No
             await consumer.stop()
     except (TimeoutError, KafkaError, asyncio.CancelledError):
         await _abandon(consumer, min(timeout, 1.0))
+    if consumer._fetcher is not None:
+        consumer._fetcher._records.clear()  # the consumer is a cycle: what was read ahead would wait for the collector
     if task.cancelling() > cancelled:
         raise asyncio.CancelledError
 

@@ -1,13 +1,15 @@
 """Fetched records of an aiokafka consumer, as ours at once.
 
 aiokafka makes a `ConsumerRecord` of each record, with a generator, two methods and a dataclass: that is most of what
-reading one costs. Here `Received` is made directly of what its compiled parser finds. aiokafka 0.14 is pinned: as
-`consumers`, this reaches below its public surface.
+reading one costs. Here `Received` is made directly of what its compiled parser finds. And its generator is a reference
+cycle around the whole fetch, which nothing but the collector frees when it is not read to its end (ADR 0030). aiokafka
+0.14 is pinned: as `consumers`, this reaches below its public surface.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
@@ -25,10 +27,10 @@ else wakes the fetcher counts as on its way there; it would fetch nothing then u
 async def fetch(
     consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition], *, timeout_s: float, most: int
 ) -> dict[TopicPartition, list[Received]]:
-    """What `consumer.getmany` would bring, as our records; its position moves behind them as there.
+    """What `consumer.getmany` would bring, sooner; its position moves behind them as there.
 
     Args:
-        consumer: started; nobody else reads from it by `getmany`.
+        consumer: started by `consumers.start_consumer`; nobody else reads from it by `getmany`.
         partitions: of which; none: of all.
         timeout_s: how long to wait for a first record.
         most: records.
@@ -41,7 +43,6 @@ async def fetch(
     now = asyncio.get_running_loop().time
     until = now() + timeout_s
     while True:
-        _convert(fetcher)
         found: dict[TopicPartition, list[Received]] = await consumer.getmany(*partitions, max_records=most)
         if found or now() >= until:
             return found
@@ -72,11 +73,21 @@ def _wake(fetcher: Fetcher) -> None:
     fetcher._notify(fetcher._wait_consume_future)
 
 
-def _convert(fetcher: Fetcher) -> None:
-    """Let what has come since be read as our records."""
-    for result in fetcher._records.values():
+def convert_arrivals(consumer: AIOKafkaConsumer) -> None:
+    """Let all that a started consumer fetches be read as our records, and be freed with its last reference."""
+    fetcher = consumer._fetcher
+    if type(fetcher._records) is not _Arrivals:
+        fetched, fetcher._records = fetcher._records, _Arrivals()
+        fetcher._records.update(fetched)
+
+
+class _Arrivals(OrderedDict[TopicPartition, Any]):
+    """In the place of a fetcher's `_records`: what was fetched and is not read to its end."""
+
+    def __setitem__(self, partition: TopicPartition, result: Any) -> None:
         if type(result) is FetchResult and type(result._partition_records) is PartitionRecords:
             result._partition_records = _Converted(result._partition_records)
+        super().__setitem__(partition, result)
 
 
 class _Converted:
@@ -85,6 +96,7 @@ class _Converted:
     __slots__ = ("_records", "_source")
 
     def __init__(self, source: PartitionRecords) -> None:
+        source._records_iterator = None  # it would hold its holder
         self._source = source
         self._records = _unpack(source)
 

@@ -32,7 +32,6 @@ from gateway.kafka.consumers import (
     commit_offsets,
     committed_offsets,
     is_broken,
-    received,
     rejoin,
     start_consumer,
     stop_waiting,
@@ -356,7 +355,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             part = parts.get(partition)
             if part is None:
                 continue
-            take([received(record) for record in records], part)
+            take(records, part)
             part.position = records[-1].offset + 1
             if part.checkpoint.span > SPAN:
                 self._stall(part)

@@ -24,7 +24,6 @@ from gateway.kafka.consumers import (
     Lookup,
     close_consumer,
     log_consumer,
-    received,
     start_consumer,
 )
 from gateway.kafka.contracts import Outlet, Refused
@@ -377,7 +376,7 @@ class _Worker:
         for partition, records in batches.items():
             reading = queue.readings.get(partition)
             if reading is not None:
-                self._chunk.append((reading, [received(record) for record in records]))
+                self._chunk.append((reading, records))
                 count += len(records)
         if not batches:
             # Only transaction markers or compacted records may lie between us and the goal.

@@ -27,7 +27,6 @@ from gateway.kafka.consumers import (
     close_consumer,
     is_broken,
     log_consumer,
-    received,
     start_consumer,
 )
 from gateway.kafka.contracts import Owner, Refused
@@ -330,8 +329,8 @@ class StateTopics:
         self._complaint = ""
         for partition, records in batches.items():
             table = self._tables[partition.topic]
-            for source in records:
-                table.take(received(source))
+            for record in records:
+                table.take(record)
             self._positions[partition] = records[-1].offset + 1
         self._read_on.set()
         self._read_on = asyncio.Event()

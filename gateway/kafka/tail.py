@@ -30,7 +30,6 @@ from gateway.kafka.consumers import (
     is_broken,
     log_consumer,
     on_metadata,
-    received,
     start_consumer,
 )
 from gateway.kafka.contracts import Fanout, Outlet, Refused
@@ -426,10 +425,9 @@ class Tail:
     async def _fan_out(self, partition: TopicPartition, part: _Partition, records: list[Any]) -> None:
         topic, behind = part.topic, part.behind
         offers = 0
-        for source in records:
-            if source.offset < part.position:
+        for record in records:
+            if record.offset < part.position:
                 continue  # watched anew since it was asked for, further on
-            record = received(source)
             for watch in topic.watches:
                 if watch.since and watch.is_early(record):
                     continue

@@ -13,7 +13,6 @@ from typing import Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
-from aiokafka.structs import ConsumerRecord
 
 from gateway.kafka.consumers import (
     CHUNK,
@@ -27,7 +26,7 @@ from gateway.kafka.consumers import (
 from gateway.kafka.contracts import Refused
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
-from mapping.record import MQTT_EXCHANGE
+from mapping.record import MQTT_EXCHANGE, Received
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +113,7 @@ class _Scan:
         del self.positions[partition]
         return True
 
-    def collect(self, records: list[ConsumerRecord]) -> None:
+    def collect(self, records: list[Received]) -> None:
         """Note the exchanges."""
         for record in records:
             for name, value in record.headers:

@@ -1,15 +1,17 @@
 """Records as ours at once: the very ones that aiokafka would hand out, from wherever one begins, in any portions."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.consumer.fetcher import PartitionRecords
 from aiokafka.errors import ConsumerStoppedError, OffsetOutOfRangeError
 
-from gateway.kafka.consumers import close_consumer, received
+from gateway.kafka.consumers import close_consumer, start_consumer
 from gateway.kafka.fetching import fetch
 from mapping.record import Received
 
@@ -25,7 +27,7 @@ async def reading(
         bootstrap_servers=bootstrap, auto_offset_reset="none", isolation_level=isolation, fetch_max_wait_ms=100,
         consumer_timeout_ms=pause_ms,
     )  # fmt: skip
-    await consumer.start()
+    await start_consumer(consumer, asyncio.create_task)
     consumer.assign([TopicPartition(topic, 0)])
     try:
         yield consumer
@@ -62,13 +64,19 @@ async def test_it_is_what_getmany_brings(bootstrap: str, new_topic: Any, isolati
     topic = await new_topic(partitions=1)
     end = await fill(bootstrap, topic)
     partition = TopicPartition(topic, 0)
-    async with reading(bootstrap, topic, isolation) as theirs, reading(bootstrap, topic, isolation) as ours:
+    plain = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level=isolation)
+    async with plain as theirs, reading(bootstrap, topic, isolation) as ours:
+        theirs.assign([partition])
         theirs.seek(partition, 0)
         expected: list[Received] = []
         async with asyncio.timeout(WAIT_S):
             while not expected or expected[-1].value != b"the last":
                 batches = await theirs.getmany(timeout_ms=1000)
-                expected += [received(record) for records in batches.values() for record in records]
+                expected += [
+                    Received(one.topic, one.key, one.value, one.headers, one.timestamp, one.partition, one.offset)
+                    for records in batches.values()
+                    for one in records
+                ]
         aborted = [record for record in expected if record.value in {b"transaction 1", b"transaction 3"}]
         assert len(aborted) == (0 if isolation == "read_committed" else 6)
         for first, most in [(0, 7), (0, 1000), *((offset, 1000) for offset in range(1, end - 2, 5)), (13, 1)]:
@@ -134,3 +142,33 @@ async def test_errors_come_through(bootstrap: str, new_topic: Any) -> None:
         await consumer.stop()
         with pytest.raises(ConsumerStoppedError):
             await waiting
+
+
+async def test_what_was_fetched_goes_without_the_collector(
+    bootstrap: str, producer: AIOKafkaProducer, new_topic: Any, readers: Any
+) -> None:
+    """Read to its end, in part, sought away from, never read, and left behind by a consumer that closes."""
+    topic = await new_topic(partitions=1)
+    partition = TopicPartition(topic, 0)
+    for number in range(10):
+        await producer.send_and_wait(topic, b"%d" % number)
+
+    def kept() -> int:
+        return sum(isinstance(found, PartitionRecords) for found in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = kept()
+        async with reading(bootstrap, topic) as consumer:
+            for most in (10, 10, 3, 3, 1, 1):
+                consumer.seek(partition, 0)
+                assert await fetch(consumer, [partition], timeout_s=WAIT_S, most=most)
+            for _ in range(3):
+                consumer.seek(partition, 0)
+                await readers.wait_until(lambda: partition in consumer._fetcher._records)
+            assert kept() == before + 1
+        del consumer
+        assert kept() == before
+    finally:
+        gc.enable()
