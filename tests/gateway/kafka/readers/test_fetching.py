@@ -156,10 +156,7 @@ async def test_what_was_fetched_goes_without_the_collector(
     def kept() -> int:
         return sum(isinstance(found, PartitionRecords) for found in gc.get_objects())
 
-    gc.collect()
-    gc.disable()
-    try:
-        before = kept()
+    async def read() -> None:
         async with reading(bootstrap, topic) as consumer:
             for most in (10, 10, 3, 3, 1, 1):
                 consumer.seek(partition, 0)
@@ -168,7 +165,12 @@ async def test_what_was_fetched_goes_without_the_collector(
                 consumer.seek(partition, 0)
                 await readers.wait_until(lambda: partition in consumer._fetcher._records)
             assert kept() == before + 1
-        del consumer
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = kept()
+        await read()
         assert kept() == before
     finally:
         gc.enable()
