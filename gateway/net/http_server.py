@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 import structlog
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
+from aiohttp.web_protocol import _ErrInfo
 
 from gateway.config import Address
 from gateway.net.listener import Bound, open_server
@@ -23,6 +24,7 @@ log = structlog.get_logger(__name__)
 SERVER: Final = "trivium"  # the field Server of every answer
 HEADER_BYTES: Final = 16 * 1024  # of one field; proxies send long tokens, nobody sends more
 HEADER_FIELDS: Final = 100
+_HEAD_END: Final = b"\r\n\r\n"
 _TOO_MANY: Final = "Too many headers received"  # aiohttp has no exception of its own for it
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -33,13 +35,55 @@ Refuse = Callable[[int, str], web.StreamResponse]
 class HttpConnection(web.RequestHandler):
     """One connection. Requests that break HTTP itself never reach the application; they are answered here."""
 
-    __slots__ = ("_behind", "_max_bytes", "_refuse")
+    __slots__ = ("_behind", "_broken", "_last", "_max_bytes", "_refuse", "_rest")
 
     def __init__(self, server: HttpServer, refuse: Refuse, max_bytes: int, **options: Any) -> None:
         super().__init__(server, **options)
         self._max_bytes = max_bytes
         self._refuse = refuse
         self._behind = _Behind()
+        self._broken = False
+        self._last = b""  # what was parsed last: the end of a head may come in parts
+        self._rest = b""  # what is not parsed yet, because enough is waiting
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, one head at a time: aiohttp loses the good requests that it is given together with a bad one."""
+        if self._broken:
+            return
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        start = 0
+        over = len(self._last)
+        end = (self._last + data[:3]).find(_HEAD_END)  # one that began before
+        end = end + 4 - over if end >= 0 else _next_head(data, 0)
+        while True:
+            super().data_received(data[start:end])
+            start = end
+            if self._messages and isinstance(self._messages[-1][0], _ErrInfo):
+                self._break()
+                return
+            if start >= len(data):
+                break
+            if self._upgraded:
+                end = len(data)
+                continue
+            if self._reading_paused or len(self._messages) >= self._max_msg_queue_size:
+                self._rest = data[start:]
+                break
+            end = _next_head(data, start)
+        self._last = (self._last + data[max(0, start - 3) : start])[-3:]
+
+    def _break(self) -> None:
+        """The last message is about what is no HTTP. Nothing more is read; who waits for the rest of a body is told."""
+        self._broken = True
+        if len(self._messages) > 1:
+            payload: StreamReader = self._messages[-2][1]
+        elif self._current_request is not None:
+            payload = self._current_request.content
+        else:
+            return
+        if not payload.is_eof():
+            payload.set_exception(web.RequestPayloadError("the framing of the body is broken"))
 
     def handle_error(
         self,
@@ -92,6 +136,12 @@ class HttpConnection(web.RequestHandler):
         return transport, bytes(self._behind.data)
 
 
+def _next_head(data: bytes, start: int) -> int:
+    """Where the first head behind `start` may end, or the data."""
+    found = data.find(_HEAD_END, start)
+    return len(data) if found < 0 else found + len(_HEAD_END)
+
+
 class _Behind:
     """Keeps what comes behind the request of an upgrade."""
 
@@ -135,6 +185,7 @@ class HttpServer(Bound, web.Server):
             handle,
             handler_cancellation=handler_cancellation,
             access_log=None,
+            auto_decompress=False,  # it takes what breaks off for whole: `protocols.rest.content_coding` does it
             keepalive_timeout=head_timeout_s,
             lingering_time=LINGER_S,  # the rest of a refused body is read and dropped, so that the answer is not lost
             max_line_size=max_bytes,

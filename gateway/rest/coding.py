@@ -1,7 +1,4 @@
-"""Answers in a content coding that the client accepts; bodies in one that we know (RFC 9110 sections 8.4 and 12.5.3).
-
-Bodies are decompressed by aiohttp, as they are read: never more of one than is asked for.
-"""
+"""Answers in a coding that the client accepts, bodies in one that we know (RFC 9110 sections 8.4 and 12.5.3)."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
+from protocols.rest.content_coding import CODINGS, CodingError, coding_of
 from protocols.rest.errors import RestError
 from protocols.rest.media import preferred_coding
 
@@ -22,9 +20,6 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-CODINGS: Final = ("zstd", "gzip", "deflate")
-"""Our preference is their order."""
-_KNOWN: Final = frozenset({*CODINGS, "x-gzip", "identity", ""})
 _LEVEL: Final = 1  # beside Kafka and the network a better one does not pay
 _IN_LOOP: Final = 64 * 1024  # bytes; more is compressed in a thread
 _COMPRESS: Final[dict[str, Callable[[bytes], bytes]]] = {
@@ -34,16 +29,15 @@ _COMPRESS: Final[dict[str, Callable[[bytes], bytes]]] = {
 }
 
 
-def check_coding(request: web.BaseRequest) -> None:
-    """Refuse a body in a coding that we do not know: RestError 415, with `Accept-Encoding`."""
-    coding = request.headers.get("Content-Encoding")
-    if coding is not None and coding.lower() not in _KNOWN:
-        raise RestError(
-            415,
-            f"The coding of the body is not supported; it is one of {', '.join(CODINGS)}",
-            headers=(("Accept-Encoding", ", ".join(CODINGS)),),
-            close=True,
-        )
+def check_coding(request: web.BaseRequest) -> str | None:
+    """The coding of a body, None where it has none; RestError 415, with `Accept-Encoding`, for one we do not know."""
+    if "Content-Encoding" not in request.headers:
+        return None
+    try:
+        return coding_of(request.headers.getall("Content-Encoding"))
+    except CodingError as error:
+        accepted = (("Accept-Encoding", ", ".join(CODINGS)),)
+        raise RestError(415, str(error), headers=accepted, close=True) from error
 
 
 async def compress(request: web.BaseRequest, answer: web.StreamResponse, smallest: int) -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import sys
+import zlib
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 RECORDS: Final = "application/vnd.kafka.{}.v2+json"
 CONTROL: Final = "application/vnd.kafka.v2+json"
@@ -30,24 +38,37 @@ LARGE: Final = 300_000
 BOMB: Final = gzip.compress(bytes(32 << 20), mtime=0)  # over the limit of a body by far
 
 
+CODINGS: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "gzip": lambda body: gzip.compress(body, mtime=0),
+    "deflate": zlib.compress,
+    "zstd": zstd.compress,
+}
+
+
 class Attack(NamedTuple):
     """One conversation: what is sent, in pieces, and how it ends."""
 
     pieces: list[bytes]
     ending: str  # "wait": for the answer; "leave": without it; "reset"
+    cut: bool = False  # its body breaks off in its coding: nothing of it may be taken
 
 
 def attack(chance: random.Random, topic: str) -> Attack:
     """A conversation; it depends on `chance` alone. `topic`: exists, and takes what is stored by mistake."""
     method, path, media, body = _valid(chance, topic)
     body = _damaged(chance, body)
-    coding = ""
+    coding, is_cut = "", False
     if chance.random() < 0.1:
-        coding, body = "gzip", chance.choice([BOMB, whole := gzip.compress(body, mtime=0), whole[:-5], body])
+        coding = chance.choice(list(CODINGS))
+        whole = CODINGS[coding](body)
+        short = whole[: chance.randrange(1, len(whole))]
+        body = chance.choice([BOMB if coding == "gzip" else whole, whole, short, short, body])
+        is_cut = body is short and method == "POST" and not path.endswith("/records")  # those say so in their last line
     length = len(body)
     chunked = chance.random() < 0.2
     if chance.random() < 0.1:
         length = chance.choice([length + 10, max(0, length - 3), 1 << 40, 0])
+        is_cut = is_cut and length > 0  # or there is no body
     fields = [f"Host: {chance.choice(['h', '', 'x' * 300])}", "Connection: close"]
     if method == "POST":
         fields.append("Transfer-Encoding: chunked" if chunked else f"Content-Length: {length}")
@@ -71,7 +92,7 @@ def attack(chance: random.Random, topic: str) -> Attack:
     elif chance.random() < 0.05:
         sent = sent[: chance.randrange(len(sent)) + 1]
     cut = chance.randrange(len(sent) + 1)
-    return Attack([piece for piece in (sent[:cut], sent[cut:]) if piece], ending)
+    return Attack([piece for piece in (sent[:cut], sent[cut:]) if piece], ending, is_cut)
 
 
 def _valid(chance: random.Random, topic: str) -> tuple[str, str, str, bytes]:

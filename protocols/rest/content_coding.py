@@ -1,0 +1,166 @@
+"""Bodies in a content coding back to what they are (RFC 9110 section 8.4.1), in pieces. Pure.
+
+A coded body is whole only when its coding says so: gzip (RFC 1952) and zstd (RFC 8878) may be several members or
+frames, deflate (RFC 1950) is one stream, and each must have ended, with its checksum, where the body ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+CODINGS: Final = ("zstd", "gzip", "deflate")
+"""What is known; our preference is their order."""
+PIECE: Final = 64 * 1024
+"""Bytes that are decoded at once, at most."""
+_STEP: Final = 4 * 1024  # bytes in at once: the end of a member copies what is behind it, and members may be tiny
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_WINDOW_LOG: Final = 23  # a window of 8 MB: what RFC 9659 lets a sender of zstd ask for; its decoder allocates that
+_ALIASES: Final = {"x-gzip": "gzip"}  # RFC 9110 section 8.4.1.3
+_NONE: Final = frozenset({"identity", ""})
+
+
+class CodingError(Exception):
+    """The body is not what its coding says; the text says why."""
+
+
+def coding_of(fields: Sequence[str]) -> str | None:
+    """The coding of a body, by its fields `Content-Encoding`; None where it has none.
+
+    Raises:
+        CodingError: it is none of `CODINGS`, or there are several of them, one over the other.
+    """
+    names = [name.strip().lower() for field in fields for name in field.split(",")]
+    codings = [_ALIASES.get(name, name) for name in names if name not in _NONE]
+    if not codings:
+        return None
+    if len(codings) > 1 or codings[0] not in CODINGS:
+        raise CodingError(f"The coding of the body is not supported; it is one of {', '.join(CODINGS)}")
+    return codings[0]
+
+
+class BodyDecoder:
+    """One body of one coding."""
+
+    def __init__(self, coding: str) -> None:
+        """`coding`: one of `CODINGS`."""
+        self._coding = coding
+        makers: dict[str, Callable[[], _Stream]] = {"gzip": _Zlib.gzip, "deflate": _Zlib.deflate, "zstd": _Zstd}
+        self._begin = makers[coding]
+        self._one = coding == "deflate"
+        self._stream: _Stream | None = None  # None: before the first, and between two
+        self._begun = False
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """What `data` brings, in pieces of at most `PIECE` bytes, none empty; take all of them before the next call.
+
+        Raises:
+            CodingError: the body is broken. What came before is as it was sent, as far as no checksum covers it.
+        """
+        try:
+            for start in range(0, len(data), _STEP):
+                left = data[start : start + _STEP]
+                while left:
+                    if self._stream is None:
+                        if self._begun and self._one:
+                            raise CodingError(self._broken("it goes on behind its end"))
+                        self._stream = self._begin()
+                        self._begun = True
+                    stream = self._stream
+                    yield from stream.pieces(left)
+                    left = b""
+                    if stream.ended:
+                        left = stream.behind
+                        self._stream = None
+        except (zlib.error, zstd.ZstdError) as error:
+            raise CodingError(self._broken(str(error))) from error
+
+    def finish(self) -> None:
+        """The body is over: CodingError unless its coding has ended too."""
+        if self._stream is not None or not self._begun:
+            raise CodingError(self._broken("it ends too early"))
+
+    def _broken(self, reason: str) -> str:
+        return f"The request body is not {self._coding}: {reason}"
+
+
+class _Stream(Protocol):
+    """One member, stream or frame."""
+
+    @property
+    def ended(self) -> bool: ...
+
+    @property
+    def behind(self) -> bytes:
+        """What came behind its end."""
+
+    def pieces(self, data: bytes) -> Iterator[bytes]: ...
+
+
+class _Zlib:
+    def __init__(self, wbits: int | None) -> None:
+        """`wbits` as zlib's; None: deflate, whose first two bytes tell whether it has zlib's header."""
+        self._object = None if wbits is None else zlib.decompressobj(wbits)
+        self._head = b""
+
+    @classmethod
+    def gzip(cls) -> _Zlib:
+        return cls(_GZIP)
+
+    @classmethod
+    def deflate(cls) -> _Zlib:
+        return cls(None)
+
+    @property
+    def ended(self) -> bool:
+        return self._object is not None and self._object.eof
+
+    @property
+    def behind(self) -> bytes:
+        return b"" if self._object is None else self._object.unused_data
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        if self._object is None:
+            data = self._head + data
+            if len(data) < 2:
+                self._head = data
+                return
+            # Some send deflate without the header (RFC 9110 section 8.4.1.2, note).
+            framed = data[0] & 0x0F == 8 and int.from_bytes(data[:2], "big") % 31 == 0
+            self._object = zlib.decompressobj(zlib.MAX_WBITS if framed else -zlib.MAX_WBITS)
+        while True:
+            piece = self._object.decompress(data, PIECE)
+            if piece:
+                yield piece
+            data = self._object.unconsumed_tail
+            if self._object.eof or (not data and len(piece) < PIECE):
+                return
+
+
+class _Zstd:
+    def __init__(self) -> None:
+        self._object = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
+
+    @property
+    def ended(self) -> bool:
+        return self._object.eof
+
+    @property
+    def behind(self) -> bytes:
+        return self._object.unused_data
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        while True:
+            piece = self._object.decompress(data, PIECE)
+            if piece:
+                yield piece
+            data = b""
+            if self._object.eof or self._object.needs_input:
+                return
