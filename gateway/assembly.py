@@ -57,6 +57,7 @@ from gateway.rest.request_table import RequestTable
 from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
+from gateway.security.group_names import GroupNames
 from gateway.security.origins import Origins
 from gateway.security.tls import Tls, make_tls
 from gateway.spawn import Spawn
@@ -154,6 +155,7 @@ class State(msgspec.Struct, frozen=True):
     retained: Retained
     sessions: Sessions
     requests: RequestTable
+    groups: GroupNames
     router: Router
 
 
@@ -209,7 +211,7 @@ async def open_log(process: Process, kafka: KafkaConfig) -> Log:
 
 
 async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable[[ConfigError], None]) -> State:
-    """Sessions, retained messages and keyed requests; they are loaded while the gateway starts.
+    """Sessions, retained messages, keyed requests and groups' owners; they are loaded while the gateway starts.
 
     Args:
         process: see there.
@@ -258,15 +260,31 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         wall_clock=wall_clock,
     )
     requests.bind(state)
+    groups = GroupNames(
+        log.groups,
+        log.topics,
+        log.lookup,
+        anonymous=config.security.allow_anonymous,
+        wall_clock=wall_clock,
+        unguessable=partial(secrets.token_hex, 8),
+    )
+    groups.bind(state)
     log.topics.watch(partial(topics_changed, sessions.live))
     await state.start()
     stack.push_async_callback(state.stop)
     await retained.start()
     stack.push_async_callback(retained.stop)
     process.keep(sessions.run(state.loaded))
+    process.keep(groups.run())
     stack.push_async_callback(_stop_sessions, sessions, log.publisher)
     return State(
-        identity=identity, topics=state, retained=retained, sessions=sessions, requests=requests, router=router
+        identity=identity,
+        topics=state,
+        retained=retained,
+        sessions=sessions,
+        requests=requests,
+        groups=groups,
+        router=router,
     )
 
 
@@ -303,6 +321,7 @@ def _make_mqtt(process: Process, admittance: Admittance, log: Log, state: State)
         sessions=state.sessions,
         retained=state.retained,
         sharing=Sharing(log.groups, admittance.rules, log.topics, state.router.delivery),
+        names=state.groups,
         floors=Floors(log.lookup),
         login=Login(admittance.authenticator, wall_clock),
         access=admittance.access,
@@ -334,6 +353,7 @@ def _make_amqp(process: Process, admittance: Admittance, log: Log, state: State)
         publisher=log.publisher,
         tail=log.tail,
         groups=log.groups,
+        names=state.groups,
         transactions=Transactions(
             log.kafka, transactors, log.publisher, spawn=process.spawn, wall_clock=wall_clock, chance=SystemRandom()
         ),
@@ -354,6 +374,7 @@ def _rest_services(process: Process, admittance: Admittance, log: Log, state: St
         tail=log.tail,
         replay=log.replay,
         groups=log.groups,
+        names=state.groups,
         authenticator=admittance.authenticator,
         access=admittance.access,
         origins=admittance.origins,
@@ -386,6 +407,7 @@ def parts_with_statistics(admittance: Admittance, log: Log, state: State) -> Seq
         ("state", state.topics.statistics),
         ("retained", state.retained.statistics),
         ("kafka", log.groups.statistics),
+        ("group_names", state.groups.statistics),
         ("authentication", admittance.authenticator.statistics),
     )
 

@@ -266,8 +266,9 @@ class AccessRule(Section):
     """One rule of the access list: first match decides."""
 
     principal: str = "*"  # a name, group:NAME, or * for everyone
-    action: Literal["publish", "subscribe", "admin", "*"] = "*"
+    action: Literal["publish", "subscribe", "admin", "read", "delete", "*"] = "*"
     topic: str = "#"  # a Kafka topic, or an MQTT filter over `topic/key`
+    group: str | None = None  # instead of a topic: a consumer group, or the beginning of names and a final *
     allow: bool = True
 
 

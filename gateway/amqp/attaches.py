@@ -161,6 +161,8 @@ class Attach:
         info = await services.publisher.topic(source.topic)
         if isinstance(source.start, AtOffset) and source.partition is None and info.partitions > 1:
             raise AddressError(INVALID_FIELD, f"{source.topic} has {info.partitions} partitions: an offset needs one")
+        if source.group is not None:
+            await services.names.admit(session.grant, source.group, source.topic)
         if session.is_lost(link):
             return
         outgoing = OutgoingLink(session, link, source, settled=link.settle_mode == SETTLED)

@@ -348,7 +348,8 @@ class OutgoingLink:
         if not ends:
             return
         try:
-            await self._session.services.groups.delete(group, self.topic)
+            if not await self._session.services.names.end(self._session.grant, group, self.topic):
+                log.info("subscription left as it is", group=group)
         except Refused as refused:
             log.warning("subscription not deleted", group=group, reason=refused.reason)
 

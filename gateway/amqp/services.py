@@ -20,6 +20,7 @@ from gateway.kafka.publisher import Publisher
 from gateway.kafka.tail import Tail
 from gateway.kafka.transactions import Transactions
 from gateway.security.authorization import AccessList
+from gateway.security.group_names import GroupNames
 from mapping.outcomes import Outcome
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class Services:
     Attributes:
         config, container_id: the listener's.
         publisher, tail, groups: the ways into and out of Kafka.
+        names: whose the groups are.
         authenticator, access: who may do what.
         wall_clock: epoch milliseconds.
         counts: see `Counts`.
@@ -131,6 +133,7 @@ class Services:
         publisher: Publisher,
         tail: Tail,
         groups: Groups,
+        names: GroupNames,
         transactions: Transactions,
         authenticator: Authenticator,
         access: AccessList,
@@ -142,6 +145,7 @@ class Services:
         self.publisher = publisher
         self.tail = tail
         self.groups = groups
+        self.names = names
         self.authenticator = authenticator
         self.access = access
         self.wall_clock = wall_clock

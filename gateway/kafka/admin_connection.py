@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 import aiokafka.errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient
@@ -16,12 +16,18 @@ from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 
 TIMEOUT_S = 10.0
+RETRY_S: Final = 0.1
 T = TypeVar("T")
 
 _DENIED = (
     kafka_errors.GroupAuthorizationFailedError,
     kafka_errors.TopicAuthorizationFailedError,
     kafka_errors.ClusterAuthorizationFailedError,
+)
+_MOVING: Final = (
+    kafka_errors.GroupCoordinatorNotAvailableError,
+    kafka_errors.GroupLoadInProgressError,
+    kafka_errors.NotCoordinatorForGroupError,
 )
 
 
@@ -63,3 +69,12 @@ class AdminConnection:
                 await start_client(client.start, client.close, self._spawn)
                 self._client = client
             return self._client
+
+
+async def settled(ask: Callable[[], Awaitable[T]]) -> T:
+    """What `ask` finds out, asked again while a group has no coordinator: the first question makes their topic."""
+    while True:
+        try:
+            return await ask()
+        except _MOVING:
+            await asyncio.sleep(RETRY_S)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -15,26 +14,17 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
 
-from gateway.kafka.admin_connection import AdminConnection, T
+from gateway.kafka.admin_connection import AdminConnection, settled
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 
-DEAD: Final = "Dead"  # the state of a group that is not there
 _TOPIC_SOURCE: Final = 1  # DescribeConfigs' config_source: set for this topic
-RETRY_S: Final = 0.1
 _SET: Final = 0  # IncrementalAlterConfigs' config_operation
 _DELETE: Final = 1
 _UNFIT: Final = (
     kafka_errors.InvalidConfigurationError,
     kafka_errors.InvalidRequestError,
     kafka_errors.PolicyViolationError,
-)
-
-
-_MOVING: Final = (
-    kafka_errors.GroupCoordinatorNotAvailableError,
-    kafka_errors.GroupLoadInProgressError,
-    kafka_errors.NotCoordinatorForGroupError,
 )
 
 
@@ -123,15 +113,15 @@ class ClusterAdmin(AdminConnection):
 
     async def groups(self) -> list[str]:
         """The names of all groups."""
-        return await self.answer(_settled(self._groups))
+        return await self.answer(settled(self._groups))
 
     async def group(self, name: str) -> GroupView:
         """One group; its state is `DEAD` where there is none."""
-        return await self.answer(_settled(partial(self._group, name)))
+        return await self.answer(settled(partial(self._group, name)))
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         """The offsets that a group has committed."""
-        return await self.answer(_settled(partial(self._committed, group)))
+        return await self.answer(settled(partial(self._committed, group)))
 
     async def configs(self, topic: str) -> list[ConfigEntry]:
         """A topic's configuration, by name. Refused UNKNOWN_TOPIC where there is none."""
@@ -189,15 +179,6 @@ class ClusterAdmin(AdminConnection):
         response = await client.delete_topics([topic])
         ((_, code),) = response.topic_error_codes
         _check(code, f"topic {topic}")
-
-
-async def _settled(ask: Callable[[], Awaitable[T]]) -> T:
-    """What `ask` finds out, asked again while a group has no coordinator: the first question makes their topic."""
-    while True:
-        try:
-            return await ask()
-        except _MOVING:
-            await asyncio.sleep(RETRY_S)
 
 
 def _member(member_id: str, client_id: str, host: str, _metadata: bytes, assignment: bytes) -> GroupMember:

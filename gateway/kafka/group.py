@@ -253,6 +253,14 @@ class Groups:
         """
         return await self._admin.topics(group)
 
+    async def exists(self, group: str) -> bool:
+        """Whether Kafka knows a group; Refused: no permission, or Kafka does not answer."""
+        return await self._admin.exists(group)
+
+    async def names(self) -> frozenset[str]:
+        """All groups that Kafka knows; Refused: no permission, or Kafka does not answer."""
+        return await self._admin.names()
+
     async def delete(self, group: str, topic: str) -> bool:
         """End a subscription: delete a group that has committed in `topic` alone.
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
+from typing import Final
 
 import aiokafka.errors as kafka_errors
 from aiokafka.protocol.admin import DeleteGroupsRequest
 
-from gateway.kafka.admin_connection import AdminConnection
+from gateway.kafka.admin_connection import AdminConnection, settled
 
 log = logging.getLogger(__name__)
+
+DEAD: Final = "Dead"  # the state of a group that is not there
 
 
 class GroupAdmin(AdminConnection):
@@ -33,6 +37,34 @@ class GroupAdmin(AdminConnection):
             Refused: DENIED, or BUSY when Kafka does not answer.
         """
         return await self.answer(self._delete(group, topic))
+
+    async def exists(self, group: str) -> bool:
+        """Whether Kafka knows a group: it has members, or has committed something that is still kept.
+
+        Raises:
+            Refused: DENIED, or BUSY when Kafka does not answer.
+        """
+        return await self.answer(settled(partial(self._exists, group)))
+
+    async def names(self) -> frozenset[str]:
+        """All groups that Kafka knows.
+
+        Raises:
+            Refused: DENIED, or BUSY when Kafka does not answer.
+        """
+        return await self.answer(settled(self._names))
+
+    async def _exists(self, group: str) -> bool:
+        client = await self.open()
+        (response,) = await client.describe_consumer_groups([group])
+        code, _, state, *_ = response.groups[0]
+        if code:
+            raise kafka_errors.for_code(code)(group)
+        return bool(state != DEAD)
+
+    async def _names(self) -> frozenset[str]:
+        client = await self.open()
+        return frozenset(name for name, *_ in await client.list_consumer_groups())
 
     async def _topics(self, group: str) -> frozenset[str]:
         client = await self.open()

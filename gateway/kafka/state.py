@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -29,7 +29,7 @@ from gateway.kafka.consumers import (
     log_consumer,
     start_consumer,
 )
-from gateway.kafka.contracts import Owner, Refused
+from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.partitioner import partition_of
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import InternalTopic, TopicInfo, Topics
@@ -76,6 +76,20 @@ class StateStatistics(msgspec.Struct, frozen=True):
 
     loaded: int
     table: dict[str, TopicStatistics]
+
+
+class Written:
+    """The owner of one write that somebody waits for."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        """See `contracts.Owner`."""
+        if not self.done.done():
+            self.done.set_result(result)
 
 
 class StateTopic:

@@ -18,6 +18,7 @@ from gateway.mqtt.router import Router
 from gateway.mqtt.sessions import Sessions
 from gateway.mqtt.sharing import Sharing
 from gateway.security.authorization import AccessList
+from gateway.security.group_names import GroupNames
 from gateway.spawn import Spawn
 from mapping.rules import Rules
 
@@ -33,6 +34,7 @@ class Services(msgspec.Struct, frozen=True):
     sessions: Sessions
     retained: Retained
     sharing: Sharing
+    names: GroupNames
     floors: Floors
     login: Login
     access: AccessList

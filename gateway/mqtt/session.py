@@ -80,7 +80,7 @@ class Session:
         self.client: Client | None = None
         self.budget: Budget = services.publisher.connection_budget()
         self.filters: dict[str, Wish] = {}
-        self.shares = Shares(self, services.sharing, services.spawn)
+        self.shares = Shares(self, services)
         self.journal = Journal(self._write_flight, self._too_large) if kept else None
         self.exchanges: Exchanges | None = None
         self._flights = Flights() if kept else None

@@ -9,13 +9,13 @@ import structlog
 
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.records import Wish
-from gateway.mqtt.sharing import Share, SharedSubscriber, Sharing
-from gateway.spawn import Spawn
+from gateway.mqtt.sharing import Share, SharedSubscriber
 from mapping.outcomes import Outcome
 from mapping.record import Received
 from protocols.mqtt.topics import parse_share
 
 if TYPE_CHECKING:
+    from gateway.mqtt.services import Services
     from gateway.mqtt.session import Session
 
 log = structlog.get_logger(__name__)
@@ -31,16 +31,17 @@ class Shares:
         wishes: as subscribed, by filter; with a place in the group or not.
     """
 
-    __slots__ = ("_given", "_places", "_session", "_sharing", "_spawn", "wishes")
+    __slots__ = ("_given", "_names", "_places", "_session", "_sharing", "_spawn", "wishes")
 
-    def __init__(self, session: Session, sharing: Sharing, spawn: Spawn) -> None:
+    def __init__(self, session: Session, services: Services) -> None:
         """There are none."""
         self.wishes: dict[str, Wish] = {}
         self._places: dict[str, Share] = {}
         self._given: dict[int, tuple[Share, Received, int]] = {}  # by packet identifier
         self._session = session
-        self._sharing = sharing
-        self._spawn = spawn
+        self._sharing = services.sharing
+        self._names = services.names
+        self._spawn = services.spawn
 
     async def join(self, wish: Wish) -> None:
         """Join the group of a shared subscription.
@@ -59,6 +60,9 @@ class Shares:
         assert shared is not None
         client = self._session.client
         subscriber: SharedSubscriber = self._session.deliveries
+        if client is None or client.grant is None:
+            return None
+        await self._names.admit(client.grant, shared.group)
         share = await self._sharing.join(subscriber, shared, wish)
         if client is self._session.client:
             return share

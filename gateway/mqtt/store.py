@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from gateway.kafka.contracts import Owner, Refused, Result
-from gateway.kafka.state import StateTopic
+from gateway.kafka.state import StateTopic, Written
 from gateway.mqtt.checks import kind_and_name
 from gateway.mqtt.records import FLIGHT, GATEWAY, SESSION, GatewayRecord, encode
 from gateway.mqtt.session import Session
@@ -19,20 +19,6 @@ from mapping.record import GW_OWNER, Received
 log = structlog.get_logger(__name__)
 
 AGAIN_S: Final = 1.0  # after Kafka refused a write
-
-
-class _Written:
-    """The owner of one write that somebody waits for."""
-
-    __slots__ = ("done",)
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-
-    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """Kafka answered (contract: `gateway.kafka.contracts.Owner`)."""
-        if not self.done.done():
-            self.done.set_result(result)
 
 
 class SessionStore:
@@ -127,9 +113,9 @@ class SessionStore:
 
     async def save(self, session: Session) -> None:
         """Write both records, and wait until they are stored; Refused when Kafka does not take them."""
-        writes = [_Written()]
+        writes = [Written()]
         if session.kept:  # first: a subscription without a place in the log would begin at the log's beginning
-            writes.append(_Written())
+            writes.append(Written())
             self.write_flight(session.client_id, encode(session.flight_record()), writes[1])
         self.write_session(session, writes[0])
         for written in writes:

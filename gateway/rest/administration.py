@@ -1,6 +1,7 @@
 """What administrators do: consumer groups and their lag, topics' configuration, the end of a topic.
 
-The right is `admin`, as for making a topic. Of a group a client sees what is of topics that it administers.
+The right is `admin`, as for making a topic. Of a group a client sees what is of topics that it administers; a rule
+about the group shows it all of it, or nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import msgspec
 from aiohttp import web
 from aiokafka import TopicPartition
 
-from gateway.kafka.cluster_admin import DEAD, ClusterAdmin, ConfigEntry
+from gateway.kafka.cluster_admin import ClusterAdmin, ConfigEntry
 from gateway.kafka.consumers import Lookup
+from gateway.kafka.group_admin import DEAD
 from gateway.kafka.topics import Topics
 from gateway.rest.access import forbidden
 from gateway.rest.answers import control_answer, no_content
@@ -95,11 +97,12 @@ class Administration(Module):
         """`GET /groups`."""
         if not call.grant.admin.filter(_EVERYTHING):
             raise forbidden("list the groups of all topics")
-        return control_answer(encode(await self._admin.groups()))
+        names = await self._admin.groups()
+        return control_answer(encode([name for name in names if call.grant.group("admin", name) is not False]))
 
     async def get_group(self, call: Call, group: str) -> web.StreamResponse:
         """`GET /groups/{groupid}`."""
-        visible = _visible(call.grant)
+        visible = _visible(call.grant, group)
         view = await self._admin.group(group)
         members = [
             MemberItem(
@@ -110,7 +113,7 @@ class Administration(Module):
             )
             for member in view.members
         ]
-        if not call.grant.admin.filter(_EVERYTHING):
+        if not _is_whole(call.grant, group):
             members = [member for member in members if member.partitions]
         if not members:
             await self._committed(call.grant, group, known=view.state != DEAD)
@@ -174,18 +177,30 @@ class Administration(Module):
             RestError: 404 for a group that has committed nothing and has no members, 403 where the client administers
                 nothing of it; who does not administer everything is not told which of them it is.
         """
-        visible = _visible(grant)
+        visible = _visible(grant, group)
         committed = {
             partition: offset
             for partition, offset in (await self._admin.committed(group)).items()
             if visible(partition.topic)
         }
-        if not committed and not grant.admin.filter(_EVERYTHING):
+        if not committed and not _is_whole(grant, group):
             raise forbidden("look at this group")
         if not committed and not known and (await self._admin.group(group)).state == DEAD:
             raise not_found(f"Group {group[:64]} does not exist")
         return committed
 
 
-def _visible(grant: Grant) -> Callable[[str], bool]:
-    return lambda topic: is_topic_name(topic) and grant.admin.whole_topic(topic)
+def _visible(grant: Grant, group: str) -> Callable[[str], bool]:
+    """Which topics of a group a client may know of.
+
+    Raises:
+        RestError: 403, a rule forbids the group.
+    """
+    said = grant.group("admin", group)
+    if said is False:
+        raise forbidden("look at this group")
+    return lambda topic: said is True or (is_topic_name(topic) and grant.admin.whole_topic(topic))
+
+
+def _is_whole(grant: Grant, group: str) -> bool:
+    return grant.group("admin", group) is True or grant.admin.filter(_EVERYTHING)

@@ -113,6 +113,7 @@ class Consumers(Module):
         config = services.config
         self._config = config
         self._kafka = services.kafka
+        self._names = services.names
         self._spawn = services.spawn
         self._clock = services.clock
         self._arrivals = Arrivals(services.tail, services.lookup)
@@ -151,7 +152,7 @@ class Consumers(Module):
             under: what stands before `/consumers` in its address.
 
         Raises:
-            Refused: Kafka does not answer.
+            Refused: the group is somebody else's, or Kafka does not answer.
             RestError: 409, its name is taken; 429, there are too many.
         """
         request, grant = call.request, call.grant
@@ -167,6 +168,7 @@ class Consumers(Module):
             raise too_many("The group has too many consumers; delete some or try again")
         self._instances[key] = None
         try:
+            await self._names.admit(grant, group)
             member = self._member(group, name, create)
             await member.start()
         except BaseException:

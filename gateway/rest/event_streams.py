@@ -184,6 +184,7 @@ class EventStreams(Module):
         self._spawn = services.spawn
         self._lookup = services.lookup
         self._groups = services.groups
+        self._names = services.names
         self._feeds = feeds
         self._streams: set[EventStream] = set()
         self._draining = False
@@ -249,6 +250,7 @@ class EventStreams(Module):
         if place not in (BEGINNING, END):
             raise unprocessable("A group begins at the beginning or the end - at query parameter `from`")
         reset: OffsetReset = "earliest" if place == BEGINNING else "latest"
+        await self._names.admit(call.grant, query["group"], topic)
         share = Share(stream, chosen)
         membership: Membership = await self._groups.join(query["group"], [topic], share, offset_reset=reset)
         share.joined(membership)

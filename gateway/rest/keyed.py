@@ -18,9 +18,9 @@ from aiohttp import web
 from aiokafka import TopicPartition
 
 from gateway.kafka.consumers import Lookup
-from gateway.kafka.contracts import Refused, Result
+from gateway.kafka.contracts import Refused
 from gateway.kafka.publisher import Publisher
-from gateway.kafka.state import StateTopics
+from gateway.kafka.state import StateTopics, Written
 from gateway.rest.answers import control_answer
 from gateway.rest.call import Call
 from gateway.rest.request_scan import find_records
@@ -243,18 +243,6 @@ class KeyedRequests:
         result = await written.done
         if result.outcome is not Outcome.STORED:
             raise busy("The request's key could not be stored; try again with it")
-
-
-class Written:
-    """The owner of one record of the table."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-
-    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """See `contracts.Owner`."""
-        if not self.done.done():
-            self.done.set_result(result)
 
 
 def request_key(request: web.BaseRequest) -> str | None:

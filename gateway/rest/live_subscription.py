@@ -90,7 +90,7 @@ class Subscription:
         """Begin to read.
 
         Raises:
-            Refused: as `find_span`, `Tail.watch` and `Groups.join`.
+            Refused: as `find_span`, `Tail.watch`, `GroupNames.admit` and `Groups.join`.
             RestError: as `find_span`.
         """
         message, session = self._message, self._session
@@ -98,6 +98,7 @@ class Subscription:
         topic = message.topic
         if message.group is not None:
             reset: OffsetReset = "earliest" if message.place == BEGINNING else "latest"
+            await live.services.names.admit(session.grant, message.group, topic)
             share = Share(self, self._chosen)
             membership = await live.services.groups.join(message.group, [topic], share, offset_reset=reset)
             if self._left:

@@ -18,6 +18,7 @@ from gateway.observe.tracing import Tracing
 from gateway.rest.keyed import KeyedRequests
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
+from gateway.security.group_names import GroupNames
 from gateway.security.origins import Origins
 from gateway.spawn import Spawn
 from mapping.rules import Rules
@@ -34,6 +35,7 @@ class RestServices(msgspec.Struct, frozen=True):
         tail: the end of the log, and what a reader behind it is brought.
         replay: the shared readers of the log.
         groups: shared readers of consumer groups.
+        names: whose they are.
         authenticator: who clients are.
         access: what they may do.
         origins: whose pages may open WebSockets.
@@ -54,6 +56,7 @@ class RestServices(msgspec.Struct, frozen=True):
     tail: Tail
     replay: Replay
     groups: Groups
+    names: GroupNames
     authenticator: Authenticator
     access: AccessList
     origins: Origins

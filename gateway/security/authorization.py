@@ -10,6 +10,8 @@ everyone who came in; as soon as there is one, what no rule allows is denied.
 A subscription is granted only as a whole: the first rule that has any name in common with the filter must be an allow
 rule that covers all of it, or be followed by one that does, with no deny rule that overlaps before it. Two allow
 rules that cover a filter only together do not grant it.
+
+Rules with a `group` are a list of their own, about consumer groups: `gateway.security.group_rules`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import msgspec
 
 from gateway.config import AccessRule, ConfigError
 from gateway.security.filters import ANY, ONE, covers, is_filter, matches, overlap
-from gateway.security.identity import ANONYMOUS_NAME, EVERYONE, Identity
+from gateway.security.group_rules import GroupAction, GroupPermission, GroupRule, compile_group_rule
+from gateway.security.identity import GROUP_PREFIX, Identity
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 
 Action = Literal["publish", "subscribe", "admin"]
@@ -31,7 +34,6 @@ CACHED_DECISIONS: Final = 1024  # per grant and action; a client that uses more 
 CACHED_KEY: Final = 128  # length; with the two others a bound on the memory: 128 KiB of keys per grant and action
 CACHED_GRANTS: Final = 2048
 SHARE_PREFIX: Final = "$share/"
-GROUP_PREFIX: Final = "group:"
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -44,13 +46,7 @@ class Rule(msgspec.Struct, frozen=True):
 
     def concerns(self, identity: Identity, action: Action) -> bool:
         """Whether the rule speaks about this client and action."""
-        if self.action not in ("*", action):
-            return False
-        if self.principal == ANONYMOUS_NAME:
-            return identity.method == "anonymous"
-        if self.principal.startswith(GROUP_PREFIX):  # a client's name cannot stand in for a group
-            return self.principal.removeprefix(GROUP_PREFIX) in identity.groups
-        return self.principal in (EVERYONE, identity.name)
+        return self.action in ("*", action) and identity.is_named(self.principal)
 
 
 class Permission:
@@ -146,13 +142,20 @@ class Permission:
 class Grant:
     """What one identity may do. Take one per connection: a known `publish(topic, key)` is a look-up or two."""
 
-    __slots__ = ("admin", "identity", "publish", "subscribe")
+    __slots__ = ("_groups", "admin", "identity", "publish", "subscribe")
 
-    def __init__(self, identity: Identity, rules: Sequence[Rule], everything: bool) -> None:
+    def __init__(
+        self, identity: Identity, rules: Sequence[Rule], everything: bool, group_rules: Sequence[GroupRule] = ()
+    ) -> None:
         self.identity = identity
+        self._groups = GroupPermission(identity, group_rules)
         self.publish = Permission([rule for rule in rules if rule.concerns(identity, "publish")], everything)
         self.subscribe = Permission([rule for rule in rules if rule.concerns(identity, "subscribe")], everything)
         self.admin = Permission([rule for rule in rules if rule.concerns(identity, "admin")], everything)
+
+    def group(self, action: GroupAction, group: str) -> bool | None:
+        """What the list says about an action on a consumer group; None: nothing, so that its owner alone may."""
+        return self._groups(action, group)
 
 
 class AccessList:
@@ -164,12 +167,15 @@ class AccessList:
         Raises:
             ConfigError: a rule that cannot be meant; names `security.access[i]`.
         """
-        self._rules = tuple(_compiled(rule, number) for number, rule in enumerate(rules))
+        self._rules = tuple(_compiled(rule, number) for number, rule in enumerate(rules) if rule.group is None)
+        self._group_rules = tuple(
+            compile_group_rule(rule, number) for number, rule in enumerate(rules) if rule.group is not None
+        )
         self._grants: dict[Identity, Grant] = {}
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no rule, so that everything is allowed."""
+        """Whether there is no rule about topics, so that everything is allowed with them."""
         return not self._rules
 
     def for_identity(self, identity: Identity) -> Grant:
@@ -178,7 +184,7 @@ class AccessList:
         if grant is None:
             if len(self._grants) >= CACHED_GRANTS:
                 self._grants.clear()  # connections keep theirs
-            grant = self._grants[identity] = Grant(identity, self._rules, not self._rules)
+            grant = self._grants[identity] = Grant(identity, self._rules, not self._rules, self._group_rules)
         return grant
 
     def allowed(self, identity: Identity, action: Action, topic: str, key: Key = None) -> bool:
@@ -204,6 +210,8 @@ def _compiled(rule: AccessRule, number: int) -> Rule:
     where = f"security.access[{number}]"
     if rule.principal in ("", GROUP_PREFIX):
         raise ConfigError(f"{where}.principal: must not be empty; * is everyone")
+    if rule.action in ("read", "delete"):
+        raise ConfigError(f"{where}.action: {rule.action} is for consumer groups: the rule needs a group")
     if not is_filter(rule.topic):
         raise ConfigError(f"{where}.topic: {rule.topic!r} is neither a Kafka topic nor an MQTT filter")
     levels = rule.topic.split("/")

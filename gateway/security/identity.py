@@ -10,6 +10,7 @@ Method = Literal["anonymous", "password", "scram", "certificate", "token"]
 
 ANONYMOUS_NAME: Final = "anonymous"
 EVERYONE: Final = "*"
+GROUP_PREFIX: Final = "group:"
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False):
@@ -28,6 +29,14 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     def is_same_client(self, other: Identity) -> bool:
         """Whether both are one client's, whose groups may have changed meanwhile."""
         return (self.name, self.method) == (other.name, other.method)
+
+    def is_named(self, principal: str) -> bool:
+        """Whether a rule for `principal` is about this client."""
+        if principal == ANONYMOUS_NAME:
+            return self.method == "anonymous"
+        if principal.startswith(GROUP_PREFIX):  # a client's name cannot stand in for a group
+            return principal.removeprefix(GROUP_PREFIX) in self.groups
+        return principal in (EVERYONE, self.name)
 
 
 ANONYMOUS: Final = Identity(ANONYMOUS_NAME, "anonymous")

@@ -268,6 +268,7 @@ def session(reads: list[bytes], destination: Destination) -> Callable[[], None]:
         publisher=cast("Any", publisher),
         tail=cast("Any", None),
         groups=cast("Any", None),
+        names=cast("Any", None),
         transactions=cast("Any", None),
         authenticator=cast("Any", Anybody()),
         access=AccessList(),

@@ -14,18 +14,20 @@ import pytest
 
 from gateway.amqp.front import AmqpFront
 from gateway.amqp.services import Services
-from gateway.config import Address, AmqpConfig, BudgetConfig, KafkaConfig, SecurityConfig
+from gateway.config import Address, AmqpConfig, BudgetConfig, ConfigError, KafkaConfig, SecurityConfig
 from gateway.kafka.client import client_settings
 from gateway.kafka.consumers import Lookup
 from gateway.kafka.group import Groups
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.replay import Replay
+from gateway.kafka.state import StateTopics
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
 from gateway.kafka.transactions import Transactions
 from gateway.kafka.transactors import Transactors
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
+from gateway.security.group_names import GroupNames
 
 StartFront = Callable[..., Awaitable[AmqpFront]]
 
@@ -41,6 +43,7 @@ class Backend:
     publisher: Publisher
     tail: Tail
     groups: Groups
+    names: GroupNames
     spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
     def check(self) -> None:
@@ -88,6 +91,27 @@ async def kafka_side(
     tail = Tail(client_settings(config, "tail"), spawn, lookup, replay)
     await tail.start()
     groups = Groups(client_settings(config, "group"), spawn, lookup, random=random.Random(7).random)
+    failures: list[ConfigError] = []
+    state = StateTopics(
+        client_settings(config, "state"),
+        topics,
+        publisher,
+        spawn=spawn,
+        partitions=1,
+        largest_bytes=1 << 20,
+        failed=failures.append,
+    )
+    names = GroupNames(
+        groups,
+        topics,
+        lookup,
+        anonymous=True,
+        wall_clock=lambda: time.time_ns() // 1_000_000,
+        unguessable=lambda: secrets.token_hex(8),
+    )
+    names.bind(state)
+    await state.start()
+    backend.names = names
     backend.config = config
     backend.publisher, backend.tail, backend.groups, backend.spawn = publisher, tail, groups, spawn
     try:
@@ -95,6 +119,7 @@ async def kafka_side(
     finally:
         await publisher.drain(5)
         await groups.stop()
+        await state.stop()
         await tail.stop()
         await replay.stop()
         await lookup.stop()
@@ -144,6 +169,7 @@ async def amqp_front(
         publisher=backend.publisher,
         tail=backend.tail,
         groups=backend.groups,
+        names=backend.names,
         transactions=transactions,
         authenticator=authenticator,
         access=AccessList(secured.access),

@@ -34,6 +34,7 @@ from gateway.rest.request_table import RequestTable
 from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
+from gateway.security.group_names import GroupNames
 from gateway.security.origins import Origins
 from mapping.rules import Rules
 
@@ -121,6 +122,15 @@ async def running_gateway(
             wall_clock=wall_clock,
         )
         table.bind(state)
+        names = GroupNames(
+            groups,
+            topics,
+            lookup,
+            anonymous=security.allow_anonymous,
+            wall_clock=wall_clock,
+            unguessable=partial(secrets.token_hex, 8),
+        )
+        names.bind(state)
         keyed = KeyedRequests(
             table,
             state,
@@ -140,6 +150,7 @@ async def running_gateway(
             tail=tail,
             replay=replay,
             groups=groups,
+            names=names,
             authenticator=authenticator,
             access=AccessList(security.access),
             origins=Origins(security),
@@ -158,7 +169,7 @@ async def running_gateway(
             assert started or not wait
             background.append(spawn(topics.run()))
             await tail.start()
-            if name:
+            if started:
                 await state.start()
                 await state.loaded.wait()
             await listener.start()

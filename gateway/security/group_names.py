@@ -1,0 +1,310 @@
+"""Whose a consumer group is: the principal that used its name first, as long as Kafka knows the group.
+
+    await names.admit(grant, "billing")              # before anything joins the group for a client
+    await names.end(grant, "billing", "orders")      # a subscription's end: deletes what is the client's own
+
+Names of groups come from clients of all protocols (addresses, container ids and link names of AMQP, share names of
+MQTT, paths of HTTP). A table in Kafka (`__trivium_groups`, compacted) says whose they are; of two that claim a name at
+once, at whichever gateways, the first in the log has it. The access list's rules about groups go before
+(`group_rules`), and a group that has a topic's name is that topic's queue: it belongs to all who may subscribe to the
+topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Final, Protocol
+from weakref import WeakValueDictionary
+
+import msgspec
+import structlog
+
+from gateway.kafka.consumers import Lookup
+from gateway.kafka.contracts import Refused
+from gateway.kafka.state import StateTopic, StateTopics, Written
+from gateway.security.authorization import Grant
+from gateway.security.identity import ANONYMOUS_NAME
+from mapping.outcomes import Outcome
+from mapping.record import Received
+
+log = structlog.get_logger(__name__)
+
+TOPIC: Final = "__trivium_groups"
+READY_S: Final = 10.0  # a client waits so long for Kafka's answer about a name
+SWEEP_S: Final = 6 * 3600.0  # between two looks at which groups Kafka has forgotten
+YOUNG_MS: Final = 24 * 3_600_000  # a name that was claimed or used since then stays: its group may yet have to come
+NAMES_PER_PRINCIPAL: Final = 20_000
+NAMES: Final = 200_000  # of all; one is some 500 bytes, so these are about 100 MB
+
+
+class Owned(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is stored of a name.
+
+    Attributes:
+        principal: whose it is.
+        claim: which claim; unguessable.
+        since_ms: epoch milliseconds.
+        made: Kafka did not know the group before, so that it is the principal's to delete.
+    """
+
+    principal: str
+    claim: str
+    since_ms: int
+    made: bool = False
+
+
+class GroupNamesStatistics(msgspec.Struct, frozen=True):
+    """Names that are kept now; and since the start."""
+
+    names: int
+    claimed_total: int
+    refused_total: int
+    forgotten_total: int
+    undecodable_total: int
+
+
+class KafkaGroups(Protocol):
+    """What is asked of `gateway.kafka.group.Groups`."""
+
+    async def exists(self, group: str) -> bool:
+        """Whether Kafka knows it."""
+        ...
+
+    async def names(self) -> Collection[str]:
+        """All that Kafka knows."""
+        ...
+
+    async def delete(self, group: str, topic: str) -> bool:
+        """Delete it, unless it has members or is for other topics too."""
+        ...
+
+
+class KnownTopics(Protocol):
+    """What is asked of `gateway.kafka.topics.Topics`."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Those that there are."""
+        ...
+
+
+class GroupNames:
+    """See the module; bind it to the process's state topics before they are started."""
+
+    def __init__(
+        self,
+        groups: KafkaGroups,
+        topics: KnownTopics,
+        lookup: Lookup,
+        *,
+        anonymous: bool,
+        wall_clock: Callable[[], int],
+        unguessable: Callable[[], str],
+    ) -> None:
+        """Nothing is known before the table is loaded.
+
+        Args:
+            groups: Kafka's.
+            topics: whose names are queues'.
+            lookup: knows where the log ends.
+            anonymous: whether clients may say nothing about themselves; if not, what was theirs is nobody's.
+            wall_clock: epoch milliseconds.
+            unguessable: names claims.
+        """
+        self._groups = groups
+        self._topics = topics
+        self._lookup = lookup
+        self._anonymous = anonymous
+        self._wall_clock = wall_clock
+        self._unguessable = unguessable
+        self._state: StateTopics | None = None
+        self._table: StateTopic | None = None
+        self._owned: dict[str, Owned] = {}
+        self._counts: Counter[str] = Counter()  # names, by principal
+        self._used_ms: dict[str, int] = {}  # of names that are in the table
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._decoder = msgspec.json.Decoder(Owned)
+        self._claimed = self._refused = self._forgotten = self._undecodable = 0
+
+    # the table
+
+    def bind(self, state: StateTopics) -> None:
+        """Open the topic."""
+        self._state = state
+        self._table = state.open(TOPIC, self.apply, self.restarted)
+
+    def apply(self, record: Received) -> None:
+        """See `StateTopics`: the first claim counts until the name is given up."""
+        group = (record.key or b"").decode(errors="replace")
+        if record.value is None:
+            self._drop(group)
+            return
+        try:
+            owned = self._decoder.decode(record.value)
+        except msgspec.MsgspecError:
+            self._undecodable += 1  # not ours
+            return
+        if self._find(group) is None:
+            self._drop(group)
+            self._owned[group] = owned
+            self._counts[owned.principal] += 1
+
+    def restarted(self, _partition: int) -> None:
+        """See `StateTopics`: the topic was made anew, and what is in memory is what there was."""
+        for group, owned in self._owned.items():
+            self._write(group, owned)
+
+    def _drop(self, group: str) -> None:
+        owned = self._owned.pop(group, None)
+        self._used_ms.pop(group, None)
+        if owned is not None:
+            self._counts[owned.principal] -= 1
+            if not self._counts[owned.principal]:
+                del self._counts[owned.principal]
+
+    def _find(self, group: str) -> Owned | None:
+        owned = self._owned.get(group)
+        if owned is not None and owned.principal == ANONYMOUS_NAME and not self._anonymous:
+            return None
+        return owned
+
+    def _write(self, group: str, owned: Owned | None, written: Written | None = None) -> None:
+        assert self._table is not None, "it is not bound"
+        self._table.write(group.encode(), None if owned is None else msgspec.json.encode(owned), owner=written)
+
+    # what clients ask
+
+    async def admit(self, grant: Grant, group: str, topic: str | None = None) -> None:
+        """Let a client be a member of a group, and commit for it. A name that is nobody's becomes its own.
+
+        Args:
+            grant: the client's.
+            group: by its name.
+            topic: which the client reads in it, and may read; None: that is not known yet.
+
+        Raises:
+            Refused: DENIED: it is somebody else's; BUSY: Kafka does not answer, or the client has too many names.
+        """
+        said = grant.group("read", group)
+        if said is False:
+            raise self._denied(group)
+        if said is None and (group == topic or group in self._topics.names):
+            if not grant.subscribe.whole_topic(group):
+                raise self._denied(group)
+            return
+        principal = grant.identity.name
+        try:
+            async with asyncio.timeout(READY_S):
+                owned = await self._owner(group, principal)
+        except TimeoutError:
+            raise Refused(Outcome.BUSY, "Kafka does not say whose the group is") from None
+        if said is None and owned.principal != principal:
+            raise self._denied(group)
+        if group in self._owned:
+            self._used_ms[group] = self._wall_clock()
+
+    async def end(self, grant: Grant, group: str, topic: str) -> bool:
+        """End a subscription: delete its group if that is the client's own, or a rule says so.
+
+        Returns:
+            False when the group is left alone: it is not the client's, it has members, or is for other topics too.
+
+        Raises:
+            Refused: Kafka does not answer, or forbids it.
+        """
+        said = grant.group("delete", group)
+        if said is None:
+            owned = self._find(group)
+            said = owned is not None and owned.made and owned.principal == grant.identity.name
+            said = said and group not in self._topics.names
+        if not said or not await self._groups.delete(group, topic):
+            return False
+        self._give_up(group)
+        return True
+
+    def _give_up(self, group: str) -> None:
+        """The name is nobody's; at once, for whoever claims it now writes after us."""
+        if group in self._owned:
+            self._write(group, None)
+            self._drop(group)
+
+    def _denied(self, group: str) -> Refused:
+        self._refused += 1
+        return Refused(Outcome.DENIED, f"the group {group!r} is not this client's")
+
+    async def _owner(self, group: str, principal: str) -> Owned:
+        """Whose the name is, after claiming it for `principal` where it is nobody's."""
+        owned = self._find(group)
+        if owned is not None:
+            return owned
+        assert self._state is not None, "it is not bound"
+        await self._state.loaded.wait()
+        lock = self._locks.get(group)
+        if lock is None:
+            lock = self._locks[group] = asyncio.Lock()
+        async with lock:
+            owned = self._find(group)
+            return owned if owned is not None else await self._claim(group, principal)
+
+    async def _claim(self, group: str, principal: str) -> Owned:
+        assert self._state is not None
+        if len(self._owned) >= NAMES or self._counts[principal] >= NAMES_PER_PRINCIPAL:
+            raise Refused(Outcome.BUSY, "too many names of groups are in use")
+        made = not await self._groups.exists(group)
+        mine = Owned(principal, self._unguessable(), self._wall_clock(), made)
+        written = Written()
+        self._write(group, mine, written)
+        if (await written.done).outcome is not Outcome.STORED:
+            raise Refused(Outcome.BUSY, "whose the group is could not be stored")
+        await self._state.follow(TOPIC, group.encode(), self._lookup)
+        first = self._find(group)
+        if first is None:
+            raise Refused(Outcome.BUSY, "whose the groups are is being read anew")
+        if first.claim != mine.claim:
+            self._write(group, first)  # ours must not be what compaction leaves of the two
+        else:
+            self._claimed += 1
+        return first
+
+    # housekeeping
+
+    async def run(self) -> None:
+        """Give up the names of groups that Kafka has forgotten, for ever."""
+        assert self._state is not None
+        await self._state.loaded.wait()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Give up the names of groups that Kafka knows no more and that nobody has used for a day."""
+        before = self._wall_clock() - YOUNG_MS
+
+        def is_old(name: str) -> bool:
+            owned = self._owned.get(name)
+            return owned is not None and max(owned.since_ms, self._used_ms.get(name, 0)) < before
+
+        old = [name for name in self._owned if is_old(name)]
+        if not old:
+            return
+        try:
+            there = frozenset(await self._groups.names())
+        except Refused as refused:
+            log.info("names of groups are not looked through", reason=refused.reason)
+            return
+        for name in old:
+            if name not in there and is_old(name):
+                self._forgotten += 1
+                self._give_up(name)
+
+    def statistics(self) -> GroupNamesStatistics:
+        """Counts so far."""
+        return GroupNamesStatistics(
+            names=len(self._owned),
+            claimed_total=self._claimed,
+            refused_total=self._refused,
+            forgotten_total=self._forgotten,
+            undecodable_total=self._undecodable,
+        )
