@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -40,6 +42,7 @@ def session(
             17 s until a job reads, on two busy cores). For demos and tests.
         conf: anything else of Spark's configuration; wins over the settings made here.
     """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes whatever `python3` is on the path
     missing = [str(jar) for jar in jars if not jar.is_file()]
     if missing:
         raise FileNotFoundError(f"no such jar: {', '.join(missing)}")

@@ -8,7 +8,6 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
-ANSWER_LIMIT_MS = 3_000
 _COMMITTED = ("kafka.isolation.level", "read_committed")  # unless the connection says otherwise
 _NO_ANSWER = "org.apache.kafka.common.errors.TimeoutException"
 
@@ -65,15 +64,17 @@ def kafka_range(spark: SparkSession, topic: str, start: str, end: str, *, connec
     )
 
 
-def topics_of(spark: SparkSession, names: Collection[str], connection: Mapping[str, str]) -> dict[str, int] | None:
-    """The number of partitions of each of `names` that exists; None when Kafka does not answer within 3 s.
+def topics_of(
+    spark: SparkSession, names: Collection[str], connection: Mapping[str, str], answer_s: float
+) -> dict[str, int] | None:
+    """The number of partitions of each of `names` that exists; None when Kafka does not answer within `answer_s`.
 
     Asked through the Java client that the connector brings along, so a job needs no second Kafka client.
     """
     jvm: Any = spark._jvm
     properties = jvm.java.util.Properties()
     for name in ("default.api.timeout.ms", "request.timeout.ms"):
-        properties.put(name, str(ANSWER_LIMIT_MS))  # a stop is noticed between two questions
+        properties.put(name, str(round(answer_s * 1000)))  # a stop is noticed between two questions
     for name, value in connection.items():
         properties.put(name, value)
     admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)

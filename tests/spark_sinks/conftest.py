@@ -14,7 +14,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from pyspark.sql import SparkSession
 
 from gateway.kafka.jars import ensure_jars
-from spark_sinks import jobs
+from spark_sinks import runner
+from spark_sinks.job import JobOptions, known_jobs
 from spark_sinks.process import end_jvm
 from spark_sinks.progress import Progress, Totals
 from spark_sinks.session import session
@@ -47,16 +48,16 @@ def spark(spark_jars: list[Path]) -> Iterator[SparkSession]:
 class RunningJob:
     """A job in a thread of its own."""
 
-    def __init__(self, spark: SparkSession, options: jobs.Options) -> None:
+    def __init__(self, spark: SparkSession, options: JobOptions) -> None:
         self.progress: list[Progress] = []
         self._events: SimpleQueue[Progress | None] = SimpleQueue()
         self._ready = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._ended = loop.run_in_executor(
             None,
-            lambda: jobs.run(
+            lambda: runner.run(
                 spark,
-                jobs.JOBS["max-temperature"],
+                known_jobs()["max-temperature"],
                 options,
                 report=self.progress.append,
                 ready=lambda: loop.call_soon_threadsafe(self._ready.set),
@@ -90,7 +91,7 @@ StartJob = Callable[..., Awaitable[RunningJob]]
 async def run_job(spark: SparkSession) -> AsyncIterator[StartJob]:
     started: list[RunningJob] = []
 
-    async def start(options: jobs.Options) -> RunningJob:
+    async def start(options: JobOptions) -> RunningJob:
         job = RunningJob(spark, options)
         started.append(job)
         await job.wait_ready()

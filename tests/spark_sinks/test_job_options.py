@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spark_sinks import jobs
+from spark_sinks import jobs, runner
+from spark_sinks.job import duration, known_jobs
 from spark_sinks.progress import Totals, progress_of
 from spark_sinks.session import session
 
@@ -51,13 +53,13 @@ def test_totals_add_up() -> None:
 
 @pytest.mark.parametrize(("text", "ms"), [("500ms", 500), ("5s", 5_000), ("10 m", 600_000), ("1h", 3_600_000)])
 def test_duration(text: str, ms: int) -> None:
-    assert jobs.duration(text) == ms
+    assert duration(text) == ms
 
 
 @pytest.mark.parametrize("text", ["", "5", "0s", "-1s", "5 seconds", "1.5s"])
 def test_not_a_duration(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="a duration such as"):
-        jobs.duration(text)
+        duration(text)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +76,50 @@ def test_wrong_option_is_named_before_anything_starts(
     option: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        jobs.main(["max-temperature", "--bootstrap-servers=127.0.0.1:1", "--checkpoint=unused", option])
+        runner.main(["max-temperature", "--bootstrap-servers=127.0.0.1:1", "--checkpoint=unused", option])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+ECHO = """
+import argparse
+from spark_sinks.job import JobKind, JobOptions
+
+class Options(JobOptions, frozen=True, kw_only=True):
+    said: str
+
+    @property
+    def topics(self):
+        return (self.said,)
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--said", required=True, help="topic of what is said")
+
+JOB = JobKind("echo", "says it again", Options, add_arguments, lambda spark, options: None, lambda *_: 1)
+"""
+
+
+def test_a_new_job_is_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "echo.py").write_text(ECHO)
+    monkeypatch.setattr(jobs, "__path__", [*jobs.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "spark_sinks.jobs.echo", raising=False)
+    assert known_jobs().keys() == {"echo", "max-temperature"}
+    for told, code, shown in (
+        (["--help"], 0, "says it again"),
+        (["echo", "--help"], 0, "topic of what is said"),
+        (
+            ["echo", "--bootstrap-servers=127.0.0.1:1", "--checkpoint=unused", "--said=a b"],
+            2,
+            "not a topic name: 'a b'",
+        ),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            runner.main(told)
+        assert ended.value.code == code
+        written = capsys.readouterr()
+        assert shown in written.out + written.err
 
 
 def test_a_jar_that_is_not_there_is_named(tmp_path: Path) -> None:

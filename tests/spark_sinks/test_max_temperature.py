@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
@@ -15,7 +17,9 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from pyspark.sql import SparkSession
 
-from spark_sinks.jobs import Options
+from spark_sinks import runner
+from spark_sinks.job import known_jobs
+from spark_sinks.jobs.max_temperature import Options
 from spark_sinks.progress import Progress
 from spark_sinks.sinks import REAL_TIME
 from spark_sinks.sources import topics_of
@@ -168,4 +172,15 @@ async def test_real_time_goes_on_from_its_checkpoint(
 def test_a_kafka_that_does_not_answer_is_no_topic_list(spark: SparkSession) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         servers = f"127.0.0.1:{silent.getsockname()[1]}"
-        assert topics_of(spark, ["sensors"], {"bootstrap.servers": servers}) is None
+        assert topics_of(spark, ["sensors"], {"bootstrap.servers": servers}, 3) is None
+
+
+async def test_a_slow_kafka_is_given_more_time_each_time(
+    spark: SparkSession, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "FIRST_ANSWER_S", 0.001)  # less than any Kafka takes, as 3 s on a busy machine
+    kind = known_jobs()["max-temperature"]
+    said: list[str] = []
+    waiting = asyncio.to_thread(runner.wait_for_topics, spark, kind, options, said.append, SimpleQueue())
+    assert await asyncio.wait_for(waiting, 60)
+    assert said == [f"waiting for Kafka: {options.bootstrap_servers} does not answer"] * len(said)

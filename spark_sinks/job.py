@@ -1,0 +1,127 @@
+"""What a job is: a module of `spark_sinks/jobs` with a `JOB` of this kind, and nothing anywhere else.
+
+A job has one query per sink, each with a checkpoint of its own. The alternative, one query with `foreachBatch`
+and two writes, would repeat both writes when one fails, would hold up results when only dead letters cannot be
+written, and does not exist in real-time mode. The price is that the source is read twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from mapping.record import is_topic_name
+from spark_sinks import jobs
+from spark_sinks.progress import Progress
+from spark_sinks.sinks import MICRO_BATCH
+
+_DURATION = re.compile(r"([1-9][0-9]*)\s*(ms|s|m|h)")
+_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+
+
+class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What every job is told; a job adds fields of its own. Durations are in milliseconds.
+
+    Attributes:
+        bootstrap_servers: Kafka.
+        checkpoint: directory (or URL) below which each query has its checkpoint.
+        trigger: `sinks.MICRO_BATCH` or `sinks.REAL_TIME`.
+        interval_ms: of micro-batches, or of real-time checkpoints; None: the trigger's default.
+        starting_offsets: earliest or latest, at the first start.
+        max_offsets_per_trigger: the most records of one micro-batch.
+        accept_data_loss: go on when Kafka lost records that were not read yet.
+        kafka: further Kafka client settings by their Kafka names.
+    """
+
+    bootstrap_servers: str
+    checkpoint: str
+    trigger: str = MICRO_BATCH
+    interval_ms: int | None = None
+    starting_offsets: str = "earliest"
+    max_offsets_per_trigger: int = 100_000
+    accept_data_loss: bool = False
+    kafka: Mapping[str, str] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.topics:
+            if not is_topic_name(name):
+                raise ValueError(f"not a topic name: {name!r}")
+
+    @property
+    def topics(self) -> Sequence[str]:
+        """The topics that must exist before the job starts; the job's own class names them."""
+        raise NotImplementedError
+
+    @property
+    def connection(self) -> dict[str, str]:
+        """Kafka client settings by their Kafka names."""
+        return {"bootstrap.servers": self.bootstrap_servers, **self.kafka}
+
+
+class Job(Protocol):
+    """A started job.
+
+    Attributes:
+        queries: all that it has started.
+        real_time: the names of those that run in real-time mode.
+    """
+
+    queries: Sequence[StreamingQuery]
+    real_time: frozenset[str]
+
+    def account(self, progress: Progress) -> Progress:
+        """Look after what a batch left behind, and add what is known now to its progress."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JobKind:
+    """A job that can be started by its name.
+
+    Attributes:
+        name: on the command line.
+        summary: one line for `--help`.
+        options: a `JobOptions`; ValueError from it is a wrong command line.
+        add_arguments: adds the job's own options to a parser, each with a field of `options` as its `dest`.
+        start: begins the queries.
+        slots: how many tasks run at once in real-time mode, of the options, the partitions of each topic and
+            the number of shuffle partitions.
+    """
+
+    name: str
+    summary: str
+    options: type[JobOptions]
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    start: Callable[[SparkSession, Any], Job]
+    slots: Callable[[Any, Mapping[str, int], int], int]
+
+
+def known_jobs() -> dict[str, JobKind]:
+    """The `JOB` of every module in `spark_sinks/jobs`, by name."""
+    modules = (
+        importlib.import_module(f"{jobs.__name__}.{found.name}") for found in pkgutil.iter_modules(jobs.__path__)
+    )
+    kinds: list[JobKind] = [module.JOB for module in modules]
+    return {kind.name: kind for kind in sorted(kinds, key=lambda kind: kind.name)}
+
+
+def duration(text: str) -> int:
+    """Milliseconds of `500ms`, `5s`, `10m`, `1h`; raises argparse's error otherwise."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"a duration such as 500ms, 5s, 10m or 1h, not {text!r}")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def interval(ms: int) -> str:
+    """A duration as Spark's SQL has it."""
+    return f"{ms} milliseconds"

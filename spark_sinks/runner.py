@@ -1,0 +1,287 @@
+"""Runs a job as this process: its command line, the wait for Kafka, the loop, and its end.
+
+It knows no job: `known_jobs` finds them. When one query fails, the job ends (exit 1) and goes on from the
+checkpoints at its next start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_sinks.job import Job, JobKind, JobOptions, duration, known_jobs
+from spark_sinks.process import Console, die_with_parent, end_jvm, on_stop
+from spark_sinks.progress import Progress, ProgressListener, Totals
+from spark_sinks.session import session
+from spark_sinks.sinks import MICRO_BATCH, REAL_TIME
+from spark_sinks.sources import topics_of
+
+REAL_TIME_SLOTS = 16
+"""Of the default master: enough for 13 partitions. A slot is a thread, not a core, and costs little unused."""
+FIRST_ANSWER_S = 3.0
+"""How long Kafka may take for its first answer; each time that it does not answer, the next may take twice as long."""
+LONGEST_ANSWER_S = 24.0
+
+
+def run(
+    spark: SparkSession,
+    kind: JobKind,
+    options: JobOptions,
+    *,
+    report: Callable[[Progress], None],
+    ready: Callable[[], None],
+    stop_asked: SimpleQueue[Progress | None],
+) -> dict[str, Totals]:
+    """Start a job and run it until None is put into `stop_asked`, or a query fails (its exception is raised).
+
+    Args:
+        spark: the session; stays open.
+        kind: the job.
+        options: the job's.
+        report: gets each batch's progress.
+        ready: called once when every query has begun to read.
+        stop_asked: the queue that progress and the wish to stop come through.
+
+    Returns:
+        The totals of each query.
+    """
+    ended: SimpleQueue[str] = SimpleQueue()
+    listener = ProgressListener(stop_asked.put, ended.put)
+    spark.streams.addListener(listener)
+    totals: dict[str, Totals] = {}
+    job: Job | None = None
+
+    def account(progress: Progress) -> None:
+        if job is None or progress.run not in {query.runId for query in job.queries}:
+            return  # of another job in the same session
+        done = job.account(progress)
+        totals.setdefault(done.query, Totals()).add(done)
+        report(done)
+
+    try:
+        job = kind.start(spark, options)
+        waiting = list(job.queries)
+        while True:
+            try:
+                item = stop_asked.get(timeout=0.05 if waiting else 0.25)
+            except Empty:
+                pass
+            else:
+                if item is None:
+                    break
+                account(item)
+            for query in job.queries:
+                if not query.isActive:
+                    raise query.exception() or RuntimeError(f"query {query.name} ended by itself")
+            if waiting:
+                waiting = [
+                    query for query in waiting if not _reads(spark, query, in_real_time=query.name in job.real_time)
+                ]
+                if not waiting:
+                    ready()
+    finally:
+        for query in () if job is None else job.queries:
+            query.stop()
+        _wait_ended(() if job is None else job.queries, ended)
+        spark.streams.removeListener(listener)
+    while not stop_asked.empty():
+        if (item := stop_asked.get()) is not None:
+            account(item)
+    return totals
+
+
+def _wait_ended(queries: Sequence[StreamingQuery], ended: SimpleQueue[str], limit_s: float = 2.0) -> None:
+    """Wait until the listener was told of every query's end, hence of all its progress before; at most `limit_s`."""
+    missing = {query.runId for query in queries}
+    deadline = time.monotonic() + limit_s
+    while missing and (left := deadline - time.monotonic()) > 0:
+        try:
+            missing.discard(ended.get(timeout=left))
+        except Empty:
+            return
+
+
+def _reads(spark: SparkSession, query: StreamingQuery, *, in_real_time: bool) -> bool:
+    """Whether a query has begun to read: what is sent from now on is processed without start-up delay."""
+    status = query.status
+    if status["message"].startswith("Waiting") or query.lastProgress is not None:
+        return True
+    if not in_real_time or not status["isTriggerActive"]:
+        return False
+    tracker = spark.sparkContext.statusTracker()
+    infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    return len(infos) >= 2 and all(info is not None and info.numActiveTasks == info.numTasks for info in infos)
+
+
+def wait_for_topics(
+    spark: SparkSession,
+    kind: JobKind,
+    options: JobOptions,
+    say: Callable[[str], None],
+    stop_asked: SimpleQueue[Progress | None],
+) -> bool:
+    """Wait until Kafka answers and has the job's topics, saying every 5 s what is missing.
+
+    Returns:
+        False: the wish to stop came first.
+
+    Raises:
+        ValueError: real-time mode, and the local master has too few slots for the job's tasks.
+    """
+    said = float("-inf")
+    answer_s = FIRST_ANSWER_S
+    while True:
+        known = topics_of(spark, options.topics, options.connection, answer_s)
+        if known is None:
+            # Once is not worth a line: a busy machine, perhaps.
+            lack = "" if answer_s == FIRST_ANSWER_S else f"Kafka: {options.bootstrap_servers} does not answer"
+            answer_s = min(2 * answer_s, LONGEST_ANSWER_S)
+        elif missing := [name for name in options.topics if name not in known]:
+            lack = f"topic {', '.join(missing)} on {options.bootstrap_servers}: create it"
+        else:
+            break
+        if lack and time.monotonic() - said > 5:
+            said = time.monotonic()
+            say(f"waiting for {lack}")
+        try:
+            if stop_asked.get(timeout=0.5) is None:
+                return False
+        except Empty:
+            continue
+    context = spark.sparkContext
+    needed = kind.slots(options, known, int(spark.conf.get("spark.sql.shuffle.partitions", "2") or 2))
+    slots = context.defaultParallelism
+    if options.trigger == REAL_TIME and str(context.master).startswith("local") and slots < needed:
+        raise ValueError(
+            f"real-time mode runs all tasks at once: {kind.name} needs {needed} slots for the partitions of its topics "
+            f"and {context.master} has {slots}; use --master 'local[{needed}]'"
+        )
+    return True
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise argparse.ArgumentTypeError(f"NAME=VALUE, not {text!r}")
+    return name, value
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line of `python -m spark_sinks`: a job, and its options."""
+    parser = argparse.ArgumentParser(prog="spark_sinks", description="Run a streaming job on Kafka topics.")
+    commands = parser.add_subparsers(dest="job", required=True, metavar="JOB")
+    for kind in known_jobs().values():
+        command = commands.add_parser(kind.name, help=kind.summary, description=f"{kind.summary.capitalize()}.")
+        kind.add_arguments(command)
+        _add_common(command)
+    return parser
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--bootstrap-servers", required=True, help="Kafka, host:port,...")
+    add("--checkpoint", required=True, help="directory (or URL) that makes a restart go on where this run ended")
+    add("--trigger", choices=(MICRO_BATCH, REAL_TIME), default=MICRO_BATCH)
+    add("--interval", dest="interval_ms", type=duration, help="of micro-batches (default: one after the other) or of "
+        "real-time checkpoints (default: 5m; not below 5s)")  # fmt: skip
+    add("--starting-offsets", choices=("earliest", "latest"), default="earliest", help="of the first start")
+    add("--max-offsets-per-trigger", type=int, default=100_000, help="records of one micro-batch at most")
+    add("--accept-data-loss", action="store_true", help="go on when the broker lost records not yet read")
+    add("--kafka", type=_pair, action="append", default=[], metavar="NAME=VALUE", help="Kafka client setting")
+    add("--master", help="any Spark master (default: local, with the slots that the trigger needs)")
+    add("--jars", default="", help="the connector's jars, separated by commas")
+    add("--shuffle-partitions", type=int, default=2)
+    add("--driver-memory", default="1g")
+    add("--quick-start", action="store_true", help="a driver that starts sooner and is slower afterwards")
+    add("--conf", type=_pair, action="append", default=[], metavar="NAME=VALUE", help="Spark setting")
+    add("--ui", action="store_true", help="serve Spark's web pages")
+    add("--log-level", default="WARN", help="of Spark's log")
+    add("--log-file", type=Path, help="where Spark's log goes (default: spark.log in a local checkpoint)")
+    add("--ready-file", type=Path, help="written once the job has begun to read")
+    add("--die-with-parent", action="store_true", help="stop when the starting process ends, however it ends")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a job as this process: progress as JSON lines on the standard output, a summary line at the end.
+
+    SIGTERM and SIGINT stop the queries, the session and the JVM.
+
+    Returns:
+        0 after a stop that was asked for, 1 when the job failed, with one line on the standard error and the
+        whole story in the log. (A wrong command line exits with 2.)
+    """
+    parser = arguments()
+    given = parser.parse_args(argv)
+    kind = known_jobs()[given.job]
+    told = {name: value for name, value in vars(given).items() if name in kind.options.__struct_fields__}
+    try:
+        options = kind.options(**{**told, "kafka": dict(given.kafka)})
+    except ValueError as error:
+        parser.error(str(error))
+    if given.die_with_parent:
+        die_with_parent()
+    console = Console()
+    log_file = given.log_file
+    if log_file is None and "://" not in options.checkpoint:
+        log_file = Path(options.checkpoint) / "spark.log"
+    if log_file is not None:
+        console.divert(log_file)
+    try:
+        _run_process(given, kind, options, console)
+    except Exception as error:  # the last one who can say it
+        traceback.print_exc()
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        console.say(f"{given.job} failed: {first}" + (f" (see {log_file})" if log_file else ""))
+        return 1
+    finally:
+        end_jvm()
+        console.close()
+    return 0
+
+
+def _run_process(given: argparse.Namespace, kind: JobKind, options: JobOptions, console: Console) -> None:
+    def stop_now() -> None:
+        raise SystemExit(0)
+
+    on_stop(stop_now)  # while the JVM starts nothing is there to be stopped in order
+    slots = REAL_TIME_SLOTS if options.trigger == REAL_TIME else max(2, os.cpu_count() or 2)
+    spark = session(
+        f"trivium {given.job}",
+        master=given.master or f"local[{slots}]",
+        jars=[Path(jar) for jar in given.jars.split(",") if jar],
+        driver_memory=given.driver_memory,
+        shuffle_partitions=given.shuffle_partitions,
+        log_level=given.log_level,
+        ui=given.ui,
+        quick_start=given.quick_start,
+        conf=dict(given.conf),
+    )
+    events: SimpleQueue[Progress | None] = SimpleQueue()
+    on_stop(lambda: events.put(None))
+    encode = msgspec.json.encode
+
+    def ready() -> None:
+        console.report(encode({"kind": "ready", "job": given.job, "trigger": options.trigger}))
+        if given.ready_file is not None:
+            written = given.ready_file.with_suffix(".tmp")
+            written.write_bytes(encode({"job": given.job, "trigger": options.trigger, "pid": os.getpid()}))
+            written.replace(given.ready_file)
+
+    try:
+        if wait_for_topics(spark, kind, options, console.say, events):
+            totals = run(
+                spark, kind, options,
+                report=lambda progress: console.report(encode(progress)), ready=ready, stop_asked=events,
+            )  # fmt: skip
+            console.report(encode({"kind": "summary", "queries": totals}))
+    finally:
+        spark.stop()
