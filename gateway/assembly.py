@@ -354,9 +354,7 @@ def _make_amqp(process: Process, admittance: Admittance, log: Log, state: State)
         tail=log.tail,
         groups=log.groups,
         names=state.groups,
-        transactions=Transactions(
-            log.kafka, transactors, log.publisher, spawn=process.spawn, wall_clock=wall_clock, chance=SystemRandom()
-        ),
+        transactions=Transactions(log.kafka, transactors, log.publisher, spawn=process.spawn, wall_clock=wall_clock),
         authenticator=admittance.authenticator,
         access=admittance.access,
         wall_clock=wall_clock,

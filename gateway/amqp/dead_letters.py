@@ -14,6 +14,7 @@ import structlog
 
 from gateway.kafka.contracts import Result
 from gateway.kafka.publisher import Publisher
+from gateway.kafka.senders import Sender
 from mapping.dead_letters import Cause, dead_letter, dead_letter_topic
 from mapping.outcomes import Outcome
 from mapping.record import Received
@@ -39,6 +40,7 @@ class DeadLetters:
         self.max_attempts = max_attempts
         self._counts = counts
         self._submit = publisher.submit
+        self._sender = Sender(lasting=True)  # one for all: they are few, and then they lie as they were rejected
         self._template = template
         self._troubled: set[str] = set()  # topics that did not take the last one; logged once
 
@@ -51,7 +53,7 @@ class DeadLetters:
         topic = dead_letter_topic(self._template, record) if self._template is not None else None
         if topic is None:
             return False
-        self._submit(dead_letter(record, topic, cause), self, (link, record, topic))
+        self._submit(dead_letter(record, topic, cause), self, (link, record, topic), self._sender)
         return True
 
     def settle(self, tokens: Sequence[Token], offsets: Sequence[int], result: Result) -> None:

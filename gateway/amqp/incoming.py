@@ -40,12 +40,14 @@ class IncomingLink:
 
     Attributes:
         link: the engine's.
+        sender: keeps its messages in order.
         window: counts what is unanswered.
         touched: has arrivals or settlements since its credit was looked at.
     """
 
     __slots__ = (
-        "_allowed", "_layouts", "_like", "_session", "_submit", "_unlike", "destination", "link", "touched", "window",
+        "_allowed", "_layouts", "_like", "_session", "_submit", "_unlike", "destination", "link", "sender", "touched",
+        "window",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +70,7 @@ class IncomingLink:
         self._unlike = 0  # messages that were mapped in the general way, less those that runs make up for
         self.link = link
         self.destination = destination
+        self.sender = session.sender(link)
         self.window = Window(limit)
         self.touched = False
 
@@ -95,7 +98,7 @@ class IncomingLink:
         if self._allowed is not None and not self._allowed(record.topic, record.key):
             self._deny(delivery, record)
             return
-        self._submit(record, self._session, (self, delivery))
+        self._submit(record, self._session, (self, delivery), self.sender)
 
     def _learn(self, data: bytes, record: Record, destination: Destination) -> None:
         """Look at what a message may have in common with those that follow."""
@@ -143,7 +146,7 @@ class IncomingLink:
                 self._deny(event.delivery, like)
             return
         tokens = [(self, event.delivery) for event in events]
-        self._session.services.publisher.submit_run(like, values, self._session, tokens)
+        self._session.services.publisher.submit_run(like, values, self._session, tokens, sender=self.sender)
 
     def _deny(self, delivery: Any, record: Record) -> None:
         self.refuse(delivery, Outcome.DENIED, f"no right to publish to {record.topic} with this key")

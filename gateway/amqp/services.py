@@ -17,6 +17,7 @@ from gateway.amqp.transactions import Coordinators
 from gateway.config import AmqpConfig
 from gateway.kafka.group import Groups
 from gateway.kafka.publisher import Publisher
+from gateway.kafka.senders import Places
 from gateway.kafka.tail import Tail
 from gateway.kafka.transactions import Transactions
 from gateway.security.authorization import AccessList
@@ -122,6 +123,7 @@ class Services:
         coordinators: transactions.
         sessions: the open connections'.
         senders: incoming links of the process; they share the budget.
+        places: the partitions of links that send without keys.
         subscriptions: the one link of each exclusive subscription, by its group.
     """
 
@@ -161,6 +163,7 @@ class Services:
         )
         self.sessions: set[SessionLike] = set()
         self.senders = 0
+        self.places = Places()
         self.subscriptions: dict[str, OutgoingLink] = {}
         self._ending: dict[str, set[asyncio.Task[None]]] = {}
         self._starved: dict[Gate, set[IncomingLink]] = {}

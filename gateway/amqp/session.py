@@ -25,6 +25,7 @@ from gateway.amqp.outgoing import OutgoingLink
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator, Transaction
 from gateway.kafka.contracts import Result
+from gateway.kafka.senders import Sender
 from gateway.kafka.topics import TopicInfo
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
@@ -240,6 +241,12 @@ class AmqpSession:
             partitions=info.partitions,
         )
 
+    def sender(self, link: Link) -> Sender:
+        """Who sends on `link`: the same whenever the same peer comes back with a link of this name."""
+        identity = self._identity
+        assert identity is not None
+        return self.services.places.sender(identity.name, self.container_id, link.name)
+
     def wrote(self, size: int) -> None:
         """Something was sent: write it with what else is sent in this turn, or at once when that is much."""
         self._written += size
@@ -429,6 +436,7 @@ class AmqpSession:
                 self._incoming = tuple(incoming for incoming in self._incoming if incoming is not context)
                 self.services.senders -= 1
                 self.services.forget(context)
+                context.sender.leave()
         elif isinstance(context, Coordinator):
             context.lost()
         elif isinstance(context, OutgoingLink):

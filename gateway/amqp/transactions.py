@@ -286,7 +286,7 @@ class Transaction:
 
     def post(self, incoming: IncomingLink, delivery: Any, record: Record) -> None:
         """Store a record; the delivery is settled when every in-sync replica has it."""
-        self._kafka.submit(record, (incoming, delivery))
+        self._kafka.submit(record, (incoming, delivery), incoming.sender)
 
     def refuse(
         self, incoming: IncomingLink, delivery: Any, outcome: Outcome, reason: str, condition: str | None = None

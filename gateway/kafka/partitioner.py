@@ -6,9 +6,7 @@ what the Java client says. In Python it costs more than appending the record doe
 
 from __future__ import annotations
 
-import random
 import struct
-from collections.abc import Sequence
 from typing import Final
 
 CACHED_KEYS: Final = 10_000
@@ -42,21 +40,17 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 
 class Partitioner:
-    """The partitions of one topic: by key when there is one, sticky when there is none.
+    """The partitions of one topic's keys.
 
     Attributes:
         known: key to partition; read it first on the hot path, then ask `place`.
-        sticky: the partition for records without a key until `move_on` (KIP-480: fill one batch at a time).
     """
 
-    __slots__ = ("_random", "known", "partitions", "sticky")
+    __slots__ = ("known", "partitions")
 
-    def __init__(self, partitions: int, available: Sequence[int], chance: random.Random) -> None:
+    def __init__(self, partitions: int) -> None:
         self.partitions = partitions
-        self._random = chance
         self.known: dict[bytes, int] = {}
-        self.sticky = 0
-        self.move_on(available)
 
     def place(self, key: bytes) -> int:
         """The partition of `key`, remembered."""
@@ -65,17 +59,3 @@ class Partitioner:
             self.known.clear()
         self.known[key] = partition
         return partition
-
-    def move_on(self, available: Sequence[int]) -> None:
-        """Choose the next partition for records without a key.
-
-        Args:
-            available: partitions that have a leader; when none has, any partition will do.
-        """
-        choices = [number for number in available if number != self.sticky]
-        if choices:
-            self.sticky = self._random.choice(choices)
-        elif not available:
-            self.sticky = self._random.randrange(self.partitions)
-        else:
-            self.sticky = available[0]

@@ -22,6 +22,7 @@ from gateway.config import BudgetConfig, KafkaConfig
 from gateway.kafka.batch import Batch
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.producers import Producers
+from gateway.kafka.senders import Sender
 from gateway.kafka.topics import REACHABLE_S, TopicInfo, Topics
 from gateway.kafka.writer import Desk, Lane, TopicWriter
 from gateway.spawn import Spawn
@@ -91,7 +92,7 @@ class Publisher:
             spawn: starts background work in the app's task group.
             clock: monotonic seconds; the loop's.
             wall_clock: milliseconds since the epoch.
-            chance: chooses the partition of records without a key.
+            chance: breaks ties where a sender without a name is placed.
         """
         self.budget = Budget(limits.process_bytes, limits.process_records)
         self.gate: Gate = self.budget.gate
@@ -106,7 +107,7 @@ class Publisher:
         self._writers: dict[str, TopicWriter] = {}
         self._internal: dict[str, TopicWriter] = {}  # of our own topics: a client's record never finds them
         self._topic_budgets: dict[str, Budget] = {}
-        self._held: dict[str, list[tuple[Record, Owner | None, Any, int]]] = {}
+        self._held: dict[str, list[tuple[Record, Owner | None, Any, Sender | None, int]]] = {}
         self._stamp = 0  # wall clock of this loop turn; 0: no turn has begun
         self._now = 0.0
         self._touched: list[Lane] = []
@@ -123,12 +124,22 @@ class Publisher:
 
     # Submitting
 
-    def submit(self, record: Record, owner: Owner | None, token: Any = None, *, internal: bool = False) -> None:
+    def submit(
+        self,
+        record: Record,
+        owner: Owner | None,
+        token: Any = None,
+        sender: Sender | None = None,
+        *,
+        internal: bool = False,
+    ) -> None:
         """Take `record`; its fate is told to `owner.settle` later, never from inside this call.
 
         Never waits and never raises for the record's sake. `owner` None: nobody wants to know. An owner may have
         an attribute `budget`, a `flowcontrol.budget.Budget` of its own without a parent; it counts what the owner
         has in flight (see `connection_budget`).
+
+        `sender`: records of one without a key keep their order; None for one that is in no order with others.
 
         `internal`: the record is our own, for one of our own topics. Without this word such a topic is DENIED.
         """
@@ -136,23 +147,24 @@ class Publisher:
         if writer is None and internal:
             writer = self._internal.get(record.topic)
         if writer is None:
-            self._hold(record, owner, token, internal=internal)
+            self._hold(record, owner, token, sender, internal=internal)
             return
         stamp = self._stamp or self._begin_turn()
         key = record.key
         number = record.partition
-        if number is None:
+        if number is not None:
+            if not 0 <= number < len(writer.lanes):
+                reason = f"topic {writer.name} has no partition {number}"
+                self._refuse(owner, token, Outcome.UNKNOWN_TOPIC, reason)
+                return
+            lane = writer.lanes[number]
+        elif key is not None:
             partitioner = writer.partitioner
-            if key is not None:
-                number = partitioner.known.get(key)
-                if number is None:
-                    number = partitioner.place(key)
-            else:
-                number = partitioner.sticky
-        elif not 0 <= number < len(writer.lanes):
-            reason = f"topic {writer.name} has no partition {number}"
-            self._refuse(owner, token, Outcome.UNKNOWN_TOPIC, reason)
-            return
+            number = partitioner.known.get(key)
+            lane = writer.lanes[partitioner.place(key) if number is None else number]
+        else:
+            place = None if sender is None else sender.lanes.get(record.topic)
+            lane = writer.place(sender) if place is None or place.shut else place
         if key is None and writer.info.needs_key:
             self._refuse(owner, token, Outcome.UNFIT, f"topic {writer.name} is compacted: a key is needed")
             return
@@ -163,7 +175,6 @@ class Publisher:
             self._refuse(owner, token, Outcome.UNFIT, f"topic {writer.name} refuses the timestamp {timestamp}")
             return
 
-        lane = writer.lanes[number]
         batch = lane.open
         try:
             size = batch.write(timestamp, key, record.value, record.headers)
@@ -190,7 +201,15 @@ class Publisher:
             lane.touched = True
             self._touched.append(lane)
 
-    def submit_run(self, like: Record, values: Sequence[bytes], owner: Owner | None, tokens: Sequence[Any]) -> None:
+    def submit_run(
+        self,
+        like: Record,
+        values: Sequence[bytes],
+        owner: Owner | None,
+        tokens: Sequence[Any],
+        *,
+        sender: Sender | None = None,
+    ) -> None:
         """Take a run of records that differ in their values only: the same as `submit` for each, with less work.
 
         Args:
@@ -198,23 +217,26 @@ class Publisher:
             values: theirs, in order.
             owner: of all of them.
             tokens: beside `values`.
+            sender: of all of them; needed for records without a key.
         """
         topic, key, headers, partition = like.topic, like.key, like.headers, like.partition
         position, count = 0, len(values)
         while position < count:
-            self.submit(Record(topic, key, values[position], headers, None, partition), owner, tokens[position])
+            self.submit(Record(topic, key, values[position], headers, None, partition), owner, tokens[position], sender)
             position += 1
             writer = self._writers.get(topic)
             if writer is None or (key is None and writer.info.needs_key):
                 continue
-            partitioner = writer.partitioner
-            number = partition
-            if number is None:
-                number = partitioner.sticky if key is None else partitioner.known.get(key)
-            if number is None or number >= len(writer.lanes):
+            lane: Lane | None = None
+            number = writer.partitioner.known.get(key) if partition is None and key is not None else partition
+            if number is not None and number < len(writer.lanes):
+                lane = writer.lanes[number]
+            elif number is None and sender is not None:
+                lane = sender.lanes.get(topic)
+            if lane is None:
                 continue
             # Where that record went there is room for more, until there is none.
-            batch = writer.lanes[number].open
+            batch = lane.open
             if not batch.count or batch.owner is not owner:
                 continue
             position += batch.add_run(self._stamp, key, values, headers, tokens, position)
@@ -249,7 +271,27 @@ class Publisher:
 
     # Unknown topics
 
-    def _hold(self, record: Record, owner: Owner | None, token: Any, *, internal: bool) -> None:
+    def place(self, info: TopicInfo, record: Record, sender: Sender) -> int:
+        """The partition into which `submit` would put a record of a known topic.
+
+        Raises:
+            Refused: UNKNOWN_TOPIC when it names one that there is not.
+        """
+        writer = self._writers.get(info.name)
+        if writer is None:
+            self._open(info)
+            writer = self._writers[info.name]
+        if record.partition is not None:
+            if not 0 <= record.partition < len(writer.lanes):
+                raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {info.name} has no partition {record.partition}")
+            return record.partition
+        if record.key is not None:
+            number = writer.partitioner.known.get(record.key)
+            return writer.partitioner.place(record.key) if number is None else number
+        lane = sender.lanes.get(info.name)
+        return (writer.place(sender) if lane is None or lane.shut else lane).number
+
+    def _hold(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None, *, internal: bool) -> None:
         """Keep `record` until its topic is known; ask for it, once."""
         name = record.topic
         if not internal and name.startswith(INTERNAL_TOPIC_PREFIX):
@@ -258,7 +300,7 @@ class Publisher:
         info = self._topics.known(name, internal=internal)
         if info is not None:
             self._open(info)
-            self.submit(record, owner, token, internal=internal)
+            self.submit(record, owner, token, sender, internal=internal)
             return
         held = self._held.get(name)
         if held is None:
@@ -269,7 +311,7 @@ class Publisher:
             return
         size = HELD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
         size += sum(len(header) + len(value or b"") for header, value in record.headers)
-        held.append((record, owner, token, size))
+        held.append((record, owner, token, sender, size))
         self._topic_budget(name).take(size)
         budget = getattr(owner, "budget", None)
         if budget is not None:
@@ -288,9 +330,9 @@ class Publisher:
 
     def _resolved(self, name: str, refused: Refused | None) -> None:
         internal = name.startswith(INTERNAL_TOPIC_PREFIX)  # `_hold` takes no others under such a name
-        for record, owner, token, size in self._held.pop(name, ()):
+        for record, owner, token, sender, size in self._held.pop(name, ()):
             if refused is None:
-                self.submit(record, owner, token, internal=internal)
+                self.submit(record, owner, token, sender, internal=internal)
             else:
                 self._refuse(owner, token, refused.outcome, refused.reason)
             # After taking again, so that the gate does not flap.
@@ -335,7 +377,7 @@ class Publisher:
         """Its lanes give up what they hold; the next record asks again."""
         writer = self._writers_like(name).pop(name, None)
         if writer is not None:
-            writer.gone = outcome
+            writer.vanish(outcome)
             self._topic_budgets.pop(name)
 
     # Budgets

@@ -1,7 +1,7 @@
 """Records and consumed offsets that become visible in Kafka together, or not at all.
 
 transaction = transactions.begin(settle)
-transaction.submit(record, token)        # stored at once, seen by nobody; its fate goes to `settle`
+transaction.submit(record, token, sender)  # stored at once, seen by nobody; its fate goes to `settle`
 await transaction.commit(retired)        # or abort()
 
 The first record takes a producer from the pool (`transactors`), a second group at the latest in `commit`. What comes
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
@@ -25,8 +24,8 @@ from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.failures import name_of, verdict
 from gateway.kafka.group_parts import Part
 from gateway.kafka.group_reader import GroupReader
-from gateway.kafka.partitioner import Partitioner
 from gateway.kafka.publisher import Publisher
+from gateway.kafka.senders import Sender
 from gateway.kafka.topics import TopicInfo
 from gateway.kafka.transactors import Transactor, Transactors
 from gateway.spawn import Spawn
@@ -59,13 +58,14 @@ class TransactionFailed(Exception):  # noqa: N818 - an answer, not an error of a
 
 
 class _Post:
-    """A record and its token."""
+    """A record, its token, and who sends it."""
 
-    __slots__ = ("record", "size", "token")
+    __slots__ = ("record", "sender", "size", "token")
 
-    def __init__(self, record: Record, token: Any) -> None:
+    def __init__(self, record: Record, token: Any, sender: Sender) -> None:
         self.record = record
         self.token = token
+        self.sender = sender
         self.size = len(record.key or b"") + len(record.value or b"")
 
 
@@ -80,42 +80,25 @@ class Transactions:
         *,
         spawn: Spawn,
         wall_clock: Callable[[], int],
-        chance: random.Random,
     ) -> None:
-        """`chance` chooses the partition of records without a key."""
         self.transactors = transactors
         self.publisher = publisher
         self.spawn = spawn
         self._wall_clock = wall_clock
-        self._chance = chance
         self._max_request_bytes = config.max_request_bytes
-        self._partitioners: dict[str, tuple[TopicInfo, Partitioner]] = {}
 
     def begin(self, settle: Settle) -> KafkaTransaction:
         """A transaction; Kafka hears of it when there is something in it."""
         return KafkaTransaction(self, settle)
 
-    def place(self, record: Record, info: TopicInfo) -> tuple[int, int]:
+    def place(self, record: Record, info: TopicInfo, sender: Sender) -> tuple[int, int]:
         """The partition and the timestamp of a record, as the publisher chooses them.
 
         Raises:
             Refused: no such partition, or the topic does not take it.
         """
-        found = self._partitioners.get(info.name)
-        if found is None or found[0] is not info:
-            found = (info, Partitioner(info.partitions, info.available, self._chance))
-            self._partitioners[info.name] = found
-        partitioner, key, number = found[1], record.key, record.partition
-        if number is None:
-            if key is None:
-                number = partitioner.sticky
-            else:
-                number = partitioner.known.get(key)
-                if number is None:
-                    number = partitioner.place(key)
-        elif not 0 <= number < info.partitions:
-            raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {info.name} has no partition {number}")
-        if key is None and info.needs_key:
+        number = self.publisher.place(info, record, sender)
+        if record.key is None and info.needs_key:
             raise Refused(Outcome.UNFIT, f"topic {info.name} is compacted: a key is needed")
         now, timestamp = self._wall_clock(), record.timestamp
         if timestamp is None:
@@ -127,11 +110,6 @@ class Transactions:
     def largest(self, info: TopicInfo) -> int:
         """Bytes that a record may have."""
         return min(info.max_message_bytes, self._max_request_bytes) - HEADER_BYTES
-
-    def move_on(self) -> None:
-        """A generation of batches has left: records without a key go on elsewhere."""
-        for info, partitioner in self._partitioners.values():
-            partitioner.move_on(info.available)
 
 
 class _Batches:
@@ -185,9 +163,9 @@ class KafkaTransaction:
         self._spoiled = False  # its sequences may have a gap
         self._task: asyncio.Task[None] | None = None
 
-    def submit(self, record: Record, token: Any) -> None:
-        """Take a record; its fate goes to `settle` later."""
-        post = _Post(record, token)
+    def submit(self, record: Record, token: Any, sender: Sender) -> None:
+        """Take a record of `sender`; its fate goes to `settle` later."""
+        post = _Post(record, token, sender)
         self._publisher.reserve(post.size)
         self._unsettled[post] = None
         self._queue.append(post)
@@ -307,7 +285,7 @@ class KafkaTransaction:
             record = post.record
             try:
                 info = self._publisher.known_topic(record.topic) or await self._publisher.topic(record.topic)
-                number, timestamp = self._shared.place(record, info)
+                number, timestamp = self._shared.place(record, info, post.sender)
                 batches = partitions.get((record.topic, number))
                 if batches is None:
                     batches = partitions[record.topic, number] = _Batches()
@@ -315,7 +293,6 @@ class KafkaTransaction:
             except Refused as refused:
                 self._fail(Result(outcome=refused.outcome, reason=refused.reason))
                 return
-        self._shared.move_on()
         flying: list[tuple[asyncio.Future[Any], int, list[_Post]]] = []
         try:
             for (topic, number), batches in partitions.items():

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from flowcontrol.budget import Budget
     from gateway.config import KafkaConfig
     from gateway.kafka.producers import Producers
+    from gateway.kafka.senders import Sender
     from gateway.kafka.topics import TopicInfo, Topics
     from gateway.spawn import Spawn
 
@@ -39,6 +40,10 @@ RESEND_MOST_S: Final = 2.0
 FRUITLESS_MOST: Final = 24
 """How many parts of a split batch may fail in a row, for reasons that say nothing about single records, before the
 rest is given up: twice what finding one record among thousands takes. Each failure costs a new producer."""
+
+LOOKED_AT: Final = 16
+"""How many partitions are compared when a sender is placed: a topic may have thousands, and a choice among some is
+nearly as good as one among all."""
 
 _NOT_THE_PRODUCER: Final = (
     errors.UnknownTopicOrPartitionError,
@@ -85,10 +90,17 @@ class Lane:
         open: takes records; may be empty.
         full: sealed batches that wait, in order.
         flying: the batches on the way: one, or the parts of one that was split.
+        senders: how many lasting senders have their place here.
+        led: the partition has a leader, as far as is known.
+        shut: takes no records without a key: it has no leader and nothing is on the way, or there is no such
+            partition any more.
         touched: it is in the publisher's list for the end of this loop turn.
     """
 
-    __slots__ = ("_fruitless", "_full_waiter", "_task", "desk", "flying", "full", "number", "open", "topic", "touched")
+    __slots__ = (
+        "_fruitless", "_full_waiter", "_task", "desk", "flying", "full", "led", "number", "open", "senders", "shut",
+        "topic", "touched",
+    )  # fmt: skip
 
     def __init__(self, topic: TopicWriter, number: int) -> None:
         self.topic = topic
@@ -98,6 +110,9 @@ class Lane:
         self.full: deque[Batch] = deque()
         self.flying: deque[Batch] = deque()
         self.touched = False
+        self.senders = 0
+        self.led = True
+        self.shut = False
         self._fruitless = 0
         self._task: asyncio.Task[None] | None = None
         self._full_waiter: asyncio.Event | None = None
@@ -131,11 +146,16 @@ class Lane:
                     batch = self.open
                     batch.seal()
                     self.open = self.topic.new_batch()
-                self.topic.handed_over(self.number)
                 self.flying.append(batch)
                 await self._deliver()
         finally:
             self._task = None
+            self.shut = self.shut or not self.led
+
+    def lead(self, led: bool) -> None:
+        """The partition has a leader, or has none; in that case senders leave it when nothing of theirs is left."""
+        self.led = led
+        self.shut = not led and self._task is None and not self.open.count
 
     async def _linger(self, until: float) -> None:
         self._full_waiter = asyncio.Event()
@@ -236,6 +256,14 @@ class Lane:
             self._settle(self.flying[0], Outcome.BUSY, -1, "shutting down")
 
 
+def _queue(lane: Lane) -> tuple[int, int]:
+    return len(lane.full) + len(lane.flying), lane.open.bytes
+
+
+def _queue_and_senders(lane: Lane) -> tuple[int, int]:
+    return len(lane.full) + lane.senders, lane.open.bytes
+
+
 class TopicWriter:
     """The lanes of one topic and the choice between them.
 
@@ -250,8 +278,9 @@ class TopicWriter:
         self.budget = budget
         self.gone: Outcome | None = None
         self.largest = self._largest()
-        self.partitioner = Partitioner(info.partitions, info.available, desk.chance)
+        self.partitioner = Partitioner(info.partitions)
         self.lanes = [Lane(self, number) for number in range(info.partitions)]
+        self._filling: Lane | None = None
 
     def _largest(self) -> int:
         return min(self.info.max_message_bytes, self.desk.config.max_request_bytes) - HEADER_BYTES
@@ -266,13 +295,44 @@ class TopicWriter:
         self.info = info
         self.largest = self._largest()
         if info.partitions > len(self.lanes):
-            self.partitioner = Partitioner(info.partitions, info.available, self.desk.chance)
+            self.partitioner = Partitioner(info.partitions)
             self.lanes.extend(Lane(self, number) for number in range(len(self.lanes), info.partitions))
 
-    def handed_over(self, partition: int) -> None:
-        """A batch left `partition`: records without a key go on elsewhere."""
-        if partition == self.partitioner.sticky:
-            self.partitioner.move_on(self.info.available)
+        for lane in self.lanes:
+            lane.lead(not info.available or lane.number in info.available)
+
+    def vanish(self, outcome: Outcome) -> None:
+        """The topic is gone or forbidden."""
+        self.gone = outcome
+        for lane in self.lanes:
+            lane.shut = True  # its senders are placed anew when there is such a topic again
+
+    def place(self, sender: Sender | None) -> Lane:
+        """Where records without a key go that `sender` sends; None: one for which it does not matter.
+
+        One that lasts goes where it was before, else where the fewest batches wait and senders are. A request's go with
+        what is being gathered for the next batch, else where the fewest batches wait.
+        """
+        former = None if sender is None else sender.former(self.name)
+        if former is not None and former < len(self.lanes) and not self.lanes[former].shut:
+            lane = self.lanes[former]
+        elif sender is not None and sender.lasting:
+            lane = self._least(_queue_and_senders, sender.hint)
+        else:
+            filling = self._filling
+            if filling is None or filling.shut or filling.full or not filling.open.count:
+                filling = self._filling = self._least(_queue, None)
+            lane = filling
+        if sender is not None:
+            sender.settle_in(self.name, lane)
+        return lane
+
+    def _least(self, load: Callable[[Lane], tuple[int, int]], hint: int | None) -> Lane:
+        """The lane with the least load; among equals the first from that of `hint` on, or from any."""
+        numbers = self.info.available or range(len(self.lanes))
+        count = len(numbers)
+        first = self.desk.chance.randrange(count) if hint is None else hint
+        return min((self.lanes[numbers[(first + step) % count]] for step in range(min(count, LOOKED_AT))), key=load)
 
     async def abandon(self) -> None:
         """Settle everything BUSY, now."""

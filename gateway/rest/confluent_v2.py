@@ -23,7 +23,7 @@ from gateway.rest.call import Call, Handler, Module
 from gateway.rest.consumers import Consumers
 from gateway.rest.services import RestServices
 from gateway.rest.subscriptions import Subscriptions
-from gateway.rest.tickets import StandardHeaders, Ticket, raise_common_failure
+from gateway.rest.tickets import StandardHeaders, Ticket, raise_common_failure, submit_allowed
 from gateway.rest.topics import TopicOperations
 from mapping.confluent import without_headers
 from mapping.rest import to_records
@@ -135,12 +135,7 @@ class ConfluentV2(Module):
             if not records:
                 return control_answer(encode(produce_results(())))
             ticket = Ticket(len(records), asyncio.get_running_loop().create_future())
-            everything = grant.publish.uniform(topic)
-            for index, record in enumerate(records):
-                if everything or grant.publish(topic, record.key):
-                    self._publisher.submit(record, ticket, index)
-                else:
-                    ticket.refuse(index, ErrorBody(403, f"Not allowed: publish to {topic} with this key"))
+            submit_allowed(self._publisher, grant, records, ticket)
             del records
             await ticket.done
         if ticket.failed:

@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.kafka.publisher import Publisher
+from gateway.kafka.senders import Sender
 from gateway.rest.access import forbidden
 from gateway.rest.admission import Admission
 from gateway.rest.answers import control_answer
@@ -54,7 +55,7 @@ _END: Final = b"\r\n"
 _CLUSTERS: Final = "/v3/clusters"
 
 
-class Sender(msgspec.Struct, frozen=True):
+class Writer(msgspec.Struct, frozen=True):
     """Who sends records where, and what each of them gets."""
 
     cluster: str
@@ -83,10 +84,10 @@ class Sender(msgspec.Struct, frozen=True):
 class RecordStream(Upload):
     """One streamed request, with this API's reports."""
 
-    def __init__(self, publisher: Publisher, sender: Sender, limit: int) -> None:
-        """Take documents of up to `limit` bytes for `sender`."""
-        super().__init__(publisher, sender.topic)
-        self._sender = sender
+    def __init__(self, publisher: Publisher, writer: Writer, limit: int) -> None:
+        """Take documents of up to `limit` bytes for `writer`."""
+        super().__init__(publisher, writer.topic)
+        self._writer = writer
         self._splitter = DocumentSplitter(limit)
         self._abouts: dict[int, About] = {}  # by token, of records whose fate is not known
 
@@ -103,7 +104,7 @@ class RecordStream(Upload):
         run: list[Record] = []
         for document in splitter.feed(part):
             try:
-                record, about = self._sender.record(decode_produced(document))
+                record, about = self._writer.record(decode_produced(document))
             except RestError as error:
                 if run:
                     self.submit(run)
@@ -119,7 +120,7 @@ class RecordStream(Upload):
 
     def stored(self, tokens: Sequence[int], partition: int, offsets: Sequence[int]) -> list[bytes]:
         """See `Upload`."""
-        report, pop = self._sender.report, self._abouts.pop
+        report, pop = self._writer.report, self._abouts.pop
         return [
             encode(report(pop(token), partition, offset)) + _END for token, offset in zip(tokens, offsets, strict=True)
         ]
@@ -167,28 +168,29 @@ class ConfluentV3(Module):
 
     async def produce(self, call: Call, cluster: str, topic: str) -> web.StreamResponse:
         """`POST /v3/clusters/{cluster_id}/topics/{topicname}/records`."""
-        sender = await self._sender(call, cluster, topic)
+        writer = await self._writer(call, cluster, topic)
 
         def make() -> RecordStream:
-            return RecordStream(self._publisher, sender, self._config.max_line_bytes)
+            return RecordStream(self._publisher, writer, self._config.max_line_bytes)
 
         return await self._uploads.run(call, topic, make, RecordStream.feed, PLAIN_JSON_TYPE)
 
     async def produce_batch(self, call: Call, cluster: str, topic: str) -> web.StreamResponse:
         """`POST /v3/clusters/{cluster_id}/topics/{topicname}/records:batch`."""
-        sender = await self._sender(call, cluster, topic)
+        writer = await self._writer(call, cluster, topic)
         with self._admission.enter(topic):
             await self._publisher.topic(topic)
             entries = decode_batch(await call.body(), BATCH_LIMIT)
             ticket = Ticket(len(entries), asyncio.get_running_loop().create_future())
             abouts: dict[int, About] = {}
+            sender = Sender()
             for index, (_, entry) in enumerate(entries):
                 try:
-                    record, abouts[index] = sender.record(decode_entry(entry))
+                    record, abouts[index] = writer.record(decode_entry(entry))
                 except RestError as error:
                     ticket.refuse(index, ErrorBody(error.status, described(error)))
                 else:
-                    self._publisher.submit(record, ticket, index)
+                    self._publisher.submit(record, ticket, index, sender)
             await ticket.done
         successes: list[Report] = []
         failures: list[ErrorReport] = []
@@ -196,17 +198,17 @@ class ConfluentV3(Module):
             if isinstance(result, ErrorBody):
                 failures.append(ErrorReport(result.error_code, result.message, name))
             else:
-                successes.append(sender.report(abouts[index], result.partition, result.offset, name))
+                successes.append(writer.report(abouts[index], result.partition, result.offset, name))
         return _answer({"successes": successes, "failures": failures}, 207)
 
-    async def _sender(self, call: Call, cluster: str, topic: str) -> Sender:
+    async def _writer(self, call: Call, cluster: str, topic: str) -> Writer:
         """Judge the request before its body is read."""
         fields, grant = call.request.headers, call.grant
         body_type(fields.get("Content-Type"), (PLAIN_JSON_TYPE,))
         await self._check_cluster(cluster)
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
-        return Sender(
+        return Writer(
             cluster=cluster,
             topic=topic,
             grant=grant,

@@ -212,7 +212,11 @@ class KeyedRequests:
                 missing.append((place, msgspec.structs.replace(record, headers=(*record.headers, header))))
         if missing:
             submit_allowed(
-                self._publisher, grant, [record for _, record in missing], ticket, [place for place, _ in missing]
+                self._publisher,
+                grant,
+                [record for _, record in missing],
+                ticket,
+                places=[place for place, _ in missing],
             )
         await ticket.done
         return ticket

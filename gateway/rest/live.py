@@ -18,6 +18,7 @@ from aiohttp import web
 from wsproto.frame_protocol import CloseReason
 
 from gateway.kafka.contracts import Refused
+from gateway.kafka.senders import Sender
 from gateway.net.pump import Pump, Writes
 from gateway.net.upgrade import check_upgrade
 from gateway.rest.access import forbidden
@@ -26,7 +27,7 @@ from gateway.rest.call import Call, Handler, Module
 from gateway.rest.feeds import Feeds
 from gateway.rest.live_subscription import LiveForms, Subscription
 from gateway.rest.services import RestServices
-from gateway.rest.tickets import StandardHeaders, Ticket
+from gateway.rest.tickets import StandardHeaders, Ticket, submit_allowed
 from gateway.security.authorization import Grant
 from gateway.security.expiry import Expiry
 from mapping.rest import to_records
@@ -46,7 +47,6 @@ from protocols.rest.live_messages import (
     produced,
     unsubscribed,
 )
-from protocols.rest.responses import ErrorBody
 
 log = structlog.get_logger(__name__)
 
@@ -79,6 +79,7 @@ class LiveSession:
         self.grant = grant
         self.connection = connection
         self._subscriptions: dict[str, Subscription] = {}
+        self._sender = Sender(lasting=True)
         self._unanswered = 0
         self._draining = False
         self._expires_ms = expires_ms
@@ -120,6 +121,7 @@ class LiveSession:
     def disconnected(self, reason: str) -> None:
         """See `pump.Handler`."""
         self._leave_all()
+        self._sender.leave()
         self._expiry.set(None)
         self.live.services.publisher.gate.unsubscribe(self._on_gate)
 
@@ -177,13 +179,7 @@ class LiveSession:
         self._unanswered += 1
         if self._unanswered >= UNANSWERED:
             self._brake(ANSWERS)
-        submit = live.services.publisher.submit
-        everything = grant.publish.uniform(topic)
-        for index, record in enumerate(records):
-            if everything or grant.publish(topic, record.key):
-                submit(record, ticket, index)
-            else:
-                ticket.refuse(index, ErrorBody(403, f"Not allowed: publish to {topic} with this key"))
+        submit_allowed(live.services.publisher, grant, records, ticket, sender=self._sender)
 
     def _produced(self, name: str, ticket: Ticket, done: asyncio.Future[None]) -> None:
         self._unanswered -= 1

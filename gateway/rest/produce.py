@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.kafka.publisher import Publisher
+from gateway.kafka.senders import Sender
 from gateway.rest.access import forbidden
 from gateway.rest.admission import Admission
 from gateway.rest.answers import control_answer, no_content
@@ -107,8 +108,9 @@ class Produce(Module):
         for record in records:
             if not grant.publish(record.topic, record.key):
                 raise forbidden(f"publish to {record.topic} with this key")
+        sender = Sender()
         for record in records:
-            self._publisher.submit(record, None)
+            self._publisher.submit(record, None, None, sender)
         return no_content()
 
     def statistics(self) -> ProduceStatistics:

@@ -39,7 +39,7 @@ class Storing:
         if key is not None:
             return await self.keyed.store(call, records, body, key)
         ticket = Ticket(len(records), asyncio.get_running_loop().create_future())
-        submit_allowed(self._publisher, call.grant, records, ticket, range(len(records)))
+        submit_allowed(self._publisher, call.grant, records, ticket)
         del records, body  # as in the caller
         await ticket.done
         if ticket.failed:

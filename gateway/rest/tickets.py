@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gateway.kafka.contracts import Result
 from gateway.kafka.publisher import Publisher
+from gateway.kafka.senders import Sender
 from gateway.security.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Headers, Record
@@ -105,14 +106,30 @@ def raise_common_failure(ticket: Ticket) -> None:
 
 
 def submit_allowed(
-    publisher: Publisher, grant: Grant, records: Sequence[Record], ticket: Ticket, places: Sequence[int]
+    publisher: Publisher,
+    grant: Grant,
+    records: Sequence[Record],
+    ticket: Ticket,
+    *,
+    places: Sequence[int] | None = None,
+    sender: Sender | None = None,
 ) -> None:
-    """Submit the records that the client may write; `places` stand beside them: their tokens."""
+    """Submit the records that the client may write.
+
+    Args:
+        publisher: the way into Kafka.
+        grant: the client's.
+        records: of one topic; at least one.
+        ticket: the request's.
+        places: beside them, their tokens; None: 0, 1 and so on.
+        sender: whose order they keep; None: that of this request alone.
+    """
     topic = records[0].topic
     everything = grant.publish.uniform(topic)
     submit = publisher.submit
-    for place, record in zip(places, records, strict=True):
+    sender = sender or Sender()
+    for place, record in zip(range(len(records)) if places is None else places, records, strict=True):
         if everything or grant.publish(topic, record.key):
-            submit(record, ticket, place)
+            submit(record, ticket, place, sender)
         else:
             ticket.refuse(place, ErrorBody(403, f"Not allowed: publish to {topic} with this key"))

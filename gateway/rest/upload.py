@@ -18,6 +18,7 @@ from aiohttp import web
 
 from gateway.kafka.contracts import Result
 from gateway.kafka.publisher import Publisher
+from gateway.kafka.senders import Sender
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Record
 from protocols.rest.responses import ErrorBody, encode
@@ -44,6 +45,7 @@ class Upload:
         self.failures = 0
         self._publisher = publisher
         self._topic = topic
+        self._sender = Sender(lasting=True)
         self._first = 0  # the record that the next report is for
         self._written = 0  # reports that the client's socket has taken
         self._reports: list[bytes | None] = []  # from `_first` on; None: not known yet
@@ -73,11 +75,11 @@ class Upload:
 
     def submit(self, records: Sequence[Record]) -> None:
         """Records on their way to Kafka; their fate is reported."""
-        submit = self._publisher.submit
+        submit, sender = self._publisher.submit, self._sender
         token = self.taken
         self._reports += [None] * len(records)
         for record in records:
-            submit(record, self, token)
+            submit(record, self, token, sender)
             token += 1
         self.taken = token
 
@@ -153,6 +155,7 @@ class Upload:
 
     def close(self) -> None:
         """Nobody listens any more; what is in flight is settled into nothing."""
+        self._sender.leave()
         for gate in self._gates:
             gate.unsubscribe(self._turned)
         self._gates.clear()

@@ -161,7 +161,6 @@ async def amqp_front(
         backend.publisher,
         spawn=backend.spawn,
         wall_clock=wall_clock,
-        chance=random.Random(7),
     )
     services = Services(
         config,

@@ -83,6 +83,21 @@ async def test_records_are_stored_and_each_is_answered(
     assert ("gw.protocol", b"http") in stored[0].headers
 
 
+async def test_what_one_socket_sends_without_keys_lies_in_one_partition(
+    bootstrap: str, http: aiohttp.ClientSession, new_topic: NewTopicFactory
+) -> None:
+    topic = await new_topic(partitions=5)
+    async with talk(http) as client, talk(http) as other:
+        homes: list[int] = []
+        for number in range(10):
+            for one in (client, other):
+                await one.say("produce", "p", topic=topic, records=[{"value": number}])
+            answers = [await one.hear("produced") for one in (client, other)]
+            homes += [answer["offsets"][0]["partition"] for answer in answers]
+    assert len({*homes[::2]}) == len({*homes[1::2]}) == 1
+    assert homes[0] != homes[1]
+
+
 async def test_a_bad_message_is_told_and_the_next_is_served(
     http: aiohttp.ClientSession, new_topic: NewTopicFactory
 ) -> None:

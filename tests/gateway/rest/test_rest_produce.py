@@ -79,6 +79,20 @@ async def test_a_thousand_records_are_one_request(http: aiohttp.ClientSession, n
         assert (stored.key, stored.value) == (sent["key"].encode(), str(sent["value"]).encode())  # type: ignore[attr-defined]
 
 
+async def test_records_of_a_request_without_keys_lie_in_one_partition_in_order(
+    http: aiohttp.ClientSession, new_topic: Any
+) -> None:
+    """In JSON, of more than a batch, and in the other dialects."""
+    topic = await new_topic(partitions=4)
+    records = [{"value": "x" * 1000} for _ in range(300)]
+    for path, headers in ((f"/topics/{topic}", JSON_RECORDS), (f"/v2/topics/{topic}", JSON_RECORDS)):
+        status, body = await ask(http, "POST", path, {"records": records}, headers=headers)
+        assert status == 200
+        places = [(one["partition"], one["offset"]) for one in body["offsets"]]
+        assert len({partition for partition, _ in places}) == 1
+        assert [offset for _, offset in places] == list(range(places[0][1], places[0][1] + 300))
+
+
 async def test_a_partition_in_the_path(http: aiohttp.ClientSession, new_topic: Any) -> None:
     topic = await new_topic()
     body = {"records": [{"value": 1}, {"value": 2}]}

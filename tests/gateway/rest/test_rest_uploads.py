@@ -70,6 +70,19 @@ async def test_each_line_is_reported_before_the_next_is_sent(gateway: Gateway, n
     assert records[0].headers[0] == ("content-type", b"application/json")
 
 
+async def test_the_lines_of_an_upload_without_keys_lie_in_one_partition(gateway: Gateway, new_topic: Any) -> None:
+    topic = await new_topic(partitions=5)
+    async with Conversation(gateway, topic) as talk:
+        reports = []
+        for number in range(12):
+            talk.send(b'{"value":%d}\n' % number)
+            reports.append(await talk.line())
+        talk.send(b"")
+        assert await talk.line() is None
+    home = reports[0]["partition"]
+    assert reports == [{"partition": home, "offset": number} for number in range(12)]
+
+
 async def test_a_bad_line_costs_only_itself(bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=2)
     async with (

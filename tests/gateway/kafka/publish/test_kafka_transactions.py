@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,12 +17,14 @@ from gateway.config import KafkaConfig
 from gateway.kafka import transactions as module
 from gateway.kafka.contracts import Result
 from gateway.kafka.partitioner import partition_of
+from gateway.kafka.senders import Sender
 from gateway.kafka.transactions import KafkaTransaction, TransactionFailed, Transactions
 from gateway.kafka.transactors import Transactors
 from mapping.outcomes import Outcome
 from mapping.record import Record
 
 WAIT_S = 40.0
+SENDER = Sender()
 BUSY = Result(outcome=Outcome.BUSY, reason="rolled back")
 
 
@@ -62,7 +63,6 @@ async def opened(kit: Any, bootstrap: str, *, limit: int = 4, **options: Any) ->
             one.publisher,
             spawn=group.create_task,
             wall_clock=lambda: int(time.time() * 1000),
-            chance=random.Random(7),
         )
         await transactors.stop()
 
@@ -83,7 +83,7 @@ async def run(transactions: Transactions, topic: str, values: Sequence[bytes]) -
     fates = Fates()
     transaction = transactions.begin(fates.settle)
     for value in values:
-        transaction.submit(Record(topic, None, value), value)
+        transaction.submit(Record(topic, None, value), value, SENDER)
     await transaction.stored()
     await transaction.commit(())
     return fates
@@ -102,8 +102,10 @@ async def test_keys_find_their_partitions(kit: Any, bootstrap: str, new_topic: A
         transaction = transactions.begin(fates.settle)
         keys = [b"key %d" % n for n in range(30)]
         for key in keys:
-            transaction.submit(Record(topic, key, b"v" * 10_000, (("h", b"x"),), timestamp=1_700_000_000_000), key)
-        transaction.submit(Record(topic, None, b"four", partition=4), "four")
+            transaction.submit(
+                Record(topic, key, b"v" * 10_000, (("h", b"x"),), timestamp=1_700_000_000_000), key, SENDER
+            )
+        transaction.submit(Record(topic, None, b"four", partition=4), "four", SENDER)
         await transaction.stored()
         await transaction.commit(())
         assert fates.outcomes() == {Outcome.STORED}
@@ -137,10 +139,10 @@ async def test_a_record_that_is_refused(
     async with opened(kit, bootstrap) as transactions:
         fates = Fates()
         transaction = transactions.begin(fates.settle)
-        transaction.submit(Record(topic, b"good", b"v"), "good")
+        transaction.submit(Record(topic, b"good", b"v"), "good", SENDER)
         await transaction.stored()
         bad = Record(record.topic or topic, *[getattr(record, name) for name in record.__struct_fields__[1:]])
-        transaction.submit(bad, "bad")
+        transaction.submit(bad, "bad", SENDER)
         await transaction.stored()
         assert {token: result.outcome for token, result in fates.of.items()} == {"good": Outcome.STORED, "bad": outcome}
         await end(transaction)
@@ -150,7 +152,7 @@ async def test_a_record_that_is_refused(
 
 async def run_keyed(transactions: Transactions, topic: str) -> None:
     transaction = transactions.begin(Fates().settle)
-    transaction.submit(Record(topic, b"k", b"next"), 0)
+    transaction.submit(Record(topic, b"k", b"next"), 0, SENDER)
     await transaction.stored()
     await transaction.commit(())
 
@@ -162,7 +164,7 @@ async def test_a_fenced_producer_is_replaced(kit: Any, bootstrap: str, new_topic
         assert (await run(transactions, topic, [b"before"])).outcomes() == {Outcome.STORED}
         fates = Fates()
         transaction = transactions.begin(fates.settle)
-        transaction.submit(Record(topic, None, b"fenced"), 0)
+        transaction.submit(Record(topic, None, b"fenced"), 0, SENDER)
         await transaction.stored()
         async with AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"trivium-{name}-0"):
             await end(transaction)
@@ -177,10 +179,10 @@ async def test_a_fenced_producer_fails_what_is_submitted(kit: Any, bootstrap: st
     async with opened(kit, bootstrap, name=name, limit=1) as transactions:
         fates = Fates()
         transaction = transactions.begin(fates.settle)
-        transaction.submit(Record(topic, None, b"stored"), "stored")
+        transaction.submit(Record(topic, None, b"stored"), "stored", SENDER)
         await transaction.stored()
         async with AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"trivium-{name}-0"):
-            transaction.submit(Record(topic, None, b"fenced"), "fenced")
+            transaction.submit(Record(topic, None, b"fenced"), "fenced", SENDER)
             await transaction.stored()
             assert fates.of["stored"].outcome is Outcome.STORED
             assert fates.of["fenced"].outcome is not Outcome.STORED
@@ -259,7 +261,7 @@ async def test_a_commit_that_kafka_does_not_answer(
         await run(transactions, topic, [b"before"])
         fates = Fates()
         transaction = transactions.begin(fates.settle)
-        transaction.submit(Record(topic, None, b"maybe"), 0)
+        transaction.submit(Record(topic, None, b"maybe"), 0, SENDER)
         await transaction.stored()
         with monkeypatch.context() as patch:
             patch.setattr(module, "END_S", 0.5)
@@ -285,7 +287,7 @@ async def test_an_abort_while_kafka_is_away(
         with monkeypatch.context() as patch:
             patch.setattr(module, "END_S", 0.5)
             with frozen():
-                transaction.submit(Record(topic, None, b"never"), 0)
+                transaction.submit(Record(topic, None, b"never"), 0, SENDER)
                 await asyncio.sleep(0)
                 await transaction.abort(BUSY)
                 assert fates.of == {0: BUSY}
