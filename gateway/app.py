@@ -170,6 +170,8 @@ class App:
             log.warning("exposed", detail=warning)
         process = Process(config, spawn, stack, loop)
         admittance = await open_admittance(process)
+        for warning in admittance.access.doubtful():
+            log.warning("access list", detail=warning)
         kafka_log = await open_log(process, await self._connect_kafka(process))
         self._publisher = kafka_log.publisher
         state = await open_state(process, kafka_log, admittance.rules, self._give_up)
@@ -234,7 +236,7 @@ class App:
     ) -> None:
         async def admit(user: str, password: str, peer: str) -> bool:
             identity = await admittance.authenticator.authenticate_password(user, password, peer=peer)
-            return identity is not None and admittance.access.for_identity(identity).admin.filter("#")
+            return identity is not None and admittance.access.for_identity(identity).admin.whole("#")
 
         address = self._config.management.address
         # On loopback nothing can listen in, and probes need no certificate.

@@ -174,15 +174,16 @@ async def open_admittance(process: Process) -> Admittance:
     process.stack.push_async_callback(authenticator.stop)
     process.keep(authenticator.run())
     tracing = make_tracing(config.observe)
+    rules = compile_rules(config)
     if tracing is not None:
         process.stack.push_async_callback(tracing.stop)
     return Admittance(
         tls=tls,
         context=tls.context if tls is not None else None,
         authenticator=authenticator,
-        access=AccessList(config.security.access),
+        access=AccessList(config.security.access, rules, partial=config.mqtt.partial_subscriptions),
         origins=Origins(config.security),
-        rules=compile_rules(config),
+        rules=rules,
         tracing=tracing,
     )
 

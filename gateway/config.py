@@ -145,6 +145,7 @@ class MqttConfig(Section):
     outgoing_inflight: Annotated[int, Field(ge=1, le=65535)] = 1000  # min with the client's Receive Maximum
     outgoing_aliases: Annotated[int, Field(ge=0, le=65535)] = 64  # min with the client's Topic Alias Maximum
     max_subscriptions: Annotated[int, Field(ge=1)] = 1000
+    partial_subscriptions: bool = True  # a filter that is denied in part: each message is judged anyway
     maximum_qos: Annotated[int, Field(ge=0, le=2)] = 2
     session_expiry_max_s: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] = 604_800  # a week, as Kafka keeps records
     report_no_subscribers: bool = False  # Kafka's readers are not known: 0x10 is about connected MQTT clients only
@@ -267,7 +268,8 @@ class AccessRule(Section):
 
     principal: str = "*"  # a name, group:NAME, or * for everyone
     action: Literal["publish", "subscribe", "admin", "read", "delete", "*"] = "*"
-    topic: str = "#"  # a Kafka topic, or an MQTT filter over `topic/key`
+    topic: str = "#"  # an MQTT filter over MQTT topics (MQTT) or `topic/key` (AMQP, HTTP), or the begin of such names
+    kafka: str | None = None  # instead: the same over Kafka's `topic/key` in every protocol
     group: str | None = None  # instead of a topic: a consumer group, or the beginning of names and a final *
     allow: bool = True
 

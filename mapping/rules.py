@@ -123,6 +123,10 @@ class _Rule:
         by_index = {index: values[name] for name, index in self._named.items()}
         return "/".join(by_index[index] if level is None else level for index, level in enumerate(self._levels))
 
+    def may_fill(self, topic: str) -> bool:
+        """Whether the rule leads some MQTT topic to this Kafka topic."""
+        return self._topic_back.fullmatch(topic) is not None
+
     def candidates(self, levels: Sequence[str]) -> re.Pattern[str] | None:
         """Which Kafka topics this rule can fill from topics that the MQTT filter `levels` matches."""
         bound: dict[str, str] = {}
@@ -235,6 +239,20 @@ class Rules:
             for topic in known
             if anything or topic == literal or any(pattern.fullmatch(topic) for pattern in patterns)
         }
+
+    def is_target(self, topic: str) -> bool:
+        """Whether MQTT topics with another first level may lie in a Kafka topic."""
+        return topic == self._catch_all or any(rule.may_fill(topic) for rule in self._rules)
+
+    def kafka_filter(self, mqtt_filter: str) -> list[str] | None:
+        """The levels of the filter over `topic/key` that matches what lies in Kafka for an MQTT filter.
+
+        None where no single one does: its first level is a wildcard, or rules may lead its topics elsewhere.
+        """
+        levels = mqtt_filter.split("/")
+        if levels[0] in (SINGLE, MULTI) or any(rule.candidates(levels) is not None for rule in self._rules):
+            return None
+        return levels if self._is_own_topic(levels[0]) else [self._catch_all, *levels]
 
     def literal_topics(self, mqtt_filter: str) -> set[str]:
         """The Kafka topics of a filter that do not depend on what exists: its literal first level, or the rules'."""

@@ -259,8 +259,7 @@ class Client:
             return None
         if will.qos > self._services.config.maximum_qos:
             return ReasonCode.QOS_NOT_SUPPORTED, f"QoS {will.qos} is not available"  # [MQTT-3.2.2-12]
-        destination = self._services.rules.destination(will.topic)
-        if not grant.publish(destination.topic, destination.key):
+        if not grant.mqtt_publish.of_topic(will.topic):
             return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
         return None
 
@@ -421,15 +420,13 @@ class Client:
         """Free places in the client's Receive Maximum."""
         return self._connection.outbound.free
 
-    def may_receive(self, record: Received, retained: str = "") -> bool:
-        """Whether the client may read a record, or the retained message of an MQTT topic."""
-        grant = self.grant
-        if grant is None:
-            return False
-        if not retained:
-            return grant.subscribe(record.topic, record.key)
-        destination = self._services.rules.destination(retained)
-        return grant.subscribe(destination.topic, destination.key)
+    def may_receive(self, topic: str, record: Received) -> bool:
+        """Whether the client may read a record, which has this MQTT topic."""
+        return self.grant is not None and self.grant.mqtt_subscribe(topic, record.topic, record.key)
+
+    def may_receive_retained(self, topic: str) -> bool:
+        """Whether the client may read the retained message of an MQTT topic."""
+        return self.grant is not None and self.grant.mqtt_subscribe.of_topic(topic)
 
     def send(
         self,

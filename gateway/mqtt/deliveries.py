@@ -207,7 +207,9 @@ class Deliveries:
             packet = self._services.router.packet(record, client.is_v5, match.retain)
         if packet is None:
             self.deliver(record, match)
-        elif client.may_receive(record):
+            return True
+        delivery = self._services.router.delivery(record)
+        if delivery is not None and client.may_receive(delivery.topic, record):
             client.send_packet(packet)
         return True
 
@@ -267,7 +269,7 @@ class Deliveries:
         client, delivery = self.client, self._services.router.delivery(record)
         if client is None or not client.is_open or delivery is None:
             share.again(record, failed=False)
-        elif not client.may_receive(record):
+        elif not client.may_receive(delivery.topic, record):
             share.decline(record)
         else:
             message = self._prepare(record, delivery, match)
@@ -285,7 +287,9 @@ class Deliveries:
     ) -> None:
         """Send one message; one that is expired, too large for the client or not allowed counts as delivered."""
         client = self.client
-        if client is None or not client.is_open or not client.may_receive(record, name):
+        if client is None or not client.is_open:
+            return
+        if not (client.may_receive_retained(name) if name else client.may_receive(delivery.topic, record)):
             return
         message = self._prepare(record, delivery, match) if not name else self._message(delivery, match.identifiers)
         if message is not None:

@@ -74,7 +74,7 @@ class Incoming:
         self._session = session
         self._services = services
         self._echoes = services.echoes
-        self._allowed = grant.publish
+        self._allowed = grant.mqtt_publish
         self._inbound = Inbound(services.rules, client.version, client.client_id)
         self._unanswered = Unanswered(session.budget, services.counters)
         self._acks = AckQueue()
@@ -99,7 +99,9 @@ class Incoming:
                 break
             position += 1
             record = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
-            if not allowed(record.topic, record.key) or (event.topic[0] == "$" and is_servers_own(event.topic)):
+            if not allowed(event.topic, record.topic, record.key) or (
+                event.topic[0] == "$" and is_servers_own(event.topic)
+            ):
                 ready |= self._decline(event, _DENIED)
             elif special or event.retain or event.qos == EXACTLY_ONCE or event.properties is not None:
                 ready |= self._publish_special(event, record)

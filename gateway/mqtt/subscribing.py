@@ -86,7 +86,7 @@ async def _subscribe_one(client: Client, session: Session, services: Services, w
         answer.refuse(ReasonCode.TOPIC_FILTER_INVALID, "not a shared subscription")  # 3.1.1: 5.0 was disconnected
         return
     assert client.grant is not None
-    if not client.grant.subscribe.filter(share.topic_filter if share is not None else topic_filter):
+    if not client.grant.mqtt_subscribe.filter(share.topic_filter if share is not None else topic_filter):
         answer.refuse(ReasonCode.NOT_AUTHORIZED, "not allowed to subscribe to this filter")
         return
     known = topic_filter in session.filters or topic_filter in session.shares.wishes

@@ -95,7 +95,7 @@ class Administration(Module):
 
     async def list_groups(self, call: Call) -> web.StreamResponse:
         """`GET /groups`."""
-        if not call.grant.admin.filter(_EVERYTHING):
+        if not call.grant.admin.whole(_EVERYTHING):
             raise forbidden("list the groups of all topics")
         names = await self._admin.groups()
         return control_answer(encode([name for name in names if call.grant.group("admin", name) is not False]))
@@ -203,4 +203,4 @@ def _visible(grant: Grant, group: str) -> Callable[[str], bool]:
 
 
 def _is_whole(grant: Grant, group: str) -> bool:
-    return grant.group("admin", group) is True or grant.admin.filter(_EVERYTHING)
+    return grant.group("admin", group) is True or grant.admin.whole(_EVERYTHING)

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from gateway.kafka.contracts import Outlet
 from gateway.kafka.tail import Tail
-from gateway.security.authorization import Permission
+from gateway.security.permissions import Permission
 from mapping.record import Received
 from mapping.rest_view import RecordFilter
 from protocols.rest.positions import format_position

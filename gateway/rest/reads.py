@@ -23,7 +23,7 @@ from gateway.rest.access import forbidden
 from gateway.rest.call import Call, Handler, Module
 from gateway.rest.places import Span, find_span
 from gateway.rest.services import RestServices
-from gateway.security.authorization import Permission
+from gateway.security.permissions import Permission
 from mapping.record import Received
 from mapping.rest_view import RecordFilter, view, view_line
 from protocols.rest.errors import busy
