@@ -97,7 +97,7 @@ class AccessList:
     def doubtful(self) -> list[str]:
         """What to warn of: rules about a topic that seem to mean Kafka's, which for MQTT clients has another name."""
         return [
-            f'security.access: topic = "{"/".join(rule.levels)}" is about MQTT topics where MQTT clients ask; the mapping'
+            f'security.access: topic = "{"/".join(rule.levels)}" is about MQTT topics for MQTT clients; the mapping'
             f" leads others to Kafka topic {rule.levels[0]}: write kafka = ... if you mean that"
             for rule in self._rules
             if not rule.kafka and rule.levels[0] not in (ANY, ONE) and self._mapping.is_target(rule.levels[0])

@@ -33,11 +33,12 @@ def password_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def guarded(bootstrap: str, password_file: Path) -> AsyncIterator[Gateway]:
-    """ann may do everything; bob may publish keys below `public/`, and nothing else."""
+    """ann may do everything; bob may publish keys below `public/`, and nothing else; groups are shared."""
     access = (
         AccessRule(principal="bob", action="publish", topic="+/public/#"),
         AccessRule(principal="bob", allow=False),
         AccessRule(principal="ann"),
+        AccessRule(group="g-*", action="read"),
     )
     security = SecurityConfig(
         allow_anonymous=False, password_file=password_file, access=access, failed_attempt_delay_s=0
