@@ -43,6 +43,7 @@ from gateway.observe.sources import add_source
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.exposure import check_exposure
+from gateway.security.origins import Hosts, Origins
 from gateway.security.tls import make_tls
 from mapping.rules import RuleError
 
@@ -241,7 +242,15 @@ class App:
         address = self._config.management.address
         # On loopback nothing can listen in, and probes need no certificate.
         context = None if address.is_loopback else admittance.context
-        management = self._management = Management(metrics, self._readiness, admit=admit, ssl_context=context)
+        security = self._config.security
+        management = self._management = Management(
+            metrics,
+            self._readiness,
+            admit=admit,
+            hosts=Hosts(security, asks_nobody=address.is_loopback),
+            origins=Origins(security),
+            ssl_context=context,
+        )
         try:
             await management.start(address)
         except OSError as error:

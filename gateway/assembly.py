@@ -58,7 +58,7 @@ from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
-from gateway.security.origins import Origins
+from gateway.security.origins import Hosts, Origins
 from gateway.security.tls import Tls, make_tls
 from gateway.spawn import Spawn
 from mapping.rules import Rules, RuleText
@@ -130,7 +130,6 @@ class Admittance(msgspec.Struct, frozen=True):
     context: ssl.SSLContext | None
     authenticator: Authenticator
     access: AccessList
-    origins: Origins
     rules: Rules
     tracing: Tracing | None
 
@@ -182,7 +181,6 @@ async def open_admittance(process: Process) -> Admittance:
         context=tls.context if tls is not None else None,
         authenticator=authenticator,
         access=AccessList(config.security.access, rules, partial=config.mqtt.partial_subscriptions),
-        origins=Origins(config.security),
         rules=rules,
         tracing=tracing,
     )
@@ -294,8 +292,9 @@ def make_fronts(process: Process, admittance: Admittance, log: Log, state: State
     config = process.config
     mqtt = _make_mqtt(process, admittance, log, state)
     amqp = _make_amqp(process, admittance, log, state)
-    mqtt_websockets = WebSocketEndpoint(dict.fromkeys(MQTT_SUBPROTOCOLS, mqtt.listener), admittance.origins)
-    amqp_websockets = WebSocketEndpoint({AMQP_SUBPROTOCOL: amqp.listener}, admittance.origins)
+    origins = Origins(config.security, login_in_protocol=True)
+    mqtt_websockets = WebSocketEndpoint(dict.fromkeys(MQTT_SUBPROTOCOLS, mqtt.listener), origins)
+    amqp_websockets = WebSocketEndpoint({AMQP_SUBPROTOCOL: amqp.listener}, origins)
     rest = RestListener(
         _rest_services(process, admittance, log, state),
         tls=admittance.context,
@@ -307,7 +306,8 @@ def make_fronts(process: Process, admittance: Admittance, log: Log, state: State
         ("amqp", config.amqp.websocket_address, amqp_websockets, config.amqp.open_timeout_s),
     ):
         if address is not None:
-            fronts.append(WebSocketFront(name, address, endpoint, admittance.context, handshake_timeout_s=limit_s))
+            context, hosts = admittance.context, Hosts(config.security)
+            fronts.append(WebSocketFront(name, address, endpoint, context, hosts, handshake_timeout_s=limit_s))
     return fronts
 
 
@@ -376,7 +376,8 @@ def _rest_services(process: Process, admittance: Admittance, log: Log, state: St
         names=state.groups,
         authenticator=admittance.authenticator,
         access=admittance.access,
-        origins=admittance.origins,
+        origins=Origins(process.config.security, more=process.config.http.cors_origins),
+        hosts=Hosts(process.config.security),
         rules=admittance.rules,
         keyed=KeyedRequests(
             state.requests,

@@ -87,6 +87,16 @@ Origin = Annotated[str, AfterValidator(_origin)]
 """Where a page of a browser came from, as the browser says it."""
 
 
+def _host_name(text: str) -> str:
+    if text != "*" and (not text or set(text) & set("/:@[]* ")):
+        raise ValueError('expected a name without a port, such as gateway.example, or "*"')
+    return text
+
+
+HostName = Annotated[str, AfterValidator(_host_name)]
+"""A name that clients call the gateway by."""
+
+
 class Section(BaseModel):
     """A part of the configuration: frozen, and unknown keys are errors."""
 
@@ -326,7 +336,8 @@ class SecurityConfig(Section):
     tls_require_client_cert: bool = False
     failed_attempt_delay_s: Annotated[float, Field(ge=0)] = 1.0
     access: tuple[AccessRule, ...] = ()
-    websocket_origins: tuple[Origin, ...] | None = None  # None: any where a password is needed, else near ones
+    origins: tuple[Origin, ...] | None = None  # None: pages of this machine, and the gateway's own
+    hosts: tuple[HostName, ...] | None = None  # None: any where a login is needed, else names of this network
     insecure: bool = False  # a listener beyond loopback without authentication
 
     @model_validator(mode="after")

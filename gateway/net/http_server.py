@@ -16,8 +16,10 @@ from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineToo
 from aiohttp.web_protocol import _ErrInfo
 
 from gateway.config import Address
+from gateway.net.heads import HeadError, Heads
 from gateway.net.listener import Bound, open_server
 from gateway.net.pump import LINGER_S
+from gateway.security.origins import Hosts
 
 log = structlog.get_logger(__name__)
 
@@ -164,6 +166,7 @@ class HttpServer(Bound, web.Server):
         name: str,
         handle: Handle,
         refuse: Refuse,
+        hosts: Hosts,
         *,
         head_timeout_s: float,
         handler_cancellation: bool = False,
@@ -176,13 +179,14 @@ class HttpServer(Bound, web.Server):
             name: stands in logs.
             handle: answers a request.
             refuse: answers what is no request.
+            hosts: the names that requests may be for.
             head_timeout_s: time for a request's head, and between two requests of a connection.
             handler_cancellation: whether `handle` is cancelled when its client leaves.
             max_bytes: of a request's line, and of each field of its head.
             max_fields: of a request's head.
         """
         super().__init__(
-            handle,
+            self._checked,
             handler_cancellation=handler_cancellation,
             access_log=None,
             auto_decompress=False,  # it takes what breaks off for whole: `protocols.rest.content_coding` does it
@@ -193,12 +197,21 @@ class HttpServer(Bound, web.Server):
             max_headers=max_fields,
         )
         self._name = name
+        self._handle = handle
+        self._heads = Heads(hosts)
         self._refuse = refuse
         self._max_bytes = max_bytes
 
     def __call__(self) -> web.RequestHandler:
         """The protocol of a new socket."""
         return HttpConnection(self, self._refuse, self._max_bytes, loop=self._loop, **self._kwargs)
+
+    async def _checked(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            self._heads.check(request)
+        except HeadError as error:
+            return self._refuse(error.status, str(error))
+        return await self._handle(request)
 
     async def listen(self, key: str, address: Address, tls: ssl.SSLContext | None) -> None:
         """Bind and accept; ListenError, with the configuration's key, when the address cannot be had."""

@@ -17,7 +17,7 @@ from gateway.config import Address
 from gateway.net.http_server import SERVER, HttpConnection, HttpServer
 from gateway.net.listener import Listener
 from gateway.net.websocket import WebSocket
-from gateway.security.origins import Origins
+from gateway.security.origins import Hosts, Origins
 
 VERSION: Final = "13"  # of RFC 6455
 KEY_BYTES: Final = 16
@@ -58,7 +58,9 @@ class WebSocketEndpoint:
         Raises:
             UpgradeError: with the status and fields of the answer.
         """
-        offer = check_upgrade(request, self._origins)
+        offer = check_upgrade(request)
+        if not self._origins.admit(request.raw_path, request.headers, secure=request.secure):
+            raise UpgradeError(403, "Pages of this origin may not connect")
         subprotocol = offer.choose(tuple(self._subprotocols))
         listener = self._subprotocols[subprotocol]
         if not listener.accepting:
@@ -90,16 +92,12 @@ class Offer(msgspec.Struct, frozen=True):
         return _SwitchingProtocols(self.connection, self.key, subprotocol, take)
 
 
-def check_upgrade(request: web.BaseRequest, origins: Origins) -> Offer:
-    """Judge the request that opens a WebSocket.
-
-    Raises:
-        UpgradeError: it is none, or a page of its origin may not connect.
-    """
+def check_upgrade(request: web.BaseRequest) -> Offer:
+    """Judge the request that opens a WebSocket; UpgradeError when it is none. Whose page it is is for the caller."""
     connection = request.protocol
     assert isinstance(connection, HttpConnection)
     headers = request.headers
-    if request.method != "GET":
+    if request.method not in {"GET", "HEAD"}:
         raise UpgradeError(405, "Method Not Allowed", ("Allow", "GET"))
     if not connection.upgraded or headers.get("Upgrade", "").strip().lower() != "websocket":
         raise UpgradeError(426, "This is a WebSocket's address", *UPGRADE)
@@ -110,9 +108,6 @@ def check_upgrade(request: web.BaseRequest, origins: Origins) -> Offer:
     key = headers.get("Sec-WebSocket-Key", "").strip()
     if not _is_key(key):
         raise UpgradeError(400, "Sec-WebSocket-Key must be 16 bytes in Base64")
-    origin = headers.get("Origin")
-    if origin is not None and not origins.allow(origin, headers.get("Host", ""), secure=request.secure):
-        raise UpgradeError(403, "Pages of this origin may not connect")
     offered = headers.getall("Sec-WebSocket-Protocol", ())
     return Offer(connection, key, frozenset(name.strip() for line in offered for name in line.split(",")))
 
@@ -150,21 +145,26 @@ class WebSocketFront:
         address: Address,
         endpoint: WebSocketEndpoint,
         tls: ssl.SSLContext | None,
+        hosts: Hosts,
         *,
         handshake_timeout_s: float,
     ) -> None:
-        """Nothing is opened before `start`; `name` is the subprotocol's section of the configuration."""
+        """Nothing is opened before `start`; `name` is the subprotocol's section of the configuration.
+
+        `hosts`: the names that it may be called by.
+        """
         self.name = f"{name}_websocket"
         self._key = f"{name}.websocket_address"
         self._address = address
         self._endpoint = endpoint
         self._tls = tls
+        self._hosts = hosts
         self._timeout_s = handshake_timeout_s
         self._http: HttpServer | None = None
 
     async def start(self) -> None:
         """Listen; ListenError when the address cannot be had."""
-        self._http = HttpServer(self.name, self._handle, _refusal, head_timeout_s=self._timeout_s)
+        self._http = HttpServer(self.name, self._handle, _refusal, self._hosts, head_timeout_s=self._timeout_s)
         await self._http.listen(self._key, self._address, self._tls)
 
     @property

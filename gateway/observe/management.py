@@ -15,9 +15,12 @@ from typing import Any, Final
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from gateway.config import Address
+from gateway.net.heads import HeadError, Heads
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
+from gateway.security.origins import Hosts, Origins
 
 JSON: Final = "application/json"
 SHUTDOWN_S: Final = 1.0
@@ -39,6 +42,8 @@ class Management:
         ready: Ready,
         *,
         admit: Admit | None = None,
+        hosts: Hosts,
+        origins: Origins,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         """Nothing is opened before `start`.
@@ -47,12 +52,16 @@ class Management:
             metrics: what `/metrics` renders.
             ready: asked by `/ready`; must be quick and must not wait.
             admit: who may see `/metrics` on a listener beyond loopback; None: everybody.
+            hosts: the names that the listener may be called by.
+            origins: whose pages may look.
             ssl_context: for TLS.
         """
         self._metrics = metrics
         self._ready = ready
         self._admit = admit
         self._guarded = False
+        self._heads = Heads(hosts)
+        self._origins = origins
         self._ssl_context = ssl_context
         self._runner: web.AppRunner | None = None
         self._bound: tuple[str, int] | None = None
@@ -60,7 +69,7 @@ class Management:
     async def start(self, address: Address) -> None:
         """Listen on `address`; OSError when that is not possible."""
         self._guarded = self._admit is not None and not address.is_loopback
-        app = web.Application(client_max_size=1024)
+        app = web.Application(client_max_size=1024, middlewares=[self._check])
         app.router.add_get("/healthy", self._healthy)
         app.router.add_get("/ready", self._is_ready)
         app.router.add_get("/metrics", self._render)
@@ -88,6 +97,16 @@ class Management:
         runner, self._runner, self._bound = self._runner, None, None
         if runner is not None:
             await runner.cleanup()
+
+    @web.middleware
+    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            self._heads.check(request)
+        except HeadError as error:
+            return web.Response(status=error.status, text=f"{error}\n")
+        if not self._origins.admit(request.raw_path, request.headers, secure=request.secure):
+            return web.Response(status=403, text="Pages of other sites may not look\n")
+        return await handler(request)
 
     async def _healthy(self, request: web.Request) -> web.Response:
         return web.Response(body=b'{"healthy":true}', content_type=JSON)

@@ -11,6 +11,7 @@ from aiohttp import web
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList, Grant
 from gateway.security.identity import Identity
+from gateway.security.origins import Origins
 from protocols.rest.errors import RestError
 
 BASIC_CHALLENGE: Final = 'Basic realm="trivium", charset="UTF-8"'
@@ -29,8 +30,9 @@ class Admitted(NamedTuple):
 class Access:
     """Turns a request into a grant."""
 
-    def __init__(self, authenticator: Authenticator, access_list: AccessList) -> None:
-        """Both are shared with the other protocols."""
+    def __init__(self, authenticator: Authenticator, access_list: AccessList, origins: Origins) -> None:
+        """The first two are shared with the other protocols; pages of `origins` may call."""
+        self._origins = origins
         self._authenticator = authenticator
         self._access_list = access_list
 
@@ -45,7 +47,7 @@ class Access:
                 section 2.3): only where a browser can set no field.
 
         Raises:
-            RestError: 401 with the challenges; late, for a wrong password or token.
+            RestError: 401 with the challenges; late, for a wrong password or token. 403 for a page of another site.
         """
         header = request.headers.get("Authorization")
         if header is None and token_in_query and TOKEN_PARAMETER in request.raw_path:
@@ -53,6 +55,11 @@ class Access:
             header = None if token is None else f"Bearer {token}"
         identity: Identity | None = None
         expires_ms: int | None = None
+        # A token is shown by who has it; everything else a browser brings by itself.
+        if (header is None or header[:7].lower() != "bearer ") and not self._origins.admit(
+            request.raw_path, request.headers, secure=request.secure
+        ):
+            raise RestError(403, "Pages of other sites may not call; security.origins lists those that may", close=True)
         if header is not None:
             scheme, _, credentials = header.partition(" ")
             if scheme.lower() == "basic":

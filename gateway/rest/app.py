@@ -10,6 +10,7 @@ import structlog
 from aiohttp import web
 
 from gateway.kafka.contracts import Refused
+from gateway.net.http_server import SERVER
 from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
 from gateway.observe.tracing import Tracing
 from gateway.rest.access import TOKEN_PARAMETER, Access
@@ -17,7 +18,7 @@ from gateway.rest.answers import error_answer
 from gateway.rest.body import BodyReader
 from gateway.rest.call import Call, Handler, Module
 from gateway.rest.coding import compress
-from gateway.rest.cors import Cors
+from gateway.rest.cors import Cors, allowed, is_preflight
 from gateway.rest.load import Load
 from mapping.outcomes import ANSWERS, Outcome
 from protocols.rest.confluent import Dialect
@@ -28,7 +29,9 @@ from protocols.rest.routes import Router
 log = structlog.get_logger(__name__)
 
 OPEN_WEBSOCKET: Final = "openWebSocket"  # what the counts call it
-PREFLIGHT: Final = "preflight"
+OPTIONS: Final = "options"
+TAKING: Final = frozenset({"poll", "v2Poll", "streamRecords"})
+"""What takes records from a consumer or a group: HEAD is safe (RFC 9110 section 9.2.1) and leaves them there."""
 INTERNAL_ERROR: Final = "The request failed inside the gateway; its log says why"
 
 
@@ -44,7 +47,7 @@ class RestApp:
         websockets: Mapping[str, WebSocketEndpoint],
         *,
         load: Load,
-        cors: Cors | None = None,
+        cors: Cors,
         tracing: Tracing | None = None,
         dialect: Dialect = Dialect.STRIMZI,
         compress_from: int,
@@ -85,7 +88,7 @@ class RestApp:
         refuse: Callable[[RestError], web.Response] = error_answer
         call: Call | None = None
         client: str | None = None
-        shared = None if self._cors is None else self._cors.fields(request)
+        shared = self._cors.fields(request)
         answer: web.StreamResponse
         try:
             raw_path = self._path(request)
@@ -93,9 +96,12 @@ class RestApp:
             if endpoint is not None:
                 name = OPEN_WEBSOCKET
                 answer = endpoint.upgrade(request)
-            elif self._cors is not None and self._cors.is_preflight(request):
-                name = PREFLIGHT
-                answer = self._cors.preflight(request, self._router.methods(raw_path))
+            elif request.method == "OPTIONS" and (raw_path == "*" or is_preflight(request)):
+                name = OPTIONS
+                if raw_path == "*":
+                    answer = allowed(self._router.methods())
+                else:
+                    answer = self._cors.preflight(request, self._router.methods(raw_path))
             else:
                 operation, texts = self._router.match(request.method, raw_path)
                 name = operation.name
@@ -108,7 +114,10 @@ class RestApp:
                 if self._tracing is not None:
                     route = operation.template
                     call.span = self._tracing.begin(name, request.method, route, request.headers)
-                answer = await handler(call, *operation.path_values(texts))
+                if request.method == "HEAD" and name in TAKING:
+                    answer = web.Response(headers={"Content-Type": call.negotiate(), "Server": SERVER})
+                else:
+                    answer = await handler(call, *operation.path_values(texts))
         except RestError as error:
             answer = refuse(error)
         except Refused as refused:
@@ -148,9 +157,9 @@ class RestApp:
         if request.version < (1, 0):
             raise RestError(505, "HTTP/1.1 is served", close=True)
         if request.method == "CONNECT":
-            raise RestError(405, "No tunnels here", headers=(("Allow", "DELETE, GET, POST"),), close=True)
+            raise RestError(405, "No tunnels here", headers=(("Allow", ", ".join(self._router.methods())),), close=True)
         raw_path = request.raw_path.partition("?")[0]
-        return raw_path if raw_path.startswith("/") else request.rel_url.raw_path  # a proxy's absolute form
+        return raw_path if raw_path[:1] in {"/", "*"} else request.rel_url.raw_path  # a proxy's absolute form
 
     def answers(self) -> dict[str, dict[str, int]]:
         """How many answers each operation gave, by class of the status ("2xx"); unknown paths count as "none"."""

@@ -13,6 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from gateway.net.http_server import SERVER
+from protocols.rest.errors import RestError
 
 ANY: Final = "*"
 MAX_AGE_S: Final = 7200  # how long a browser may remember the answer; Chromium takes no more
@@ -25,39 +26,47 @@ class Cors:
 
     def __init__(self, origins: Collection[str]) -> None:
         """`origins` as a browser says them, `*` is every one."""
+        self._none = not origins
         self._any = ANY in origins
         self._origins = frozenset(origin.lower() for origin in origins)
 
     def fields(self, request: web.BaseRequest) -> dict[str, str]:
         """The fields of any answer to `request`, a refusal too: a page must be able to see why."""
         origin = request.headers.get("Origin")
+        if self._none:
+            return {}
         if self._any:
             return {} if origin is None else {"Access-Control-Allow-Origin": ANY, "Access-Control-Expose-Headers": ANY}
         if origin is None or origin.lower() not in self._origins:
             return {"Vary": "Origin"}
         return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": ANY, "Vary": "Origin"}
 
-    @staticmethod
-    def is_preflight(request: web.BaseRequest) -> bool:
-        """Whether a browser asks on behalf of a page."""
-        return (
-            request.method == "OPTIONS"
-            and "Origin" in request.headers
-            and "Access-Control-Request-Method" in request.headers
-        )
-
     def preflight(self, request: web.BaseRequest, methods: Sequence[str]) -> web.Response:
-        """The answer to that question: without `Access-Control-Allow-Origin` it is no.
+        """The answer to that question.
 
         Args:
             request: the question.
             methods: what the path has.
+
+        Raises:
+            RestError: 403, it is no.
         """
         headers = {"Server": SERVER, **self.fields(request)}
-        if "Access-Control-Allow-Origin" in headers:
-            headers["Access-Control-Allow-Methods"] = ", ".join(methods)
-            headers["Access-Control-Max-Age"] = str(MAX_AGE_S)
-            wanted = request.headers.get("Access-Control-Request-Headers", "").strip()
-            if len(wanted) <= _FIELDS_LIMIT and _FIELDS.fullmatch(wanted):
-                headers["Access-Control-Allow-Headers"] = wanted  # each operation ignores what it does not know
+        if "Access-Control-Allow-Origin" not in headers:
+            raise RestError(403, "Pages of this origin may not call; http.cors_origins lists those that may")
+        headers["Access-Control-Allow-Methods"] = ", ".join(methods)
+        headers["Access-Control-Max-Age"] = str(MAX_AGE_S)
+        wanted = request.headers.get("Access-Control-Request-Headers", "").strip()
+        if len(wanted) <= _FIELDS_LIMIT and _FIELDS.fullmatch(wanted):
+            headers["Access-Control-Allow-Headers"] = wanted  # each operation ignores what it does not know
         return web.Response(status=204, headers=headers)
+
+
+def is_preflight(request: web.BaseRequest) -> bool:
+    """Whether an OPTIONS request is a browser's, on behalf of a page."""
+    return "Origin" in request.headers and "Access-Control-Request-Method" in request.headers
+
+
+def allowed(methods: Sequence[str]) -> web.Response:
+    """The answer to `OPTIONS *`: the methods that there are (RFC 9110 section 9.3.7)."""
+    return web.Response(status=204, headers={"Server": SERVER, "Allow": ", ".join(methods)})

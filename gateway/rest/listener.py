@@ -79,6 +79,7 @@ class RestListener:
         config = services.config
         self._config = config
         self._tls = tls
+        self._hosts = services.hosts
         self._spawn = services.spawn
         admission = Admission(services.publisher, config.max_concurrent)
         bodies = BodyReader(admission, config.max_body_bytes, config.header_timeout_s, config.min_upload_rate)
@@ -117,9 +118,8 @@ class RestListener:
             Administration(services),
             self._live,
         )
-        access = Access(services.authenticator, services.access)
+        access = Access(services.authenticator, services.access, services.origins)
         self._load = Load(config.max_active, config.max_active_per_client)
-        cors = Cors(config.cors_origins) if config.cors_origins else None
         self._app = RestApp(
             contract,
             self._modules,
@@ -127,7 +127,7 @@ class RestListener:
             bodies,
             websockets or {},
             load=self._load,
-            cors=cors,
+            cors=Cors(config.cors_origins),
             tracing=services.tracing,
             dialect=Dialect(config.dialect),
             compress_from=config.compress_from_bytes,
@@ -145,6 +145,7 @@ class RestListener:
             self.name,
             self._app.handle,
             lambda status, reason: error_answer(RestError(status, reason, close=True)),
+            self._hosts,
             head_timeout_s=self._config.header_timeout_s,
             handler_cancellation=True,  # a poll whose client left must not take records
             max_bytes=self._config.max_header_bytes,

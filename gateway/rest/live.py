@@ -317,7 +317,7 @@ class Live(Module):
     async def open(self, call: Call) -> web.StreamResponse:
         """`GET /stream`."""
         config = self.services.config
-        offer = check_upgrade(call.request, self.services.origins)
+        offer = check_upgrade(call.request)
         subprotocol = offer.choose((SUBPROTOCOL,))
         if len(self._sessions) >= config.max_streams:
             raise busy("There are too many streams; try again")

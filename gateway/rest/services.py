@@ -19,7 +19,7 @@ from gateway.rest.keyed import KeyedRequests
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
-from gateway.security.origins import Origins
+from gateway.security.origins import Hosts, Origins
 from gateway.spawn import Spawn
 from mapping.rules import Rules
 
@@ -38,7 +38,8 @@ class RestServices(msgspec.Struct, frozen=True):
         names: whose they are.
         authenticator: who clients are.
         access: what they may do.
-        origins: whose pages may open WebSockets.
+        origins: whose pages may call.
+        hosts: the names that the gateway may be called by.
         rules: from MQTT topics to Kafka.
         keyed: requests that are done once, by their `Idempotency-Key`.
         kafka: connection arguments of an aiokafka client; see `gateway.kafka.client.client_settings`.
@@ -60,6 +61,7 @@ class RestServices(msgspec.Struct, frozen=True):
     authenticator: Authenticator
     access: AccessList
     origins: Origins
+    hosts: Hosts
     rules: Rules
     keyed: KeyedRequests
     kafka: dict[str, Any]

@@ -1,49 +1,131 @@
-"""Whose pages may open a WebSocket: what a browser says in Origin (RFC 6454, RFC 6455 section 10.2).
+"""Which pages of browsers may use the gateway, and under which names it may be called (RFC 6454, RFC 9110 section 7.2).
 
-A browser connects to any address that a page names, and so to a gateway that only its user can reach. Where every
-client must give a password in its protocol's login a page gains nothing by that. It does where the connection alone is
-enough: anonymous access on loopback, or a certificate that the browser presents by itself.
+A browser sends to any address that a page names, and so to a gateway that only its user can reach. A page of anywhere
+could publish by that, and take what is a group's, wherever the connection alone is enough, or what the browser shows by
+itself: nothing at all, a certificate, a password that it remembers. A browser says whose page it is (`Origin`,
+`Sec-Fetch-Site`), and what name it was sent to (`Host`): a name that the page's owner has pointed at this machine makes
+both look alike (DNS rebinding), so names have to be known too. Clients that are no browsers say no origin and are not
+asked ([ADR 0033](../../docs/adr/0033-web-pages.md)).
 """
 
 from __future__ import annotations
 
+import ipaddress
+import socket
+from collections.abc import Collection, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
 from gateway.config import Address, SecurityConfig
 
 ANY: Final = "*"
+_NEAR_SUFFIXES: Final = (".localhost", ".local", ".internal", ".home.arpa", ".test")
+"""Names that nobody can register (RFC 6761, 6762, 8375 and ICANN's `.internal`)."""
+_DEFAULT_PORTS: Final = (":80", ":443")
+_OWN_PAGES: Final = frozenset({"none", "same-origin"})  # of Sec-Fetch-Site: the user himself; our own page
+_DOCUMENTS: Final = frozenset({"/", "/docs", "/docs/", "/openapi", "/openapi/v3", "/openapi.yaml"})
+_METRICS: Final = frozenset({"/healthy", "/ready", "/metrics"})
+_LINKED: Final = _DOCUMENTS | _METRICS
+"""Paths that another site may link to: to read them changes nothing."""
+
+
+class Hosts:
+    """The names under which the gateway may be called."""
+
+    def __init__(self, security: SecurityConfig, *, asks_nobody: bool = False) -> None:
+        """The configured ones; where there are none: any where a login is needed, else names of this network.
+
+        `asks_nobody`: what is called by them needs no login, whatever is configured.
+        """
+        listed = security.hosts
+        self._listed = frozenset(name.lower() for name in listed or ())
+        self._any = ANY in self._listed or (listed is None and not security.allow_anonymous and not asks_nobody)
+        self._proven_by_tls = listed is None
+        self._own = socket.gethostname().lower()
+
+    def allow(self, host: str, *, secure: bool) -> bool:
+        """Whether a request may be for this name.
+
+        An address cannot have been pointed here by a page's owner, nor can a name without a dot, or one that nobody
+        can register.
+
+        Args:
+            host: the field Host, well formed; "" is no browser's.
+            secure: whether the connection is TLS, by which the name is proven.
+        """
+        if self._any or not host or (secure and self._proven_by_tls):
+            return True
+        name = host.lower()
+        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0].removesuffix(".")
+        if "." not in name or name in self._listed or name == self._own or name.endswith(_NEAR_SUFFIXES):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
 
 
 class Origins:
-    """The origins that may connect; a client that is no browser sends none and is not asked."""
+    """Whose pages may call."""
 
-    def __init__(self, security: SecurityConfig) -> None:
-        """The configured ones; where there are none: every origin where a login is needed, else only near ones."""
-        listed = security.websocket_origins
-        self._listed = None if listed is None else frozenset(origin.lower() for origin in listed)
+    def __init__(
+        self, security: SecurityConfig, *, more: Collection[str] = (), login_in_protocol: bool = False
+    ) -> None:
+        """The configured ones and the gateway's own; where none are configured, those of this machine too.
+
+        Args:
+            security: the configuration.
+            more: origins, as a browser says them; `*` is every one.
+            login_in_protocol: what is opened asks for a password itself, which no browser remembers: where everybody
+                needs one, a page gains nothing by the connection.
+        """
+        listed = security.origins
+        self._near = listed is None
+        self._listed = frozenset(origin.lower() for origin in (*(listed or ()), *more))
         login_needed = not security.allow_anonymous and security.tls_client_ca is None
-        open_to_all = security.allow_anonymous and security.insecure  # said aloud
-        self._any = login_needed or open_to_all if listed is None else ANY in listed
+        self._any = ANY in self._listed or (login_in_protocol and login_needed and listed is None)
 
     def allow(self, origin: str, host: str, *, secure: bool) -> bool:
-        """Whether a page of `origin` may connect.
+        """Whether a page of `origin` may call.
 
         Args:
             origin: the field Origin.
-            host: the field Host. Over TLS it is proven, so the same name is the same place; without TLS anyone's
-                name may have been pointed at this machine (DNS rebinding), and it proves nothing.
+            host: the field Host, which `Hosts` has let in: a page of the same name is ours.
             secure: whether the connection is TLS.
         """
-        if self._any:
+        if self._any or origin.lower() in self._listed:
             return True
-        if self._listed is not None:
-            return origin.lower() in self._listed
         try:
             parts = urlsplit(origin)
             name = parts.hostname or ""
         except ValueError:
             return False
-        if name and Address(f"{name}:0").is_loopback:
+        if self._near and name and Address(f"{name}:0").is_loopback:
             return True
-        return secure and parts.scheme == "https" and parts.netloc.lower() == host.lower()
+        own = parts.scheme == "https" or (parts.scheme == "http" and not secure)
+        return own and bool(name) and _plain(parts.netloc) == _plain(host)
+
+    def admit(self, path: str, fields: Mapping[str, str], *, secure: bool) -> bool:
+        """Whether a request may be served, as far as it is known whose page sent it.
+
+        Args:
+            path: of the request, with its query.
+            fields: its head.
+            secure: whether the connection is TLS.
+        """
+        origin = fields.get("Origin")
+        if origin is not None:
+            return self.allow(origin, fields.get("Host", ""), secure=secure)
+        site = fields.get("Sec-Fetch-Site")  # a page sends some requests, such as an image's, without its origin
+        if site is None or site in _OWN_PAGES or self._any:
+            return True
+        return fields.get("Sec-Fetch-Mode") == "navigate" and path.partition("?")[0] in _LINKED
+
+
+def _plain(authority: str) -> str:
+    """Without the port that goes without saying: proxies differ in saying it."""
+    authority = authority.lower()
+    for port in _DEFAULT_PORTS:
+        authority = authority.removesuffix(port)
+    return authority

@@ -6,7 +6,7 @@ may have any name, also one with a slash in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -33,6 +33,11 @@ class _Node:
         self.operations: dict[str, Operation] = {}
 
 
+def _methods(declared: Collection[str]) -> list[str]:
+    """With HEAD, where there is GET."""
+    return sorted({*declared, "HEAD"} if "GET" in declared else declared)
+
+
 class Router:
     """The paths as a tree: one is matched in one walk over its segments. A literal segment goes before a name.
 
@@ -43,7 +48,9 @@ class Router:
         """Serve `operations`; a path that the dialect has means the dialect's operation."""
         self._confluent = dialect is Dialect.CONFLUENT
         self._root = _Node()
+        self._methods: set[str] = set()
         for operation in operations:
+            self._methods.add(operation.method)
             node = self._root
             for segment in operation.template.strip("/").split("/"):
                 if segment.startswith("{"):
@@ -53,9 +60,9 @@ class Router:
                     node = node.literal.setdefault(segment, _Node())
             node.operations[operation.method] = operation
 
-    def methods(self, raw_path: str) -> list[str]:
-        """The methods of a path, sorted; RestError 404 for no such path."""
-        return sorted(self._find(raw_path)[0].operations)
+    def methods(self, raw_path: str | None = None) -> list[str]:
+        """The methods of a path, or of all, sorted; RestError 404 for no such path."""
+        return _methods(self._methods if raw_path is None else self._find(raw_path)[0].operations)
 
     def match(self, method: str, raw_path: str) -> Match:
         """The operation for a method and a path that is still percent-encoded, without the query.
@@ -63,10 +70,12 @@ class Router:
         Raises:
             RestError: 404 for no such path, 405 with `Allow` for a path without this method.
         """
+        if method == "HEAD":  # what has GET has HEAD (RFC 9110 section 9.3.2)
+            method = "GET"
         node, values = self._find(raw_path, method)
         operation = node.operations.get(method)
         if operation is None:
-            raise method_not_allowed(sorted(node.operations))
+            raise method_not_allowed(_methods(node.operations))
         return Match(operation, tuple(values))
 
     def _find(self, raw_path: str, method: str | None = None) -> tuple[_Node, list[str]]:

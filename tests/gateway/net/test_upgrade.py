@@ -18,7 +18,7 @@ from gateway.config import Address, SecurityConfig
 from gateway.net.listener import Listener, ListenError
 from gateway.net.pump import Pump
 from gateway.net.upgrade import WebSocketEndpoint, WebSocketFront
-from gateway.security.origins import Origins
+from gateway.security.origins import Hosts, Origins
 from tests.support.gateway import wait_until
 from tests.support.lines import Echo, Lines
 from tests.support.websocket import BINARY, CLOSE, PING, PONG, TEXT, close_frame, frame, handshake, parse
@@ -38,9 +38,11 @@ class Server:
             return Pump(lines, self.sessions[-1], group.create_task, asyncio.get_running_loop().time, lost)
 
         self.listener = Listener("mqtt", LOCAL, make, None)
-        origins = Origins(SecurityConfig(websocket_origins=("https://good.example",)))
+        origins = Origins(SecurityConfig(origins=("https://good.example",)))
         endpoint = WebSocketEndpoint(dict.fromkeys(("mqtt", "mqttv3.1"), self.listener), origins)
-        self.front = WebSocketFront("mqtt", LOCAL, endpoint, tls, handshake_timeout_s=timeout_s)
+        self.front = WebSocketFront(
+            "mqtt", LOCAL, endpoint, tls, Hosts(SecurityConfig()), handshake_timeout_s=timeout_s
+        )
 
     async def connect(self, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, _, port = self.front.bound.rpartition(":")
@@ -316,6 +318,8 @@ async def test_over_tls_with_the_clients_certificate() -> None:
 async def test_an_address_in_use_is_named_with_its_key() -> None:
     async with serving() as server:
         endpoint = WebSocketEndpoint({}, Origins(SecurityConfig()))
-        twice = WebSocketFront("mqtt", Address(server.front.bound), endpoint, None, handshake_timeout_s=1)
+        twice = WebSocketFront(
+            "mqtt", Address(server.front.bound), endpoint, None, Hosts(SecurityConfig()), handshake_timeout_s=1
+        )
         with pytest.raises(ListenError, match=r"^mqtt\.websocket_address: 127\.0\.0\.1:\d+ is in use"):
             await twice.start()

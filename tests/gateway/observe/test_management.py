@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -11,9 +12,10 @@ import pytest
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.config import Address
+from gateway.config import Address, SecurityConfig
 from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
+from gateway.security.origins import Hosts, Origins
 
 LOOPBACK = Address("127.0.0.1:0")
 EVERYWHERE = Address("0.0.0.0:0")
@@ -45,7 +47,9 @@ async def start() -> AsyncIterator[Start]:
 
     async def open_one(address: Address = LOOPBACK, metrics: Metrics | None = None, **options: Any) -> Management:
         ready = options.pop("ready", Gateway().state)
-        management = Management(metrics or Metrics(), ready, **options)
+        security = options.pop("security", SecurityConfig())
+        hosts = Hosts(security, asks_nobody=address.is_loopback)
+        management = Management(metrics or Metrics(), ready, hosts=hosts, origins=Origins(security), **options)
         opened.append(management)
         await management.start(address)
         return management
@@ -92,6 +96,27 @@ async def test_three_paths_and_nothing_else(http: aiohttp.ClientSession, start: 
         await get(http, f"{base}/healthy")
     with pytest.raises(RuntimeError):
         assert management.port
+
+
+async def test_pages_of_other_sites_may_not_look(http: aiohttp.ClientSession, start: Start) -> None:
+    for security in (SecurityConfig(), SecurityConfig(allow_anonymous=False, password_file=Path("users"))):
+        management = await start(security=security, ready=lambda: (True, {}))
+        base = f"http://127.0.0.1:{management.port}"
+        for path in ("/metrics", "/ready", "/healthy"):
+            for headers, status in (
+                ({}, 200),
+                ({"Host": "localhost"}, 200),
+                ({"Host": "rebound.example"}, 421),
+                ({"Host": "a b"}, 400),
+                ({"Origin": "https://evil.example"}, 403),
+                ({"Origin": "null"}, 403),
+                ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
+                ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 200),
+                ({"Sec-Fetch-Site": "none"}, 200),
+                ({"Origin": f"http://127.0.0.1:{management.port}"}, 200),
+            ):
+                async with http.get(f"{base}{path}", headers=headers) as response:
+                    assert (path, headers, response.status) == (path, headers, status)
 
 
 async def test_seen_from_elsewhere_the_figures_need_a_password(http: aiohttp.ClientSession, start: Start) -> None:

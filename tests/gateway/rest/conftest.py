@@ -35,7 +35,7 @@ from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
-from gateway.security.origins import Origins
+from gateway.security.origins import Hosts, Origins
 from mapping.rules import Rules
 
 LOCAL = Address("127.0.0.1:0")
@@ -153,7 +153,8 @@ async def running_gateway(
             names=names,
             authenticator=authenticator,
             access=AccessList(security.access),
-            origins=Origins(security),
+            origins=Origins(security, more=http_config.cors_origins),
+            hosts=Hosts(security),
             rules=Rules(()),
             keyed=keyed,
             kafka=client_settings(kafka_config, "http"),

@@ -9,9 +9,10 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from gateway.config import Address
+from gateway.config import Address, SecurityConfig
 from gateway.net.http_server import HttpServer
 from gateway.rest.quick_answer import Head, QuickAnswer
+from gateway.security.origins import Hosts
 
 BODY = b'{"offsets":[]}'
 FIELDS = {"Content-Type": "application/vnd.kafka.v2+json", "Server": "trivium"}
@@ -50,7 +51,13 @@ class Server:
     """Answers `/quick/CHANGE` by a quick answer and any other path by aiohttp's own."""
 
     def __init__(self) -> None:
-        self.http = HttpServer("test", self.handle, lambda status, text: web.Response(status=status), head_timeout_s=20)
+        self.http = HttpServer(
+            "test",
+            self.handle,
+            lambda status, text: web.Response(status=status),
+            Hosts(SecurityConfig()),
+            head_timeout_s=20,
+        )
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
         _, kind, change = request.path.split("/")

@@ -16,9 +16,11 @@ from gateway.rest.answers import control_answer, error_answer
 from gateway.rest.app import RestApp
 from gateway.rest.body import BodyReader
 from gateway.rest.call import Call, Handler, Module
+from gateway.rest.cors import Cors
 from gateway.rest.load import Load
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
+from gateway.security.origins import Hosts, Origins
 from protocols.rest.contract import Contract, assemble
 from protocols.rest.errors import RestError
 from protocols.rest.responses import encode
@@ -74,8 +76,17 @@ class Echo(Module):
 def app_of(*modules: Module) -> RestApp:
     admission = Admission(None, 10)  # type: ignore[arg-type]  # nothing here asks Kafka
     bodies = BodyReader(admission, 1000, 20.0)
-    access = Access(Authenticator(SecurityConfig()), AccessList())
-    return RestApp(Contract(assemble([CONTRACT])), modules, access, bodies, {}, load=Load(100, 100), compress_from=4096)
+    access = Access(Authenticator(SecurityConfig()), AccessList(), Origins(SecurityConfig()))
+    return RestApp(
+        Contract(assemble([CONTRACT])),
+        modules,
+        access,
+        bodies,
+        {},
+        load=Load(100, 100),
+        cors=Cors(()),
+        compress_from=4096,
+    )
 
 
 @pytest.fixture
@@ -84,6 +95,7 @@ async def served() -> AsyncIterator[HttpServer]:
         "echo",
         app_of(Echo()).handle,
         lambda status, reason: error_answer(RestError(status, reason)),
+        Hosts(SecurityConfig()),
         head_timeout_s=20.0,
     )
     await server.listen("http.address", Address("127.0.0.1:0"), None)

@@ -1,52 +1,119 @@
-"""Which web pages may open a WebSocket."""
+"""Which web pages may use the gateway, and under which names it may be called."""
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
 
 from gateway.config import ConfigError, SecurityConfig, load
-from gateway.security.origins import Origins
+from gateway.security.origins import Hosts, Origins
 
 NEAR = ("http://localhost:3000", "http://127.0.0.1", "https://[::1]:8443", "http://LOCALHOST")
 FAR = ("https://evil.example", "http://127.0.0.1.evil.example", "http://localhost.evil.example", "null", "", "http://[")
 PASSWORDS: dict[str, Any] = {"allow_anonymous": False, "password_file": "users"}
 CERTIFICATES: dict[str, Any] = {"tls_cert": "c", "tls_key": "k", "tls_client_ca": "a"}
+EVERY: tuple[dict[str, Any], ...] = ({}, PASSWORDS, {**PASSWORDS, **CERTIFICATES}, CERTIFICATES, {"insecure": True})
 
 
 def allowed(origin: str, security: dict[str, Any], *, secure: bool = False, host: str = "gateway:8080") -> bool:
     return Origins(SecurityConfig(**security)).allow(origin, host, secure=secure)
 
 
-@pytest.mark.parametrize("origin", NEAR + FAR)
-def test_any_page_may_connect_where_a_password_is_needed_or_anybody_may(origin: str) -> None:
-    assert allowed(origin, PASSWORDS)
-    assert allowed(origin, {"insecure": True})
-
-
-@pytest.mark.parametrize("security", [{}, {**PASSWORDS, **CERTIFICATES}, {**CERTIFICATES, "insecure": True}])
-def test_else_only_pages_of_this_machine(security: dict[str, Any]) -> None:
-    security = {**security, "allow_anonymous": False} if "insecure" in security else security
+@pytest.mark.parametrize("security", EVERY)
+def test_only_pages_of_this_machine_may_call(security: dict[str, Any]) -> None:
+    """Whatever a login needs: a browser remembers passwords, and shows certificates by itself."""
     assert [origin for origin in NEAR + FAR if allowed(origin, security)] == list(NEAR)
 
 
-def test_over_tls_the_gateways_own_host_is_near() -> None:
+@pytest.mark.parametrize("origin", NEAR + FAR)
+def test_any_page_may_open_what_asks_for_a_password_itself(origin: str) -> None:
+    assert Origins(SecurityConfig(**PASSWORDS), login_in_protocol=True).allow(origin, "gateway", secure=False)
+
+
+@pytest.mark.parametrize("security", [{}, {**PASSWORDS, **CERTIFICATES}, CERTIFICATES, {"insecure": True}])
+def test_but_not_where_the_connection_alone_is_enough(security: dict[str, Any]) -> None:
+    origins = Origins(SecurityConfig(**security), login_in_protocol=True)
+    assert [origin for origin in NEAR + FAR if origins.allow(origin, "gateway", secure=False)] == list(NEAR)
+
+
+def test_the_gateways_own_pages_are_near() -> None:
     assert allowed("https://gateway:8080", CERTIFICATES, secure=True)
     assert not allowed("http://gateway:8080", CERTIFICATES, secure=True)
     assert not allowed("https://gateway", CERTIFICATES, secure=True)
-    assert not allowed("https://gateway:8080", {}), "without TLS a host's name proves nothing"
+    assert allowed("http://192.0.2.7:8080", {}, host="192.0.2.7:8080")
+    assert allowed("https://public.example", {}, host="public.example:443"), "a proxy ends TLS"
+    assert not allowed("https://public.example", {}, host="other.example")
+    assert not allowed("ftp://gateway:8080", {})
 
 
-def test_listed_origins_are_all_that_may_connect() -> None:
-    origins = Origins(SecurityConfig(**PASSWORDS, websocket_origins=("https://Good.example",)))
+def test_listed_origins_are_all_that_may_connect_beside_its_own() -> None:
+    origins = Origins(SecurityConfig(**PASSWORDS, origins=("https://Good.example",)), login_in_protocol=True)
     assert origins.allow("https://good.example", "gateway", secure=False)
     for origin in (*NEAR, "https://good.example:444", "http://good.example"):
         assert not origins.allow(origin, "gateway", secure=True)
-    assert Origins(SecurityConfig(websocket_origins=("*",))).allow("null", "gateway", secure=False)
+    assert Origins(SecurityConfig(origins=("*",))).allow("null", "gateway", secure=False)
+    assert Origins(SecurityConfig(), more=("https://app.example",)).allow("https://app.example", "g", secure=False)
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "path", "admitted"),
+    [
+        (None, None, "/topics", True),
+        ("none", "navigate", "/topics", True),
+        ("same-origin", "cors", "/topics", True),
+        ("same-site", "no-cors", "/topics", False),
+        ("cross-site", "no-cors", "/topics", False),
+        ("cross-site", "navigate", "/topics/t/stream", False),
+        ("cross-site", "navigate", "/openapi?x", True),
+        ("cross-site", "no-cors", "/openapi", False),
+        ("anything new", "cors", "/topics", False),
+    ],
+)
+def test_a_page_that_says_no_origin(site: str | None, mode: str | None, path: str, admitted: bool) -> None:
+    said = {"Host": "localhost", "Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
+    fields = {name: value for name, value in said.items() if value is not None}
+    assert Origins(SecurityConfig()).admit(path, fields, secure=False) is admitted
+    assert Origins(SecurityConfig(origins=("*",))).admit(path, fields, secure=False)
 
 
 @pytest.mark.parametrize("origin", ["good.example", "https://", "https://good.example/", "://x"])
 def test_a_bad_origin_stops_the_start(origin: str) -> None:
-    with pytest.raises(ConfigError, match=r"security\.websocket_origins\.0: expected SCHEME://HOST"):
-        load(flags={"security": {"websocket_origins": [origin]}})
+    with pytest.raises(ConfigError, match=r"security\.origins\.0: expected SCHEME://HOST"):
+        load(flags={"security": {"origins": [origin]}})
+
+
+LOCAL_NAMES = (
+    "localhost", "LOCALHOST:8080", "localhost.", "127.0.0.1:80", "[::1]:8080", "[::1]", "192.0.2.7", "gateway",
+    "my-bridge-bridge-service:8080", "bridge.kafka.svc.cluster.local", "machine.internal", "a.localhost", "",
+    socket.gethostname(),
+)  # fmt: skip
+FOREIGN_NAMES = (
+    "evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", "local.example",
+    "1.2.3.4.5", "xlocalhost.example.",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("security", [{}, CERTIFICATES, {"insecure": True}])
+def test_names_that_a_pages_owner_could_have_pointed_here_are_refused(security: dict[str, Any]) -> None:
+    hosts = Hosts(SecurityConfig(**security))
+    assert [host for host in LOCAL_NAMES + FOREIGN_NAMES if hosts.allow(host, secure=False)] == list(LOCAL_NAMES)
+    assert all(hosts.allow(host, secure=True) for host in FOREIGN_NAMES), "TLS proves the name"
+
+
+def test_where_a_login_is_needed_any_name_does_unless_names_are_configured() -> None:
+    assert all(Hosts(SecurityConfig(**PASSWORDS)).allow(host, secure=False) for host in FOREIGN_NAMES)
+    assert not Hosts(SecurityConfig(**PASSWORDS), asks_nobody=True).allow("evil.example", secure=False)
+    for security in ({}, PASSWORDS):
+        hosts = Hosts(SecurityConfig(**security, hosts=("Public.example",)))
+        names = (*LOCAL_NAMES, "public.example:8443", *FOREIGN_NAMES)
+        for secure in (False, True):
+            assert [host for host in names if hosts.allow(host, secure=secure)] == [*LOCAL_NAMES, "public.example:8443"]
+    assert Hosts(SecurityConfig(hosts=("*",))).allow("evil.example", secure=False)
+
+
+@pytest.mark.parametrize("name", ["", "http://a", "a:80", "a/b", "*.a", "[::1]"])
+def test_a_bad_name_stops_the_start(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"security\.hosts\.0: expected a name without a port"):
+        load(flags={"security": {"hosts": [name]}})

@@ -1,0 +1,67 @@
+"""What the head of a request must be, before anything looks at what it asks (RFC 9110, RFC 9112)."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from aiohttp import web
+
+from gateway.security.origins import Hosts
+
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|([A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(:[0-9]{0,5})?")
+_REMEMBERED: Final = 64  # fields Host that were good
+CONTINUE: Final = "100-continue"
+
+
+class HeadError(Exception):
+    """A request that is refused for its head; the text says why."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Heads:
+    """Judges heads for one listener."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        """`hosts`: the names that the listener may be called by."""
+        self._hosts = hosts
+        self._good: set[tuple[str, bool]] = set()
+
+    def check(self, request: web.BaseRequest) -> None:
+        """Judge one.
+
+        Raises:
+            HeadError: 400 for a bad `Host` (RFC 9112 section 3.2) or framing, 417 for an expectation that nobody can
+                meet (RFC 9110 section 10.1.1), 421 for a name that is not ours (section 15.5.20), 501 for a transfer
+                coding that is not served (RFC 9112 section 6.1).
+        """
+        fields = request.headers
+        host = fields.get("Host", "")
+        if request.raw_path[:1] not in {"/", "*"} and request.method != "CONNECT":
+            host = request.url.raw_authority.rpartition("@")[2]  # it goes before the field (RFC 9112 section 3.2.2)
+        if (host, request.secure) not in self._good:
+            self._check_host(host, secure=request.secure)
+        if "Transfer-Encoding" in fields:
+            _check_transfer(fields.getall("Transfer-Encoding"), request.version >= (1, 1))
+        expected = fields.get("Expect")
+        if expected is not None and expected.strip().lower() != CONTINUE and request.version >= (1, 1):
+            raise HeadError(417, "Only the expectation 100-continue can be met")
+
+    def _check_host(self, host: str, *, secure: bool) -> None:
+        if not _HOST.fullmatch(host):
+            raise HeadError(400, "Bad request: the field Host names no host")
+        if not self._hosts.allow(host, secure=secure):
+            raise HeadError(421, f"The gateway is not called {host}; security.hosts lists its names")
+        if len(self._good) < _REMEMBERED:
+            self._good.add((host, secure))
+
+
+def _check_transfer(lines: list[str], is_current: bool) -> None:
+    codings = [coding.strip().lower() for line in lines for coding in line.split(",")]
+    if not is_current or codings[-1] != "chunked" or codings.count("chunked") > 1:
+        raise HeadError(400, "Bad request: where the body ends is not clear")
+    if len(codings) > 1:
+        raise HeadError(501, "The transfer coding chunked is served, and no other")
