@@ -39,7 +39,7 @@ def test_a_known_path_with_another_method_says_which_it_has() -> None:
     with pytest.raises(RestError) as caught:
         ROUTER.match("PUT", "/topics/t")
     assert caught.value.status == 405
-    assert caught.value.headers == (("Allow", "GET, POST"),)
+    assert caught.value.headers == (("Allow", "GET, HEAD, POST"),)
 
 
 @given(st.sampled_from(["GET", "POST", "DELETE", "BREW"]), st.text(max_size=60))
