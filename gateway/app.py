@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import signal
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +27,7 @@ from gateway.assembly import (
     parts_with_statistics,
 )
 from gateway.config import Config, ConfigError, KafkaConfig
+from gateway.failures import failures
 from gateway.kafka.embedded import STOP_LIMIT_S, EmbeddedBroker, embedded_broker
 from gateway.kafka.jars import console_report
 from gateway.kafka.java import SetupError
@@ -45,6 +45,7 @@ from gateway.security.authorization import AccessList
 from gateway.security.exposure import check_exposure
 from gateway.security.origins import Hosts, Origins
 from gateway.security.tls import make_tls
+from gateway.spawn import Tasks, on_loop_error
 from mapping.rules import RuleError
 
 log = structlog.get_logger(__name__)
@@ -52,6 +53,7 @@ log = structlog.get_logger(__name__)
 GC_THRESHOLD: Final = 20_000  # allocations between two looks at the youngest objects; Python's default is 700
 READY_POLL_S: Final = 0.1
 BROKER_STOP_S: Final = 1.0  # what the embedded broker has at least
+NEEDED: Final = frozenset({"tail", "state", "topics", "sessions"})  # not ready while one of them is tried again
 RESTART_S: Final = 1.0  # between a broker's end and its next start
 
 
@@ -100,35 +102,38 @@ class App:
         self._stop = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
         self._stopping_since = float("inf")  # of the loop's clock
-        self._failure: ConfigError | None = None
+        self._failure: BaseException | None = None
         self._broker = broker
         self._fronts: list[Front] = []
         self._management: Management | None = None
         self._publisher: Publisher | None = None
         self._state: StateTopics | None = None
         self._stopping = False
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(self._give_up)
 
     async def run(self) -> None:
-        """Start, serve until a signal, stop; every task lives in one group."""
+        """Start, serve until a signal, stop.
+
+        Raises:
+            StartError: it could not start, or has lost what it cannot be without; it has said goodbye then.
+        """
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop)
         try:
-            async with asyncio.TaskGroup() as group:
-                async with contextlib.AsyncExitStack() as stack:
-                    await self._start_or_stop(group, stack)
-                    await self._stop.wait()
-                    log.info("stopping")
-                for task in tuple(self._tasks):  # what a lost client still waited for
-                    task.cancel()
-        except* (ConfigError, ListenError, BrokerError) as errors:
-            raise StartError(str(errors.exceptions[0])) from errors
+            async with contextlib.AsyncExitStack() as stack:
+                await self._start_or_stop(stack)
+                await self._stop.wait()
+                log.info("stopping")
+        except (ConfigError, ListenError, BrokerError) as error:
+            raise StartError(str(error)) from error
         finally:
+            await self._tasks.close()  # what a lost client still waited for
             if self._ready_file is not None:
                 self._ready_file.unlink(missing_ok=True)
         if self._failure is not None:
-            raise StartError(str(self._failure))
+            raise StartError(str(self._failure) or repr(self._failure)) from self._failure
 
     def _on_stop(self) -> None:
         if not self._stop.is_set():
@@ -137,17 +142,19 @@ class App:
         if self._starting is not None:
             self._starting.cancel()
 
-    def _give_up(self, error: ConfigError) -> None:
-        """What Kafka says forbids to go on: stop in order, and end with the reason."""
-        self._failure = error
+    def _give_up(self, error: BaseException) -> None:
+        """Something is lost that the process cannot be without: stop in order, and end with the reason."""
+        if self._failure is None and not self._stop.is_set():
+            log.error("the gateway cannot go on", reason=str(error) or repr(error))
+            self._failure = error
         self._on_stop()
 
-    async def _start_or_stop(self, group: asyncio.TaskGroup, stack: contextlib.AsyncExitStack) -> None:
+    async def _start_or_stop(self, stack: contextlib.AsyncExitStack) -> None:
         """Start; a signal meanwhile ends the start, and what was started already is stopped as ever."""
         task = self._starting = asyncio.current_task()
         assert task is not None
         try:
-            await self._start(group, stack)
+            await self._start(stack)
             log.info("ready", **{front.name: front.bound for front in self._fronts})
         except asyncio.CancelledError:
             if not self._stop.is_set():
@@ -156,20 +163,13 @@ class App:
         finally:
             self._starting = None
 
-    async def _start(self, group: asyncio.TaskGroup, stack: contextlib.AsyncExitStack) -> None:
+    async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         """Start each part and put its end on the stack, so that the ends come in the opposite order."""
         config = self._config
         loop = asyncio.get_running_loop()
-
-        def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-            task = group.create_task(work)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            return task
-
         for warning in check_exposure(config):
             log.warning("exposed", detail=warning)
-        process = Process(config, spawn, stack, loop)
+        process = Process(config, self._tasks, stack, loop)
         admittance = await open_admittance(process)
         for warning in admittance.access.doubtful():
             log.warning("access list", detail=warning)
@@ -191,12 +191,13 @@ class App:
         for name, statistics in parts_with_statistics(admittance, kafka_log, state):
             add_source(metrics, name, statistics)
         add_source(metrics, "event_loop", lag.statistics)
+        add_source(metrics, "failures", failures.statistics)
         await self._open_management(metrics, admittance, stack)
 
         def on_hangup() -> None:
             if admittance.tls is not None:
                 admittance.tls.reload()
-            spawn(admittance.authenticator.reload())
+            self._tasks.spawn(admittance.authenticator.reload())
 
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
         await self._announce(kafka_log.publisher)
@@ -210,12 +211,16 @@ class App:
         assert broker is not None
         await broker.start()
         process.stack.push_async_callback(self._stop_broker, broker)
-        process.keep(self._keep_broker(broker))
+        process.end_by_cancelling(self._tasks.essential(self._keep_broker(broker)))
         log.info("embedded broker ready", address=broker.bootstrap_servers, pid=broker.pid, log=str(broker.log_file))
         return config.kafka.model_copy(update={"bootstrap_servers": broker.bootstrap_servers})
 
     async def _keep_broker(self, broker: EmbeddedBroker) -> None:
-        """Start the embedded broker again when it ends by itself; clients wait meanwhile, as for any broker."""
+        """Start the embedded broker again when it ends by itself; clients wait meanwhile, as for any broker.
+
+        Raises:
+            BrokerError: it cannot be started again.
+        """
         while True:
             try:
                 await broker.watch()
@@ -223,14 +228,9 @@ class App:
             except BrokerError as error:
                 log.error("starting the embedded broker again", reason=str(error))
             await asyncio.sleep(RESTART_S)
-            try:
-                await broker.start()
-                if self._ready_file is not None and self._ready_file.exists():
-                    self._write_ready_file()
-            except BrokerError as error:
-                log.error("the embedded broker cannot be started again", reason=str(error))
-                self._stop.set()
-                return
+            await broker.start()
+            if self._ready_file is not None and self._ready_file.exists():
+                self._write_ready_file()
 
     async def _open_management(
         self, metrics: Metrics, admittance: Admittance, stack: contextlib.AsyncExitStack
@@ -262,8 +262,10 @@ class App:
         kafka = self._publisher is not None and self._publisher.reachable
         listeners = {front.name: front.accepting for front in self._fronts}
         state = self._state is not None and self._state.loaded.is_set()
-        ready = kafka and state and all(listeners.values()) and not self._stopping
-        return ready, {"kafka": kafka, "state": state, "listeners": listeners, "stopping": self._stopping}
+        retrying = failures.retrying
+        ready = kafka and state and all(listeners.values()) and not self._stopping and NEEDED.isdisjoint(retrying)
+        details = {"kafka": kafka, "state": state, "listeners": listeners, "stopping": self._stopping}
+        return ready, {**details, "retrying": list(retrying)}
 
     async def _announce(self, publisher: Publisher) -> None:
         """Write the ready file once everything answers."""
@@ -306,7 +308,10 @@ class App:
             front.stop_taking()
         if self._publisher is not None:
             await self._publisher.drain(self._config.drain_timeout_s / 2)
-        await asyncio.gather(*(front.stop(GOODBYE_S) for front in self._fronts))
+        ends = await asyncio.gather(*(front.stop(GOODBYE_S) for front in self._fronts), return_exceptions=True)
+        for front, error in zip(self._fronts, ends, strict=True):
+            if error is not None:  # the others have said goodbye all the same
+                failures.tell("listener", error, front.name)
 
 
 def _calm_collector() -> None:

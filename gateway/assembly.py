@@ -60,7 +60,7 @@ from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
 from gateway.security.origins import Hosts, Origins
 from gateway.security.tls import Tls, make_tls
-from gateway.spawn import Spawn
+from gateway.spawn import Spawn, Tasks, keep_on
 from mapping.rules import Rules, RuleText
 
 GOODBYE_S: Final = 1.0
@@ -106,19 +106,27 @@ class Process(msgspec.Struct, frozen=True):
 
     Attributes:
         config: the whole configuration.
-        spawn: starts a task of the application's task group.
+        tasks: where background work is started.
         stack: where the ends go.
         loop: for its clock.
     """
 
     config: Config
-    spawn: Spawn
+    tasks: Tasks
     stack: contextlib.AsyncExitStack
     loop: asyncio.AbstractEventLoop
 
-    def keep(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a task that ends, by cancellation, in its turn."""
-        task = self.spawn(work)
+    @property
+    def spawn(self) -> Spawn:
+        """Starts one job."""
+        return self.tasks.spawn
+
+    def keep_on(self, place: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start what goes on until its turn to end, also after failures; see `gateway.spawn.keep_on`."""
+        self.end_by_cancelling(self.spawn(keep_on(work, place)))
+
+    def end_by_cancelling(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
+        """The task's end, when its turn comes, is to be cancelled."""
         self.stack.push_async_callback(_end, task)
         return task
 
@@ -171,7 +179,7 @@ async def open_admittance(process: Process) -> Admittance:
     authenticator = Authenticator(config.security)
     await authenticator.start()
     process.stack.push_async_callback(authenticator.stop)
-    process.keep(authenticator.run())
+    process.keep_on("authentication", authenticator.run)
     tracing = make_tracing(config.observe)
     rules = compile_rules(config)
     if tracing is not None:
@@ -190,13 +198,13 @@ async def open_log(process: Process, kafka: KafkaConfig) -> Log:
     """Producers and readers; Kafka's first answer is waited for, shortly."""
     config, spawn, stack = process.config, process.spawn, process.stack
     topics = Topics(kafka, create=config.creates_topics, spawn=spawn, clock=process.loop.time)
-    process.keep(topics.run())
+    process.keep_on("topics", topics.run)
     stack.push_async_callback(topics.stop)
     publisher = Publisher(
         kafka, config.budget, topics, spawn=spawn, clock=process.loop.time, wall_clock=wall_clock, chance=SystemRandom()
     )
     stack.push_async_callback(publisher.stop)
-    await asyncio.wait([process.keep(publisher.start())], timeout=CONNECT_WAIT_S)
+    await asyncio.wait([process.end_by_cancelling(spawn(publisher.start()))], timeout=CONNECT_WAIT_S)
     lookup = Lookup(client_settings(kafka, "lookup"), spawn=spawn, ensure=topics.get)
     stack.push_async_callback(lookup.stop)
     replay = Replay(client_settings(kafka, "replay"), spawn, lookup)
@@ -273,8 +281,8 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     stack.push_async_callback(state.stop)
     await retained.start()
     stack.push_async_callback(retained.stop)
-    process.keep(sessions.run(state.loaded))
-    process.keep(groups.run())
+    process.keep_on("sessions", partial(sessions.run, state.loaded))
+    process.keep_on("groups", groups.run)
     stack.push_async_callback(_stop_sessions, sessions, log.publisher)
     return State(
         identity=identity,
@@ -425,5 +433,4 @@ def wall_clock() -> int:
 
 async def _end(task: asyncio.Task[Any]) -> None:
     task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    await asyncio.wait({task})

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from gateway.amqp.sources import Source
+from gateway.failures import failures
 from gateway.kafka.contracts import Refused
 from gateway.kafka.group import Membership
 from mapping.amqp_out import from_record
@@ -343,15 +344,15 @@ class OutgoingLink:
             self._buried = asyncio.Event()
             with contextlib.suppress(TimeoutError):  # else what was rejected last would be offered to others
                 await asyncio.wait_for(self._buried.wait(), BURIAL_S)
-        if self._membership is not None:
-            await self._membership.leave(failed=failed)
-        if not ends:
-            return
         try:
-            if not await self._session.services.names.end(self._session.grant, group, self.topic):
+            if self._membership is not None:
+                await self._membership.leave(failed=failed)
+            if ends and not await self._session.services.names.end(self._session.grant, group, self.topic):
                 log.info("subscription left as it is", group=group)
         except Refused as refused:
             log.warning("subscription not deleted", group=group, reason=refused.reason)
+        except Exception as error:  # our bug, in one group: the connection has other links
+            failures.tell("group", error, group)
 
     def _drained(self) -> None:
         self._draining = None

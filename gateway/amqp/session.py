@@ -421,10 +421,8 @@ class AmqpSession:
     async def _attach(self, link: Link) -> None:
         try:
             await Attach(self, link).answer()
-        except Exception:
-            # Our bug, on one connection: it ends, as in the pump, and the other connections live on.
-            self._log.exception("attach failed", link=link.name)
-            self.pump.abort()
+        except Exception as error:  # our bug, on one connection: it ends, as in the pump, and the others live on
+            self.pump.fail(error)
         if not self.gone:
             self.pump.flush()
 

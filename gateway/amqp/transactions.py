@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from gateway.amqp.answers import delivery_state
+from gateway.failures import failures
 from gateway.kafka.contracts import Result
 from gateway.kafka.group_parts import Part
 from gateway.kafka.group_reader import GroupReader
@@ -424,9 +425,8 @@ class Transaction:
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except Exception:
-            # Our bug, on one connection: it ends, and the other connections live on.
-            log.exception("the end of a transaction failed")
+        except Exception as error:  # our bug, on one connection: it ends, and the other connections live on
+            failures.tell("transaction", error)
             self._session.pump.abort()
 
     async def _discharge(self, delivery: Any, fail: bool) -> None:

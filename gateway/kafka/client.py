@@ -46,7 +46,7 @@ async def start_client(
 
     try:
         await asyncio.shield(spawn(run()))
-    except asyncio.CancelledError:
+    except BaseException:
         given_up = True
         if started:  # in this very turn
             spawn(close())

@@ -18,6 +18,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import OffsetAndMetadata
 
+from gateway.failures import failures
 from gateway.kafka.client import start_client
 from gateway.kafka.contracts import Refused
 from gateway.kafka.fetching import convert_arrivals
@@ -141,7 +142,14 @@ async def _leave(consumer: AIOKafkaConsumer) -> None:
 
 def on_metadata(consumer: AIOKafkaConsumer, listener: Callable[[Any], None]) -> None:
     """Call `listener(cluster)` after each metadata update of the consumer."""
-    consumer._client.cluster.add_listener(listener)
+
+    def tell(cluster: Any) -> None:
+        try:
+            listener(cluster)
+        except Exception as error:  # aiokafka's task, which calls us, must not end by it
+            failures.tell("metadata", error)
+
+    consumer._client.cluster.add_listener(tell)
 
 
 def is_broken(consumer: AIOKafkaConsumer) -> bool:

@@ -25,6 +25,7 @@ from typing import Final
 from aiokafka import TopicPartition
 
 from flowcontrol.backoff import Backoff
+from gateway.failures import failures
 from gateway.kafka.contracts import Outlet
 from gateway.kafka.group_parts import Delivery, Interest, Member, Part, Pool, Selector
 from mapping.record import Received
@@ -412,7 +413,13 @@ class Dispatch:
             self._dequeue(pool)
             record = delivery.record
             member.held[id(record)] = delivery  # before the offer: the outlet may settle from within
-            if not member.outlet.offer_nowait(record):
+            try:
+                taken = member.outlet.offer_nowait(record)
+            except Exception as error:  # our bug, in one delivery: it counts as a failed attempt
+                failures.tell("delivery", error, f"{delivery.part.partition} offset {record.offset}")
+                self.again(member, record, failed=True)
+                continue
+            if not taken:
                 del member.held[id(record)]
                 self._enqueue(delivery, first=True)
                 member.full = True

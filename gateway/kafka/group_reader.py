@@ -21,6 +21,7 @@ from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.errors import ConsumerStoppedError, KafkaError
 
 from flowcontrol.backoff import Backoff
+from gateway.failures import failures
 from gateway.kafka.consumers import (
     ASSIGNORS,
     CHUNK,
@@ -40,7 +41,7 @@ from gateway.kafka.consumers import (
 from gateway.kafka.contracts import Outlet, Refused
 from gateway.kafka.group_dispatch import Dispatch
 from gateway.kafka.group_parts import GroupStatistics, Interest, Member, Part
-from gateway.spawn import Spawn
+from gateway.spawn import Spawn, keep_on
 from mapping.outcomes import Outcome
 
 log = logging.getLogger(__name__)
@@ -136,7 +137,8 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def start(self) -> None:
         """Begin to work; the group is joined with the first `subscribe` that has topics."""
-        self._tasks = [self._spawn(self._run()), self._spawn(self._commit_regularly()), self._spawn(self._follow())]
+        parts = (self._run, self._commit_regularly, self._follow)
+        self._tasks = [self._spawn(keep_on(part, "group", self.group)) for part in parts]
 
     async def close(self) -> None:
         """Commit what is settled and leave the group."""
@@ -301,7 +303,9 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             try:
                 async with asyncio.timeout(self._join_timeout_s):  # joins wait for the same lock
                     await self.subscribe()
-            except (KafkaError, Refused, TimeoutError) as error:
+            except Exception as error:
+                if not isinstance(error, KafkaError | Refused | TimeoutError):
+                    failures.tell("group", error, self.group)
                 log.warning("group %s: the subscription cannot be changed: %r", self.group, error)
                 self._check_topics()
             await asyncio.sleep(FOLLOW_S)
@@ -320,6 +324,11 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                 await asyncio.sleep(RETRY_S)
                 if consumer is self._consumer and is_broken(consumer):
                     await self._replace(consumer)
+            except Exception:
+                # What the consumer has given out may not have been taken: another begins where we were.
+                if consumer is not None and consumer is self._consumer:
+                    await self._replace(consumer)
+                raise
 
     async def _replace(self, consumer: AIOKafkaConsumer) -> None:
         """A consumer has broken down: another one takes its place in the group."""
@@ -400,7 +409,11 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     async def _commit_regularly(self) -> None:
         while True:
             await self._dispatch.progress.wait()
-            await self._commit()
+            try:
+                await self._commit()
+            except Exception:
+                self._dispatch.progress.set()  # it is to be tried again
+                raise
             await asyncio.sleep(self._commit_interval_s)
 
     async def _commit(self) -> bool:
@@ -496,8 +509,11 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S), self._committing:
                 begun = await self._begin(consumer, partitions)
-        except (KafkaError, TimeoutError) as error:
-            log.warning("group %s: no committed offsets: %r", self.group, error)
+        except Exception as error:  # aiokafka calls us, and would leave the partitions paused for ever
+            if isinstance(error, KafkaError | TimeoutError):
+                log.warning("group %s: no committed offsets: %r", self.group, error)
+            else:
+                failures.tell("group", error, self.group)
             await asyncio.sleep(RETRY_S)
             rejoin(consumer)
             return

@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaProducer, errors
 from aiokafka.structs import RecordMetadata
 
 from gateway.config import KafkaConfig
+from gateway.failures import failures
 from gateway.kafka.batch import Batch
 from gateway.kafka.client import client_settings, start_client
 from gateway.spawn import Spawn
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 RESTART_S: Final = 0.5
 """Pause between attempts to start a producer while Kafka does not answer."""
 METADATA_POLL_S: Final = 0.1
+METADATA_POLLS: Final = 10
+CLOSE_S: Final = 30.0
+"""How long a retired producer is given, when nobody waits for anything of it."""
 CUT_OFF_S: Final = 1.0
 """How long a producer may take to end after everything that it waits for was ended."""
 
@@ -37,11 +41,10 @@ class Producing:
         retired: a newer one has taken over; closed when nobody uses it.
     """
 
-    __slots__ = ("_known", "_producer", "retired", "users")
+    __slots__ = ("_producer", "retired", "users")
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
-        self._known: set[tuple[str, int]] = set()
         self.users = 0
         self.retired = False
 
@@ -53,12 +56,16 @@ class Producing:
         Raises:
             KafkaError: the batch was not handed over.
         """
-        if (topic, partition) not in self._known:
-            # aiokafka asserts that the partition exists; a new one may not be in its metadata yet.
-            while partition not in await self._producer.partitions_for(topic):
+        # aiokafka asserts that the partition exists. A new one may not be in its metadata yet; and one that was there
+        # is gone when its topic was made anew with fewer, which `Topics.confirm` finds out.
+        if partition not in (self._producer.client.cluster.partitions_for_topic(topic) or ()):
+            for _ in range(METADATA_POLLS):
+                if partition in await self._producer.partitions_for(topic):
+                    break
                 await self._producer.client.force_metadata_update()
                 await asyncio.sleep(METADATA_POLL_S)
-            self._known.add((topic, partition))
+            else:
+                raise errors.UnknownTopicOrPartitionError(f"{topic}-{partition}")
         future: asyncio.Future[RecordMetadata] = await self._producer.send_batch(batch, topic, partition=partition)
         return future
 
@@ -139,10 +146,13 @@ class Producers:
 
     async def _close(self, producing: Producing) -> None:
         try:
-            await producing.close()
-        except Exception:
-            # Nothing that anybody waits for goes through it any more; the gateway need not fall with it.
-            log.exception("a retired producer did not close cleanly")
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    await producing.close()
+            except TimeoutError:  # it tries to store what nobody waits for any more
+                await producing.cut_off(self._spawn)
+        except Exception as error:  # nothing that anybody waits for goes through it any more
+            failures.tell("producer", error, "retired")
         self._retired.pop(producing, None)
 
     async def _start(self) -> None:

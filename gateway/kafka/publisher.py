@@ -19,6 +19,7 @@ import msgspec
 from flowcontrol.budget import Budget
 from flowcontrol.gate import Gate
 from gateway.config import BudgetConfig, KafkaConfig
+from gateway.failures import failures
 from gateway.kafka.batch import Batch
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.producers import Producers
@@ -252,7 +253,10 @@ class Publisher:
         self._stamp = 0
         touched, self._touched = self._touched, []
         for lane in touched:
-            lane.end_turn()
+            try:
+                lane.end_turn()
+            except Exception as error:  # our bug, in one partition; the others must be handed over
+                failures.tell("partition", error, f"{lane.topic.name}-{lane.number}")
         refusals, self._refusals = self._refusals, {}
         for (_, outcome, reason), (owner, tokens) in refusals.items():
             self._tell(owner, tokens, (), Result(outcome=outcome, reason=reason))
@@ -326,6 +330,9 @@ class Publisher:
             refused = Refused(Outcome.BUSY, "Kafka did not answer in time")
         except Refused as error:
             refused = error
+        except Exception as error:  # contained: what waits for the topic has a clear outcome
+            failures.tell("topic", error, name)
+            refused = Refused(Outcome.BUSY, f"topic {name} could not be looked up")
         self._resolved(name, refused)
 
     def _resolved(self, name: str, refused: Refused | None) -> None:
@@ -439,9 +446,8 @@ class Publisher:
             return
         try:
             owner.settle(tokens, offsets, result)
-        except Exception:
-            # Our bug, in one session; the other owners of the batch are not to pay for it.
-            log.exception("%s failed to settle %d tokens", type(owner).__name__, len(tokens))
+        except Exception as error:  # our bug, in one session; the batch's other owners do not pay for it
+            failures.tell("session", error, f"{type(owner).__name__}: {len(tokens)} tokens not settled")
 
     # Life
 

@@ -18,6 +18,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
+from gateway.failures import failures
 from gateway.kafka.consumers import (
     CHUNK,
     ConsumerOptions,
@@ -27,7 +28,7 @@ from gateway.kafka.consumers import (
     start_consumer,
 )
 from gateway.kafka.contracts import Outlet, Refused
-from gateway.spawn import Spawn
+from gateway.spawn import Spawn, keep_on
 from mapping.record import Received
 
 log = logging.getLogger(__name__)
@@ -257,7 +258,7 @@ class Replay:
         if spare is None and len(self._workers) < self._limit:
             worker = _Worker(self)
             self._workers.add(worker)
-            worker.task = self.spawn(worker.run())
+            worker.task = self.spawn(worker.serve())
         elif spare is not None or idle:
             worker = spare or idle[0]
             worker.idle = False
@@ -277,12 +278,20 @@ class _Worker:
         self._pool = pool
         self._chunk: deque[tuple[Reading, list[Received]]] = deque()
 
-    async def run(self) -> None:
+    async def serve(self) -> None:
         """Serve turns until there were none for a while."""
-        pool = self._pool
-        consumer: AIOKafkaConsumer | None = None
         try:
-            consumer = await self._connect()
+            await keep_on(self._run, "replay")
+        finally:
+            self._pool.closed(self)
+
+    async def _run(self) -> None:
+        pool = self._pool
+        self.serves = None  # what the last consumer had at hand went with it
+        self._version = -1
+        self._chunk.clear()
+        consumer = await self._connect()
+        try:
             while True:
                 queue = pool.take_turn()
                 if queue is None:
@@ -295,9 +304,7 @@ class _Worker:
                 finally:
                     pool.end_turn(queue, waits=waits)
         finally:
-            pool.closed(self)
-            if consumer is not None:
-                await close_consumer(consumer)
+            await close_consumer(consumer)
 
     async def _connect(self) -> AIOKafkaConsumer:
         while True:
@@ -398,7 +405,12 @@ class _Worker:
             for taken, record in enumerate(records):
                 if record.offset >= goal.position:
                     break
-                if not outlet.offer_nowait(record):
+                try:
+                    accepted = outlet.offer_nowait(record)
+                except Exception as error:  # our bug, in one delivery, which is left out: others follow
+                    failures.tell("delivery", error, f"{reading.partition} offset {record.offset}")
+                    accepted = True
+                if not accepted:
                     del records[:taken]
                     return False
                 self._pool.offered += 1

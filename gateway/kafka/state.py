@@ -20,6 +20,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from gateway.config import ConfigError
+from gateway.failures import failures
 from gateway.kafka.consumers import (
     CHUNK,
     ConsumerOptions,
@@ -33,7 +34,7 @@ from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.partitioner import partition_of
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import InternalTopic, TopicInfo, Topics
-from gateway.spawn import Spawn
+from gateway.spawn import Spawn, keep_on
 from mapping.record import Headers, Received, Record
 
 log = logging.getLogger(__name__)
@@ -155,9 +156,9 @@ class StateTopic:
         self.records += 1
         try:
             self.apply(record)
-        except Exception:
+        except Exception as error:  # contained, whatever it is
             self.failed += 1
-            log.exception("%s-%d: offset %d was not applied", self.name, record.partition, record.offset)
+            failures.tell("state", error, f"{self.name}-{record.partition} offset {record.offset} was not applied")
 
 
 class StateTopics:
@@ -235,7 +236,7 @@ class StateTopics:
 
         Kafka need not be there: it is tried until it is.
         """
-        self._task = self._spawn(self._run())
+        self._task = self._spawn(keep_on(self._run, "state"))
 
     async def follow(self, name: str, place: bytes, lookup: Lookup) -> None:
         """Wait until everything that is stored now for a place of a table is applied, whoever wrote it.

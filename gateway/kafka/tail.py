@@ -21,6 +21,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError, TopicAuthorizationFailedError
 
+from gateway.failures import failures
 from gateway.kafka.consumers import (
     CHUNK,
     FETCH_WAIT_MS,
@@ -35,7 +36,7 @@ from gateway.kafka.consumers import (
 from gateway.kafka.contracts import Fanout, Outlet, Refused
 from gateway.kafka.positions import Start, starting_offsets
 from gateway.kafka.replay import Goal, Reading, Replay, ReplayStatistics
-from gateway.spawn import Spawn
+from gateway.spawn import Spawn, keep_on
 from mapping.record import Received
 
 log = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ class Tail:
     async def start(self) -> None:
         """Begin to read; needs no Kafka yet."""
         self._lookup.listen(self._check_partitions)
-        self._task = self._spawn(self._run())
+        self._task = self._spawn(keep_on(self._run, "tail"))
 
     async def stop(self) -> None:
         """Stop reading and close the consumer."""
@@ -388,6 +389,8 @@ class Tail:
                 try:
                     on_metadata(consumer, self._check_missing)
                     self._consumer = consumer
+                    for part in self._partitions.values():
+                        part.fetched = part.position  # what was fetched and not offered went with the last consumer
                     self._reassign()
                     while self._wanted.is_set():
                         await self._read(consumer)
@@ -431,11 +434,22 @@ class Tail:
             for watch in topic.watches:
                 if watch.since and watch.is_early(record):
                     continue
-                for outlet in watch.select(record):
+                try:
+                    outlets = watch.select(record)
+                except Exception as error:  # our bug, in one record; the others must come
+                    failures.tell("delivery", error, f"{topic.name}-{record.partition} offset {record.offset}")
+                    continue
+                for outlet in outlets:
                     offers += 1
                     if behind and outlet in behind:
                         continue
-                    if outlet.offer_nowait(record):
+                    try:
+                        taken = outlet.offer_nowait(record)
+                    except Exception as error:  # our bug, in one outlet: the others do not pay for it
+                        # What may not be lost is tried once more by the catch-up reader.
+                        failures.tell("delivery", error, f"{topic.name}-{record.partition} offset {record.offset}")
+                        taken = False
+                    if taken:
                         self._offers += 1
                     elif outlet.lossy:
                         self._dropped += 1

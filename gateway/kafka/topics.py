@@ -19,6 +19,7 @@ from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 from gateway.config import KafkaConfig
+from gateway.failures import failures
 from gateway.kafka.client import client_settings, start_client
 from gateway.kafka.contracts import Refused
 from gateway.spawn import Spawn
@@ -253,15 +254,19 @@ class Topics:
     async def confirm(self, name: str) -> None:
         """Writing to `name` failed: find out whether it is still there. Kafka's silence proves nothing."""
         try:
-            await self._partitions(name)
+            partitions = await self._partitions(name)
         except Refused as refused:
             if refused.outcome is not Outcome.BUSY:
                 self._lost(name, refused.outcome)
+            return
+        info = self._known.get(name)
+        if info is not None and len(partitions) < info.partitions:
+            self._lost(name, Outcome.BUSY)  # deleted and made anew: what waits for it must be placed again
 
     def _lost(self, name: str, outcome: Outcome) -> None:
         self._known.pop(name, None)
         for callback in tuple(self._gone):
-            callback(name, outcome)
+            _call(callback, name, outcome)
 
     def _remember_unknown(self, name: str, refused: Refused) -> None:
         if len(self._unknown) >= UNKNOWN_KEPT:
@@ -269,13 +274,16 @@ class Topics:
         self._unknown[name] = (self._clock() + UNKNOWN_FOR_S, refused)
 
     async def _look_up(self, name: str) -> TopicInfo | Refused:
-        """The answer for everybody who asks for `name` now; a value, since a task's exception ends the app."""
+        """The answer for everybody who asks for `name` now."""
         try:
             info = await self._describe(name)
         except Refused as refused:
             if refused.outcome is not Outcome.BUSY:
                 self._remember_unknown(name, refused)
             return refused
+        except Exception as error:  # contained: they may ask again
+            failures.tell("topic", error, name)
+            return Refused(Outcome.BUSY, f"topic {name} could not be looked up")
         else:
             self._known[name] = info
             if name not in self._names and name not in self._internal:
@@ -450,7 +458,7 @@ class Topics:
             if self._known.get(info.name) not in (info, None):
                 self._known[info.name] = info
                 for callback in tuple(self._updated):
-                    callback(info)
+                    _call(callback, info)
         self._refreshed = self._clock()
         self._set_names(frozenset(seen.keys() - self._internal.keys()))
 
@@ -459,7 +467,7 @@ class Topics:
         self._names = names
         if appeared or disappeared:
             for callback in tuple(self._watchers):
-                callback(appeared, disappeared)
+                _call(callback, appeared, disappeared)
 
     async def _with_configs(self, infos: list[TopicInfo]) -> list[TopicInfo]:
         resources = [(ConfigResourceType.TOPIC, info.name, _CONFIG_NAMES) for info in infos]
@@ -505,6 +513,14 @@ class Topics:
                 await start_client(client.bootstrap, client.close, self._spawn)
                 self._client = client
             return self._client
+
+
+def _call(callback: Callable[..., None], *facts: Any) -> None:
+    """Tell one of those that want to know; when it fails, the others still learn of it."""
+    try:
+        callback(*facts)
+    except Exception as error:  # our bug, in one listener
+        failures.tell("topics", error)
 
 
 def _check(code: int, subject: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Final
 from aiokafka import TopicPartition, errors
 
 from gateway.config import KafkaConfig
+from gateway.failures import failures
 from gateway.kafka.batch import HEADER_BYTES
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.failures import name_of, verdict
@@ -268,9 +269,8 @@ class KafkaTransaction:
         except errors.KafkaError as error:
             self._spoiled = True
             self._fail(Result(outcome=verdict(error).outcome, reason=name_of(error)))
-        except Exception:
-            # Our bug, in one transaction: it fails, and the gateway lives on.
-            log.exception("records of a transaction were not stored")
+        except Exception as error:  # our bug, in one transaction: it fails, and the gateway lives on
+            failures.tell("transaction", error)
             self._spoiled = True
             self._fail(Result(outcome=Outcome.BROKEN, reason="internal error"))
         finally:

@@ -20,6 +20,7 @@ from aiokafka.client import CoordinationType
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.config import KafkaConfig
+from gateway.failures import failures
 from gateway.kafka.client import client_settings, start_client
 from gateway.kafka.producers import RESTART_S, Producing
 from gateway.spawn import Spawn
@@ -239,11 +240,16 @@ class Transactors:
             self._reaper = asyncio.get_running_loop().call_later(IDLE_S / 4, self._reap)
 
     async def _retire(self, transactor: Transactor) -> None:
-        await transactor.cut_off(self._spawn)
-        heapq.heappush(self._free, transactor.number)
+        try:
+            await transactor.cut_off(self._spawn)
+        finally:
+            heapq.heappush(self._free, transactor.number)
 
     async def _renew(self, transactor: Transactor) -> None:
-        await transactor.cut_off(self._spawn)
+        try:
+            await transactor.cut_off(self._spawn)
+        except Exception as error:  # its successor fences it
+            failures.tell("transaction", error)
         await self._start(transactor.number)
 
     async def _start(self, number: int) -> None:
@@ -272,8 +278,11 @@ class Transactors:
             )
             try:
                 await start_client(producer.start, producer.stop, self._spawn)
-            except (errors.KafkaError, OSError) as error:
-                log.warning("no transactional producer: %s", type(error).__name__)
+            except Exception as error:  # whoever waits for one must not wait for ever
+                if isinstance(error, errors.KafkaError | OSError):
+                    log.warning("no transactional producer: %s", type(error).__name__)
+                else:
+                    failures.tell("transaction", error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RESTART_MOST_S)
             else:

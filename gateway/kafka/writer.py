@@ -8,6 +8,7 @@ any help, and avoids `send_batch` waiting behind another batch, whose time-out s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiokafka import errors
 
+from gateway.failures import failures
 from gateway.kafka.batch import HEADER_BYTES, Batch
 from gateway.kafka.contracts import Result
 from gateway.kafka.failures import Remedy, Verdict, name_of, verdict
@@ -98,8 +100,8 @@ class Lane:
     """
 
     __slots__ = (
-        "_fruitless", "_full_waiter", "_task", "desk", "flying", "full", "led", "number", "open", "senders", "shut",
-        "topic", "touched",
+        "_fruitless", "_full_waiter", "_patience", "_task", "desk", "flying", "full", "led", "number", "open", "senders",
+        "shut", "topic", "touched",
     )  # fmt: skip
 
     def __init__(self, topic: TopicWriter, number: int) -> None:
@@ -116,6 +118,7 @@ class Lane:
         self._fruitless = 0
         self._task: asyncio.Task[None] | None = None
         self._full_waiter: asyncio.Event | None = None
+        self._patience: asyncio.Timeout | None = None
 
     def roll(self) -> Batch:
         """The open batch has no room for the next record: queue it, open another."""
@@ -138,16 +141,16 @@ class Lane:
         linger = self.desk.config.linger_ms / 1000
         try:
             while self.full or self.open.count:
-                if linger and not self.full:
-                    await self._linger(self.open.born + linger)
-                if self.full:
-                    batch = self.full.popleft()
-                else:
-                    batch = self.open
-                    batch.seal()
-                    self.open = self.topic.new_batch()
-                self.flying.append(batch)
-                await self._deliver()
+                try:
+                    if linger and not self.full:
+                        await self._linger(self.open.born + linger)
+                    self._take_off()
+                    await self._deliver()
+                except Exception as error:  # our bug, in this partition: what it was about has a clear outcome
+                    failures.tell("partition", error, f"{self.topic.name}-{self.number}")
+                    while self.flying:
+                        self._settle(self.flying[0], Outcome.BROKEN, -1, "internal error")
+                    await asyncio.sleep(RESEND_S)
         finally:
             self._task = None
             self.shut = self.shut or not self.led
@@ -156,6 +159,15 @@ class Lane:
         """The partition has a leader, or has none; in that case senders leave it when nothing of theirs is left."""
         self.led = led
         self.shut = not led and self._task is None and not self.open.count
+
+    def _take_off(self) -> None:
+        """The next batch is on the way."""
+        if self.full:
+            self.flying.append(self.full.popleft())
+        else:
+            batch, self.open = self.open, self.topic.new_batch()
+            self.flying.append(batch)
+            batch.seal()
 
     async def _linger(self, until: float) -> None:
         self._full_waiter = asyncio.Event()
@@ -178,7 +190,7 @@ class Lane:
                 continue
             deadline = batch.born + self.desk.config.delivery_timeout_s
             try:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(deadline) as self._patience:
                     failed = await self._attempt(batch)
                     if failed is None:
                         pause = RESEND_S
@@ -188,8 +200,16 @@ class Lane:
                         pause = min(2 * pause, RESEND_MOST_S)
                         await self.desk.topics.confirm(self.topic.name)
             except TimeoutError:
+                if self.topic.gone is not None:
+                    continue
                 # If aiokafka has it, it goes on trying, and what comes behind stays behind.
                 self._settle(batch, Outcome.BUSY, -1, "Kafka did not answer in time")
+            except Exception as error:  # nobody foresaw it: once more, through another producer, until the time is up
+                failures.tell("partition", error, f"{self.topic.name}-{self.number}")
+                if self.flying and self.flying[0] is batch:
+                    self.flying[0] = batch.again()
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, RESEND_MOST_S)
 
     async def _attempt(self, batch: Batch) -> Verdict | None:
         """Hand over `batch` and wait for the answer; None when it is settled or split."""
@@ -204,6 +224,13 @@ class Lane:
             if handed_over or not isinstance(error, _NOT_THE_PRODUCER):
                 producers.retire(producing)
             return self._failed(batch, handed_over, error)
+        except asyncio.CancelledError:
+            if handed_over and self.topic.gone is not None:
+                producers.retire(producing)  # it would try for ever to store what nobody waits for any more
+            raise
+        except Exception:
+            producers.retire(producing)  # whether it has kept its place in the sequence is not known
+            raise
         finally:
             producers.release(producing)
         self._fruitless = 0
@@ -241,6 +268,12 @@ class Lane:
         partition = self.number if outcome is Outcome.STORED else -1
         result = Result(outcome=outcome, partition=partition, reason=reason)
         self.desk.settle(batch, self.topic.name, result, base)
+
+    def lose_patience(self) -> None:
+        """The topic is gone: what is on the way has waited long enough, aiokafka would try for ever."""
+        if self._patience is not None and self.flying:
+            with contextlib.suppress(RuntimeError):  # it is over already
+                self._patience.reschedule(self.desk.clock())
 
     async def abandon(self) -> None:
         """Settle everything BUSY, now; for the end of the process."""
@@ -302,10 +335,11 @@ class TopicWriter:
             lane.lead(not info.available or lane.number in info.available)
 
     def vanish(self, outcome: Outcome) -> None:
-        """The topic is gone or forbidden."""
+        """The topic is gone or forbidden: everything in the lanes gets `outcome`."""
         self.gone = outcome
         for lane in self.lanes:
             lane.shut = True  # its senders are placed anew when there is such a topic again
+            lane.lose_patience()
 
     def place(self, sender: Sender | None) -> Lane:
         """Where records without a key go that `sender` sends; None: one for which it does not matter.

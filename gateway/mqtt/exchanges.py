@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from flowcontrol.budget import Budget
+from gateway.failures import failures
 from gateway.kafka.consumers import Lookup
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.publisher import Publisher
@@ -394,6 +395,10 @@ class Exchanges:
                     await self._floors.learn(topic)
             except Refused as refused:
                 self._refuse(topic, Result(refused.outcome, reason=refused.reason))
+                continue
+            except Exception as error:  # contained: what waits for the topic has a clear outcome
+                failures.tell("session", error)
+                self._refuse(topic, Result(Outcome.BUSY, reason="internal error"))
                 continue
             self.scan |= self._floors.of((topic,))
         assert self._journal is not None

@@ -23,7 +23,7 @@ import msgspec
 from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.state import StateTopics
-from gateway.spawn import Spawn
+from gateway.spawn import Spawn, keep_on
 from mapping.mqtt import Delivery, from_record
 from mapping.outcomes import Outcome
 from mapping.record import EXPIRY, MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Headers, Received, Record
@@ -194,7 +194,7 @@ class Retained:
 
     async def start(self) -> None:
         """Begin to remove what expires."""
-        self._sweeping = self._spawn(self._run())
+        self._sweeping = self._spawn(keep_on(self._run, "retained"))
 
     async def stop(self) -> None:
         """Stop that."""

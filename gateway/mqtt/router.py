@@ -7,6 +7,7 @@ once, matched once, and offered to each session once, whatever number of its fil
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Iterable
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -17,6 +18,7 @@ from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
 from gateway.mqtt.needs import needed_topics
 from gateway.mqtt.records import Places, Wish
+from gateway.spawn import keep_on
 from mapping.mqtt import Delivery, from_record
 from mapping.outcomes import Outcome
 from mapping.record import Received
@@ -335,7 +337,7 @@ class Router:
         for topic in appeared:
             filters = [used for used in self._users if self._rules.kafka_topics(used, (topic,))]
             if filters and topic not in self._watched:
-                self._spawn(self._watch_new(topic, filters))
+                self._spawn(keep_on(partial(self._watch_new, topic, filters), "topic", topic))
 
     async def _watch_new(self, topic: str, filters: list[str]) -> None:
         """A topic appeared: all that is in it is newer than the subscriptions."""

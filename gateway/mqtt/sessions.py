@@ -40,6 +40,7 @@ from gateway.mqtt.records import (
 from gateway.mqtt.session import Session
 from gateway.mqtt.store import SessionStore
 from gateway.mqtt.wills import Wills, due_at
+from gateway.spawn import keep_on, together
 from mapping.outcomes import Outcome
 from mapping.record import Received
 
@@ -460,16 +461,16 @@ class Sessions:
         """Everything that time brings: positions, signs of life, wills, expiries, gateways that fell silent."""
         await loaded.wait()
         self.gateways.loaded()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._sign())
-            await self._adopt(self.gateways.is_predecessor)
-            self._ready.set()
-            group.create_task(self._care_for_the_dead())
-            while True:
-                self._round()
-                self._save_positions()
-                self._keep_deadlines()
-                await asyncio.sleep(TICK_S)
+        # Each is tried again by itself: without signs of life other gateways would take our sessions away.
+        await together(*(keep_on(part, "sessions") for part in (self._sign, self._tick, self._care_for_the_dead)))
+
+    async def _tick(self) -> None:
+        await self._ready.wait()
+        while True:
+            self._round()
+            self._save_positions()
+            self._keep_deadlines()
+            await asyncio.sleep(TICK_S)
 
     async def _sign(self) -> None:
         """Give signs of life, whatever else takes its time."""
@@ -478,6 +479,9 @@ class Sessions:
             await asyncio.sleep(SIGN_S)
 
     async def _care_for_the_dead(self) -> None:
+        if not self._ready.is_set():
+            await self._adopt(self.gateways.is_predecessor)
+            self._ready.set()
         while True:
             if self.gateways.bury():
                 await self._adopt(self.gateways.adopts)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from gateway.failures import failures
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.records import Wish
 from gateway.mqtt.sharing import Share, SharedSubscriber
@@ -84,6 +85,10 @@ class Shares:
                 if refused.outcome is not Outcome.BUSY:
                     log.warning("a shared subscription is not resumed", filter=topic_filter, reason=refused.reason)
                     return
+                await asyncio.sleep(RETRY_S)
+                continue
+            except Exception as error:
+                failures.tell("group", error, topic_filter)
                 await asyncio.sleep(RETRY_S)
                 continue
             if share is not None and topic_filter in self.wishes:

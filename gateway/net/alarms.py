@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final, NamedTuple, Protocol
 
+from gateway.failures import failures
+
 WIDTH_S: Final = 4.0  # of a slot; deadlines nearer than two of them are for a timer of one's own
 WAKES_PER_TURN: Final = 128  # about a millisecond
 
@@ -68,7 +70,11 @@ class Alarms:
         try:
             for _ in range(min(len(sleepers), WAKES_PER_TURN)):
                 if sleepers:  # one that was woken may cancel another's alarm
-                    sleepers.pop().wake()
+                    sleeper = sleepers.pop()
+                    try:
+                        sleeper.wake()
+                    except Exception as error:  # the others are woken all the same
+                        failures.tell("timer", error)
         finally:
             if sleepers:
                 asyncio.get_running_loop().call_soon(self._ring, number)

@@ -12,13 +12,10 @@ import collections
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol, cast
 
-import structlog
-
+from gateway.failures import failures
 from gateway.net.alarms import WIDTH_S, Alarms
 from gateway.spawn import Spawn
 from protocols.connection import Connection, ConnectionFailed
-
-log = structlog.get_logger(__name__)
 
 WRITE_HIGH: Final = 256 * 1024  # stop producing above it, credit or not (flow control, part 2)
 WRITE_LOW: Final = 64 * 1024
@@ -80,7 +77,11 @@ class Writes:
         waiting = self._waiting
         try:
             for _ in range(min(len(waiting), WRITES_PER_TURN)):
-                waiting.popleft().flush_now()
+                flushed = waiting.popleft()
+                try:
+                    flushed.flush_now()
+                except Exception as error:  # one socket's, which says nothing of the others
+                    failures.tell("connection", error)
         finally:
             self._scheduled = bool(waiting)
             if waiting:
@@ -154,26 +155,35 @@ class Pump(asyncio.Protocol):
         transport.set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"  # gone already
-        self.handler.connected(self)
-        self._dispatch(self.connection.tick(self._clock()))
-        self.flush()
+        try:
+            self.handler.connected(self)
+            self._dispatch(self.connection.tick(self._clock()))
+            self.flush()
+        except Exception as error:  # our bug: contained in this connection
+            self.fail(error)
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
         if self._closed or self.lingering:
             return
         connection = self.connection
-        events = connection.tick(self._clock())
-        if events:
-            self._dispatch(events)
-        self._dispatch(connection.receive_data(data))
-        self.flush()
+        try:
+            events = connection.tick(self._clock())
+            if events:
+                self._dispatch(events)
+            self._dispatch(connection.receive_data(data))
+            self.flush()
+        except Exception as error:
+            self.fail(error)
 
     def eof_received(self) -> bool:
         """The peer will send no more; the transport closes itself after our last bytes."""
         if not self._closed and not self.lingering:
-            self._dispatch(self.connection.receive_eof())
-            self.flush()
+            try:
+                self._dispatch(self.connection.receive_eof())
+                self.flush()
+            except Exception as error:
+                self.fail(error)
         return False
 
     def pause_writing(self) -> None:
@@ -184,7 +194,10 @@ class Pump(asyncio.Protocol):
         """The write buffer is below its low mark."""
         self.writable = True
         if not self._closed:
-            self.handler.writable()
+            try:
+                self.handler.writable()
+            except Exception as error:
+                self.fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone."""
@@ -193,7 +206,10 @@ class Pump(asyncio.Protocol):
         self._closed = True
         self._events = ()
         self._disarm()
-        self.handler.disconnected(str(exc) if exc is not None else "closed")
+        try:
+            self.handler.disconnected(str(exc) if exc is not None else "closed")
+        except Exception as error:
+            self.fail(error)
         if self._lost is not None:
             self._lost(self)
 
@@ -205,8 +221,19 @@ class Pump(asyncio.Protocol):
         return self._closed
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` as a task of the application."""
-        return self._spawn(work)
+        """Run `work` as a task of the application; its failure ends this connection."""
+        task = self._spawn(work)
+        task.add_done_callback(self._spawned_ended)
+        return task
+
+    def _spawned_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:  # told at the door of tasks
+            self.abort()
+
+    def fail(self, error: Exception) -> None:
+        """Our bug, on this connection: it ends at once, and the others live on."""
+        failures.tell("connection", error, self.peer)
+        self.abort()
 
     def flush(self) -> None:
         """Write what the connection has to say, re-arm its timer, close it when it is done."""
@@ -233,19 +260,25 @@ class Pump(asyncio.Protocol):
     def flush_now(self) -> None:
         """The turn of a pump that waited: called by its `Writes`."""
         self.flushing = False
-        self.flush()
+        try:
+            self.flush()
+        except Exception as error:
+            self.fail(error)
 
     def wake(self) -> None:
         """The time that was asked for has come, or soon will: a timer's or an alarm's call."""
         self._disarm()
         if self._closed or self.lingering:
             return
-        events = self.connection.tick(self._clock())
-        if any(type(event) is ConnectionFailed for event in events):
-            self._holding = False  # a peer that fell silent is not kept for the sake of our own waiting
-            self._events = ()
-        self._dispatch(events)
-        self.flush()
+        try:
+            events = self.connection.tick(self._clock())
+            if any(type(event) is ConnectionFailed for event in events):
+                self._holding = False  # a peer that fell silent is not kept for the sake of our own waiting
+                self._events = ()
+            self._dispatch(events)
+            self.flush()
+        except Exception as error:
+            self.fail(error)
 
     def pause_reading(self, reason: str) -> None:
         """Stop reading the socket until `resume_reading` was called for every reason."""
@@ -318,13 +351,15 @@ class Pump(asyncio.Protocol):
                 if self._events and not self._closed:
                     events, self._events = list(self._events), ()
                     next_one = self.handler.handle(events)
-        except Exception:
-            log.exception("session failed", peer=self.peer)
-            self.abort()
+        except Exception as error:
+            self.fail(error)
         finally:
             self._holding = False
             self.resume_reading(HELD)
-            self.flush()
+            try:
+                self.flush()
+            except Exception as error:
+                self.fail(error)
 
     def _arm(self, deadline: float) -> None:
         self._disarm()

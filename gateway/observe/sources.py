@@ -41,6 +41,7 @@ LABELS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "http": {"answers_total": ("operation", "status")},
     "publisher": {"records": ("outcome",), "unowned": ("outcome",)},
     "kafka": {"group": ("group",)},
+    "failures": {"contained_total": ("place",), "retrying": ("place",)},
 }
 """By source and field: what the keys of a mapping are."""
 

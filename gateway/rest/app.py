@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 from aiohttp import web
 
+from gateway.failures import failures
 from gateway.kafka.contracts import Refused
 from gateway.net.http_server import SERVER
 from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
@@ -129,7 +130,7 @@ class RestApp:
                 call.span.end(None)
             raise  # the client left
         except Exception as error:
-            log.exception("request failed", operation=name)
+            failures.tell("request", error, name)
             if request.writer.output_size > 0:
                 raise ConnectionError("an answer was begun and cannot be taken back") from error
             answer = refuse(RestError(500, INTERNAL_ERROR, close=True))

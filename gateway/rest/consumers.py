@@ -368,13 +368,13 @@ class Consumers(Module):
         self._timer = asyncio.get_running_loop().call_later(period, self._reap)
 
     def _reap(self) -> None:
+        self.start()  # first: a failure below must not end it
         oldest = self._clock() - self._config.consumer_idle_s
         for instance in list(self._instances.values()):
             if instance is not None and not instance.users and instance.used < oldest:
                 self._reaped += 1
                 del self._instances[instance.group, instance.name]
                 self._spawn(self._close(instance, delivered=False))
-        self.start()
 
     async def drain(self) -> None:
         """Close all instances: running polls come back at once; nothing is created or polled from now on."""

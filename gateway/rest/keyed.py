@@ -17,6 +17,7 @@ import msgspec
 from aiohttp import web
 from aiokafka import TopicPartition
 
+from gateway.failures import failures
 from gateway.kafka.consumers import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publisher import Publisher
@@ -131,8 +132,8 @@ class KeyedRequests:
             outcome = await self._once(name, digest, grant, records)
         except (RestError, Refused) as error:
             outcome = error
-        except Exception:
-            log.exception("a request with a key failed")
+        except Exception as error:  # contained: whoever waits has an answer
+            failures.tell("request", error, "with a key")
             outcome = RestError(500, "The request failed inside the gateway; its log says why", close=True)
         finally:
             self._running.discard(name)

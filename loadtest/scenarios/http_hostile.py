@@ -127,7 +127,7 @@ class Hostile:
         if after.resident > before.resident + GROWTH:
             self._problems.append(f"memory: {before.resident}, then {after.resident} bytes")
         log = self._gateway.log.read_text(errors="replace")
-        for word in ("Traceback", "request failed", "exception was never retrieved", "Task was destroyed", "Unclosed"):
+        for word in ("Traceback", "was contained", "exception was never retrieved", "Task was destroyed", "Unclosed"):
             if word in log:
                 self._problems.append(f"the log says {word!r}: {log[log.index(word) - 500 :][:3000]}")
 

@@ -11,7 +11,13 @@ from typing import Any
 
 
 class GatewayProcess:
-    """One `trivium up`; addresses come from its ready file."""
+    """One `trivium up`; addresses come from its ready file.
+
+    Attributes:
+        program: what is started, before `up`.
+    """
+
+    program: tuple[str, ...] = ("-m", "gateway")
 
     def __init__(self, directory: Path, bootstrap: str | None, *options: str, config: str = "") -> None:
         self.directory = directory
@@ -19,7 +25,7 @@ class GatewayProcess:
         self.log = directory / "gateway.log"
         self.addresses: dict[str, Any] = {}
         self.process: asyncio.subprocess.Process | None = None
-        self._argv = [sys.executable, "-m", "gateway", "up", "--ready-file", str(self.ready_file)]
+        self._argv = [sys.executable, *self.program, "up", "--ready-file", str(self.ready_file)]
         for listener in ("mqtt", "amqp", "http", "management"):
             if f"--{listener}" not in options:
                 self._argv += [f"--{listener}", "127.0.0.1:0"]

@@ -293,8 +293,8 @@ async def test_an_owner_that_fails_harms_nobody_else(bootstrap, new_topic, kit, 
             k.publisher.submit(Record(topic, b"k", b"v"), Broken(), 2)
             k.submit(Record(topic, b"k", b"v"), owner, 3)
             await k.until(lambda: len(owner.fates) == 2)
-        assert len([record for record in caplog.records if record.name == "gateway.kafka.publisher"]) == 1
-        assert "Broken failed to settle 1 tokens" in caplog.text
+        assert len([record for record in caplog.records if record.name == "gateway.failures"]) == 1
+        assert "Broken: 1 tokens not settled" in caplog.text
     assert k.publisher.statistics().records[Outcome.STORED] == 3
 
 

@@ -1,0 +1,330 @@
+"""An unexpected exception in any background task: what it belongs to is tried again, and all the rest serves on."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import signal
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import aiohttp
+import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import TopicAlreadyExistsError
+from prometheus_client.parser import text_string_to_metric_families
+from proton import Message, ProtonException
+from proton.utils import BlockingConnection
+
+from tests.support.amqp import ThreadedSender
+from tests.support.amqp_transactions import Transacted
+from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.mqtt import PahoClient
+from tests.support.topics import until_led
+
+CREATE = "[kafka]\ncreate_topics = true\n"
+JSON = "application/vnd.kafka.json.v2+json"
+BINARY = "application/vnd.kafka.binary.v2+json"
+MUST_FAIL = frozenset(
+    {
+        "Lane._run", "keep_on Topics.run", "keep_on Tail._run", "keep_on StateTopics._run", "keep_on Sessions.run",
+        "keep_on Retained._run", "keep_on GroupReader._run", "keep_on GroupReader._commit_regularly",
+        "keep_on GroupReader._follow", "_Worker.serve", "KafkaTransaction._run", "Producers._start",
+    }
+)  # fmt: skip
+
+
+class Faulty(GatewayProcess):
+    """A gateway whose tasks can be made to fail, by `tests.support.faulty`."""
+
+    def __init__(self, directory: Path, bootstrap: str, **options: Any) -> None:
+        self.pipe = directory / "faults"
+        self.program = ("-m", "tests.support.faulty", str(self.pipe))
+        self.answers = directory / "faults.out"
+        os.mkfifo(self.pipe)
+        os.mkfifo(self.answers)
+        super().__init__(directory, bootstrap, **options)
+
+    async def order(self, command: str) -> Any:
+        """One command of `tests.support.faulty`."""
+        if not hasattr(self, "_out"):
+            self._in, self._out = await asyncio.to_thread(self._open)
+        self._in.write(command + "\n")
+        self._in.flush()
+        return json.loads(await asyncio.to_thread(self._out.readline))
+
+    def _open(self) -> tuple[TextIO, TextIO]:
+        """Both at once: each waits for the other side, in this order."""
+        return self.pipe.open("w"), self.answers.open()
+
+    async def kill(self) -> None:
+        await super().kill()
+        if hasattr(self, "_out"):
+            self._in.close()
+            self._out.close()
+
+
+@pytest.fixture
+async def faulty(bootstrap: str, tmp_path: Path) -> AsyncIterator[Faulty]:
+    gateway = Faulty(tmp_path, bootstrap, config=CREATE)
+    await gateway.start()
+    yield gateway
+    await gateway.kill()
+
+
+@pytest.fixture
+async def users(faulty: Faulty) -> AsyncIterator[Users]:
+    clients = Users(faulty)
+    yield clients
+    await clients.close()
+
+
+class Users:
+    """Clients of all kinds that come back when their connection is lost, as real ones do."""
+
+    def __init__(self, gateway: Faulty) -> None:
+        self.gateway = gateway
+        self.topic = f"f-{uuid.uuid4().hex[:10]}"
+        self.http = aiohttp.ClientSession(f"http://{gateway.addresses['http']}")
+        self.mqtt: PahoClient | None = None
+        self.count = 0
+
+    async def connected(self) -> PahoClient:
+        """The subscriber: a kept session with a subscription, and a shared one."""
+        while self.mqtt is None or self.mqtt.disconnected is not None:
+            if self.mqtt is not None:
+                await self.mqtt.close()
+            self.mqtt = await PahoClient(self.gateway.address("mqtt"), client_id=self.topic).connect(clean_start=False)
+            for topic_filter in (f"{self.topic}/#", f"$share/{self.topic}/{self.topic}/#"):
+                await self.mqtt.subscribe(topic_filter)
+        return self.mqtt
+
+    async def serve(self) -> None:
+        """Everything works; what is refused or lost with its connection is sent again, as its sender would."""
+        self.count += 1
+        text = f"{self.count}".encode()
+        async with asyncio.timeout(60):
+            for way in (self._by_mqtt, self._by_amqp, self._by_transaction, self._by_http):
+                while not await way(text):
+                    pass
+            await self._arrive({b"mqtt " + text, b"amqp " + text, b"both " + text})
+
+    async def _arrive(self, wanted: set[bytes]) -> None:
+        client = await self.connected()
+        while wanted - {message.payload for message in client.messages}:
+            with contextlib.suppress(TimeoutError):
+                await wait_until(partial(has_all_or_is_lost, client, wanted), 5)
+            former, client = client, await self.connected()
+            if former is not client:
+                client.messages += former.messages
+
+    async def _by_mqtt(self, text: bytes) -> bool:
+        client = await self.connected()
+        mid = client.send(f"{self.topic}/k", b"mqtt " + text)
+        await wait_until(lambda: mid in client.pubacks or client.disconnected is not None)
+        return mid in client.pubacks and client.pubacks[mid].value in (0, 0x10)
+
+    async def _by_amqp(self, text: bytes) -> bool:
+        sender = ThreadedSender(self.gateway.addresses["amqp"], self.topic)
+        try:
+            await sender.connect()
+            done = await sender.send(b"amqp " + text) == "ACCEPTED"
+            await sender.close()
+        except Exception:
+            return False
+        return done
+
+    async def _by_transaction(self, text: bytes) -> bool:
+        return await asyncio.to_thread(transact, self.gateway.addresses["amqp"], self.topic, b"both " + text)
+
+    async def _by_http(self, text: bytes) -> bool:
+        """Post, and read it as a consumer."""
+        value = f"http {text.decode()}"
+        try:
+            answer = await self._post(f"/topics/{self.topic}", {"records": [{"value": value}]})
+            if "error_code" in answer["offsets"][0]:
+                return False
+            base = f"/consumers/{self.topic}-{self.count}"
+            create = {"auto.offset.reset": "earliest", "format": "binary", "name": uuid.uuid4().hex}
+            place = f"{base}/instances/{(await self._post(base, create))['instance_id']}"
+            await self._post(f"{place}/subscription", {"topics": [self.topic]})
+            found: set[Any] = set()
+            while base64.b64encode(json.dumps(value).encode()).decode() not in found:
+                async with self.http.get(f"{place}/records?timeout=2000", headers={"Accept": BINARY}) as response:
+                    if response.status != 200:
+                        return False
+                    found |= {record["value"] for record in await response.json(content_type=None)}
+            async with self.http.delete(place):
+                pass
+            async with self.http.get(f"/topics/{self.topic}/records?partition=0&offset=0") as page:
+                return page.status == 200
+        except (aiohttp.ClientError, KeyError):
+            return False
+
+    async def _post(self, path: str, body: Any) -> Any:
+        kind = JSON if path.startswith("/topics") else "application/vnd.kafka.v2+json"
+        async with self.http.post(path, data=json.dumps(body), headers={"Content-Type": kind}) as response:
+            return await response.json(content_type=None)
+
+    async def close(self) -> None:
+        await self.http.close()
+        if self.mqtt is not None:
+            await self.mqtt.close()
+
+
+def has_all_or_is_lost(client: PahoClient, wanted: set[bytes]) -> bool:
+    return client.disconnected is not None or wanted <= {message.payload for message in client.messages}
+
+
+def transact(address: str, topic: str, body: bytes) -> bool:
+    """A message in a transaction of AMQP; whether it was committed."""
+    try:
+        connection = BlockingConnection(f"amqp://{address}", timeout=20)
+        try:
+            sender = connection.create_sender(topic)
+            whole = Transacted(connection, wait_s=20)
+            if whole.ends.told != "declared":
+                return False
+            whole.post(sender, Message(body=body))
+            return whole.end() == "committed"
+        finally:
+            with contextlib.suppress(ProtonException):
+                connection.close()
+    except ProtonException:
+        return False
+
+
+async def contained(gateway: GatewayProcess) -> dict[str, float]:
+    """The metric, by place."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{gateway.addresses['management']}/metrics") as response,
+    ):
+        text = await response.text()
+    return {
+        sample.labels["place"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "trivium_failures_contained_total"
+    }
+
+
+@pytest.mark.timeout(300)
+async def test_whatever_task_fails_the_rest_serves_on(faulty: Faulty, users: Users) -> None:
+    await users.serve()
+    failed: set[str] = set()
+    while left := (await faulty.order("names")).keys() - failed:
+        for name in sorted(left):
+            await faulty.order(f"fail {name}")
+            failed.add(name)
+        await users.serve()
+        assert faulty.process is not None
+        assert faulty.process.returncode is None, failed
+    assert failed >= MUST_FAIL
+    told = await contained(faulty)
+    assert sum(told.values()) >= len(MUST_FAIL)
+    assert told.keys() >= {"tail", "state", "topics", "sessions", "retained", "group", "partition", "transaction"}
+    assert "on purpose" in faulty.log.read_text()
+    assert await faulty.stop() == 0
+
+
+async def remade(admin: AIOKafkaAdminClient, topic: str, partitions: int) -> None:
+    """Delete a topic and make it again."""
+    await admin.delete_topics([topic])
+    while True:
+        try:
+            await admin.create_topics([NewTopic(topic, partitions, 1)])
+        except TopicAlreadyExistsError:
+            await wait_until_gone(admin, topic)
+        else:
+            return await until_led(admin, topic)
+
+
+async def wait_until_gone(admin: AIOKafkaAdminClient, topic: str) -> None:
+    while topic in await admin.list_topics():
+        pass
+
+
+@pytest.mark.timeout(180)
+async def test_a_topic_made_again_with_fewer_partitions_under_load_is_served_on(
+    new_gateway: Callable[..., GatewayProcess],
+    new_topic: Callable[..., Awaitable[str]],
+    admin: AIOKafkaAdminClient,
+    bootstrap: str,
+) -> None:
+    topic, bystander = await new_topic(6), await new_topic(1)
+    gateway = await new_gateway(bootstrap).start()
+    readers = [await PahoClient(gateway.address("mqtt"), client_id=f"{topic}-{n}").connect() for n in range(2)]
+    for reader, topic_filter in zip(readers, (f"{topic}/#", f"$share/{topic}/{topic}/#"), strict=True):
+        await reader.subscribe(topic_filter)
+    writer = await PahoClient(gateway.address("mqtt"), client_id=topic).connect()
+    stop, acknowledged = asyncio.Event(), set[bytes]()
+
+    async def load() -> None:
+        """Every key, so every partition, again and again."""
+        number = 0
+        while not stop.is_set():
+            sent = {}
+            for key in range(32):
+                number += 1
+                sent[writer.send(f"{topic}/{key}", b"%d" % number)] = b"%d" % number
+            await wait_until(lambda sent=sent: sent.keys() <= writer.pubacks.keys() or writer.disconnected)
+            assert writer.disconnected is None, gateway.log.read_text()[-3000:]
+            acknowledged.update(text for mid, text in sent.items() if writer.pubacks.pop(mid).value in (0, 0x10))
+
+    loading = asyncio.create_task(load())
+    await wait_until(lambda: len(acknowledged) > 500)
+    for partitions in (2, 1):
+        await remade(admin, topic, partitions)
+        before = len(acknowledged)
+        await wait_until(lambda before=before: loading.done() or len(acknowledged) > before + 500, 60)
+    settled = set(acknowledged)  # the load since the last making
+    stop.set()
+    await loading
+    after = {b"last %d" % number for number in range(32)}
+    for text in after:
+        assert await writer.publish(f"{topic}/{text.decode()}", text) in (0, 0x10)
+    for reader in readers:  # followed to the new topic
+        await wait_until(lambda reader=reader: after <= {message.payload for message in reader.messages}, 60)
+    assert await writer.publish(f"{bystander}/a", b"") in (0, 0x10)
+    async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
+        stored: set[bytes] = set()
+        while not after <= stored:
+            stored |= {record.value for part in (await consumer.getmany(timeout_ms=500)).values() for record in part}
+    first = min(int(text) for text in stored - after)
+    assert {text for text in settled if int(text) > first + 1000} <= stored  # nothing acknowledged is lost
+    told = await contained(gateway)
+    assert told == {}
+    for client in (*readers, writer):
+        await client.close()
+    assert await gateway.stop() == 0
+
+
+@pytest.mark.timeout(180)
+async def test_what_it_cannot_be_without_ends_it_with_each_protocols_goodbye(
+    new_gateway: Callable[..., GatewayProcess], tmp_path: Path
+) -> None:
+    gateway = await new_gateway(None, "--data-dir", str(tmp_path / "data"), "--kafka-port", "0").start()
+    mqtt = await PahoClient(gateway.address("mqtt")).connect()
+    amqp = await ThreadedSender(gateway.addresses["amqp"], "t").connect()
+    marker = tmp_path / "data" / "kafka" / "broker.json"
+    marker.write_text(marker.read_text().replace('"layout"', '"laid-out"'))  # nothing can start on it again
+    os.kill(gateway.addresses["kafka_pid"], signal.SIGKILL)
+    assert gateway.process is not None
+    assert await asyncio.wait_for(gateway.process.wait(), 60) == 2
+    assert await amqp.end() == "amqp:connection:forced"
+    await wait_until(lambda: mqtt.disconnected is not None)
+    assert mqtt.disconnected.value == 0x8B
+    said = gateway.log.read_text()
+    assert "the gateway cannot go on" in said
+    assert said.splitlines()[-1].startswith("trivium: ")
+    assert "Traceback" not in said.splitlines()[-1]
+    assert not gateway.ready_file.exists()
+    await mqtt.close()

@@ -1,0 +1,156 @@
+"""Runs `trivium` with a switch beside it: an unexpected exception in any background task, as a test asks for it.
+
+`python -m tests.support.faulty PIPE up ...` reads commands from a named pipe, line by line, and answers each with a
+line of JSON in the named pipe `PIPE.out`:
+
+- `names`: the qualified names of all coroutines of ours that were ever started as tasks, and how many live now;
+- `fail NAME`: raise in every task of that name that lives, at the point where it waits; tells in how many. Where none
+  lives, the next one will fail, after its first wait or at its end.
+
+The gateway itself knows nothing of it: each coroutine is wrapped by the loop's task factory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import concurrent.futures
+import json
+import sys
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from gateway import spawn
+
+
+class InjectedError(Exception):
+    """Nobody foresees it."""
+
+
+class Faulty(Coroutine[Any, Any, Any]):
+    """A coroutine that raises where it waits, when asked to."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.__qualname__ = self.__name__ = inner.__qualname__
+        self.armed = False  # raise instead of being cancelled
+        self.next = False  # raise at the next step
+        self.waits = False
+
+    def send(self, value: Any) -> Any:
+        if self.next and self.waits:
+            self.next = False
+            return self.inner.throw(InjectedError("on purpose"))
+        self.waits = True
+        try:
+            return self.inner.send(value)
+        except StopIteration:
+            if self.next:
+                raise InjectedError("on purpose") from None
+            raise
+
+    def throw(self, kind: Any, *rest: Any) -> Any:
+        error = kind if isinstance(kind, BaseException) else kind()
+        if self.armed and isinstance(error, asyncio.CancelledError):
+            self.armed = False
+            return self.inner.throw(InjectedError("on purpose"))
+        return self.inner.throw(kind, *rest)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def __await__(self) -> Any:
+        return self.inner.__await__()
+
+
+class Switch:
+    """Knows all tasks by name."""
+
+    def __init__(self) -> None:
+        self.started: collections.Counter[str] = collections.Counter()
+        self.living: dict[asyncio.Task[Any], tuple[str, Faulty]] = {}
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.wanted: set[str] = set()
+
+    def factory(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        """The loop's task factory: ours are wrapped, those of libraries are not."""
+        if not work.cr_code.co_filename.startswith(str(Path(spawn.__file__).parent)):
+            return asyncio.Task(work, loop=loop, **options)
+        name = _name(work)
+        faulty = Faulty(work)
+        if name in self.wanted:
+            self.wanted.remove(name)
+            faulty.next = True
+        task = asyncio.Task(faulty, loop=loop, **options)
+        self.started[name] += 1
+        self.living[task] = (name, faulty)
+        task.add_done_callback(lambda task: self.living.pop(task, None))
+        return task
+
+    def names(self) -> dict[str, int]:
+        living = collections.Counter(name for name, _ in self.living.values())
+        return {name: living[name] for name in self.started}
+
+    def fail(self, wanted: str) -> int:
+        count = 0
+        for task, (name, faulty) in list(self.living.items()):
+            if name == wanted and faulty.waits:
+                faulty.armed = True
+                task.cancel()
+                task.uncancel()
+                count += 1
+        if not count:
+            self.wanted.add(wanted)
+        return count
+
+
+def _name(work: Any) -> str:
+    """Its qualified name; of what `keep_on` keeps going, that of the part."""
+    found: str = work.__qualname__
+    part = (work.cr_frame.f_locals if work.cr_frame is not None else {}).get("work")
+    if found == "keep_on" and part is not None:
+        part = getattr(part, "func", part)
+        return f"keep_on {part.__qualname__}"
+    return found
+
+
+def listen(path: Path, switch: Switch) -> None:
+    """Obey; in a thread."""
+    out = path.with_name(path.name + ".out")
+    with path.open() as lines, out.open("w") as answers:
+        for line in lines:
+            command, _, name = line.strip().partition(" ")
+            found: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+            def obey(command: str = command, name: str = name, found: Any = found) -> None:
+                found.set_result(switch.fail(name) if command == "fail" else switch.names())
+
+            assert switch.loop is not None
+            switch.loop.call_soon_threadsafe(obey)
+            answers.write(json.dumps(found.result()) + "\n")
+            answers.flush()
+
+
+def main() -> None:
+    """See the module."""
+    from gateway import app
+    from gateway.cli import app as command
+
+    path = Path(sys.argv[1])
+    switch = Switch()
+    run = app.App.run
+
+    async def run_with_switch(self: app.App) -> None:
+        switch.loop = asyncio.get_running_loop()
+        switch.loop.set_task_factory(switch.factory)
+        await run(self)
+
+    app.App.run = run_with_switch  # type: ignore[method-assign]
+    threading.Thread(target=listen, args=(path, switch), daemon=True).start()
+    command(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()
