@@ -100,8 +100,8 @@ class Lane:
     """
 
     __slots__ = (
-        "_fruitless", "_full_waiter", "_patience", "_task", "desk", "flying", "full", "led", "number", "open", "senders",
-        "shut", "topic", "touched",
+        "_fruitless", "_full_waiter", "_patience", "_task", "desk", "flying", "full", "led", "number", "open",
+        "senders", "shut", "topic", "touched",
     )  # fmt: skip
 
     def __init__(self, topic: TopicWriter, number: int) -> None:
