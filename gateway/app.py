@@ -28,6 +28,8 @@ from gateway.assembly import (
 )
 from gateway.config import Config, ConfigError, KafkaConfig
 from gateway.failures import failures
+from gateway.kafka.creation import any_room
+from gateway.kafka.descriptors import BrokerRoom
 from gateway.kafka.embedded import STOP_LIMIT_S, EmbeddedBroker, embedded_broker
 from gateway.kafka.jars import console_report
 from gateway.kafka.java import SetupError
@@ -104,6 +106,7 @@ class App:
         self._stopping_since = float("inf")  # of the loop's clock
         self._failure: BaseException | None = None
         self._broker = broker
+        self._room = None if broker is None else BrokerRoom(lambda: broker.pid if broker.is_running else None)
         self._fronts: list[Front] = []
         self._management: Management | None = None
         self._publisher: Publisher | None = None
@@ -173,7 +176,8 @@ class App:
         admittance = await open_admittance(process)
         for warning in admittance.access.doubtful():
             log.warning("access list", detail=warning)
-        kafka_log = await open_log(process, await self._connect_kafka(process))
+        kafka = await self._connect_kafka(process)
+        kafka_log = await open_log(process, kafka, self._room or any_room)
         self._publisher = kafka_log.publisher
         state = await open_state(process, kafka_log, admittance.rules, self._give_up)
         self._state = state.topics
@@ -192,6 +196,8 @@ class App:
             add_source(metrics, name, statistics)
         add_source(metrics, "event_loop", lag.statistics)
         add_source(metrics, "failures", failures.statistics)
+        if self._room is not None:
+            add_source(metrics, "embedded_kafka", self._room.statistics)
         await self._open_management(metrics, admittance, stack)
 
         def on_hangup() -> None:

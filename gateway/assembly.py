@@ -25,6 +25,7 @@ from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig
 from gateway.identity import GatewayIdentity
 from gateway.kafka.client import client_settings
 from gateway.kafka.consumers import Lookup
+from gateway.kafka.creation import Room, any_room
 from gateway.kafka.group import Groups
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.replay import Replay
@@ -194,10 +195,10 @@ async def open_admittance(process: Process) -> Admittance:
     )
 
 
-async def open_log(process: Process, kafka: KafkaConfig) -> Log:
-    """Producers and readers; Kafka's first answer is waited for, shortly."""
+async def open_log(process: Process, kafka: KafkaConfig, room: Room = any_room) -> Log:
+    """Producers and readers; Kafka's first answer is waited for, shortly. `room`: for more partitions."""
     config, spawn, stack = process.config, process.spawn, process.stack
-    topics = Topics(kafka, create=config.creates_topics, spawn=spawn, clock=process.loop.time)
+    topics = Topics(kafka, create=config.creates_topics, spawn=spawn, clock=process.loop.time, room=room)
     process.keep_on("topics", topics.run)
     stack.push_async_callback(topics.stop)
     publisher = Publisher(
@@ -410,6 +411,7 @@ def _rest_services(process: Process, admittance: Admittance, log: Log, state: St
 def parts_with_statistics(admittance: Admittance, log: Log, state: State) -> Sequence[tuple[str, Callable[[], Any]]]:
     """What the metrics tell of the parts that are not fronts: the metric's prefix, and where its figures are."""
     return (
+        ("topics", log.topics.creation.statistics),
         ("publisher", log.publisher.statistics),
         ("tail", log.tail.statistics),
         ("state", state.topics.statistics),

@@ -117,6 +117,10 @@ class KafkaConfig(Section):
     create_topics: bool | None = None  # None: yes with the embedded broker, no otherwise
     topic_partitions: Annotated[int, Field(ge=1)] = 3
     topic_replication: Annotated[int, Field(ge=1)] = 1
+    # A topic stays, and costs the cluster memory and descriptors for good: what clients make has an end (ADR 0035).
+    max_topics: Annotated[int, Field(ge=1)] = 5000  # in all; so many a subscription to `#` is made for
+    max_partitions: Annotated[int, Field(ge=1)] = 20_000  # in all; some thousands a broker are usual
+    max_topics_per_principal: Annotated[int, Field(ge=1)] = 1000  # five clients gone wrong before all are stopped
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
     sasl_username: str | None = None

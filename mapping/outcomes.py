@@ -19,6 +19,7 @@ class Outcome(enum.Enum):
     TOO_LARGE = "too-large"
     DENIED = "denied"
     UNKNOWN_TOPIC = "unknown-topic"
+    FULL = "full"  # a limit of topics is reached: another one must go first
     EXPIRED = "expired"  # its time ran out before it was stored
     BROKEN = "broken"  # a permanent Kafka error
 
@@ -47,6 +48,7 @@ ANSWERS: Final[dict[Outcome, Answer]] = {
     Outcome.TOO_LARGE: Answer(0x95, AmqpAnswer.REJECTED, "amqp:link:message-size-exceeded", 413),
     Outcome.DENIED: Answer(0x87, AmqpAnswer.REJECTED, "amqp:unauthorized-access", 403),
     Outcome.UNKNOWN_TOPIC: Answer(0x90, AmqpAnswer.REJECTED, "amqp:not-found", 404),
+    Outcome.FULL: Answer(0x97, AmqpAnswer.REJECTED, "amqp:resource-limit-exceeded", 429),
     Outcome.EXPIRED: Answer(0x00, AmqpAnswer.ACCEPTED, None, 200),
     Outcome.BROKEN: Answer(0x83, AmqpAnswer.REJECTED, "amqp:internal-error", 500),
 }

@@ -143,12 +143,16 @@ async def new_broker(tmp_path: Path) -> AsyncIterator[NewBroker]:
         await broker.kill()
 
 
+EVERY_TEST = "[kafka]\ncreate_topics = true\nmax_topics = 20000\nmax_topics_per_principal = 20000\n"
+"""Topics of the whole run are made by one anonymous client."""
+
+
 @pytest.fixture(scope="session")
 async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
     """One gateway for all tests that only talk to it; it creates unknown topics, as with the embedded broker."""
     directory = tmp_path_factory.mktemp("gateway")
     options = ("--mqtt-websocket", "127.0.0.1:0", "--amqp-websocket", "127.0.0.1:0")
-    process = GatewayProcess(directory, bootstrap, *options, config="[kafka]\ncreate_topics = true\n")
+    process = GatewayProcess(directory, bootstrap, *options, config=EVERY_TEST)
     await process.start()
     yield process
     assert await process.stop() == 0

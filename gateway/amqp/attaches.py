@@ -93,7 +93,7 @@ class Attach:
         address = parse_target(link.target.address)
         if not publish.some(address.topic):
             raise AddressError(UNAUTHORIZED_ACCESS, f"no right to publish to {address.topic}")
-        info = await services.publisher.topic(address.topic)
+        info = await services.publisher.topic(address.topic, principal=session.principal)
         if address.partition is not None and address.partition >= info.partitions:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"{address.topic} has {info.partitions} partitions")
         if session.is_lost(link):
@@ -158,7 +158,7 @@ class Attach:
             await services.ended(source.group)
         if not session.grant.subscribe.whole_topic(source.topic):
             raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
-        info = await services.publisher.topic(source.topic)
+        info = await services.publisher.topic(source.topic, principal=session.principal)
         if isinstance(source.start, AtOffset) and source.partition is None and info.partitions > 1:
             raise AddressError(INVALID_FIELD, f"{source.topic} has {info.partitions} partitions: an offset needs one")
         if source.group is not None:

@@ -126,7 +126,7 @@ class RelayLink(IncomingLink):
         session = self._session
         refused: Refused | None = None
         try:
-            info = await session.services.publisher.topic(topic)
+            info = await session.services.publisher.topic(topic, principal=session.principal)
         except Refused as error:
             refused = error
         now_ms = session.now_ms()

@@ -225,6 +225,11 @@ class AmqpSession:
         """The wall clock, epoch milliseconds."""
         return self.services.wall_clock()
 
+    @property
+    def principal(self) -> str | None:
+        """Who the peer is; None before it has logged in. See `Publisher.submit`."""
+        return None if self._identity is None else self._identity.name
+
     def destination(self, address: str, parsed: TargetAddress, info: TopicInfo) -> Destination:
         """Where messages of this connection go that are sent to `address`."""
         identity = self._identity

@@ -10,6 +10,7 @@ Called as `python -I -S child.py PARENT_PID COMMAND [ARGUMENT...]`; imports noth
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -24,10 +25,13 @@ def command_line(*command: str) -> list[str]:
 
 
 def main(arguments: list[str]) -> None:
-    """Tie this process's life to its parent's, then become the command."""
+    """Tie this process's life to its parent's, take all the open files there are, then become the command."""
     import ctypes  # noqa: PLC0415 - only the child needs it
 
     parent, *command = arguments
+    # As many open files as we may have: the usual soft limit of 1,024 is for programs that use select().
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"prctl failed: {os.strerror(ctypes.get_errno())}")

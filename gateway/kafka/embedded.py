@@ -24,6 +24,7 @@ from typing import Self
 from gateway.config import EmbeddedConfig
 from gateway.kafka import storage
 from gateway.kafka.child import command_line
+from gateway.kafka.descriptors import check_descriptors
 from gateway.kafka.jars import Report, ensure_jars, locked_version
 from gateway.kafka.java import find_java
 from gateway.kafka.probe import broker_answers
@@ -131,7 +132,8 @@ class EmbeddedBroker:
 
         Raises:
             PortTakenError: a configured port is in use; names the key.
-            BrokerError: the directory is in use or of another version, the disk is full, or the broker ended, with
+            BrokerError: the directory is in use or of another version, or has more logs than we may open files, the
+                disk is full, or the broker ended, with
                 the line of its log that tells why.
         """
         if self.is_running:
@@ -141,6 +143,7 @@ class EmbeddedBroker:
         try:
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
             storage.check_space(self.directory)
+            check_descriptors(self.directory)
             descriptor = storage.lock(self.directory)
         except OSError as error:
             raise BrokerError(f"cannot write to {self.directory} (data_dir): {error}") from error

@@ -37,6 +37,8 @@ HELD_RECORDS: Final = 500_000
 with what a held record is counted for, the process budget shuts its gate earlier."""
 HELD_OVERHEAD: Final = 512
 """What a held record is counted for beside its key, value and headers: its objects."""
+_Held = tuple[Record, Owner | None, Any, Sender | None, int]
+"""A record that waits for its topic, its ticket, its sender, and its size."""
 LATENCY_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 120_000)
 """Upper bounds of the buckets of `Statistics.latency`; a last one without bound follows."""
 
@@ -108,7 +110,7 @@ class Publisher:
         self._writers: dict[str, TopicWriter] = {}
         self._internal: dict[str, TopicWriter] = {}  # of our own topics: a client's record never finds them
         self._topic_budgets: dict[str, Budget] = {}
-        self._held: dict[str, list[tuple[Record, Owner | None, Any, Sender | None, int]]] = {}
+        self._held: dict[str, list[_Held]] = {}
         self._stamp = 0  # wall clock of this loop turn; 0: no turn has begun
         self._now = 0.0
         self._touched: list[Lane] = []
@@ -138,7 +140,8 @@ class Publisher:
 
         Never waits and never raises for the record's sake. `owner` None: nobody wants to know. An owner may have
         an attribute `budget`, a `flowcontrol.budget.Budget` of its own without a parent; it counts what the owner
-        has in flight (see `connection_budget`).
+        has in flight (see `connection_budget`); and an attribute `principal`, the name for which topics are counted
+        that are made for its records.
 
         `sender`: records of one without a key keep their order; None for one that is in no order with others.
 
@@ -322,10 +325,19 @@ class Publisher:
             budget.take(size)
 
     async def _resolve(self, name: str) -> None:
+        """Learn of a topic that records wait for. One client's limit is not the others': each is asked for in turn."""
+        internal = name.startswith(INTERNAL_TOPIC_PREFIX)
         refused: Refused | None = None
         try:
             async with asyncio.timeout(self._delivery_timeout_s):
-                await self.topic(name, internal=name.startswith(INTERNAL_TOPIC_PREFIX))
+                while held := self._held.get(name):
+                    principal = getattr(held[0][1], "principal", None)
+                    try:
+                        await self.topic(name, internal=internal, principal=principal)
+                    except Refused as error:
+                        if error.outcome is not Outcome.FULL:
+                            raise
+                        self._refuse_held(name, principal, error)
         except TimeoutError:
             refused = Refused(Outcome.BUSY, "Kafka did not answer in time")
         except Refused as error:
@@ -335,7 +347,15 @@ class Publisher:
             refused = Refused(Outcome.BUSY, f"topic {name} could not be looked up")
         self._resolved(name, refused)
 
-    def _resolved(self, name: str, refused: Refused | None) -> None:
+    def _refuse_held(self, name: str, principal: str | None, refused: Refused) -> None:
+        """Refuse what one client's records wait for."""
+        held = self._held[name]
+        others = [one for one in held if getattr(one[1], "principal", None) != principal]
+        self._held[name] = [one for one in held if getattr(one[1], "principal", None) == principal]
+        self._resolved(name, refused, others)
+
+    def _resolved(self, name: str, refused: Refused | None, others: Sequence[_Held] = ()) -> None:
+        """Go on with the records that wait for a topic; `others` wait on."""
         internal = name.startswith(INTERNAL_TOPIC_PREFIX)  # `_hold` takes no others under such a name
         for record, owner, token, sender, size in self._held.pop(name, ()):
             if refused is None:
@@ -347,16 +367,18 @@ class Publisher:
             budget = getattr(owner, "budget", None)
             if budget is not None:
                 budget.give(size)
-        if refused is not None:
+        if others:
+            self._held[name] = list(others)
+        elif refused is not None:
             self._forget_budget(name)
 
-    async def topic(self, name: str, *, internal: bool = False) -> TopicInfo:
+    async def topic(self, name: str, *, internal: bool = False, principal: str | None = None) -> TopicInfo:
         """What is known of `name`, after asking, and creating the topic, where need be.
 
         Raises:
-            Refused: UNKNOWN_TOPIC, DENIED or BUSY; see `Topics.get`, also for `internal`.
+            Refused: UNKNOWN_TOPIC, DENIED, FULL or BUSY; see `Topics.get`, also for the arguments.
         """
-        info = await self._topics.get(name, internal=internal)
+        info = await self._topics.get(name, internal=internal, principal=principal)
         if name not in self._writers_like(name):
             self._open(info)
         return info

@@ -15,13 +15,14 @@ import msgspec
 from aiokafka import errors
 from aiokafka.admin.config_resource import ConfigResourceType
 from aiokafka.client import AIOKafkaClient
-from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
+from aiokafka.protocol.admin import DescribeConfigsRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.client import client_settings, start_client
 from gateway.kafka.contracts import Refused
+from gateway.kafka.creation import Creation, Partitions, Room, Wanted, any_room, refused_by
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
@@ -41,9 +42,6 @@ HEARTBEAT_S: Final = 5.0
 """How often Kafka is asked something at least."""
 REACHABLE_S: Final = 15.0
 """Kafka counts as reachable for this long after its last answer: two heartbeats and a slow answer."""
-CREATION_S: Final = 15.0
-"""How long a new topic may take until all its partitions have leaders."""
-CREATION_POLL_S: Final = 0.05
 
 _CONFIG_NAMES: Final = [
     "max.message.bytes",
@@ -100,22 +98,22 @@ Updated = Callable[[TopicInfo], None]
 Gone = Callable[[str, Outcome], None]
 """Told a looked-up topic that is gone or forbidden, and what its records get."""
 
-_LOOKUP_ERRORS: Final[dict[type[Exception], Outcome]] = {
-    errors.TopicAuthorizationFailedError: Outcome.DENIED,
-    errors.ClusterAuthorizationFailedError: Outcome.DENIED,
-    errors.InvalidTopicError: Outcome.UNKNOWN_TOPIC,
-    errors.UnknownTopicOrPartitionError: Outcome.UNKNOWN_TOPIC,
-    errors.PolicyViolationError: Outcome.UNKNOWN_TOPIC,
-    errors.InvalidReplicationFactorError: Outcome.UNKNOWN_TOPIC,
-    errors.InvalidPartitionsError: Outcome.UNKNOWN_TOPIC,
-}
-"""What a broker's answer about a topic means for a client; everything else is transient: BUSY."""
+
+class _Missing(msgspec.Struct, frozen=True):
+    """A name that cannot be used, until when, and why. `absent`: there is no such topic; it could be made."""
+
+    until: float
+    refused: Refused
+    absent: bool
 
 
 class Topics:
     """The topics of one Kafka cluster.
 
     `run` must be running for the refreshes; look-ups work without it once `start` has been called.
+
+    Attributes:
+        creation: makes topics, within the limits.
     """
 
     def __init__(
@@ -125,6 +123,7 @@ class Topics:
         create: bool,
         spawn: Spawn,
         clock: Callable[[], float],
+        room: Room = any_room,
     ) -> None:
         """Nothing is sent yet.
 
@@ -133,7 +132,9 @@ class Topics:
             create: whether an unknown topic is created at its first use.
             spawn: starts background work in the app's task group.
             clock: monotonic seconds.
+            room: whether the broker can take more partitions.
         """
+        self.creation = Creation(config, self, spawn=spawn, clock=clock, room=room)
         self._config = config
         self._create = create
         self._spawn = spawn
@@ -142,9 +143,12 @@ class Topics:
         self._connecting = asyncio.Lock()
         self._known: dict[str, TopicInfo] = {}
         self._internal: dict[str, InternalTopic] = {}
-        self._unknown: dict[str, tuple[float, Refused]] = {}
+        self._unknown: dict[str, _Missing] = {}
         self._lookups: dict[str, asyncio.Task[TopicInfo | Refused]] = {}
+        self._making: dict[str, tuple[str | None, asyncio.Task[TopicInfo | Refused]]] = {}
         self._names: frozenset[str] = frozenset()
+        self._partitions_in_all = 0
+        self._learned: dict[str, float] = {}  # when, since the last refresh
         self._watchers: list[Changed] = []
         self._updated: list[Updated] = []
         self._gone: list[Gone] = []
@@ -181,7 +185,7 @@ class Topics:
                 if not self.reachable or self._clock() - self._refreshed >= age:
                     await self.refresh()
                 else:
-                    await self._request(MetadataRequest([], allow_auto_topic_creation=False))
+                    await self.request(MetadataRequest([], allow_auto_topic_creation=False))
             except Refused as refused:
                 log.info("topics could not be refreshed: %s", refused.reason)
 
@@ -209,17 +213,22 @@ class Topics:
         """What is known of `name`, without asking; see `get`."""
         return self._known.get(name) if internal or not name.startswith(INTERNAL_TOPIC_PREFIX) else None
 
-    async def get(self, name: str, *, internal: bool = False) -> TopicInfo:
-        """What is known of `name`, after asking, and creating the topic, where need be.
+    async def get(
+        self, name: str, *, internal: bool = False, create: bool = True, principal: str | None = None
+    ) -> TopicInfo:
+        """What is known of `name`, after asking, and making the topic, where need be.
 
         Args:
             name: the topic.
             internal: it is one of our own topics, which was declared. Without this word an internal name is
                 refused, so that no client's wish reaches such a topic, whatever we ourselves know of it.
+            create: whether the topic may be made when it is missing and the policy allows.
+            principal: who asks; what is made is counted for them.
 
         Raises:
-            Refused: UNKNOWN_TOPIC (no such topic and none may be created, or no legal name), DENIED (an internal
-                name, or Kafka's authorization), BUSY (Kafka does not answer; ask again).
+            Refused: UNKNOWN_TOPIC (no such topic and none may be made, or no legal name), DENIED (an internal
+                name, or Kafka's authorization), FULL (it would be one too many), BUSY (Kafka does not answer; ask
+                again).
         """
         if internal:
             if name not in self._internal:
@@ -231,20 +240,35 @@ class Topics:
             return info
         if not internal and not is_topic_name(name):
             raise Refused(Outcome.UNKNOWN_TOPIC, "not a legal topic name")
-        remembered = self._unknown.get(name)
-        if remembered is not None:
-            until, refused = remembered
-            if self._clock() < until:
-                raise Refused(refused.outcome, refused.reason)
-            del self._unknown[name]
-        lookup = self._lookups.get(name)
-        if lookup is None:
-            lookup = self._spawn(self._look_up(name))
-            self._lookups[name] = lookup
-        found = await asyncio.shield(lookup)
-        if isinstance(found, Refused):
-            raise Refused(found.outcome, found.reason)
-        return found
+        may_make = internal or (create and self._create)
+        missing = self._unknown.get(name)
+        if missing is None or self._clock() >= missing.until:
+            self._unknown.pop(name, None)
+            lookup = self._lookups.get(name)
+            if lookup is None:
+                lookup = self._lookups[name] = self._spawn(self._look_up(name))
+            found = await asyncio.shield(lookup)
+            if isinstance(found, TopicInfo):
+                return found
+            missing = self._unknown.get(name)
+            if missing is None:
+                raise Refused(found.outcome, found.reason)
+        if not missing.absent or not may_make:
+            raise Refused(missing.refused.outcome, missing.refused.reason)
+        return await self._made(name, principal)
+
+    async def _made(self, name: str, principal: str | None) -> TopicInfo:
+        """A topic that was missing. Whoever asks for it meanwhile shares the wish, and not its maker's limit."""
+        while True:
+            making = self._making.get(name)
+            if making is None:
+                making = self._making[name] = (principal, self._spawn(self._make(name, principal)))
+            maker, task = making
+            found = await asyncio.shield(task)
+            if isinstance(found, TopicInfo):
+                return found
+            if found.outcome is not Outcome.FULL or maker == principal:
+                raise Refused(found.outcome, found.reason)
 
     def refuse(self, name: str, outcome: Outcome, reason: str) -> None:
         """Writing to `name` was refused for good: nobody asks again for `UNKNOWN_FOR_S`."""
@@ -268,126 +292,117 @@ class Topics:
         for callback in tuple(self._gone):
             _call(callback, name, outcome)
 
-    def _remember_unknown(self, name: str, refused: Refused) -> None:
+    def _remember_unknown(self, name: str, refused: Refused, *, absent: bool = False) -> None:
         if len(self._unknown) >= UNKNOWN_KEPT:
             self._unknown.clear()
-        self._unknown[name] = (self._clock() + UNKNOWN_FOR_S, refused)
+        self._unknown[name] = _Missing(self._clock() + UNKNOWN_FOR_S, refused, absent)
 
     async def _look_up(self, name: str) -> TopicInfo | Refused:
         """The answer for everybody who asks for `name` now."""
         try:
-            info = await self._describe(name)
+            info = (await self._with_configs([_info(name, await self._partitions(name))]))[0]
         except Refused as refused:
             if refused.outcome is not Outcome.BUSY:
-                self._remember_unknown(name, refused)
+                self._remember_unknown(name, refused, absent=refused.outcome is Outcome.UNKNOWN_TOPIC)
             return refused
         except Exception as error:  # contained: they may ask again
             failures.tell("topic", error, name)
             return Refused(Outcome.BUSY, f"topic {name} could not be looked up")
         else:
-            self._known[name] = info
-            if name not in self._names and name not in self._internal:
-                self._set_names(self._names | {name})
+            self._learn(info)
             return info
         finally:
             del self._lookups[name]
 
-    async def _describe(self, name: str) -> TopicInfo:
+    def _learn(self, info: TopicInfo) -> None:
+        name = info.name
+        self._unknown.pop(name, None)
+        self._known[name] = info
+        self._learned[name] = self._clock()
+        if name not in self._names and name not in self._internal:
+            self._set_names(self._names | {name})
+
+    async def _make(self, name: str, principal: str | None) -> TopicInfo | Refused:
+        """A missing topic; a value, as of `_look_up`."""
         try:
-            partitions = await self._partitions(name)
+            own = self._internal.get(name)
+            if own is not None:
+                made = await self.creation.make_own(Wanted(name, own.partitions, configs=own.configs))
+            else:
+                made = await self.creation.make(Wanted(name), principal)
+            self._partitions_in_all += len(made.partitions) if made.new else 0
+            info = (await self._with_configs([_info(name, made.partitions)]))[0]
         except Refused as refused:
-            if refused.outcome is not Outcome.UNKNOWN_TOPIC or not (self._create or name in self._internal):
-                raise
-            partitions = await self._create_topic(name)
-        return (await self._with_configs([_info(name, partitions)]))[0]
+            if refused.outcome is not Outcome.BUSY:
+                # Where only a limit stands in the way it is tried again at once: that costs Kafka nothing.
+                self._remember_unknown(name, refused, absent=refused.outcome is Outcome.FULL)
+            return refused
+        except Exception as error:  # contained: they may ask again
+            failures.tell("topic", error, name)
+            return Refused(Outcome.BUSY, f"topic {name} could not be made")
+        else:
+            self._learn(info)
+            return info
+        finally:
+            del self._making[name]
 
-    async def _partitions(self, name: str) -> list[tuple[Any, ...]]:
-        response = await self._request(MetadataRequest([name], allow_auto_topic_creation=False))
-        for code, topic, _, partitions in response.topics:
-            if topic == name and code != errors.UnknownTopicOrPartitionError.errno:
-                _check(code, f"topic {name}")
-                return list(partitions)
-        raise Refused(Outcome.UNKNOWN_TOPIC, f"Topic {name} not found")
+    async def _partitions(self, name: str) -> Partitions:
+        found = (await self.describe([name]))[name]
+        if isinstance(found, Refused):
+            raise Refused(found.outcome, found.reason)
+        return found
 
-    async def create(self, name: str, partitions: int | None = None, replication: int | None = None) -> bool:
+    async def describe(self, names: Iterable[str]) -> dict[str, Partitions | Refused]:
+        """The partitions of topics, or why there are none.
+
+        Raises:
+            Refused: BUSY, Kafka does not answer.
+        """
+        asked = list(names)
+        answers: dict[str, Partitions | Refused] = {
+            name: Refused(Outcome.UNKNOWN_TOPIC, f"Topic {name} not found") for name in asked
+        }
+        response = await self.request(MetadataRequest(asked, allow_auto_topic_creation=False))
+        for code, name, _, partitions in response.topics:
+            if name in answers and code != errors.UnknownTopicOrPartitionError.errno:
+                answers[name] = refused_by(code, f"topic {name}") if code else list(partitions)
+        return answers
+
+    async def create(
+        self, name: str, partitions: int | None = None, replication: int | None = None, principal: str | None = None
+    ) -> bool:
         """Create a topic because somebody asks for it by name, whether or not unknown ones are created.
 
         Args:
             name: the topic.
             partitions: how many; None: `kafka.topic_partitions`.
             replication: how many copies; None: `kafka.topic_replication`.
+            principal: who asks.
 
         Returns:
             False when it exists already. A new topic has leaders when this returns.
 
         Raises:
             Refused: UNFIT (no legal name, or numbers that Kafka does not take), DENIED (an internal name, or Kafka's
-                authorization), BUSY.
+                authorization), FULL (one too many), BUSY.
         """
         if name.startswith(INTERNAL_TOPIC_PREFIX):
             raise Refused(Outcome.DENIED, "topics that begin with __ are internal")
         if not is_topic_name(name):
             raise Refused(Outcome.UNFIT, "not a legal topic name")
         try:
-            if not await self._ask_for(name, partitions, replication):
-                return False
-            await self._led(name)
+            made = await self.creation.make(Wanted(name, partitions, replication), principal)
         except Refused as refused:
             if refused.outcome is Outcome.UNKNOWN_TOPIC:
                 raise Refused(Outcome.UNFIT, refused.reason) from refused
             raise
+        if not made.new:
+            return False
+        self._partitions_in_all += len(made.partitions)
         self._unknown.pop(name, None)
+        self._learned[name] = self._clock()
         self._set_names(self._names | {name})
         return True
-
-    async def _create_topic(self, name: str) -> list[tuple[Any, ...]]:
-        own = self._internal.get(name)
-        if own is None:
-            await self._ask_for(name)
-        else:
-            await self._ask_for(name, own.partitions, configs=own.configs)
-        return await self._led(name)
-
-    async def _ask_for(
-        self,
-        name: str,
-        partitions: int | None = None,
-        replication: int | None = None,
-        configs: tuple[tuple[str, str], ...] = (),
-    ) -> bool:
-        """Have a topic created; False when it is there already."""
-        config = self._config
-        partitions = config.topic_partitions if partitions is None else partitions
-        replication = config.topic_replication if replication is None else replication
-        request = CreateTopicsRequest(
-            create_topic_requests=[(name, partitions, replication, [], list(configs))],
-            timeout=round(config.request_timeout_s * 1000),
-            validate_only=False,
-        )
-        response = await self._request(request)
-        for _, code, *message in response.topic_errors:
-            if errors.for_code(code) is errors.TopicAlreadyExistsError:
-                return False
-            _check(code, f"topic {name} could not be created{': ' + message[0] if message and message[0] else ''}")
-        log.info("created topic %s with %d partitions", name, partitions)
-        return True
-
-    async def _led(self, name: str) -> list[tuple[Any, ...]]:
-        """A new topic's partitions when all have leaders."""
-        deadline = self._clock() + CREATION_S
-        while True:
-            try:
-                found = await self._partitions(name)
-            except Refused as refused:
-                # The broker that we ask may not have heard of the new topic.
-                if refused.outcome is not Outcome.UNKNOWN_TOPIC or self._clock() > deadline:
-                    raise
-            else:
-                if all(leader >= 0 for _, _, leader, *_ in found):
-                    return found
-                if self._clock() > deadline:
-                    raise Refused(Outcome.BUSY, f"topic {name} was created and has no leaders yet")
-            await asyncio.sleep(CREATION_POLL_S)
 
     # Keeping fresh
 
@@ -395,6 +410,16 @@ class Topics:
     def names(self) -> frozenset[str]:
         """The topics that clients may see; as of the last refresh."""
         return self._names
+
+    @property
+    def partitions_in_all(self) -> int:
+        """Of every topic, ours and Kafka's own too; as of the last refresh."""
+        return self._partitions_in_all
+
+    @property
+    def counted(self) -> float:
+        """When the last refresh was, by the clock."""
+        return self._refreshed
 
     def watch(self, callback: Changed) -> None:
         """Call `callback(appeared, disappeared)` whenever `names` has changed."""
@@ -435,11 +460,14 @@ class Topics:
             return None
 
     async def _refresh(self) -> None:
-        response = await self._request(MetadataRequest(None, allow_auto_topic_creation=False))
+        begun = self._clock()
+        response = await self.request(MetadataRequest(None, allow_auto_topic_creation=False))
         seen: dict[str, list[tuple[Any, ...]]] = {}
         for code, name, internal, partitions in response.topics:
             if code == 0 and (name in self._internal or (not internal and is_topic_name(name))):
                 seen[name] = list(partitions)
+        self._learned = {name: when for name, when in self._learned.items() if when >= begun}
+        in_between = self._learned.keys() - seen.keys()  # the answer was made before they were
         for info in tuple(self._known.values()):
             if info.name in seen and len(seen[info.name]) < info.partitions:
                 self._lost(info.name, Outcome.BUSY)  # deleted and made anew: what waits for it must be placed again
@@ -452,7 +480,7 @@ class Topics:
             self._configs_read = self._clock()
             fresh = await self._with_configs(fresh)
         expected = self._names | self._internal.keys()
-        for name in [name for name in self._known if name not in seen and name in expected]:
+        for name in [name for name in self._known if name not in seen and name in expected and name not in in_between]:
             self._lost(name, Outcome.UNKNOWN_TOPIC)
         for info in fresh:
             if self._known.get(info.name) not in (info, None):
@@ -460,7 +488,8 @@ class Topics:
                 for callback in tuple(self._updated):
                     _call(callback, info)
         self._refreshed = self._clock()
-        self._set_names(frozenset(seen.keys() - self._internal.keys()))
+        self._partitions_in_all = sum(len(partitions) for *_, partitions in response.topics)
+        self._set_names(frozenset((seen.keys() | in_between) - self._internal.keys()))
 
     def _set_names(self, names: frozenset[str]) -> None:
         appeared, disappeared = names - self._names, self._names - names
@@ -471,7 +500,7 @@ class Topics:
 
     async def _with_configs(self, infos: list[TopicInfo]) -> list[TopicInfo]:
         resources = [(ConfigResourceType.TOPIC, info.name, _CONFIG_NAMES) for info in infos]
-        response = await self._request(DescribeConfigsRequest(resources))
+        response = await self.request(DescribeConfigsRequest(resources))
         configs = {
             name: {entry[0]: entry[1] for entry in entries}
             for code, _, _, name, entries in response.resources
@@ -481,7 +510,7 @@ class Topics:
 
     # Requests
 
-    async def _request(self, request: Any) -> Any:
+    async def request(self, request: Any) -> Any:
         """Send to any broker.
 
         Raises:
@@ -521,14 +550,6 @@ def _call(callback: Callable[..., None], *facts: Any) -> None:
         callback(*facts)
     except Exception as error:  # our bug, in one listener
         failures.tell("topics", error)
-
-
-def _check(code: int, subject: str) -> None:
-    """Raise what the broker's error code means for a client; nothing when there is none."""
-    error = errors.for_code(code)
-    if error is errors.NoError:
-        return
-    raise Refused(_LOOKUP_ERRORS.get(error, Outcome.BUSY), f"{subject}: {error.message}")
 
 
 def _available(partitions: Iterable[tuple[Any, ...]]) -> tuple[int, ...]:

@@ -122,6 +122,7 @@ class Exchanges:
     def __init__(  # noqa: PLR0917 - what a session's exchanges touch
         self,
         nonce: str,
+        principal: str,
         publisher: Publisher,
         retained: Retained,
         floors: Floors,
@@ -136,6 +137,7 @@ class Exchanges:
 
         Args:
             nonce: names the session's life in the header.
+            principal: whose session it is; see `Publisher.submit`.
             publisher: the way into Kafka.
             retained: the way into Kafka of a message that is to be retained.
             floors: of the process.
@@ -148,6 +150,7 @@ class Exchanges:
         """
         self.budget = budget
         self.nonce = nonce
+        self.principal = principal
         self._publisher = publisher
         self._retained = retained
         self._floors = floors
@@ -392,6 +395,7 @@ class Exchanges:
                 continue
             try:
                 if topic not in self._floors:
+                    await self._publisher.topic(topic, principal=self.principal)
                     await self._floors.learn(topic)
             except Refused as refused:
                 self._refuse(topic, Result(refused.outcome, reason=refused.reason))

@@ -36,10 +36,11 @@ _NO_TEXT: Final = Result(Outcome.UNFIT, reason="the payload is no UTF-8 text")
 class Unanswered:
     """The owner of a connection's QoS 0 records: nobody waits for them, but they count against its budget."""
 
-    __slots__ = ("_counters", "budget")
+    __slots__ = ("_counters", "budget", "principal")
 
-    def __init__(self, budget: Budget, counters: Counters) -> None:
+    def __init__(self, budget: Budget, principal: str, counters: Counters) -> None:
         self.budget = budget
+        self.principal = principal
         self._counters = counters
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
@@ -62,6 +63,7 @@ class Incoming:
         "_session",
         "_unanswered",
         "budget",
+        "principal",
     )
 
     def __init__(
@@ -69,6 +71,7 @@ class Incoming:
     ) -> None:
         """The client is known, and may publish what `grant` allows."""
         self.budget: Budget = session.budget
+        self.principal = session.principal
         self._client = client
         self._connection = connection
         self._session = session
@@ -76,7 +79,7 @@ class Incoming:
         self._echoes = services.echoes
         self._allowed = grant.mqtt_publish
         self._inbound = Inbound(services.rules, client.version, client.client_id)
-        self._unanswered = Unanswered(session.budget, services.counters)
+        self._unanswered = Unanswered(session.budget, session.principal, services.counters)
         self._acks = AckQueue()
 
     def publish(self, received: list[Any], position: int) -> int:

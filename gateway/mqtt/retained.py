@@ -97,16 +97,21 @@ class _Put:
         record: the own record.
         topic: its MQTT topic.
         budget: the client's, which counts both records (see `Publisher.submit`).
+        principal: the client's.
         own, copy: what became of each; None: not known yet.
         is_written: whether the copy was given to the publisher.
     """
 
-    __slots__ = ("_offset", "_owner", "_retained", "_token", "budget", "copy", "is_written", "own", "record", "topic")
+    __slots__ = (
+        "_offset", "_owner", "_retained", "_token", "budget", "copy", "is_written", "own", "principal", "record",
+        "topic",
+    )  # fmt: skip
 
     def __init__(self, retained: Retained, record: Record, topic: str, owner: Owner | None, token: Any) -> None:
         self.record = record
         self.topic = topic
         self.budget = getattr(owner, "budget", None)
+        self.principal = getattr(owner, "principal", None)
         self.own: Result | None = None
         self.copy: Result | None = None
         self.is_written = False

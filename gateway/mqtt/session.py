@@ -166,6 +166,7 @@ class Session:
             self.deliveries.copies = OwnCopies(self.client_id)
         self.exchanges = Exchanges(
             self.nonce,
+            self.principal,
             services.publisher,
             services.retained,
             services.floors,

@@ -419,17 +419,20 @@ class Sessions:
         session = self.live.get(client_id)
         value = self._records.pop(client_id, None)
         will: Testament | None = None
+        principal = ""
         if session is not None:
+            principal = session.principal
             self._remove(session)
             if session.journal is not None:
                 session.journal.stop()
             will = session.will
         elif value is not None:
             record = decode_session(value)
-            will = record.will if record is not None else None
+            if record is not None:
+                will, principal = record.will, record.principal
         if value is None:
             if will is not None:
-                self._wills.publish(client_id, will, lambda: None)
+                self._wills.publish(client_id, principal, will, lambda: None)
             return
         has_flight = self._flights.pop(client_id, None) is not None
 
@@ -440,7 +443,7 @@ class Sessions:
                     self._put(FLIGHT, client_id, None)
 
         if will is not None:
-            self._wills.publish(client_id, will, forget)  # after a crash in between it is published again
+            self._wills.publish(client_id, principal, will, forget)  # after a crash in between it is published again
         else:
             forget()
 
@@ -453,7 +456,7 @@ class Sessions:
             if value is not None and self.owner.encode() in value:
                 self._put(SESSION, client_id, value)
 
-        self._wills.publish(client_id, will, forget)
+        self._wills.publish(client_id, left.principal, will, forget)
 
     # time
 

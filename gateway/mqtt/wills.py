@@ -38,10 +38,11 @@ def due_at(testament: Testament, expiry: int, gone_at: int) -> int:
 class _Ticket:
     """The publisher's owner of one will."""
 
-    __slots__ = ("_client_id", "_then")
+    __slots__ = ("_client_id", "_then", "principal")
 
-    def __init__(self, client_id: str, then: Callable[[], None]) -> None:
+    def __init__(self, client_id: str, principal: str, then: Callable[[], None]) -> None:
         self._client_id = client_id
+        self.principal = principal
         self._then = then
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
@@ -66,8 +67,8 @@ class Wills:
         self._wall_clock = wall_clock
         self.published = 0
 
-    def publish(self, client_id: str, testament: Testament, then: Callable[[], None]) -> None:
-        """Publish a will; `then` follows when Kafka has answered, whatever it said.
+    def publish(self, client_id: str, principal: str, testament: Testament, then: Callable[[], None]) -> None:
+        """Publish the will of a principal's client; `then` follows when Kafka has answered, whatever it said.
 
         Its message expiry counts from now (section 3.1.3.2.4).
         """
@@ -75,7 +76,7 @@ class Wills:
         inbound = Inbound(self._rules, testament.version, client_id)
         record = inbound.to_record(will.topic, will.payload, will.qos, will.retain, will.properties, self._wall_clock())
         self.published += 1
-        ticket = _Ticket(client_id, then)
+        ticket = _Ticket(client_id, principal, then)
         if will.retain:
             self._retained.put(record, will.topic, ticket, None)
         else:

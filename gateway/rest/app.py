@@ -24,7 +24,7 @@ from gateway.rest.load import Load
 from mapping.outcomes import ANSWERS, Outcome
 from protocols.rest.confluent import Dialect
 from protocols.rest.contract import Contract
-from protocols.rest.errors import RETRY_AFTER_S, Fault, RestError, busy
+from protocols.rest.errors import Fault, RestError, busy, retry_after
 from protocols.rest.routes import Router
 
 log = structlog.get_logger(__name__)
@@ -173,6 +173,6 @@ class RestApp:
 def refusal(refused: Refused) -> RestError:
     """What Kafka's side refused, as an HTTP error."""
     status = ANSWERS[refused.outcome].http
-    headers = (("Retry-After", str(RETRY_AFTER_S)),) if refused.outcome is Outcome.BUSY else ()
+    headers = retry_after(status)
     fault = Fault.TOPIC if refused.outcome is Outcome.UNKNOWN_TOPIC else None
     return RestError(status, refused.reason, headers=headers, fault=fault)

@@ -120,7 +120,9 @@ class ConfluentV2(Module):
             raise forbidden(f"publish to {topic}")
         embedded = _FORMATS[media]
         with self._admission.enter(topic):
-            info = self._publisher.known_topic(topic) or await self._publisher.topic(topic)
+            info = self._publisher.known_topic(topic) or await self._publisher.topic(
+                topic, principal=grant.identity.name
+            )
             if partition is not None and partition >= info.partitions:
                 raise not_found(f"Topic {topic} has no partition {partition}", Fault.PARTITION)
             records = to_records(
@@ -134,7 +136,7 @@ class ConfluentV2(Module):
             )
             if not records:
                 return control_answer(encode(produce_results(())))
-            ticket = Ticket(len(records), asyncio.get_running_loop().create_future())
+            ticket = Ticket(len(records), asyncio.get_running_loop().create_future(), grant.identity.name)
             submit_allowed(self._publisher, grant, records, ticket)
             del records
             await ticket.done

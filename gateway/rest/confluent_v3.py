@@ -179,9 +179,9 @@ class ConfluentV3(Module):
         """`POST /v3/clusters/{cluster_id}/topics/{topicname}/records:batch`."""
         writer = await self._writer(call, cluster, topic)
         with self._admission.enter(topic):
-            await self._publisher.topic(topic)
+            await self._publisher.topic(topic, principal=call.grant.identity.name)
             entries = decode_batch(await call.body(), BATCH_LIMIT)
-            ticket = Ticket(len(entries), asyncio.get_running_loop().create_future())
+            ticket = Ticket(len(entries), asyncio.get_running_loop().create_future(), call.grant.identity.name)
             abouts: dict[int, About] = {}
             sender = Sender()
             for index, (_, entry) in enumerate(entries):

@@ -78,13 +78,15 @@ class DeviceRequests(Module):
         with self._replies.ask() as question:
             with self._admission.enter(place.topic):
                 body = await self._bodies.read(call.request)
+                principal = call.grant.identity.name
                 record = self._question(call, place, body, question.correlation_id, timeout_ms)
                 deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
                 try:
                     async with asyncio.timeout_at(deadline):
-                        await self._publisher.topic(place.topic)  # 404 goes before what the gateway lacks
+                        # 404 goes before what the gateway lacks.
+                        await self._publisher.topic(place.topic, principal=principal)
                         await self._listen()
-                        await self._publish(record)
+                        await self._publish(record, principal)
                         if call.span is not None:
                             call.span.published()
                 except TimeoutError as error:
@@ -142,9 +144,9 @@ class DeviceRequests(Module):
             reason = f"Answers cannot come in by the topic {self._replies.topic}: {refused.reason}"
             raise RestError(500, reason) from refused
 
-    async def _publish(self, record: Record) -> None:
+    async def _publish(self, record: Record, principal: str) -> None:
         """Store the question; RestError when it is not stored."""
-        ticket = Ticket(1, asyncio.get_running_loop().create_future())
+        ticket = Ticket(1, asyncio.get_running_loop().create_future(), principal)
         self._publisher.submit(record, ticket, 0)
         await ticket.done
         raise_common_failure(ticket)

@@ -159,7 +159,7 @@ class KeyedRequests:
         elif self._table.full:
             raise busy("Too many idempotency keys are kept; try again later, or without one")
         else:
-            attempt = msgspec.structs.replace(attempt, scan=await self._ends(records[0].topic))
+            attempt = msgspec.structs.replace(attempt, scan=await self._ends(records[0].topic, grant.identity.name))
         await self._write(name, attempt)
         await self._state.follow(REQUESTS, name.encode(), self._lookup)
         first = self._table.find(name)
@@ -195,14 +195,14 @@ class KeyedRequests:
             raise _under_way(left_ms // 1000 + 1)
         return None
 
-    async def _ends(self, topic: str) -> dict[int, int]:
-        info = await self._publisher.topic(topic)
+    async def _ends(self, topic: str, principal: str) -> dict[int, int]:
+        info = await self._publisher.topic(topic, principal=principal)
         places = [TopicPartition(topic, number) for number in range(info.partitions)]
         return {place.partition: end for place, end in (await self._lookup.ends(places)).items()}
 
     async def _send(self, name: str, grant: Grant, records: Sequence[Record], found: Mapping[int, Stored]) -> Ticket:
         """Store what is not there, each record with its place in the request."""
-        ticket = Ticket(len(records), asyncio.get_running_loop().create_future())
+        ticket = Ticket(len(records), asyncio.get_running_loop().create_future(), grant.identity.name)
         missing = []
         for place, record in enumerate(records):
             stored = found.get(place)

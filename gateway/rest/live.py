@@ -174,7 +174,7 @@ class LiveSession:
         if not records:
             self.send(produced(message.id, ()))
             return
-        ticket = Ticket(len(records), asyncio.get_running_loop().create_future())
+        ticket = Ticket(len(records), asyncio.get_running_loop().create_future(), grant.identity.name)
         ticket.done.add_done_callback(partial(self._produced, message.id, ticket))
         self._unanswered += 1
         if self._unanswered >= UNANSWERED:

@@ -92,7 +92,9 @@ class Produce(Module):
             self._requests += 1
             self._records += len(records)
             if unacknowledged or not records:  # nothing else would say that there is no such place
-                info = self._publisher.known_topic(topic) or await self._publisher.topic(topic)
+                info = self._publisher.known_topic(topic) or await self._publisher.topic(
+                    topic, principal=grant.identity.name
+                )
                 if partition is not None and partition >= info.partitions:
                     raise not_found(f"Topic {topic} has no partition {partition}")
             if unacknowledged:

@@ -38,7 +38,7 @@ class Storing:
         """
         if key is not None:
             return await self.keyed.store(call, records, body, key)
-        ticket = Ticket(len(records), asyncio.get_running_loop().create_future())
+        ticket = Ticket(len(records), asyncio.get_running_loop().create_future(), call.grant.identity.name)
         submit_allowed(self._publisher, call.grant, records, ticket)
         del records, body  # as in the caller
         await ticket.done

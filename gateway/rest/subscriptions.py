@@ -184,7 +184,7 @@ class Subscriptions(Module):
         """The topic's partitions; RestError 403, or Refused for one that is not there."""
         if not grant.subscribe.whole_topic(topic):
             raise forbidden(f"subscribe to {topic}")
-        return (await self._publisher.topic(topic)).partitions
+        return (await self._publisher.topic(topic, principal=grant.identity.name)).partitions
 
 
 def _partitions(entries: Sequence[Partition]) -> list[TopicPartition]:

@@ -13,7 +13,7 @@ from gateway.security.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Headers, Record
 from mapping.rest import standard_headers
-from protocols.rest.errors import RETRY_AFTER_S, RestError
+from protocols.rest.errors import RestError, retry_after
 from protocols.rest.media import Format
 from protocols.rest.responses import ErrorBody, Stored
 
@@ -24,9 +24,10 @@ _STATUS_BUSY: Final = ANSWERS[Outcome.BUSY].http
 class Ticket:
     """One request that waits for Kafka: the owner of its records, whose tokens are their places in the request."""
 
-    __slots__ = ("_left", "done", "failed", "results")
+    __slots__ = ("_left", "done", "failed", "principal", "results")
 
-    def __init__(self, count: int, done: asyncio.Future[None]) -> None:
+    def __init__(self, count: int, done: asyncio.Future[None], principal: str) -> None:
+        self.principal = principal
         self.results: list[Stored | ErrorBody] = [_PENDING] * count
         self.failed = 0
         self.done = done
@@ -94,7 +95,7 @@ def common_failure(ticket: Ticket) -> RestError | None:
     status = first.error_code
     if any(isinstance(result, ErrorBody) and result.error_code != status for result in ticket.results):
         return None
-    headers = (("Retry-After", str(RETRY_AFTER_S)),) if status == _STATUS_BUSY else ()
+    headers = retry_after(status)
     return RestError(status, first.message, headers=headers)
 
 

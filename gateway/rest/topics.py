@@ -94,7 +94,7 @@ class TopicOperations(Module):
         wanted = decode_topic(await call.body())
         if not call.grant.admin.whole_topic(wanted.name):
             raise forbidden(f"create {wanted.name}")
-        if not await self._topics.create(wanted.name, wanted.partitions, wanted.replication):
+        if not await self._topics.create(wanted.name, wanted.partitions, wanted.replication, call.grant.identity.name):
             raise RestError(409, f"Topic {wanted.name} exists already")
         return control_answer(b"{}", 201)
 

@@ -113,7 +113,7 @@ class Uploads(Module):
         if len(self._active) >= self._max_uploads:
             raise busy("Too many uploads; try again", close=True)
         with self._admission.enter(topic):
-            await self._publisher.topic(topic)
+            await self._publisher.topic(topic, principal=call.grant.identity.name)
             upload = make()
             self._active.add(call.request.content)
             self._count += 1

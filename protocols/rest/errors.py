@@ -10,6 +10,17 @@ RETRY_AFTER_S: Final = 1
 """What `Retry-After` says when nothing better is known: a stalled broker is judged anew within this time."""
 
 
+ROOM_AFTER_S: Final = 60
+"""What it says where topics are too many: somebody must delete one first."""
+_AFTER_S: Final = {503: RETRY_AFTER_S, 429: ROOM_AFTER_S}
+
+
+def retry_after(status: int) -> tuple[tuple[str, str], ...]:
+    """The field `Retry-After` of what Kafka's side refused with `status`; none where sending again does not help."""
+    after = _AFTER_S.get(status)
+    return () if after is None else (("Retry-After", str(after)),)
+
+
 class Fault(enum.Enum):
     """What a refusal is about, where a dialect has a number of its own for it (`confluent.NUMBERS`)."""
 

@@ -173,7 +173,7 @@ class Sink:
 def exchanges(echoes: Echoes, link: Link) -> tuple[Exchanges, Sink]:
     sink = Sink()
     made = Exchanges(
-        "n", sink, sink, Floors(None), Budget(1 << 30, 1 << 30), None, lambda _: None, lambda: link,  # type: ignore[arg-type]
+        "n", "somebody", sink, sink, Floors(None), Budget(1 << 30, 1 << 30), None, lambda _: None, lambda: link,  # type: ignore[arg-type]
         echoes, OwnCopies("me"),
     )  # fmt: skip
     return made, sink

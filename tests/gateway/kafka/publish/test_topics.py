@@ -168,7 +168,7 @@ async def test_what_kafka_denies_is_denied(tmp_path, kit):
             owner = k.recorder()
             k.submit(Record("secret", b"k", b"v"), owner, "allowed")
             await k.until(lambda: owner.fates)
-            answer = await k.topics._request(CreateAcls("secret"))
+            answer = await k.topics.request(CreateAcls("secret"))
             assert answer.results[0][0] == 0
             async with asyncio.timeout(20):  # the new rule needs a moment to reach the broker
                 for number in range(100_000):
