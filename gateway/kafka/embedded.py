@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -28,9 +29,13 @@ from gateway.kafka.descriptors import check_descriptors
 from gateway.kafka.jars import Report, ensure_jars, locked_version
 from gateway.kafka.java import find_java
 from gateway.kafka.probe import broker_answers
+from gateway.kafka.progress import StartProgress
 from gateway.kafka.storage import HOST, BrokerError, Marker, PortTakenError
 
-START_LIMIT_S = 120.0  # after a crash Kafka reads back what it had not flushed
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 120.0  # without progress; after a crash Kafka reads back what it had not flushed, however long that takes
+TELL_S = 15.0  # between two lines about a start that takes its time
 STOP_LIMIT_S = 4.0  # SIGTERM to exit takes about one second; the whole gateway has ten
 SHORTEST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.2
@@ -67,6 +72,7 @@ class EmbeddedBroker:
         controller_port: int = 0,
         heap: str = "1g",
         settings: Mapping[str, str] | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """Describe the broker; nothing happens before `start`.
 
@@ -78,6 +84,7 @@ class EmbeddedBroker:
             controller_port: for the controller; 0 likewise.
             heap: the largest heap of the Java machine, such as `1g`.
             settings: further broker settings, over ours.
+            patience_s: how long a start may make no progress before it is given up.
         """
         self.directory = directory.absolute()
         self._java = java
@@ -85,6 +92,7 @@ class EmbeddedBroker:
         self._wanted = (port, controller_port)
         self._heap = heap
         self._settings = dict(settings or {})
+        self._patience_s = patience_s
         self._kafka = locked_version("kafka", "kafka_2.13")
         self._process: asyncio.subprocess.Process | None = None
         self._port = port
@@ -128,7 +136,7 @@ class EmbeddedBroker:
         await self.stop()
 
     async def start(self) -> None:
-        """Start the broker and return when it serves clients.
+        """Start the broker and return when it serves clients. As long as it makes progress it is waited for.
 
         Raises:
             PortTakenError: a configured port is in use; names the key.
@@ -142,6 +150,7 @@ class EmbeddedBroker:
             raise RuntimeError("start the broker from the main thread: it ends with the thread that started it")
         try:
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
+            self.directory.chmod(0o700)  # what clients have sent lies in it
             storage.check_space(self.directory)
             check_descriptors(self.directory)
             descriptor = storage.lock(self.directory)
@@ -209,23 +218,38 @@ class EmbeddedBroker:
         process = await self._spawn("broker.out", (descriptor,), "kafka.Kafka", "server.properties")
         self._process = process
         storage.note_holder(descriptor, process.pid)
-        pause = SHORTEST_PAUSE_S
         try:
-            async with asyncio.timeout(START_LIMIT_S):
-                while not await broker_answers(HOST, self._port):
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(process.wait(), pause)
-                    if process.returncode is not None:
-                        raise self._failure("the embedded broker ended while it started", "broker.out")
-                    pause = min(pause * 1.5, LONGEST_PAUSE_S)
-        except TimeoutError as error:
-            await self.kill()
-            raise BrokerError(
-                f"the embedded broker did not answer within {START_LIMIT_S:.0f} s, see {self.log_file}"
-            ) from error
-        except asyncio.CancelledError:
+            await self._answers(process)
+        except BaseException:
             await self.kill()
             raise
+
+    async def _answers(self, process: asyncio.subprocess.Process) -> None:
+        """Wait until it serves clients, as long as it makes progress."""
+        pause = SHORTEST_PAUSE_S
+        progress = StartProgress(process.pid, self.log_file, self._log_position)
+        loop = asyncio.get_running_loop()
+        began = told = moved = loop.time()
+        while not await broker_answers(HOST, self._port):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), pause)
+            if process.returncode is not None:
+                raise self._failure("the embedded broker ended while it started", "broker.out")
+            pause = min(pause * 1.5, LONGEST_PAUSE_S)
+            now = loop.time()
+            if progress.made():
+                moved = now
+            elif now - moved > self._patience_s:
+                raise BrokerError(
+                    f"the embedded broker hangs in its start: no progress for {self._patience_s:g} s, its last word:"
+                    f" {progress.last_line or 'none'} (see {self.log_file})"
+                )
+            if now - told > TELL_S:
+                told = now
+                log.warning(
+                    "the embedded broker is starting for %.0f s, its last progress was %.0f s ago: %s",
+                    now - began, now - moved, progress.last_line,
+                )  # fmt: skip
 
     async def _spawn(self, output: str, descriptors: Sequence[int], *arguments: str) -> asyncio.subprocess.Process:
         """Start a Java child in our directory; what it prints goes to a file in `logs/`."""

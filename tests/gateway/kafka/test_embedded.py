@@ -19,6 +19,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.kafka import storage
 from gateway.kafka.embedded import EmbeddedBroker
+from gateway.kafka.jars import ensure_jars
+from gateway.kafka.java import find_java
 from gateway.kafka.storage import BrokerError, Marker, PortTakenError
 from tests.support.frozen import freeze
 
@@ -183,3 +185,31 @@ def test_free_port_is_the_last_one_unless_taken():
         assert chosen in {20_002, 20_003}
         with pytest.raises(PortTakenError, match="no free port"):
             storage.choose_port(0, 0, "embedded.port", 0, lambda low, high: taken)
+
+
+def java_after(script: str, directory: Path) -> Path:
+    """A `java` command that does something else before it is the real one, when it starts a broker."""
+    wrapper = directory / "java"
+    wrapper.write_text(f'#!/bin/bash\ncase "$*" in *kafka.Kafka*) {script};; esac\nexec {find_java().path} "$@"\n')
+    wrapper.chmod(0o700)
+    return wrapper
+
+
+async def test_a_start_that_gets_on_is_waited_for_and_one_that_hangs_is_given_up(tmp_path, caplog):
+    patience = 4
+    recovering = "for n in $(seq 8); do echo 2026 INFO Recovering log $n >> logs/broker.log; sleep 0.8; done"
+    options = {"jars": ensure_jars("kafka"), "heap": "512m", "patience_s": patience}
+    slow = EmbeddedBroker(tmp_path / "slow", java=java_after(recovering, tmp_path), **options)
+    began = time.monotonic()
+    try:
+        await slow.start()
+        assert time.monotonic() - began > patience
+        assert slow.directory.stat().st_mode & 0o777 == 0o700
+    finally:
+        await slow.kill()
+
+    repeating = "exec 3<> <(:); while :; do read -t 0.1 -u 3; echo 2026 WARN the same again >> logs/broker.log; done"
+    hung = EmbeddedBroker(tmp_path / "hung", java=java_after(repeating, tmp_path), **options)
+    with pytest.raises(BrokerError, match=f"no progress for {patience} s, its last word: 2026 WARN the same again"):
+        await hung.start()
+    assert not hung.is_running
