@@ -24,9 +24,9 @@ from gateway.amqp.services import Services as AmqpServices
 from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig
 from gateway.identity import GatewayIdentity
 from gateway.kafka.client import client_settings
-from gateway.kafka.consumers import Lookup
 from gateway.kafka.creation import Room, any_room
 from gateway.kafka.group import Groups
+from gateway.kafka.lookup import Lookup
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.replay import Replay
 from gateway.kafka.state import StateTopics

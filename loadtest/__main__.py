@@ -20,7 +20,7 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Report
-from loadtest.scenarios import amqp_kills, amqp_memory, amqp_table, events
+from loadtest.scenarios import amqp_kills, amqp_memory, amqp_table, events, many_topics
 from loadtest.scenarios.fuzz import SETTINGS, Fuzz
 from loadtest.scenarios.fuzz import Plan as Storm
 from loadtest.scenarios.kills import Plan, Round
@@ -117,6 +117,16 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     sse.add_argument("--unpinned", action="store_true", help="leave the processors to the system")
     sse.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     sse.add_argument("--json", type=Path, help="write the report here as well")
+    topics = scenarios.add_parser("many-topics", help="what `#` costs beside many Kafka topics, and absent topics")
+    topics.add_argument("--bootstrap", help="Kafka, whose topics stay; without it one is started")
+    many = many_topics.Plan()
+    topics.add_argument("--topics", type=int, default=many.topics)
+    topics.add_argument("--partitions", type=int, default=many.partitions, help="of each")
+    topics.add_argument("--others", type=int, default=many.others, help="subscribers after the first")
+    topics.add_argument("--filters", type=int, default=many.filters, help="whose topics do not exist")
+    topics.add_argument("--idle-s", type=float, default=many.idle_s, help="seconds of doing nothing")
+    topics.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
+    topics.add_argument("--json", type=Path, help="write the report here as well")
     for name, protocol in (("table", "MQTT"), ("amqp", "AMQP")):
         table = scenarios.add_parser(name, help=f"every figure of docs/performance.md about {protocol}'s speed")
         table.add_argument("--bootstrap", help="Kafka; without it one is started")
@@ -244,6 +254,18 @@ async def sse(options: argparse.Namespace) -> int:
     return conclude(options, report, heard.problems)
 
 
+async def everything(options: argparse.Namespace) -> int:
+    """Scenario `many-topics`."""
+    async with own_gateway(options) as (gateway, _):
+        measured = many_topics.Measured(gateway.address("mqtt"), gateway.pid, gateway.kafka)
+        row = await many_topics.measure(
+            measured, many_topics.Plan(**chosen(options, ("topics", "partitions", "others", "filters", "idle_s")))
+        )
+    report = Report("many topics")
+    report.add(**row)
+    return conclude(options, report, [])
+
+
 async def memory(options: argparse.Namespace) -> int:
     """Run it; 0 when every session that came back got everything."""
     allow_files()
@@ -291,6 +313,7 @@ def chosen(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any
 TABLES: Final = {"table": (mqtt_table, "MQTT"), "amqp": (amqp_table.measure, "AMQP")}
 RUN: Final = {
     "steady": steady, "kills": kills, "fuzz": fuzz, "memory": memory, "table": table, "amqp": table, "sse": sse,
+    "many-topics": everything,
 }  # fmt: skip
 
 

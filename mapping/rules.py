@@ -263,6 +263,10 @@ class Rules:
             return set()
         return {levels[0] if self._is_own_topic(levels[0]) else self._catch_all}
 
+    def fixed_topics(self, mqtt_filter: str) -> set[str] | None:
+        """All Kafka topics that may hold records for the MQTT filter; None when it depends on which topics exist."""
+        return None if self._rules else self.literal_topics(mqtt_filter) or None
+
     def _find(self, mqtt_topic: str) -> Destination:
         levels = mqtt_topic.split("/")
         for rule in self._rules:

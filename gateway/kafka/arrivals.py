@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from aiokafka import TopicPartition
 
-from gateway.kafka.consumers import Lookup
 from gateway.kafka.contracts import Outlet
+from gateway.kafka.lookup import Lookup
 from gateway.kafka.tail import Tail
 from mapping.record import Received
 

@@ -1,4 +1,4 @@
-"""What all readers share: opening and closing aiokafka consumers, conversion, and looking up offsets.
+"""What all readers share: opening and closing aiokafka consumers.
 
 aiokafka 0.14 is pinned: the places that reach below its public surface are here.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -20,11 +20,8 @@ from aiokafka.structs import OffsetAndMetadata
 
 from gateway.failures import failures
 from gateway.kafka.client import start_client
-from gateway.kafka.contracts import Refused
 from gateway.kafka.fetching import convert_arrivals
 from gateway.spawn import Spawn
-from mapping.outcomes import Outcome
-from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 
 ISOLATION: Final = "read_committed"  # records of open or aborted transactions are not messages yet
 FETCH_WAIT_MS: Final = 100
@@ -34,7 +31,6 @@ connection answers in order: this is the bound on how late a newly watched parti
 FETCH_BYTES: Final = 16 * 1024 * 1024
 PARTITION_FETCH_BYTES: Final = 1024 * 1024
 
-GONE_CHECK_S: Final = 0.3  # between two looks whether what is asked for still exists
 CHUNK: Final = 500  # aiokafka's getmany is 1.7 times dearer per record without a limit (measured)
 
 ASSIGNORS: Final = (RangePartitionAssignor,)
@@ -224,248 +220,3 @@ def stop_waiting(consumer: AIOKafkaConsumer) -> None:
 def rejoin(consumer: AIOKafkaConsumer) -> None:
     """Have the group assigned anew."""
     consumer._coordinator.request_rejoin()
-
-
-class _Batch:
-    """Partitions whose offsets are asked for by one request."""
-
-    __slots__ = ("error", "partitions", "result")
-
-    def __init__(self) -> None:
-        self.partitions: set[TopicPartition] = set()
-        self.result: dict[TopicPartition, int] | None = None
-        self.error: Refused | None = None
-
-
-class _Gone:
-    """Ends a question about offsets when a topic in it has disappeared: aiokafka would ask on until its time is up."""
-
-    def __init__(self, consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]) -> None:
-        self.topics: set[str] = set()
-        self._client = consumer._client
-        self._asked = {partition.topic for partition in partitions}
-        self._suspects: set[str] = set()
-        self._seen = self._client.cluster._last_successful_refresh_ms
-        self._patience: asyncio.Timeout | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def watch(self, question: Awaitable[dict[TopicPartition, Any]]) -> dict[TopicPartition, Any] | None:
-        """Wait for the answer; None when some of `topics` are gone."""
-        try:
-            async with asyncio.timeout(None) as self._patience:
-                self._check_later()
-                return await question
-        except TimeoutError:
-            if not self.topics:
-                raise
-            return None
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-
-    def _check_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(GONE_CHECK_S, self._check)
-
-    def _check(self) -> None:
-        """A topic that two new answers with metadata lack is gone; what is asked for makes aiokafka refresh them.
-
-        aiokafka follows only the topics that it misses, if any: of the others the metadata say nothing then. (The
-        first answer may still be to such a request.)
-        """
-        followed, cluster = self._client._topics, self._client.cluster
-        if cluster._last_successful_refresh_ms != self._seen:
-            self._seen = cluster._last_successful_refresh_ms
-            missing = {
-                topic
-                for topic in self._asked
-                if (not followed or topic in followed) and cluster.partitions_for_topic(topic) is None
-            }
-            self.topics = missing & self._suspects
-            self._suspects = missing
-        if self.topics and self._patience is not None:
-            self._patience.reschedule(asyncio.get_running_loop().time())
-        else:
-            self._check_later()
-
-
-class Lookup:
-    """Partitions of topics, and offsets in them, over a connection on which nothing is fetched.
-
-    A fetch that waits for data holds back everything behind it on its connection, so a subscription would
-    wait for it. Questions that arrive while one is being asked share the next request.
-    """
-
-    def __init__(
-        self,
-        kafka: ConsumerOptions,
-        *,
-        spawn: Spawn,
-        ensure: Callable[[str], Awaitable[object]] | None = None,
-        timeout_s: float = 10.0,
-    ) -> None:
-        """Take what is needed to connect; the connection is made with the first question.
-
-        Args:
-            kafka: see `ConsumerOptions`.
-            spawn: starts background work.
-            ensure: asked for every topic first; may create it, or raise Refused (the publisher's `topic`).
-            timeout_s: how long a question may take before it is Refused as BUSY.
-        """
-        self._kafka = dict(kafka)
-        self._spawn = spawn
-        self._ensure = ensure
-        self._timeout_s = timeout_s
-        self._consumer: AIOKafkaConsumer | None = None
-        self._opening = asyncio.Lock()
-        self._asking = asyncio.Lock()
-        self._next_batch = _Batch()
-        self._listeners: list[Callable[[Any], None]] = []
-
-    def listen(self, listener: Callable[[Any], None]) -> None:
-        """Call `listener(cluster)` after each update; this cluster's metadata covers every topic."""
-        self._listeners.append(listener)
-
-    async def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
-        """The partitions of a topic.
-
-        Raises:
-            Refused: no legal or public name, unknown, or Kafka does not answer.
-        """
-        if topic.startswith(INTERNAL_TOPIC_PREFIX):
-            raise Refused(Outcome.DENIED, "topics that begin with __ are internal")
-        if not is_topic_name(topic):
-            raise Refused(Outcome.UNKNOWN_TOPIC, f"{topic!r} is not the name of a topic")
-        if self._ensure is not None:
-            await self._ensure(topic)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                consumer = await self._open()
-                found = consumer.partitions_for_topic(topic)
-                if found is None:
-                    await consumer._client.force_metadata_update()
-                    found = consumer.partitions_for_topic(topic)
-        except (TimeoutError, KafkaError) as error:
-            raise Refused(Outcome.BUSY, f"Kafka does not answer: {error!r}") from error
-        if not found:
-            raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {topic!r} does not exist")
-        return tuple(TopicPartition(topic, number) for number in sorted(found))
-
-    async def refresh(self) -> None:
-        """Fetch the metadata of all topics now; listeners learn of it. Nothing happens when Kafka is away."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                consumer = await self._open()
-                await consumer._client.force_metadata_update()
-        except (TimeoutError, KafkaError):
-            return  # the periodic update comes anyway
-
-    async def ends(
-        self, partitions: Collection[TopicPartition], *, existing: bool = False
-    ) -> dict[TopicPartition, int]:
-        """The offsets after the last committed record, asked for after this call.
-
-        Args:
-            partitions: asked for.
-            existing: leave out those of topics that do not exist any more.
-
-        Raises:
-            Refused: Kafka does not answer in time, or a topic does not exist any more.
-        """
-        batch = self._next_batch
-        batch.partitions.update(partitions)
-        async with self._asking:
-            if batch.error is not None:
-                raise batch.error
-            if batch.result is None:  # we are the first of this batch, or the first was cancelled
-                if batch is self._next_batch:
-                    self._next_batch = _Batch()
-                try:
-                    batch.result = await self._ask("end_offsets", batch.partitions)
-                except Refused as error:
-                    batch.error = error
-                    raise
-        if existing:
-            partitions = [partition for partition in partitions if partition in batch.result]
-        return _all_of(partitions, batch.result)
-
-    async def beginnings(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offsets of the first records still there.
-
-        Raises:
-            Refused: Kafka does not answer in time, or a topic does not exist any more.
-        """
-        async with self._asking:
-            return _all_of(partitions, await self._ask("beginning_offsets", partitions))
-
-    async def since(self, partitions: Collection[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
-        """The offsets of the first records that are not older than a time; a partition without one is left out.
-
-        Args:
-            partitions: asked for.
-            timestamp: ms since the epoch.
-
-        Raises:
-            Refused: Kafka does not answer in time, or a topic does not exist any more.
-        """
-        async with self._asking:
-            found = await self._ask("offsets_for_times", partitions, max(0, timestamp))
-        found = _all_of(partitions, found)
-        return {partition: place.offset for partition, place in found.items() if place is not None}
-
-    async def _ask(
-        self, method: str, partitions: Collection[TopicPartition], timestamp: int | None = None
-    ) -> dict[TopicPartition, Any]:
-        """Ask; the partitions of topics that are gone are left out."""
-        offsets: dict[TopicPartition, Any] | None = {}
-        left = list(partitions)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                consumer = await self._open()
-                while left:
-                    asked = left if timestamp is None else dict.fromkeys(left, timestamp)
-                    gone = _Gone(consumer, left)
-                    offsets = await gone.watch(getattr(consumer, method)(asked))
-                    if offsets is not None:
-                        break
-                    left = [partition for partition in left if partition.topic not in gone.topics]
-                    consumer._client.set_topics([])
-        except (TimeoutError, KafkaError) as error:
-            raise Refused(Outcome.BUSY, f"Kafka does not answer: {error!r}") from error
-        finally:
-            # A missing leader makes aiokafka follow that one topic only; we follow all of them.
-            if self._consumer is not None and self._consumer._client._topics:
-                self._consumer._client.set_topics([])
-        return offsets or {}
-
-    async def _open(self) -> AIOKafkaConsumer:
-        async with self._opening:
-            if self._consumer is None:
-                consumer = AIOKafkaConsumer(**self._kafka, group_id=None, isolation_level=ISOLATION)
-                await start_consumer(consumer, self._spawn)
-                try:
-                    on_metadata(consumer, self._updated)
-                    # The first answer of aiokafka's bootstrap lists brokers only.
-                    await consumer._client.force_metadata_update()
-                except BaseException:
-                    await close_consumer(consumer)
-                    raise
-                self._consumer = consumer
-            return self._consumer
-
-    def _updated(self, cluster: Any) -> None:
-        for listener in self._listeners:
-            listener(cluster)
-
-    async def stop(self) -> None:
-        """Close the connection."""
-        if self._consumer is not None:
-            await close_consumer(self._consumer)
-            self._consumer = None
-
-
-def _all_of(partitions: Collection[TopicPartition], found: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Any]:
-    """What was found; Refused when there is none for a partition."""
-    for partition in partitions:
-        if partition not in found:
-            raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {partition.topic!r} does not exist any more")
-    return {partition: found[partition] for partition in partitions}

@@ -16,11 +16,12 @@ from weakref import WeakValueDictionary
 import aiokafka.errors as kafka_errors
 
 from flowcontrol.backoff import Backoff
-from gateway.kafka.consumers import ConsumerOptions, Lookup
+from gateway.kafka.consumers import ConsumerOptions
 from gateway.kafka.contracts import Outlet, Refused
 from gateway.kafka.group_admin import GroupAdmin
 from gateway.kafka.group_parts import GroupStatistics, Interest, Member, Part
 from gateway.kafka.group_reader import GroupReader
+from gateway.kafka.lookup import Lookup
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import Received
@@ -37,8 +38,6 @@ _REFUSALS: tuple[tuple[type[kafka_errors.KafkaError], Outcome], ...] = (
     (kafka_errors.InvalidGroupIdError, Outcome.UNFIT),
     (kafka_errors.InconsistentGroupProtocolError, Outcome.BROKEN),  # its members do not know "range"
 )
-
-_LACKING: Final = (Outcome.UNKNOWN_TOPIC, Outcome.DENIED)
 
 
 class Membership:
@@ -198,8 +197,9 @@ class Groups:
         if not topics and interest is None:
             raise Refused(Outcome.UNFIT, "a group needs a topic")
         reader = self._readers.get(group)
-        for topic in set(topics) if reader is None else set(topics) - reader.topics:
-            await self._check(topic, interest)
+        if interest is None:  # one with an interest has topics that nobody has named: what it lacks, it lacks
+            for topic in set(topics) if reader is None else set(topics) - reader.topics:
+                await self._lookup.partitions(topic)
         async with self._lock(group):
             if self._stopped:
                 raise Refused(Outcome.BUSY, "the gateway is stopping")
@@ -306,14 +306,6 @@ class Groups:
         )
         reader.start()
         return reader
-
-    async def _check(self, topic: str, interest: Interest | None) -> None:
-        """Refuse a topic that cannot be read. An interest has topics that nobody has named: what it lacks, it lacks."""
-        try:
-            await self._lookup.partitions(topic)
-        except Refused as refused:
-            if interest is None or refused.outcome not in _LACKING:
-                raise
 
     async def _subscribe(self, reader: GroupReader) -> None:
         try:

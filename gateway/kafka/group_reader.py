@@ -28,7 +28,6 @@ from gateway.kafka.consumers import (
     FETCH_WAIT_MS,
     ISOLATION,
     ConsumerOptions,
-    Lookup,
     close_consumer,
     commit_offsets,
     committed_offsets,
@@ -41,8 +40,8 @@ from gateway.kafka.consumers import (
 from gateway.kafka.contracts import Outlet, Refused
 from gateway.kafka.group_dispatch import Dispatch
 from gateway.kafka.group_parts import GroupStatistics, Interest, Member, Part
+from gateway.kafka.lookup import Lookup
 from gateway.spawn import Spawn, keep_on
-from mapping.outcomes import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -280,13 +279,8 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         A group is new in a topic when no partition there has a committed offset. Where some have, the others are
         new partitions (or have been empty ever since), and are read from their beginning.
         """
-        partitions: list[TopicPartition] = []
-        for topic in self._latest.intersection(topics):
-            try:
-                partitions += await self._lookup.partitions(topic)
-            except Refused as refused:
-                if refused.outcome is Outcome.BUSY:
-                    raise
+        found = await self._lookup.existing(self._latest.intersection(topics))
+        partitions = [partition for numbers in found.values() for partition in numbers]
         old = {partition.topic for partition in await committed_offsets(consumer, partitions)}
         new = [partition for partition in partitions if partition.topic not in old]
         if new:

@@ -7,8 +7,8 @@ import enum
 import msgspec
 from aiokafka import TopicPartition
 
-from gateway.kafka.consumers import Lookup
 from gateway.kafka.contracts import Refused
+from gateway.kafka.lookup import Lookup
 from mapping.outcomes import Outcome
 
 

@@ -22,12 +22,12 @@ from gateway.failures import failures
 from gateway.kafka.consumers import (
     CHUNK,
     ConsumerOptions,
-    Lookup,
     close_consumer,
     log_consumer,
     start_consumer,
 )
 from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.lookup import Lookup
 from gateway.spawn import Spawn, keep_on
 from mapping.record import Received
 

@@ -24,13 +24,13 @@ from gateway.failures import failures
 from gateway.kafka.consumers import (
     CHUNK,
     ConsumerOptions,
-    Lookup,
     close_consumer,
     is_broken,
     log_consumer,
     start_consumer,
 )
 from gateway.kafka.contracts import Owner, Refused, Result
+from gateway.kafka.lookup import Lookup
 from gateway.kafka.partitioner import partition_of
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import InternalTopic, TopicInfo, Topics

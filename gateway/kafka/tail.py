@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -26,7 +26,6 @@ from gateway.kafka.consumers import (
     CHUNK,
     FETCH_WAIT_MS,
     ConsumerOptions,
-    Lookup,
     close_consumer,
     is_broken,
     log_consumer,
@@ -34,6 +33,7 @@ from gateway.kafka.consumers import (
     start_consumer,
 )
 from gateway.kafka.contracts import Fanout, Outlet, Refused
+from gateway.kafka.lookup import Lookup
 from gateway.kafka.positions import Start, starting_offsets
 from gateway.kafka.replay import Goal, Reading, Replay, ReplayStatistics
 from gateway.spawn import Spawn, keep_on
@@ -195,7 +195,7 @@ class Tail:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def watch(self, topic: str, fanout: Fanout, *, beginning: bool = False) -> None:
+    async def watch(self, topic: str, fanout: Fanout) -> None:
         """Offer the records of a topic to the outlets that `fanout` selects.
 
         Returns when the position at the end of the log is fixed: what is stored after that is offered, and what
@@ -204,31 +204,79 @@ class Tail:
         Args:
             topic: its name.
             fanout: chooses among its outlets.
-            beginning: the topic is new, and all that is in it is wanted. (Where another fan-out already watches
-                it, the reader goes on from where it is.)
 
         Raises:
             Refused: the topic is unknown or not for clients, or Kafka does not answer.
         """
         partitions = await self._lookup.partitions(topic)
-        ends = await (self._lookup.beginnings if beginning else self._lookup.ends)(partitions)
-        state = self._topics.get(topic)
-        if state is None:
-            state = self._topics[topic] = _Topic(topic)
-        if any(watch.fanout is fanout for watch in state.watches):
-            return
-        since: dict[int, int] = {}
-        added = False
-        for partition, end in ends.items():
-            known = state.partitions.get(partition)
-            if known is None:
-                known = state.partitions[partition] = self._partitions[partition] = _Partition(state, end)
-                added = True
-            elif end > known.position:
-                since[partition.partition] = end
-        state.watches += (_Watch(fanout, since),)
-        if added:
+        self._add(fanout, await self._lookup.ends(partitions))
+
+    async def watch_all(self, topics: Collection[str], fanout: Fanout, *, beginning: bool = False) -> set[str]:
+        """As `watch`, of many topics, by one question to Kafka and with one assignment.
+
+        Args:
+            topics: their names.
+            fanout: chooses among its outlets.
+            beginning: the topics are new, and all that is in them is wanted.
+
+        Returns:
+            Those that exist; the others are not watched.
+
+        Raises:
+            Refused: Kafka does not answer.
+        """
+        found = await self._lookup.existing(topics)
+        partitions = [partition for numbers in found.values() for partition in numbers]
+        ask = self._lookup.beginnings if beginning else self._lookup.ends
+        offsets = await ask(partitions, existing=True) if partitions else {}
+        gone = {partition.topic for partition in partitions if partition not in offsets}  # while we asked
+        self._add(fanout, {place: offset for place, offset in offsets.items() if place.topic not in gone}, beginning)
+        return found.keys() - gone
+
+    def _add(self, fanout: Fanout, offsets: Mapping[TopicPartition, int], beginning: bool = False) -> None:
+        """Let a fan-out watch from these offsets on, in topics that it does not watch yet."""
+        by_topic: dict[str, list[TopicPartition]] = {}
+        for partition in offsets:
+            by_topic.setdefault(partition.topic, []).append(partition)
+        changed = False
+        for name, partitions in by_topic.items():
+            topic = self._topics.get(name)
+            if topic is None:
+                topic = self._topics[name] = _Topic(name)
+            if any(watch.fanout is fanout for watch in topic.watches):
+                continue
+            since: dict[int, int] = {}
+            for partition in partitions:
+                offset, known = offsets[partition], topic.partitions.get(partition)
+                if known is None:
+                    topic.partitions[partition] = self._partitions[partition] = _Partition(topic, offset)
+                    changed = True
+                elif offset > known.position:
+                    since[partition.partition] = offset
+                elif beginning and offset < known.position:
+                    changed = self._rewind(partition, known, offset) or changed
+            topic.watches += (_Watch(fanout, since),)
+        if changed:
             self._change_assignment()
+
+    def _rewind(self, partition: TopicPartition, part: _Partition, offset: int) -> bool:
+        """Read a new topic again from its beginning, for one who comes to it after others, who have had it.
+
+        Whoever is behind there ends where the tail is, so that it cannot move back under him: the one who comes begins
+        where the tail is, then.
+        """
+        if part.behind:
+            log.warning("tail: %s-%d is read from offset %d on", partition.topic, partition.partition, part.position)
+            return False
+        for watch in part.topic.watches:
+            watch.since[partition.partition] = max(part.position, watch.since.get(partition.partition, 0))
+        # Another object: what was fetched for the one before is not fanned out any more.
+        part.topic.partitions[partition] = _Partition(part.topic, offset)
+        if partition in self._partitions:
+            self._partitions[partition] = part.topic.partitions[partition]
+        if self._consumer is not None and partition in self._consumer.assignment():
+            self._consumer.seek(partition, offset)
+        return True
 
     async def watch_from(
         self, topic: str, fanout: Fanout, outlet: Outlet, start: Start, partition: int | None = None
@@ -415,13 +463,14 @@ class Tail:
             return
         if not batches and is_broken(consumer):
             raise KafkaError("the consumer's fetching has ended")
+        fetched: list[tuple[TopicPartition, _Partition, list[Any]]] = []
         for partition, records in batches.items():
             part = self._partitions.get(partition)
             if part is not None:
                 part.fetched = max(part.fetched, records[-1].offset + 1)
-        for partition, records in batches.items():
-            part = self._partitions.get(partition)
-            if part is not None:
+                fetched.append((partition, part, records))
+        for partition, part, records in fetched:
+            if self._partitions.get(partition) is part:
                 await self._fan_out(partition, part, records)
         await asyncio.sleep(0)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +20,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
+from gateway.kafka import wire
 from gateway.kafka.client import client_settings, start_client
 from gateway.kafka.contracts import Refused
 from gateway.kafka.creation import Creation, Partitions, Room, Wanted, any_room, refused_by
@@ -270,6 +271,26 @@ class Topics:
             if found.outcome is not Outcome.FULL or maker == principal:
                 raise Refused(found.outcome, found.reason)
 
+    async def find(self, names: Collection[str]) -> dict[str, Refused]:
+        """Look for topics by one question; those that are there are in `names` when this returns. None is made.
+
+        Returns:
+            Why each of the others cannot be used.
+
+        Raises:
+            Refused: BUSY, Kafka does not answer.
+        """
+        refused = {name: why for name in names if (why := _no_topic(name)) is not None}
+        asked = set(names) - self._names - refused.keys()
+        if asked:
+            described = await self.describe(asked)
+            refused |= {name: found for name, found in described.items() if isinstance(found, Refused)}
+            there = asked - refused.keys() - self._names
+            self._learned |= dict.fromkeys(there, self._clock())
+            if there:
+                self._set_names(self._names | there)
+        return refused
+
     def refuse(self, name: str, outcome: Outcome, reason: str) -> None:
         """Writing to `name` was refused for good: nobody asks again for `UNKNOWN_FOR_S`."""
         self._remember_unknown(name, Refused(outcome, reason))
@@ -461,18 +482,19 @@ class Topics:
 
     async def _refresh(self) -> None:
         begun = self._clock()
-        response = await self.request(MetadataRequest(None, allow_auto_topic_creation=False))
-        seen: dict[str, list[tuple[Any, ...]]] = {}
-        for code, name, internal, partitions in response.topics:
-            if code == 0 and (name in self._internal or (not internal and is_topic_name(name))):
-                seen[name] = list(partitions)
+        metadata = wire.read_metadata(await self.request(wire.metadata_of(None)))
+        seen = {
+            name: topic
+            for name, topic in metadata.topics.items()
+            if not topic.error and (name in self._internal or (not topic.internal and is_topic_name(name)))
+        }
         self._learned = {name: when for name, when in self._learned.items() if when >= begun}
         in_between = self._learned.keys() - seen.keys()  # the answer was made before they were
         for info in tuple(self._known.values()):
-            if info.name in seen and len(seen[info.name]) < info.partitions:
+            if info.name in seen and len(seen[info.name].leaders) < info.partitions:
                 self._lost(info.name, Outcome.BUSY)  # deleted and made anew: what waits for it must be placed again
         fresh = [
-            msgspec.structs.replace(info, partitions=len(seen[name]), available=_available(seen[name]))
+            msgspec.structs.replace(info, partitions=len(seen[name].leaders), available=_led_now(seen[name]))
             for name, info in self._known.items()
             if name in seen
         ]
@@ -488,7 +510,7 @@ class Topics:
                 for callback in tuple(self._updated):
                     _call(callback, info)
         self._refreshed = self._clock()
-        self._partitions_in_all = sum(len(partitions) for *_, partitions in response.topics)
+        self._partitions_in_all = sum(len(topic.leaders) for topic in metadata.topics.values())
         self._set_names(frozenset((seen.keys() | in_between) - self._internal.keys()))
 
     def _set_names(self, names: frozenset[str]) -> None:
@@ -550,6 +572,17 @@ def _call(callback: Callable[..., None], *facts: Any) -> None:
         callback(*facts)
     except Exception as error:  # our bug, in one listener
         failures.tell("topics", error)
+
+
+def _no_topic(name: str) -> Refused | None:
+    """Why no client's topic can have a name."""
+    if name.startswith(INTERNAL_TOPIC_PREFIX):
+        return Refused(Outcome.DENIED, "topics that begin with __ are internal")
+    return None if is_topic_name(name) else Refused(Outcome.UNKNOWN_TOPIC, "not a legal topic name")
+
+
+def _led_now(topic: wire.Topic) -> tuple[int, ...]:
+    return tuple(number for number, leader in enumerate(topic.leaders) if leader != wire.NO_LEADER)
 
 
 def _available(partitions: Iterable[tuple[Any, ...]]) -> tuple[int, ...]:

@@ -72,9 +72,12 @@ class Echoes:
         return sum(one.then is not None for one in self._all)
 
     def after(self, topic: str, partition: int, offset: int, then: Then) -> None:
-        """Call `then` when the tail has passed a record: now, soon, or when the time is up."""
+        """Call `then` when the tail has passed a record: now, soon, or when the time is up.
+
+        A client that is sent the record waits for it, so a topic that the tail does not read was made with it: soon.
+        """
         position = self._tail.position(topic, partition)
-        if position is None or position > offset:
+        if position is not None and position > offset:
             then[0](then[1])
             return
         waiting = self._wait(offset, then)

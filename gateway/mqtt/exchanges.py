@@ -19,8 +19,8 @@ import msgspec
 
 from flowcontrol.budget import Budget
 from gateway.failures import failures
-from gateway.kafka.consumers import Lookup
 from gateway.kafka.contracts import Refused, Result
+from gateway.kafka.lookup import Lookup
 from gateway.kafka.publisher import Publisher
 from gateway.mqtt.acks import Slot
 from gateway.mqtt.echoes import Echoes, OwnCopies

@@ -1,6 +1,8 @@
-"""Which Kafka topics a topic filter needs."""
+"""Which Kafka topics topic filters need."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from gateway.kafka.contracts import Refused
 from gateway.kafka.topics import Topics
@@ -8,24 +10,33 @@ from mapping.outcomes import Outcome
 from mapping.rules import Rules
 
 
-async def needed_topics(topic_filter: str, rules: Rules, topics: Topics) -> set[str]:
-    """The existing Kafka topics that may hold messages for a filter.
+async def needed_topics(filters: Collection[str], rules: Rules, topics: Topics) -> dict[str, set[str] | Refused]:
+    """The existing Kafka topics that may hold messages for each filter, by one question to Kafka at most.
 
-    A topic that the filter names is created when that is allowed; when not, it is left out until it appears.
+    No topic is made for a filter: one that it names and that does not exist is left out until it appears. What exists
+    by then is read from its end, what comes later from its beginning; that is why Kafka is asked.
+
+    Returns:
+        By filter: its topics, or Refused where the filter's topic is not for clients.
 
     Raises:
-        Refused: the filter's topic is not for clients, or Kafka does not answer.
+        Refused: BUSY, Kafka does not answer.
     """
-    named = rules.literal_topics(topic_filter)
-    if not named:
-        await topics.refresh()  # what exists now is read from its end, what comes later from its beginning
-    needed = rules.kafka_topics(topic_filter, topics.names)
-    for topic in named - needed:
-        try:
-            await topics.get(topic)
-        except Refused as refused:
-            if refused.outcome is not Outcome.UNKNOWN_TOPIC:
-                raise
-            continue
-        needed.add(topic)
-    return needed
+    fixed = {topic_filter: rules.fixed_topics(topic_filter) for topic_filter in filters}
+    named: set[str] = set()
+    for topic_filter in filters:
+        named |= rules.literal_topics(topic_filter)
+    if any(needed is None for needed in fixed.values()):
+        await topics.refresh()
+    refused = await topics.find(named)
+    found: dict[str, set[str] | Refused] = {}
+    for topic_filter, needed in fixed.items():
+        denied = (why for name in rules.literal_topics(topic_filter) if (why := refused.get(name)) is not None)
+        refusal = next((why for why in denied if why.outcome is Outcome.DENIED), None)
+        if refusal is not None:
+            found[topic_filter] = refusal
+        elif needed is None:
+            found[topic_filter] = rules.kafka_topics(topic_filter, topics.names)
+        else:
+            found[topic_filter] = needed & topics.names
+    return found

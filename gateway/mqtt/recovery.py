@@ -17,13 +17,13 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 from gateway.kafka.consumers import (
     CHUNK,
     ConsumerOptions,
-    Lookup,
     close_consumer,
     is_broken,
     log_consumer,
     start_consumer,
 )
 from gateway.kafka.contracts import Refused
+from gateway.kafka.lookup import Lookup
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Received

@@ -6,7 +6,8 @@ once, matched once, and offered to each session once, whatever number of its fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterable
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -20,7 +21,6 @@ from gateway.mqtt.needs import needed_topics
 from gateway.mqtt.records import Places, Wish
 from gateway.spawn import keep_on
 from mapping.mqtt import Delivery, from_record
-from mapping.outcomes import Outcome
 from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt.encoding import PreparedPublish, encode_prepared, prepare_publish
@@ -29,6 +29,8 @@ from protocols.mqtt.topics import SubscriptionTrie
 
 log = structlog.get_logger(__name__)
 
+AGAIN_S: Final = 0.5  # before Kafka is asked again for new topics
+FILTERS_PER_TURN: Final = 500  # compared with new topics between two looks at the event loop
 PLANNED: Final = 100_000  # topics and outlets in plans that are remembered, about 16 bytes each
 
 Since = dict[tuple[str, int], int]
@@ -86,6 +88,23 @@ class _Entry(msgspec.Struct):
         return False
 
 
+class _Held:
+    """A filter in use.
+
+    Attributes:
+        users: how many subscriptions, or holds, there are.
+        topics: the Kafka topics that are watched for it.
+        looked: whether it was found out which exist; what appears after that is newer than the filter.
+    """
+
+    __slots__ = ("looked", "topics", "users")
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.topics: set[str] = set()
+        self.looked = False
+
+
 class _Plan:
     """Who gets the messages of one topic.
 
@@ -119,8 +138,10 @@ class Router:
         self._tail = tail
         self._spawn = spawn
         self._trie: SubscriptionTrie[Subscriber, _Entry] = SubscriptionTrie()
-        self._users: dict[str, int] = {}  # filter -> subscriptions with it
+        self._held: dict[str, _Held] = {}  # by filter
         self._watched: dict[str, set[str]] = {}  # Kafka topic -> filters that need it
+        self._watching = asyncio.Lock()
+        self._new: dict[str, asyncio.Event] = {}  # topics that have appeared, until what needs them watches them
         self._last: tuple[Received, Delivery | None] | None = None
         self._plans: dict[tuple[str, int, bool], _Plan] = {}
         self._planned = 0
@@ -141,29 +162,86 @@ class Router:
             self.drop(topic_filter)
         return found
 
-    async def hold(self, topic_filter: str, topics: Iterable[str] | None = None) -> Since:
-        """Watch what a filter needs until `add` and `unsubscribe`, or `drop`.
+    async def hold(self, wanted: Mapping[str, Collection[str] | None]) -> dict[str, Since | Refused]:
+        """Watch what filters need until `add` and `unsubscribe`, or `drop`: one pass for all of them.
+
+        A topic that a filter names and that does not exist is watched from its beginning when it appears.
 
         Args:
-            topic_filter: the filter, or any other name for whoever needs `topics`.
-            topics: Kafka topics, where they are known.
+            wanted: filters, each with None; or any other name, with the Kafka topics that it needs.
 
         Returns:
-            What of the log was there before and is still to be fanned out: not for a new subscription.
+            By filter: what of the log was there before and is still to be fanned out, not for a new subscription; or
+            why the filter is not held: its topic is not for clients.
 
         Raises:
-            Refused: the filter's topic is not for clients, or Kafka does not answer.
+            Refused: Kafka does not answer; nothing is held.
         """
-        self._users[topic_filter] = self._users.get(topic_filter, 0) + 1
+        for name in wanted:
+            self._held.setdefault(name, _Held()).users += 1
         try:
-            needed = set(await needed_topics(topic_filter, self._rules, self._topics) if topics is None else topics)
-            running = needed & self._watched.keys()
-            for topic in needed:
-                await self._watch_existing(topic, topic_filter)
-            return await self._tail.ahead(running)
+            needs = await self._needs(wanted)
+            topics = {topic for needed in needs.values() if not isinstance(needed, Refused) for topic in needed}
+            while begun := {self._new[topic] for topic in topics & self._new.keys()}:
+                for one in begun:
+                    await one.wait()
+            running = topics & self._watched.keys()
+            if running != topics:
+                async with self._watching:  # what another has begun meanwhile is running by now
+                    running = topics & self._watched.keys()
+                    topics = running | await self._watch(topics - running)
+            for name, needed in needs.items():
+                if not isinstance(needed, Refused):
+                    self._note_need(name, needed & topics)
+            ahead: dict[str, Since] = {}
+            for place, end in (await self._tail.ahead(running)).items():
+                ahead.setdefault(place[0], {})[place] = end
         except BaseException:
-            self.drop(topic_filter)
+            for name in wanted:
+                self.drop(name)
             raise
+        found: dict[str, Since | Refused] = {}
+        for name, needed in needs.items():
+            if isinstance(needed, Refused):
+                self.drop(name)
+                found[name] = needed
+            else:
+                found[name] = {place: end for topic in needed & ahead.keys() for place, end in ahead[topic].items()}
+        return found
+
+    async def _needs(self, wanted: Mapping[str, Collection[str] | None]) -> dict[str, set[str] | Refused]:
+        """The topics that each needs. From here on what appears is newer than they are."""
+        needs: dict[str, set[str] | Refused] = {
+            name: set(topics) for name, topics in wanted.items() if topics is not None
+        }
+        filters = [name for name, topics in wanted.items() if topics is None]
+        if filters:
+            needs |= await needed_topics(filters, self._rules, self._topics)
+            for name in filters:
+                self._held[name].looked = True
+        return needs
+
+    async def _watch(self, topics: set[str]) -> set[str]:
+        """Watch topics from their ends; those that are there. Another is watched when it appears again."""
+        try:
+            found = await self._tail.watch_all(topics, self)
+            if topics - found:
+                await self._topics.refresh()  # its disappearance is noticed, so that its return will be
+        except BaseException:
+            for topic in topics - self._watched.keys():
+                self._tail.unwatch(topic, self)
+            raise
+        return found & self._topics.names
+
+    def _note_need(self, name: str, topics: Iterable[str]) -> None:
+        held = self._held[name]
+        for topic in topics:
+            self._watched.setdefault(topic, set()).add(name)
+            held.topics.add(topic)
+
+    def hold_again(self, topic_filter: str) -> None:
+        """Hold a filter once more that is held."""
+        self._held[topic_filter].users += 1
 
     def add(self, subscriber: Subscriber, wish: Wish, since: Since | None = None) -> bool:
         """Add or replace a subscription whose filter is held.
@@ -185,23 +263,22 @@ class Router:
 
     def drop(self, topic_filter: str) -> None:
         """Give up a hold; what nobody needs any more is no longer watched."""
-        self._users[topic_filter] -= 1
-        if self._users[topic_filter]:
+        held = self._held[topic_filter]
+        held.users -= 1
+        if held.users:
             return
-        del self._users[topic_filter]
-        for topic, filters in list(self._watched.items()):
-            filters.discard(topic_filter)
-            if not filters:
+        del self._held[topic_filter]
+        for topic in held.topics:
+            users = self._watched[topic]
+            users.discard(topic_filter)
+            if not users:
                 del self._watched[topic]
                 self._tail.unwatch(topic, self)
 
     def places(self, filters: Collection[str], outlet: Outlet) -> Places:
         """How far the log of the filters' topics was offered to an outlet."""
-        return {
-            topic: self._tail.places(topic, outlet)
-            for topic, users in self._watched.items()
-            if not users.isdisjoint(filters)
-        }
+        topics = {topic for name in filters if name in self._held for topic in self._held[name].topics}
+        return {topic: self._tail.places(topic, outlet) for topic in topics}
 
     async def ends(self, filters: Collection[str], outlet: Outlet, places: Places) -> Places:
         """Where the log ends in partitions of which more was offered elsewhere, or before, than is read here.
@@ -313,39 +390,48 @@ class Router:
         self._plans.clear()
         self._planned = 0
 
-    async def _watch_existing(self, topic: str, topic_filter: str) -> None:
-        """Watch a topic, unless it was deleted a moment ago: like one that is unknown it is watched when it appears."""
-        try:
-            await self._watch(topic, topic_filter, beginning=False)
-        except Refused as refused:
-            if refused.outcome is not Outcome.UNKNOWN_TOPIC:
-                raise
-            await self._topics.refresh()  # its disappearance is noticed, so that its return will be
-
-    async def _watch(self, topic: str, topic_filter: str, *, beginning: bool) -> None:
-        if topic not in self._watched:
-            await self._tail.watch(topic, self, beginning=beginning)
-        if topic_filter in self._users:
-            self._watched.setdefault(topic, set()).add(topic_filter)
-        elif topic not in self._watched:
-            self._tail.unwatch(topic, self)
-
-    def _topics_changed(self, appeared: Iterable[str], disappeared: Iterable[str]) -> None:
+    def _topics_changed(self, appeared: Collection[str], disappeared: Collection[str]) -> None:
         for topic in disappeared:
-            if self._watched.pop(topic, None) is not None:
-                self._tail.unwatch(topic, self)
-        for topic in appeared:
-            filters = [used for used in self._users if self._rules.kafka_topics(used, (topic,))]
-            if filters and topic not in self._watched:
-                self._spawn(keep_on(partial(self._watch_new, topic, filters), "topic", topic))
+            for name in self._watched.pop(topic, ()):
+                self._held[name].topics.discard(topic)
+            self._tail.unwatch(topic, self)
+        looked = [name for name, held in self._held.items() if held.looked]
+        new = set(appeared) - self._watched.keys() - self._new.keys()
+        if looked and new:
+            begun = asyncio.Event()
+            self._new.update(dict.fromkeys(new, begun))
+            self._spawn(self._follow(new, looked, begun))
 
-    async def _watch_new(self, topic: str, filters: list[str]) -> None:
-        """A topic appeared: all that is in it is newer than the subscriptions."""
+    async def _follow(self, new: set[str], filters: list[str], begun: asyncio.Event) -> None:
+        """Topics appeared: all that is in them is newer than these filters, so it is read from the beginning."""
         try:
-            for topic_filter in filters:
-                await self._watch(topic, topic_filter, beginning=True)
-        except Refused as refused:
-            log.warning("a new topic cannot be read", topic=topic, reason=refused.reason)
+            await keep_on(partial(self._begin, new, filters), "topic", ", ".join(sorted(new)[:3]))
+        finally:
+            for topic in new:
+                del self._new[topic]
+            begun.set()
+
+    async def _begin(self, new: set[str], filters: list[str]) -> None:
+        needs: dict[str, list[str]] = {}
+        for number, name in enumerate(filters, 1):
+            for topic in self._rules.kafka_topics(name, new):
+                needs.setdefault(topic, []).append(name)
+            if number % FILTERS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        while wanted := needs.keys() & self._topics.names:
+            try:
+                found = await self._tail.watch_all(wanted, self, beginning=True)
+            except Refused as refused:
+                log.warning("new topics cannot be read yet", topics=len(wanted), reason=refused.reason)
+                found = set()
+            for topic in found:
+                for name in needs.pop(topic):
+                    if name in self._held:
+                        self._note_need(name, (topic,))
+                if topic not in self._watched:
+                    self._tail.unwatch(topic, self)
+            if wanted - found:
+                await asyncio.sleep(AGAIN_S)
 
 
 def combine(delivery: Delivery, client_id: str, wishes: Iterable[Wish]) -> Match | None:

@@ -23,7 +23,6 @@ from gateway.mqtt.records import FlightRecord, Places, SessionRecord, Testament,
 from gateway.mqtt.router import Match, Since, combine
 from gateway.mqtt.shares import Shares
 from mapping.mqtt import Delivery
-from mapping.outcomes import Outcome
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.topics import SubscriptionTrie, is_shared
 
@@ -193,30 +192,22 @@ class Session:
     async def prepare(self) -> None:
         """Watch what the subscriptions and the deliveries on the way need; Refused when Kafka does not answer."""
         router = self._services.router
+        wanted: dict[str, tuple[str, ...] | None] = dict.fromkeys(self.filters)
+        flights = self._flights.on_the_way() if self._flights is not None else ()
+        for topic in {flight.topic for flight in flights if not flight.name}:
+            wanted[f"\0{self.client_id}\0{topic}"] = (topic,)
+        for name, refusal in (await router.hold(wanted)).items():
+            if isinstance(refusal, Refused):
+                log.warning("a topic of a session cannot be read", client=self.client_id, reason=refusal.reason)
+                await router.hold({name: ()})
+        self._held = [*wanted]
         try:
-            for topic_filter in self.filters:
-                await self._hold(topic_filter, None)
-            flights = self._flights.on_the_way() if self._flights is not None else ()
-            for topic in dict.fromkeys(flight.topic for flight in flights if not flight.name):
-                await self._hold(f"\0{self.client_id}\0{topic}", (topic,))
             if self._flights is not None:
                 reached = self._flights.reached
                 self._flights.fit(await router.ends(self._held, self._make_outlets(), reached))
         except BaseException:
             self._drop()
             raise
-
-    async def _hold(self, name: str, topics: tuple[str, ...] | None) -> None:
-        """Have the router hold a filter, or the topics under a name; nothing of what cannot be read any more."""
-        router = self._services.router
-        try:
-            await router.hold(name, topics)
-        except Refused as refused:
-            if refused.outcome is Outcome.BUSY:
-                raise
-            log.warning("a topic of a session cannot be read", client=self.client_id, reason=refused.reason)
-            await router.hold(name, ())
-        self._held.append(name)
 
     def _drop(self) -> None:
         """Give up what is held."""

@@ -16,6 +16,7 @@ import functools
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Final, Protocol
 
+from gateway.kafka.contracts import Refused
 from gateway.kafka.group import Groups, Membership
 from gateway.kafka.group_parts import Interest
 from gateway.kafka.topics import Topics
@@ -265,7 +266,9 @@ class Sharing:
                 return share
 
     async def _enter(self, share: Share, one: _Filter) -> Membership:
-        topics = await needed_topics(share.topic_filter, self._rules, self._topics)
+        topics = (await needed_topics((share.topic_filter,), self._rules, self._topics))[share.topic_filter]
+        if isinstance(topics, Refused):
+            raise topics
         one.topics |= topics
         return await self._groups.join(share.group, one.topics, share, offset_reset="latest", interest=one.interest)
 

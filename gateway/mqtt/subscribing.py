@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.records import Owed, Wish
-from gateway.mqtt.router import Since
 from mapping.outcomes import Outcome
 from protocols.mqtt import events
 from protocols.mqtt.connection import Connection
@@ -31,15 +32,18 @@ _GOODBYES: Final = {Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
 class _Answer:
     """What SUBACK will say: a code for each filter, and one reason string for all."""
 
-    def __init__(self) -> None:
-        self.codes: list[int] = []
+    def __init__(self, count: int) -> None:
+        self.codes: list[int] = [ReasonCode.UNSPECIFIED_ERROR] * count
         self.reason: str | None = None
         self.retained: list[tuple[Wish, Owed | None]] = []
         self.new: list[str] = []
 
-    def refuse(self, code: ReasonCode, reason: str) -> None:
-        self.codes.append(code)
+    def refuse(self, place: int, code: ReasonCode, reason: str) -> None:
+        self.codes[place] = code
         self.reason = reason
+
+    def not_now(self, place: int, refused: Refused) -> None:
+        self.refuse(place, _NAMES.get(refused.outcome, ReasonCode.UNSPECIFIED_ERROR), refused.reason)
 
 
 async def subscribe(
@@ -47,16 +51,19 @@ async def subscribe(
 ) -> None:
     """Grant each filter that may be granted; SUBACK follows when what comes now will be delivered.
 
-    What a kept session subscribes to is stored before SUBACK. The retained messages follow it.
+    All filters are looked up together. What a kept session subscribes to is stored before SUBACK. The retained messages
+    follow it.
     """
     session = client.session
     if session is None:
         return
     identifiers = event.properties.subscription_identifiers if event.properties is not None else ()
     identifier = identifiers[0] if identifiers else 0
-    answer = _Answer()
-    for options in event.subscriptions:
-        await _subscribe_one(client, session, services, Wish(options, identifier), answer)
+    answer = _Answer(len(event.subscriptions))
+    allowed = _judge(client, session, services, event.subscriptions, identifier, answer)
+    shared = {place: wish for place, wish in allowed.items() if is_shared(wish.options.topic_filter)}
+    own = {place: wish for place, wish in allowed.items() if place not in shared}
+    await asyncio.gather(_hold(client, session, services, own, answer), _join(session, shared, answer))
     if client.session is not session:
         return  # it left meanwhile
     if session.kept:
@@ -78,42 +85,87 @@ async def subscribe(
         session.feed()
 
 
-async def _subscribe_one(client: Client, session: Session, services: Services, wish: Wish, answer: _Answer) -> None:
-    options = wish.options
-    topic_filter = options.topic_filter
-    share = parse_share(topic_filter) if is_shared(topic_filter) else None
-    if share is None and is_shared(topic_filter):
-        answer.refuse(ReasonCode.TOPIC_FILTER_INVALID, "not a shared subscription")  # 3.1.1: 5.0 was disconnected
-        return
+def _judge(  # noqa: PLR0917 - who asks, and what
+    client: Client,
+    session: Session,
+    services: Services,
+    subscriptions: Sequence[Subscription],
+    identifier: int,
+    answer: _Answer,
+) -> dict[int, Wish]:
+    """Those that may be granted, by their places in the SUBSCRIBE; the others are refused."""
     assert client.grant is not None
-    if not client.grant.mqtt_subscribe.filter(share.topic_filter if share is not None else topic_filter):
-        answer.refuse(ReasonCode.NOT_AUTHORIZED, "not allowed to subscribe to this filter")
-        return
-    known = topic_filter in session.filters or topic_filter in session.shares.wishes
-    if not known and len(session.filters) + len(session.shares.wishes) >= services.config.max_subscriptions:
-        answer.refuse(ReasonCode.QUOTA_EXCEEDED, "too many subscriptions")
-        return
-    granted = min(options.qos, services.config.maximum_qos)
-    wish = Wish(_at(options, granted), wish.identifier)
-    since: Since = {}
-    try:
-        if share is not None:
-            await session.shares.join(wish)
+    known = session.filters.keys() | session.shares.wishes.keys()
+    allowed: dict[int, Wish] = {}
+    for place, options in enumerate(subscriptions):
+        topic_filter = options.topic_filter
+        share = parse_share(topic_filter) if is_shared(topic_filter) else None
+        if share is None and is_shared(topic_filter):  # 3.1.1: 5.0 was disconnected
+            answer.refuse(place, ReasonCode.TOPIC_FILTER_INVALID, "not a shared subscription")
+        elif not client.grant.mqtt_subscribe.filter(share.topic_filter if share is not None else topic_filter):
+            answer.refuse(place, ReasonCode.NOT_AUTHORIZED, "not allowed to subscribe to this filter")
+        elif topic_filter not in known and len(known) >= services.config.max_subscriptions:
+            answer.refuse(place, ReasonCode.QUOTA_EXCEEDED, "too many subscriptions")
         else:
-            since = await services.router.hold(topic_filter)
+            known.add(topic_filter)
+            allowed[place] = Wish(_at(options, min(options.qos, services.config.maximum_qos)), identifier)
+    return allowed
+
+
+async def _hold(
+    client: Client, session: Session, services: Services, wishes: Mapping[int, Wish], answer: _Answer
+) -> None:
+    """Let the session have what is stored from now on."""
+    if not wishes:
+        return
+    router = services.router
+    try:
+        held = await router.hold(dict.fromkeys(wish.options.topic_filter for wish in wishes.values()))
     except Refused as refused:
-        answer.refuse(_NAMES.get(refused.outcome, ReasonCode.UNSPECIFIED_ERROR), refused.reason)
+        for place in wishes:
+            answer.not_now(place, refused)
         return
     if client.session is not session:
-        if share is None:
-            services.router.drop(topic_filter)
+        for topic_filter, found in held.items():
+            if not isinstance(found, Refused):
+                router.drop(topic_filter)
         return
-    if share is None:
+    taken: set[str] = set()
+    for place, wish in wishes.items():
+        options = wish.options
+        since = held[options.topic_filter]
+        if isinstance(since, Refused):
+            answer.not_now(place, since)
+            continue
+        if options.topic_filter in taken:
+            router.hold_again(options.topic_filter)
+        taken.add(options.topic_filter)
+        known = options.topic_filter in session.filters
         if session.subscribed(wish, since):
-            answer.new.append(topic_filter)
+            answer.new.append(options.topic_filter)
         if options.retain_handling == AT_EACH or (options.retain_handling == IF_NEW and not known):
             answer.retained.append((wish, session.deliveries.owe_retained(wish)))
-    answer.codes.append(granted)
+        answer.codes[place] = options.qos
+
+
+async def _join(session: Session, wishes: Mapping[int, Wish], answer: _Answer) -> None:
+    """Make the session a member of the shared subscriptions, in their order where one stands twice."""
+    places: dict[str, list[int]] = {}
+    for place, wish in wishes.items():
+        places.setdefault(wish.options.topic_filter, []).append(place)
+
+    async def join(place: int) -> None:
+        try:
+            await session.shares.join(wishes[place])
+            answer.codes[place] = wishes[place].options.qos
+        except Refused as refused:
+            answer.not_now(place, refused)
+
+    async def join_in_order(several: Sequence[int]) -> None:
+        for place in several:
+            await join(place)
+
+    await asyncio.gather(*(join_in_order(several) for several in places.values()))
 
 
 def _at(options: Subscription, qos: int) -> Subscription:

@@ -13,8 +13,8 @@ from aiohttp import web
 from aiokafka import TopicPartition
 
 from gateway.kafka.cluster_admin import ClusterAdmin, ConfigEntry
-from gateway.kafka.consumers import Lookup
 from gateway.kafka.group_admin import DEAD
+from gateway.kafka.lookup import Lookup
 from gateway.kafka.topics import Topics
 from gateway.rest.access import forbidden
 from gateway.rest.answers import control_answer, no_content

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from gateway.config import HttpConfig
-from gateway.kafka.consumers import Lookup
 from gateway.kafka.group import Groups
+from gateway.kafka.lookup import Lookup
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.replay import Replay
 from gateway.kafka.tail import Tail

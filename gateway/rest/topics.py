@@ -12,7 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from gateway.kafka.admin_connection import AdminConnection
-from gateway.kafka.consumers import Lookup
+from gateway.kafka.lookup import Lookup
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.topics import Topics
 from gateway.rest.access import forbidden

@@ -21,8 +21,8 @@ from weakref import WeakValueDictionary
 import msgspec
 import structlog
 
-from gateway.kafka.consumers import Lookup
 from gateway.kafka.contracts import Refused
+from gateway.kafka.lookup import Lookup
 from gateway.kafka.state import StateTopic, StateTopics, Written
 from gateway.security.authorization import Grant
 from gateway.security.identity import ANONYMOUS_NAME

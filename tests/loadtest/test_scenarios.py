@@ -10,6 +10,7 @@ import pytest
 from loadtest.clients.follower import Follower, Stream
 from loadtest.clients.mqtt_wire import packet, text
 from loadtest.numbering import Numbering
+from loadtest.scenarios import many_topics
 from loadtest.scenarios.fan_out import Fan, fan_out
 from loadtest.scenarios.memory import Crowd, Scales, weigh
 from loadtest.scenarios.steady import Load, judge, send
@@ -87,3 +88,11 @@ async def test_a_follower_compares_every_byte_and_counts_what_is_missing() -> No
     wrong.data_received(packets[0])
     with pytest.raises(ValueError, match="not in list"):
         wrong.data_received(packet(0x30, text("t") + b"\0" + b"9999"))
+
+
+async def test_everything_beside_many_topics(new_gateway: Callable[..., GatewayProcess], bootstrap: str) -> None:
+    gateway = await new_gateway(bootstrap).start()
+    plan = many_topics.Plan(topics=20, others=2, filters=50, idle_s=0.1, settle_s=0)
+    row = await many_topics.measure(many_topics.Measured(gateway.address("mqtt"), gateway.pid, bootstrap), plan)
+    assert (row["topics"], row["absent_filters"]) == (20, 50)
+    assert min(row["first_s"], row["next_s"], row["ping_s"], row["absent_s"]) > 0

@@ -16,8 +16,8 @@ from gateway.amqp.front import AmqpFront
 from gateway.amqp.services import Services
 from gateway.config import Address, AmqpConfig, BudgetConfig, ConfigError, KafkaConfig, SecurityConfig
 from gateway.kafka.client import client_settings
-from gateway.kafka.consumers import Lookup
 from gateway.kafka.group import Groups
+from gateway.kafka.lookup import Lookup
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.replay import Replay
 from gateway.kafka.state import StateTopics

@@ -13,7 +13,7 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import RecordsToDelete
 
-from gateway.kafka.consumers import Lookup
+from gateway.kafka.lookup import Lookup
 from gateway.mqtt.recovery import find_exchanges, parse
 from mapping.record import MQTT_EXCHANGE
 from tests.support.gateway import wait_until

@@ -17,9 +17,9 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
 from gateway.config import KafkaConfig
 from gateway.kafka.client import client_settings
-from gateway.kafka.consumers import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.group import GROUP_LIMIT, Groups
+from gateway.kafka.lookup import Lookup
 from gateway.kafka.topics import Topics
 from gateway.mqtt.records import Wish
 from gateway.mqtt.router import Match

@@ -20,8 +20,8 @@ from aiokafka.structs import ConsumerRecord
 
 from gateway.config import Address, BudgetConfig, ConfigError, HttpConfig, KafkaConfig, SecurityConfig
 from gateway.kafka.client import client_settings
-from gateway.kafka.consumers import Lookup
 from gateway.kafka.group import Groups
+from gateway.kafka.lookup import Lookup
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.replay import Replay
 from gateway.kafka.state import StateTopics

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import AccessRule, ConfigError
-from gateway.kafka.consumers import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.group import Groups
+from gateway.kafka.lookup import Lookup
 from gateway.security.authorization import AccessList, Grant
 from gateway.security.group_names import TOPIC, YOUNG_MS, GroupNames
 from gateway.security.identity import Identity

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from gateway.kafka.consumers import Lookup
 from gateway.kafka.group import Groups
+from gateway.kafka.lookup import Lookup
 from gateway.kafka.replay import Replay
 from gateway.kafka.tail import Tail
 from mapping.record import Received

@@ -16,8 +16,9 @@ from aiokafka.errors import KafkaConnectionError
 
 from gateway.config import KafkaConfig
 from gateway.kafka.arrivals import Arrivals
-from gateway.kafka.consumers import Lookup, close_consumer, start_consumer
+from gateway.kafka.consumers import close_consumer, start_consumer
 from gateway.kafka.group_admin import GroupAdmin
+from gateway.kafka.lookup import Lookup
 from gateway.kafka.member import Member, MemberSettings
 from gateway.kafka.replay import Replay
 from gateway.kafka.tail import Tail

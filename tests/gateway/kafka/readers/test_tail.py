@@ -365,10 +365,10 @@ async def test_many_questions_share_a_request(readers, new_topic) -> None:
     asked = 0
     ask = readers.lookup._ask
 
-    async def counted(method: str, of: Any) -> Any:
+    async def counted(timestamp: int, of: Any) -> Any:
         nonlocal asked
         asked += 1
-        return await ask(method, of)
+        return await ask(timestamp, of)
 
     readers.lookup._ask = counted
     answers = await asyncio.gather(*(readers.lookup.ends(partitions[n % 3]) for n in range(300)))
