@@ -95,4 +95,4 @@ async def test_everything_beside_many_topics(new_gateway: Callable[..., GatewayP
     plan = many_topics.Plan(topics=20, others=2, filters=50, idle_s=0.1, settle_s=0)
     row = await many_topics.measure(many_topics.Measured(gateway.address("mqtt"), gateway.pid, bootstrap), plan)
     assert (row["topics"], row["absent_filters"]) == (20, 50)
-    assert min(row["first_s"], row["next_s"], row["ping_s"], row["absent_s"]) > 0
+    assert min(row["first_s"], row["next_s"], row["absent_s"]) > 0

@@ -249,6 +249,7 @@ async def test_a_session_resumes_from_stored_positions(readers, producer, new_to
     sink.room = None
     readers.tail.room(sink)
     await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
+    await readers.wait_until(lambda: len(sink.got) == 800)
     assert sink.by_partition() == {(topic, 0): list(range(400, 1100)), (topic, 1): list(range(1000, 1100))}
 
 
