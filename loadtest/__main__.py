@@ -20,7 +20,7 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Report
-from loadtest.scenarios import amqp_kills, amqp_memory, amqp_table, events, many_topics
+from loadtest.scenarios import amqp_kills, amqp_memory, amqp_table, events, many_topics, soak
 from loadtest.scenarios.fuzz import SETTINGS, Fuzz
 from loadtest.scenarios.fuzz import Plan as Storm
 from loadtest.scenarios.kills import Plan, Round
@@ -127,6 +127,24 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     topics.add_argument("--idle-s", type=float, default=many.idle_s, help="seconds of doing nothing")
     topics.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     topics.add_argument("--json", type=Path, help="write the report here as well")
+    long = scenarios.add_parser("soak", help="all protocols in and out for long; nothing in the gateway may grow")
+    long.add_argument("--bootstrap", help="Kafka; without it one is started")
+    soaking = soak.Plan()
+    long.add_argument("--protocol", choices=PROTOCOLS, action="append", help="one alone; default: all at once")
+    long.add_argument("--minutes", type=float, default=soaking.minutes, help="at most")
+    long.add_argument("--messages", type=int, help="for each protocol; default: as many as fit into the time")
+    long.add_argument(
+        "--rate", type=float, default=soaking.rate, help="messages a second of each protocol; 0: no limit"
+    )
+    long.add_argument("--course", type=int, default=soaking.course, help="messages between two sets of connections")
+    long.add_argument("--connections", type=int, default=soaking.connections, help="senders of a course")
+    long.add_argument("--size", type=int, default=soaking.size, help="payload bytes")
+    long.add_argument("--interval", type=float, default=soaking.interval, help="seconds between two samples")
+    long.add_argument("--settle", type=float, default=soaking.settle, help="seconds before anything is judged")
+    long.add_argument("--csv", type=Path, help="write the samples here; default: soak.csv in the directory")
+    long.add_argument("--plot", type=Path, help="draw them here, as SVG; default: soak.svg in the directory")
+    long.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
+    long.add_argument("--json", type=Path, help="write the report here as well")
     for name, protocol in (("table", "MQTT"), ("amqp", "AMQP")):
         table = scenarios.add_parser(name, help=f"every figure of docs/performance.md about {protocol}'s speed")
         table.add_argument("--bootstrap", help="Kafka; without it one is started")
@@ -266,6 +284,23 @@ async def everything(options: argparse.Namespace) -> int:
     return conclude(options, report, [])
 
 
+async def soak_gateway(options: argparse.Namespace) -> int:
+    """Run it; 0 when nothing was lost and everything is flat."""
+    names = ("minutes", "messages", "course", "connections", "size", "interval", "settle")
+    plan = soak.Plan(**chosen(options, names))
+    plan = plan._replace(rate=options.rate or None, protocols=tuple(options.protocol or PROTOCOLS))
+    async with own_gateway(options) as (gateway, _):
+        soaked = await soak.Soak(gateway, plan, say).run()
+    table = options.csv or gateway.log.with_name("soak.csv")
+    plot = options.plot or gateway.log.with_name("soak.svg")
+    soak.write_samples(table, soaked.samples)
+    soak.draw(plot, soaked.samples, plan.settle)
+    say(f"samples: {table}, {plot}")
+    report = Report(f"soak, {', '.join(plan.protocols)}")
+    report.add(**soaked.row())
+    return conclude(options, report, soaked.problems)
+
+
 async def memory(options: argparse.Namespace) -> int:
     """Run it; 0 when every session that came back got everything."""
     allow_files()
@@ -314,6 +349,7 @@ TABLES: Final = {"table": (mqtt_table, "MQTT"), "amqp": (amqp_table.measure, "AM
 RUN: Final = {
     "steady": steady, "kills": kills, "fuzz": fuzz, "memory": memory, "table": table, "amqp": table, "sse": sse,
     "many-topics": everything,
+    "soak": soak_gateway,
 }  # fmt: skip
 
 

@@ -139,3 +139,8 @@ def process_cpu(pid: int) -> float:
 def process_resident(pid: int) -> int:
     """Resident memory of a process in bytes (Linux)."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def process_descriptors(pid: int) -> int:
+    """How many file descriptors a process has open (Linux)."""
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())

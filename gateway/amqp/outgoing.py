@@ -72,7 +72,7 @@ class OutgoingLink:
         self._condition = source.condition
         self._partition = source.partition
         self._membership: Membership | Seat | None = None
-        self._selected = (self,)
+        self._selected: tuple[OutgoingLink, ...] = (self,)
         self._draining: asyncio.TimerHandle | None = None
         self._left = False
         self._dead_letters = session.services.dead_letters
@@ -321,6 +321,7 @@ class OutgoingLink:
         if self._left:
             return
         self._left = True
+        self._selected = ()  # which holds this link
         if self._draining is not None:
             self._draining.cancel()
         source, services = self._source, self._session.services

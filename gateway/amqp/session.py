@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import operator
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 import structlog
@@ -32,6 +32,7 @@ from gateway.security.authorization import Grant
 from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.expiry import Expiry
 from gateway.security.identity import Identity
+from gateway.turns import in_turns
 from mapping.amqp import Destination, gateway_headers
 from mapping.outcomes import Outcome
 from protocols.amqp.connection import Connection
@@ -67,6 +68,8 @@ log = structlog.get_logger(__name__)
 
 WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn before they are written: bounds what waits inside the engine
 _LINK_OF: Final = operator.itemgetter(0)  # of a token
+NO_SENDERS: Final[dict[IncomingLink, None]] = {}  # of all connections that have none: a dictionary takes memory
+NO_RECEIVERS: Final[dict[OutgoingLink, None]] = {}
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
 
 
@@ -99,9 +102,8 @@ class AmqpSession:
         self._identity: Identity | None = None
         self._login: Login | None = None  # until its verdict
         self._expiry: Expiry | None = None  # of a token
-        # Tuples: most connections have one link, and a list or a set takes memory even when it is empty.
-        self._incoming: tuple[IncomingLink, ...] = ()
-        self._outgoing: tuple[OutgoingLink, ...] = ()
+        self._incoming: dict[IncomingLink, None] = NO_SENDERS
+        self._outgoing: dict[OutgoingLink, None] = NO_RECEIVERS
         self._tasks: list[asyncio.Task[None]] = []
         self._parting = False  # somebody has said goodbye
         self._written = 0
@@ -170,7 +172,7 @@ class AmqpSession:
 
     def writable(self) -> None:
         """The socket takes more: receivers may go on."""
-        for outgoing in self._outgoing:
+        for outgoing in tuple(self._outgoing):
             outgoing.wake()
 
     def disconnected(self, reason: str) -> None:
@@ -183,10 +185,15 @@ class AmqpSession:
             task.cancel()
         for coordinator in {transaction.coordinator for transaction in self.transactions.values()}:
             coordinator.lost()
-        for link in [incoming.link for incoming in self._incoming] + [outgoing.link for outgoing in self._outgoing]:
-            self._lost(link, failed=not self._parting)
+        in_turns(self._lose_all())
         if self.container_id:
             self._log.info("connection closed", reason=reason)
+
+    def _lose_all(self) -> Iterator[None]:
+        """Each link that is left, and then what the engine knows of them."""
+        links = [incoming.link for incoming in self._incoming] + [outgoing.link for outgoing in self._outgoing]
+        yield from self._lose(links, failed=not self._parting)
+        self._connection.release()
 
     # Owner
 
@@ -276,20 +283,24 @@ class AmqpSession:
             else:
                 self.refuse(link, error)
             self.pump.flush_soon()
-        self._lost(link)
+        self._lost(link, outgoing)
 
     # for attaches
 
     def add_sender(self, incoming: IncomingLink) -> None:
         """A link on which the peer sends is about to be accepted."""
         incoming.link.context = incoming
-        self._incoming += (incoming,)
+        if self._incoming is NO_SENDERS:
+            self._incoming = {}
+        self._incoming[incoming] = None
         self.services.senders += 1
 
     def add_receiver(self, outgoing: OutgoingLink) -> None:
         """A link on which the peer receives is about to be accepted."""
         outgoing.link.context = outgoing
-        self._outgoing += (outgoing,)
+        if self._outgoing is NO_RECEIVERS:
+            self._outgoing = {}
+        self._outgoing[outgoing] = None
 
     def refuse(self, link: Link, error: Error) -> None:
         """Say no to an attach, if the peer is still there."""
@@ -354,10 +365,9 @@ class AmqpSession:
             case LinkDetached(link=link):
                 if event.by_us:
                     self._log.info("link detached", link=link.name, error=event.error)
-                self._lost(link, for_good=event.closed and not event.by_us)
+                self._lost(link, link.context, for_good=event.closed and not event.by_us)
             case SessionEnded(links=links):
-                for link in links:
-                    self._lost(link)
+                in_turns(self._lose(links, failed=False))
             case ConnectionFailed(reason=reason, code=code):
                 self.services.counts.broken += 1
                 self._log.info("connection failed", reason=reason, code=code)
@@ -431,20 +441,24 @@ class AmqpSession:
         if not self.gone:
             self.pump.flush()
 
-    def _lost(self, link: Link, *, for_good: bool = False, failed: bool = False) -> None:
+    def _lose(self, links: Sequence[Link], *, failed: bool) -> Iterator[None]:
+        contexts = [link.context for link in links]  # the engine forgets them at the end of this turn
+        for link, context in zip(links, contexts, strict=True):
+            self._lost(link, context, failed=failed)
+            yield
+
+    def _lost(self, link: Link, context: Any, *, for_good: bool = False, failed: bool = False) -> None:
         """A link is gone; `for_good`: the peer has closed its terminus; `failed`: with its connection, which broke."""
-        context = link.context
         if isinstance(context, IncomingLink):
             if context in self._incoming:
-                self._incoming = tuple(incoming for incoming in self._incoming if incoming is not context)
+                del self._incoming[context]
                 self.services.senders -= 1
                 self.services.forget(context)
                 context.sender.leave()
         elif isinstance(context, Coordinator):
             context.lost()
         elif isinstance(context, OutgoingLink):
-            if context in self._outgoing:
-                self._outgoing = tuple(outgoing for outgoing in self._outgoing if outgoing is not context)
+            self._outgoing.pop(context, None)
             context.leave(unsubscribe=for_good, failed=failed)
         node = self.nodes.pop(link, None)
         if node is not None:

@@ -66,7 +66,7 @@ COMMAND_BYTES: Final = 4096  # max-message-size of a coordinator: a command has 
 COMMAND_CREDIT: Final = 50
 SETTLE_S: Final = 5.0
 """How long a rollback waits for what was posted to be stored, so that it is answered as it would have been."""
-_LINK_OF: Final = operator.itemgetter(0)  # of a token
+_LINK_OF: Final = operator.itemgetter(1)  # of a token
 _REJECTED_OUTCOME: Final = "amqp:rejected:list"
 
 
@@ -234,6 +234,12 @@ class Coordinator:
             self.lost()
 
 
+def _settle(tokens: Sequence[Any], result: Result) -> None:
+    """Kafka's answer. Messages on their way know their transaction; Kafka's side of it does not, or it were a cycle."""
+    transaction: Transaction = tokens[0][0]
+    transaction.settle(tokens, result)
+
+
 class _Retirement:
     """A delivery to the peer, and the outcome that it is to have."""
 
@@ -266,7 +272,7 @@ class Transaction:
         self.error: Error | None = None
         self._coordinators = coordinators
         self._session = coordinator.session
-        self._kafka = coordinators.kafka.begin(self._settle)
+        self._kafka = coordinators.kafka.begin(_settle)
         self._retired: dict[int, _Retirement] = {}
         self._held = 0  # messages that have yet to find out where they go
         self._unheld: asyncio.Event | None = None
@@ -287,7 +293,7 @@ class Transaction:
 
     def post(self, incoming: IncomingLink, delivery: Any, record: Record) -> None:
         """Store a record; the delivery is settled when every in-sync replica has it."""
-        self._kafka.submit(record, (incoming, delivery), incoming.sender)
+        self._kafka.submit(record, (self, incoming, delivery), incoming.sender)
 
     def refuse(
         self, incoming: IncomingLink, delivery: Any, outcome: Outcome, reason: str, condition: str | None = None
@@ -311,7 +317,7 @@ class Transaction:
         if self._unheld is not None and not self._held:
             self._unheld.set()
 
-    def _settle(self, tokens: Sequence[Any], result: Result) -> None:
+    def settle(self, tokens: Sequence[Any], result: Result) -> None:
         """Kafka's answer for messages of this transaction."""
         session = self._session
         outcome = result.outcome
@@ -322,7 +328,7 @@ class Transaction:
         alive = session.alive
         for incoming, run in itertools.groupby(tokens, key=_LINK_OF):
             state = STATE_ACCEPTED if stored else delivery_state(incoming.link, outcome, result.reason)
-            for _, delivery in run:
+            for _, _, delivery in run:
                 incoming.window.settle()
                 if alive and delivery is not None:
                     session.engine.settle_posted(incoming.link, delivery, self.id, state)

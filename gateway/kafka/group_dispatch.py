@@ -129,6 +129,7 @@ class Dispatch:
             failed: count that as failures, and not only as attempts.
         """
         del self.members[member.outlet]
+        del member.outlet  # which has a way back to its member
         for pool in member.pools:
             del pool.members[member]
             pool.free.pop(member, None)

@@ -170,7 +170,8 @@ class Client:
         """Judge a CONNECT; the events in return are what the client had sent ahead."""
         pump, login = self._pump, self._services.login
         assert pump is not None
-        assert pump.transport is not None
+        if pump.transport is None:  # it was gone before its turn came
+            return []
         method = event.properties.authentication_method if event.properties is not None else None
         if method is not None:
             assert event.properties is not None

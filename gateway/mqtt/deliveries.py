@@ -90,6 +90,10 @@ class Deliveries:
         if self._retained is not None:
             self._retained.clear()
 
+    def dissolve(self) -> None:
+        """The session is over: what is still to come, from a group that is being left, is for nobody."""
+        del self._session
+
     def _send_at_once(self, flight: Flight) -> None:
         """A delivery of which the client has the message already, or whose message is a retained one."""
         assert self.client is not None

@@ -59,7 +59,8 @@ class Journal:
                 asyncio.get_running_loop().call_soon(self._begin)
 
     def stop(self) -> None:
-        """The record is not wanted any more: what waits is forgotten."""
+        """The record is not wanted any more: what waits is forgotten, and who wrote it."""
+        self._write, self._too_large = _nothing, _nothing
         self._stopped = True
         self._scheduled = False
         self._next.clear()
@@ -96,3 +97,7 @@ class Journal:
             self._begin()
         for action, argument in done:
             action(argument)
+
+
+def _nothing(*_: object) -> None:
+    """In the place of whoever is gone."""

@@ -79,11 +79,11 @@ class Session:
         self.client: Client | None = None
         self.budget: Budget = services.publisher.connection_budget()
         self.filters: dict[str, Wish] = {}
-        self.shares = Shares(self, services)
         self.journal = Journal(self._write_flight, self._too_large) if kept else None
         self.exchanges: Exchanges | None = None
         self._flights = Flights() if kept else None
         self.deliveries = Deliveries(self, self._flights, services)
+        self.shares = Shares(self.deliveries, services)
         self._services = services
         self._lossy: Outbox | None = None
         self._lossless: Outbox | None = None
@@ -160,7 +160,7 @@ class Session:
         return self._flights.places(self._services.router.places(filters.union(self._held), self._lossless))
 
     def _make_exchanges(self) -> Exchanges:
-        services = self._services
+        services, deliveries = self._services, self.deliveries
         if services.echoes is not None:
             self.deliveries.copies = OwnCopies(self.client_id)
         self.exchanges = Exchanges(
@@ -172,7 +172,7 @@ class Session:
             self.budget,
             self.journal,
             services.spawn,
-            lambda: self.client,
+            lambda: deliveries.client,
             services.echoes,
             self.deliveries.copies,
         )
@@ -252,6 +252,12 @@ class Session:
         self._lossy = self._lossless = None
         self._forget_matches()
         self.shares.leave()
+
+    def dissolve(self) -> None:
+        """Nobody will ask for this object again: its parts let go of it, so that it needs no collector."""
+        self.deliveries.dissolve()
+        if self.journal is not None:
+            self.journal.stop()
 
     def forget_topic(self, topic: str) -> None:
         """A Kafka topic was deleted: should there be one of the name again, all of it is new."""

@@ -423,8 +423,7 @@ class Sessions:
         if session is not None:
             principal = session.principal
             self._remove(session)
-            if session.journal is not None:
-                session.journal.stop()
+            session.dissolve()
             will = session.will
         elif value is not None:
             record = decode_session(value)
@@ -504,6 +503,7 @@ class Sessions:
                 self._leaving.discard(session)
                 if session.client is None and self.live.get(session.client_id) is session:
                     del self.live[session.client_id]
+                    session.dissolve()
             else:
                 session.journal.dirty = True
 

@@ -16,8 +16,8 @@ from mapping.record import Received
 from protocols.mqtt.topics import parse_share
 
 if TYPE_CHECKING:
+    from gateway.mqtt.deliveries import Deliveries
     from gateway.mqtt.services import Services
-    from gateway.mqtt.session import Session
 
 log = structlog.get_logger(__name__)
 
@@ -32,14 +32,14 @@ class Shares:
         wishes: as subscribed, by filter; with a place in the group or not.
     """
 
-    __slots__ = ("_given", "_names", "_places", "_session", "_sharing", "_spawn", "wishes")
+    __slots__ = ("_deliveries", "_given", "_names", "_places", "_sharing", "_spawn", "wishes")
 
-    def __init__(self, session: Session, services: Services) -> None:
+    def __init__(self, deliveries: Deliveries, services: Services) -> None:
         """There are none."""
         self.wishes: dict[str, Wish] = {}
         self._places: dict[str, Share] = {}
         self._given: dict[int, tuple[Share, Received, int]] = {}  # by packet identifier
-        self._session = session
+        self._deliveries = deliveries
         self._sharing = services.sharing
         self._names = services.names
         self._spawn = services.spawn
@@ -59,13 +59,13 @@ class Shares:
         """The place in the group; None when the connection has gone meanwhile."""
         shared = parse_share(wish.options.topic_filter)
         assert shared is not None
-        client = self._session.client
-        subscriber: SharedSubscriber = self._session.deliveries
+        client = self._deliveries.client
+        subscriber: SharedSubscriber = self._deliveries
         if client is None or client.grant is None:
             return None
         await self._names.admit(client.grant, shared.group)
         share = await self._sharing.join(subscriber, shared, wish)
-        if client is self._session.client:
+        if client is self._deliveries.client:
             return share
         await share.leave()
         return None
@@ -77,8 +77,8 @@ class Shares:
 
     async def _rejoin(self, wish: Wish) -> None:
         """Take one place again; what the group does not give is logged, since nobody asked."""
-        topic_filter, client = wish.options.topic_filter, self._session.client
-        while self.wishes.get(topic_filter) is wish and client is self._session.client:
+        topic_filter, client = wish.options.topic_filter, self._deliveries.client
+        while self.wishes.get(topic_filter) is wish and client is self._deliveries.client:
             try:
                 share = await self._enter(wish)
             except Refused as refused:

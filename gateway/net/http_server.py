@@ -132,6 +132,7 @@ class HttpConnection(web.RequestHandler):
         if transport is None or server is None:
             return None
         self.transport = None
+        self._parser = None  # which has this connection
         server.connection_lost(self, None)
         self.keep_alive(False)
         self.force_close()

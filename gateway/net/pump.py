@@ -45,6 +45,21 @@ class Handler(Protocol):
         ...
 
 
+class _Nobody:
+    """The handler of a pump whose socket is gone."""
+
+    def connected(self, pump: Pump) -> None: ...
+
+    def handle(self, events: list[Any]) -> None: ...
+
+    def writable(self) -> None: ...
+
+    def disconnected(self, reason: str) -> None: ...
+
+
+NOBODY: Final[Handler] = _Nobody()
+
+
 class Flushed(Protocol):
     """What collects bytes for a socket."""
 
@@ -93,7 +108,7 @@ class Pump(asyncio.Protocol):
 
     Attributes:
         connection, handler: what the bytes and the events mean.
-        transport: asyncio's; None before it is there.
+        transport: asyncio's; None before it is there, and when it is gone.
         peer: its address, for logs.
         writable: whether the write buffer is below its mark.
         lingering: whether what the peer still sends is thrown away.
@@ -212,6 +227,8 @@ class Pump(asyncio.Protocol):
             self.fail(error)
         if self._lost is not None:
             self._lost(self)
+        # Session and transport know the pump: were they kept here, all three would be left to the collector.
+        self.handler, self.transport = NOBODY, None
 
     # the session's side
 

@@ -160,7 +160,7 @@ class EventStream:
         for timer in (self._heart, self._over, self._settling):
             if timer is not None:
                 timer.cancel()
-        self._expiry.set(None)
+        self._expiry.release()
         self._streams.forget(self)
 
     def _beat(self, period: float) -> None:
@@ -261,8 +261,9 @@ class EventStreams(Module):
         if stream not in self._streams:
             return
         self._streams.discard(stream)
-        if stream.listener is not None:
-            self._feeds.leave(stream.listener)
+        listener, stream.listener = stream.listener, None
+        if listener is not None:
+            self._feeds.leave(listener)
         if stream.share is not None:
             self._spawn(stream.share.leave())
 

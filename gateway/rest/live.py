@@ -122,7 +122,8 @@ class LiveSession:
         """See `pump.Handler`."""
         self._leave_all()
         self._sender.leave()
-        self._expiry.set(None)
+        self._expiry.release()
+        self.connection.release()
         self.live.services.publisher.gate.unsubscribe(self._on_gate)
 
     # for subscriptions

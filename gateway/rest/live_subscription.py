@@ -130,10 +130,12 @@ class Subscription:
         """Read no more; what is unsettled goes back to the group."""
         self._left = True
         self._unsettled.clear()
-        if self._listener is not None:
-            self._session.live.feeds.leave(self._listener)
-        if self._share is not None:
-            self._session.live.services.spawn(self._share.leave())
+        listener, self._listener = self._listener, None
+        share, self._share = self._share, None
+        if listener is not None:
+            self._session.live.feeds.leave(listener)
+        if share is not None:
+            self._session.live.services.spawn(share.leave())
 
     # the client's words
 

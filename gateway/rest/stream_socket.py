@@ -155,7 +155,10 @@ class StreamSocket(asyncio.Protocol):
             self._closed = True
             self.room = False
             self._pending.clear()
-            self._user.closed()
+            self._transport = None
+            user = self._user
+            del self._user  # which has this socket
+            user.closed()
 
 
 class _Begun(web.StreamResponse):

@@ -35,6 +35,11 @@ class Expiry:
             self._expires_ms = expires_ms
             self._arm()
 
+    def release(self) -> None:
+        """Nobody is to be told any more."""
+        self.set(None)
+        del self._ended
+
     def _arm(self) -> None:
         delay = min(LOOK_S, max(0.0, (self._expires_ms - self._wall_clock()) / 1000))
         self._timer = asyncio.get_running_loop().call_later(delay, self._look)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -11,12 +12,14 @@ LED_S: Final = 20.0
 _POLL_S: Final = 0.02
 
 
-async def create_topic(bootstrap: str, name: str, partitions: int = 3) -> None:
-    """Create a topic with one replica; returns when every partition has a leader, so that it can be used."""
+async def create_topic(
+    bootstrap: str, name: str, partitions: int = 3, *, configs: Mapping[str, str] | None = None
+) -> None:
+    """Create a topic with one replica and Kafka's `configs`; returns when every partition has a leader."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        await admin.create_topics([NewTopic(name, partitions, 1)])
+        await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=dict(configs or {}))])
         async with asyncio.timeout(LED_S):
             while not await _is_led(admin, name):  # noqa: ASYNC110 - Kafka announces it to nobody
                 await asyncio.sleep(_POLL_S)

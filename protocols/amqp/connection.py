@@ -142,6 +142,12 @@ class Connection:
             self.engine.close(error)
         self._dead = True
 
+    def release(self) -> None:
+        """The socket is gone, and no verb will be used any more."""
+        self._dead = True
+        if self._buffer is None:
+            self.engine.release()
+
     def sasl_challenge(self, data: bytes) -> list[Any]:
         """Ask the peer for another response; what it had sent ahead may give events."""
         if self._sasl is None or self._dead:

@@ -194,6 +194,18 @@ class Endpoints:
         native.set_condition(lib.pn_link_condition(link.handle), error)
         lib.pn_link_close(link.handle)
 
+    def release(self) -> None:
+        """The connection is no more, and nobody will ask for anything: sessions and links let go of each other."""
+        self.over = True
+        for session in self._sessions:
+            for link in session.links:
+                link.context = None
+            session.links.clear()
+        self._links.clear()
+        self._sent.clear()
+        self._stalled.clear()
+        self._untidy.clear()
+
     # events of proton
 
     def _on_open(self, _event: Any, events: list[Any]) -> None:
@@ -373,13 +385,17 @@ class Endpoints:
     def _tidy(self) -> None:
         """Give back what nobody asks for again; the output was taken to its end."""
         untidy, self._untidy = self._untidy, []
+        freed: set[Link] = set()
         for link in untidy:
             if link.finished and not link.held:
                 if self._links.pop(link.handle, None) is not None:
-                    link.session.links.remove(link)
+                    freed.add(link)
+                    link.context = None
                     lib.pn_link_free(link.handle)
             elif self.opened:  # else our attach waits for our open
                 native.forget_termini(link.handle)
+        for session in {link.session for link in freed}:
+            session.links = [link for link in session.links if link not in freed]
         for session in [session for session in self._ended if not session.links]:
             self._ended.remove(session)
             self._sessions.remove(session)

@@ -91,7 +91,7 @@ class Link:
         credit: incoming: how many more deliveries the peer may start. Outgoing: see `Connection.credit_of`.
         held: deliveries whose handle somebody keeps; the handle's memory stays until it is 0.
         limit: max-message-size, ours, announced (bytes).
-        context: the owner's own object; the engine never looks at it.
+        context: the owner's own object; the engine never looks at it, and forgets it with the link.
     """
 
     __slots__ = (

@@ -92,6 +92,11 @@ class LiveConnection:
         self.closing = True
         return [ConnectionFailed("the peer left without a Close frame", str(int(CloseReason.ABNORMAL_CLOSURE)))]
 
+    def release(self) -> None:
+        """The socket is gone. wsproto's parser is a generator that its own object holds: a cycle until it is closed."""
+        self.closing = True
+        self._framing._proto._parse_more.close()
+
     def data_to_send(self) -> bytes:
         """See there."""
         out = self._out

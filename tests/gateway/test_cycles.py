@@ -1,0 +1,288 @@
+"""No cycles on a data path: what grows with messages or connections is freed though the collector is off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from proton import Message
+from proton.utils import BlockingConnection, BlockingReceiver
+
+from protocols.mqtt.packets import Will
+from tests.support.amqp_transactions import Transacted
+from tests.support.mqtt import RawClient
+from tests.support.uncollected import Uncollected
+
+TURNS = 8  # of each round: what grows with them is seen
+OURS = (
+    "gateway.",
+    "protocols.",
+    "mapping.",
+    "flowcontrol.",
+    "_cffi_backend.",
+    "uvloop.loop.TCP",
+    "aiohttp.",
+    "wsproto.",
+)
+"""What connections and messages are made of. aiokafka's own cycles end with an assignment or a consumer; they hold no
+records (`kafka/readers/test_fetching.py`)."""
+WAIT_S = 40
+JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+CONSUMERS = {"Content-Type": "application/vnd.kafka.v2+json"}
+
+
+@pytest.fixture(scope="module")
+async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Uncollected]:
+    process = Uncollected(tmp_path_factory.mktemp("uncollected"), bootstrap, config="[kafka]\ncreate_topics = true\n")
+    await process.start()
+    yield process
+    await process.stop()
+
+
+class Round:
+    """What one turn uses: a gateway, and names that stay."""
+
+    def __init__(self, gateway: Uncollected) -> None:
+        self.gateway = gateway
+        self.name = f"cycles-{uuid.uuid4().hex[:8]}"
+        self.mqtt = gateway.address("mqtt")
+        self.amqp = f"amqp://{gateway.addresses['amqp']}"
+        self.http = f"http://{gateway.addresses['http']}"
+        self.kept = contextlib.AsyncExitStack()
+        self.turns = 0
+
+    async def keep_group(self) -> None:
+        """Have a member that takes nothing in the group all the time.
+
+        A group's life in this process is aiokafka's consumer's, whose end is left to the collector.
+        """
+        if not self.turns:
+            http = await self.kept.enter_async_context(self.session())
+            socket = await self.kept.enter_async_context(http.ws_connect("/stream", protocols=["trivium.v1"]))
+            await socket.send_json(
+                {"type": "subscribe", "id": "k", "topic": self.name, "group": self.name, "credit": 0}
+            )
+            assert (await socket.receive_json())["type"] == "subscribed"
+
+    async def blocking(self, work: Callable[[BlockingConnection], Any]) -> Any:
+        def run() -> Any:
+            connection = BlockingConnection(self.amqp, timeout=WAIT_S)
+            try:
+                return work(connection)
+            finally:
+                connection.close()
+
+        return await asyncio.to_thread(run)
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[aiohttp.ClientSession]:
+        async with aiohttp.ClientSession(self.http, timeout=aiohttp.ClientTimeout(total=WAIT_S)) as session:
+            yield session
+
+
+async def mqtt_in_and_out(way: Round) -> None:
+    """QoS 0, 1 and 2, and a will."""
+    topic = f"{way.name}/live/t"
+    subscriber = await RawClient.connect(way.mqtt, f"{way.name}-s")
+    await subscriber.subscribe(f"{way.name}/live/#")
+    publisher = await RawClient.connect(way.mqtt, f"{way.name}-p", will=Will(f"{way.name}/live/will", b"w", 1, False))
+    for qos in (0, 1, 2):
+        for _ in range(5):
+            await publisher.publish(topic, b"x", qos)
+            await subscriber.message()
+    publisher.drop()
+    assert (await subscriber.message()).topic == f"{way.name}/live/will"
+    await subscriber.disconnect()
+
+
+async def mqtt_retained(way: Round) -> None:
+    client = await RawClient.connect(way.mqtt, f"{way.name}-r")
+    for number in range(5):
+        await client.publish(f"{way.name}/{number}", b"r", 1, True)
+    await client.subscribe(f"{way.name}/+")
+    await client.messages(5)
+    await client.disconnect()
+
+
+async def mqtt_sessions(way: Round) -> None:
+    kept = {"session_expiry_interval": 600, "clean_start": False}
+    client = await RawClient.connect(way.mqtt, f"{way.name}-k", **kept)
+    await client.subscribe(f"{way.name}/#")
+    client.drop()
+    publisher = await RawClient.connect(way.mqtt, f"{way.name}-p")
+    for number in range(5):
+        await publisher.publish(f"{way.name}/x", b"%d" % number, 2)
+    await publisher.disconnect()
+    client = await RawClient.connect(way.mqtt, f"{way.name}-k", **kept)
+    await client.messages(5)
+    client.drop()
+
+
+async def mqtt_shared(way: Round) -> None:
+    await way.keep_group()
+    sharers = [await RawClient.connect(way.mqtt, f"{way.name}-{one}") for one in range(2)]
+    for one in sharers:
+        await one.subscribe(f"$share/{way.name}/{way.name}/#")
+    for _ in range(5):
+        await sharers[0].publish(f"{way.name}/x", b"x", 1)
+    for one in sharers:
+        one.drop()
+
+
+async def amqp_connections(way: Round) -> None:
+    for _ in range(5):
+        await way.blocking(lambda connection: None)
+
+
+async def amqp_in_and_out(way: Round) -> None:
+    def work(connection: BlockingConnection) -> None:
+        receiver = connection.create_receiver(way.name, credit=10)
+        sender = connection.create_sender(way.name)
+        for _ in range(10):
+            sender.send(Message(body=b"x"))
+            receiver.receive(WAIT_S)
+            receiver.accept()
+
+    await way.blocking(work)
+
+
+async def amqp_group(way: Round) -> None:
+    await way.keep_group()
+
+    def work(connection: BlockingConnection) -> None:
+        receiver: BlockingReceiver = connection.create_receiver(f"{way.name}/group.id/{way.name}", credit=10)
+        sender = connection.create_sender(way.name)
+        for _ in range(5):
+            sender.send(Message(body=b"x"))
+            receiver.receive(WAIT_S)
+            receiver.accept()
+        sender.send(Message(body=b"x"))
+        receiver.receive(WAIT_S)
+        receiver.release()
+
+    await way.blocking(work)
+
+
+async def amqp_transactions(way: Round) -> None:
+    def work(connection: BlockingConnection) -> None:
+        sender = connection.create_sender(way.name)
+        for commit in (True, False):
+            transaction = Transacted(connection)
+            for _ in range(3):
+                transaction.outcome(transaction.post(sender, Message(body=b"x")))
+            transaction.end(commit=commit)
+
+    await way.blocking(work)
+
+
+async def amqp_broken(way: Round) -> None:
+    """Connections that vanish: before anything was said, in the middle, and with rubbish."""
+    for said in (b"", b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x00\x00", b"rubbish\r\n\r\n"):
+        reader, writer = await asyncio.open_connection(*way.gateway.address("amqp"))
+        writer.write(said)
+        if said:
+            await reader.read(1)
+        writer.transport.abort()
+
+
+async def http_produce(way: Round) -> None:
+    async with way.session() as http:
+        body = json.dumps({"records": [{"key": "k", "value": {"n": 1}}] * 5})
+        for _ in range(5):
+            async with http.post(f"/topics/{way.name}", data=body, headers=JSON) as answer:
+                assert answer.status == 200, await answer.text()
+        async with http.post(f"/topics/{way.name}", data="{", headers=JSON) as answer:
+            assert answer.status >= 400
+
+
+async def http_poll(way: Round) -> None:
+    """A consumer's life but for its end: made, assigned, polled, committed."""
+    async with way.session() as http:
+        options = {"name": way.name, "format": "json", "auto.offset.reset": "earliest"}
+        place = f"/consumers/{way.name}/instances/{way.name}"
+        async with http.post(f"/consumers/{way.name}", json=options, headers=CONSUMERS) as answer:
+            assert answer.status == (409 if way.turns else 200), await answer.text()
+        async with http.post(
+            f"{place}/assignments", json={"partitions": [{"topic": way.name, "partition": 0}]}, headers=CONSUMERS
+        ) as answer:
+            assert answer.status == 204, await answer.text()
+        for _ in range(5):
+            async with http.post(
+                f"/topics/{way.name}", data='{"records":[{"value":1,"partition":0}]}', headers=JSON
+            ) as answer:
+                assert answer.status == 200, await answer.text()
+            records: list[Any] = []
+            while not records:
+                async with http.get(f"{place}/records", headers={"Accept": JSON["Content-Type"]}) as answer:
+                    assert answer.status == 200, await answer.text()
+                    records = await answer.json(content_type=None)
+        async with http.post(f"{place}/offsets", headers=CONSUMERS) as answer:
+            assert answer.status in {200, 204}, await answer.text()
+
+
+async def http_reads(way: Round) -> None:
+    async with way.session() as http:
+        for _ in range(3):
+            async with http.get(f"/topics/{way.name}/records?from=beginning&wait=100") as answer:
+                await answer.read()
+            async with http.get("/topics") as answer:
+                await answer.read()
+
+
+async def http_events(way: Round) -> None:
+    async with way.session() as http, http.get(f"/topics/{way.name}/stream") as stream:
+        await stream.content.readline()
+        for _ in range(5):
+            async with http.post(f"/topics/{way.name}", data='{"records":[{"value":1}]}', headers=JSON) as answer:
+                assert answer.status == 200
+            while not (await stream.content.readline()).startswith(b"data"):
+                pass
+
+
+async def http_socket(way: Round) -> None:
+    await way.keep_group()
+    async with way.session() as http, http.ws_connect("/stream", protocols=["trivium.v1"]) as socket:
+        await socket.send_json({"type": "subscribe", "id": "s", "topic": way.name})
+        assert (await socket.receive_json())["type"] == "subscribed"
+        await socket.send_json({"type": "subscribe", "id": "g", "topic": way.name, "group": way.name})
+        assert (await socket.receive_json())["type"] == "subscribed"
+        for number in range(5):
+            await socket.send_json({"type": "produce", "id": str(number), "topic": way.name, "records": [{"value": 1}]})
+            while (heard := await socket.receive_json(timeout=WAIT_S))["type"] != "record" or heard["id"] != "s":
+                assert heard["type"] in {"produced", "record"}, heard
+        await socket.send_json({"type": "produce"})
+
+
+async def http_upload(way: Round) -> None:
+    async with way.session() as http:
+        lines = b'{"value": 1}\n' * 20
+        headers = {"Content-Type": "application/x-ndjson"}
+        async with http.post(f"/topics/{way.name}/records", data=lines, headers=headers) as answer:
+            assert answer.status == 200
+            await answer.read()
+
+
+ROUNDS: list[Callable[[Round], Awaitable[None]]] = [
+    mqtt_in_and_out, mqtt_retained, mqtt_sessions, mqtt_shared, amqp_connections, amqp_in_and_out, amqp_group,
+    amqp_transactions, amqp_broken, http_produce, http_poll, http_reads, http_events, http_socket, http_upload,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("turn", ROUNDS, ids=lambda turn: turn.__name__)
+async def test_nothing_is_left_to_the_collector(gateway: Uncollected, turn: Callable[[Round], Awaitable[None]]) -> None:
+    way = Round(gateway)
+    async with way.kept:
+        for _ in range(2):
+            await turn(way)
+            way.turns += 1
+        await gateway.garbage()
+        for _ in range(TURNS):
+            await turn(way)
+        found = {name: count for name, count in (await gateway.garbage()).items() if name.startswith(OURS)}
+    assert sum(found.values()) < TURNS, found
