@@ -241,7 +241,7 @@ def _without_coordinates(kept: bytes) -> tuple[bytes, int]:
         start = place
         name, place = decode(kept, place, end)
         place = skip(kept, place, end)
-        if not isinstance(name, str) or name not in COORDINATE_NAMES:
+        if not isinstance(name, str) or not (name in COORDINATE_NAMES or name.startswith(DEAD_LETTER_ANNOTATION)):
             items.append(kept[start:place])
     return b"".join(items), 2 * len(items)
 

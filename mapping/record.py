@@ -78,7 +78,7 @@ AMQP_TYPES: Final = "amqp.types"
 AMQP_BODY: Final = "amqp.body"
 AMQP_DURABLE: Final = "amqp.durable"
 AMQP_PRIORITY: Final = "amqp.priority"
-# Where a dead letter comes from and why it is one. Not reserved: every protocol shows them as a user's own.
+# Where a dead letter comes from and why it is one. Every protocol shows them; only the gateway writes them.
 DEAD_LETTER_PREFIX: Final = "dead-letter."
 DEAD_LETTER_TOPIC: Final = "dead-letter.topic"
 DEAD_LETTER_PARTITION: Final = "dead-letter.partition"
@@ -100,7 +100,11 @@ RESERVED_HEADERS: Final = frozenset(
 )  # fmt: skip
 """Names that a user's own header may not take. Trace context is not reserved: it keeps its own name."""
 
-RESERVED_PREFIXES: Final = ("mqtt.", "gw.", "amqp.", USER_PREFIX)
+VOUCHED_HEADERS: Final = frozenset({TO, USER_ID})
+VOUCHED_PREFIXES: Final = ("mqtt.", "gw.", "amqp.", DEAD_LETTER_PREFIX)
+"""What readers take for the gateway's word, or for what a client has said in its protocol's own field for it. The other
+reserved headers are properties of a message, which a client that writes Kafka's raw headers may set."""
+RESERVED_PREFIXES: Final = (*VOUCHED_PREFIXES, USER_PREFIX)
 
 INTERNAL_TOPIC_PREFIX: Final = "__"
 TOPIC_NAME_LIMIT: Final = 249
@@ -117,8 +121,15 @@ def is_topic_name(name: str) -> bool:
 
 
 def stored_name(name: str) -> str:
-    """The header name under which a user's own header `name` is stored."""
+    """The header name under which a user's own header `name` is stored, where message properties have fields."""
     if name in RESERVED_HEADERS or name.startswith(RESERVED_PREFIXES):
+        return USER_PREFIX + name
+    return name
+
+
+def raw_name(name: str) -> str:
+    """The same for a client that writes Kafka's headers as they are, as HTTP's do."""
+    if name in VOUCHED_HEADERS or name.startswith(VOUCHED_PREFIXES):
         return USER_PREFIX + name
     return name
 
@@ -127,6 +138,8 @@ def own_name(stored: str) -> str | None:
     """The user's name of a stored header, or None when the header is one of ours."""
     if stored.startswith(USER_PREFIX):
         return stored[len(USER_PREFIX) :]
+    if stored.startswith(DEAD_LETTER_PREFIX):
+        return stored
     if stored in RESERVED_HEADERS or stored.startswith(RESERVED_PREFIXES):
         return None
     return stored

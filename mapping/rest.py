@@ -18,11 +18,11 @@ from mapping.record import (
     GW_PROTOCOL,
     TRACEPARENT,
     TRACESTATE,
-    USER_PREFIX,
     Header,
     Headers,
     Received,
     Record,
+    raw_name,
 )
 from protocols.rest.errors import RestError, invalid, unprocessable
 from protocols.rest.media import Format
@@ -44,8 +44,6 @@ CONTENT_TYPES: Final = {
     Format.BINARY: b"application/octet-stream",
     Format.TEXT: b"text/plain",
 }
-OURS: Final = ("gw.", "mqtt.", "amqp.")
-"""Prefixes of the headers that only the gateway writes. The others are a client's own: HTTP sees Kafka's raw view."""
 LARGEST_PARTITION: Final = 2**31 - 1
 LARGEST_TIMESTAMP: Final = 2**63 - 1
 
@@ -225,10 +223,7 @@ def _checked_partition(given: float | None, path_partition: int | None, index: i
 
 def merged_headers(fields: Sequence[HeaderField], standard: Headers, trace: Headers) -> Headers:
     """The client's headers in their order, then ours; its own content type and trace context stand."""
-    own: list[Header] = []
-    for field in fields:
-        name = USER_PREFIX + field.key if field.key.startswith(OURS) else field.key
-        own.append((name, from_base64(field.value)))
+    own: list[Header] = [(raw_name(field.key), from_base64(field.value)) for field in fields]
     names = {name for name, _ in own}
     own += [header for header in standard if header[0] not in names]
     if TRACEPARENT not in names:

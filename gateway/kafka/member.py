@@ -426,12 +426,14 @@ class Member:
     # Positions
 
     async def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commit `offsets` as they are given.
+        """Commit `offsets` as they are given; none are nothing to do.
 
         Raises:
             NotAssignedError: for a partition that is not ours.
             Refused: BUSY when Kafka does not answer or the group agrees anew; see `_refused`.
         """
+        if not offsets:
+            return
         foreign = offsets.keys() - self._consumer.assignment()
         if foreign:
             raise NotAssignedError(foreign)
