@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from gateway.security.exchange import Continue, Done, Exchange, Failed
 from gateway.security.identity import Identity
+from gateway.security.turns import Busy
 from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
 
 
@@ -59,7 +60,10 @@ class Login:
         if isinstance(event, SaslInitReceived):
             self._exchange = self._authenticator.exchange(event.mechanism, peer=self._peer)
             if self._exchange is None:
-                identity = await self._prove(event.mechanism, event.response)
+                try:
+                    identity = await self._prove(event.mechanism, event.response)
+                except Busy as busy:
+                    return Failed(str(busy), busy=True)
                 return Failed(f"{event.mechanism} proved nothing") if identity is None else Done(identity, b"")
         if self._exchange is None:
             return Failed("a response that nobody asked for")

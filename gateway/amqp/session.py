@@ -407,7 +407,7 @@ class AmqpSession:
                     self._expiry.set(expires_ms)
                 more = self._connection.sasl_outcome(SaslCode.OK, last_word or None)
             case Failed():
-                more = self._connection.sasl_outcome(SaslCode.AUTH)
+                more = self._connection.sasl_outcome(SaslCode.SYS_TEMP if step.busy else SaslCode.AUTH)
         waiting = self.handle(more)
         if waiting is not None:
             await waiting

@@ -22,6 +22,7 @@ from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
 from gateway.security.exchange import Done, Failed
 from gateway.security.identity import Identity
+from gateway.security.turns import Busy
 from mapping.outcomes import Outcome
 from mapping.record import Received
 from protocols.connection import ConnectionFailed
@@ -180,7 +181,10 @@ class Client:
                 return self._refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, "this authentication method is not served")
             return await self._judged(event, await self._dialogue.begin(event.properties.authentication_data))
         certificate = pump.transport.get_extra_info("peercert")
-        identity = await login.identify(event, peer=pump.peer, certificate=certificate)
+        try:
+            identity = await login.identify(event, peer=pump.peer, certificate=certificate)
+        except Busy as busy:
+            return self._refuse(ReasonCode.SERVER_BUSY, str(busy))
         if identity is None:
             return self._refuse(*login.refusal(event))
         return await self._admit(event, identity, NONE)

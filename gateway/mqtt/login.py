@@ -35,6 +35,9 @@ class Login:
 
         Returns:
             None: refused; `refusal` says how.
+
+        Raises:
+            Busy: see `Authenticator.authenticate_password`.
         """
         authenticator = self._authenticator
         if connect.username is not None or connect.password is not None:
@@ -166,7 +169,11 @@ class Dialogue:
 
     def _fail(self, failed: Failed) -> Failed:
         """Say that it failed and close; why is not told, for it would help who guesses."""
-        if self._connection.is_open:
+        if failed.busy and self._connection.is_open:
+            self._connection.send_disconnect(ReasonCode.SERVER_BUSY, failed.reason)
+        elif failed.busy:
+            self._connection.refuse(ReasonCode.SERVER_BUSY, failed.reason)
+        elif self._connection.is_open:
             self._connection.send_disconnect(ReasonCode.NOT_AUTHORIZED, "re-authentication failed")  # [MQTT-4.12.1-2]
         else:
             self._connection.refuse(ReasonCode.NOT_AUTHORIZED, "authentication failed")  # [MQTT-4.12.0-4]

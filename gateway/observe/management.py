@@ -21,6 +21,7 @@ from gateway.config import Address
 from gateway.net.heads import HeadError, Heads
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
 from gateway.security.origins import Hosts, Origins
+from gateway.security.turns import Busy
 
 JSON: Final = "application/json"
 SHUTDOWN_S: Final = 1.0
@@ -119,7 +120,11 @@ class Management:
         return web.Response(status=200 if ready else 503, body=msgspec.json.encode(body), content_type=JSON)
 
     async def _render(self, request: web.Request) -> web.Response:
-        if self._guarded and not await self._admitted(request):
+        try:
+            admitted = not self._guarded or await self._admitted(request)
+        except Busy as busy:
+            return web.Response(status=503, text=f"{busy}\n", headers={"Retry-After": "1"})
+        if not admitted:
             return web.Response(status=401, text="a password is needed\n", headers={"WWW-Authenticate": CHALLENGE})
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 

@@ -12,7 +12,8 @@ from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList, Grant
 from gateway.security.identity import Identity
 from gateway.security.origins import Origins
-from protocols.rest.errors import RestError
+from gateway.security.turns import Busy
+from protocols.rest.errors import RestError, busy
 
 BASIC_CHALLENGE: Final = 'Basic realm="trivium", charset="UTF-8"'
 BEARER_CHALLENGE: Final = 'Bearer realm="trivium"'
@@ -48,7 +49,14 @@ class Access:
 
         Raises:
             RestError: 401 with the challenges; late, for a wrong password or token. 403 for a page of another site.
+                503: too many logins wait.
         """
+        try:
+            return await self._admit(request, token_in_query=token_in_query)
+        except Busy as wait:
+            raise busy(f"Logins are busy: {wait}") from None
+
+    async def _admit(self, request: web.BaseRequest, *, token_in_query: bool) -> Admitted:
         header = request.headers.get("Authorization")
         if header is None and token_in_query and TOKEN_PARAMETER in request.raw_path:
             token = request.rel_url.query.get(TOKEN_PARAMETER)

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from gateway.config import ConfigError, SecurityConfig
-from gateway.security.amqtt_plugins import Credentials, PluginBackend, plugin_specs
+from gateway.security.amqtt_plugins import CHECKS_AT_ONCE, WORKERS, Credentials, PluginBackend, plugin_specs
 from gateway.security.bearer import MECHANISMS as BEARER_MECHANISMS
 from gateway.security.bearer import BearerExchange
 from gateway.security.exchange import Exchange, ScramExchange
@@ -31,11 +31,15 @@ from gateway.security.scram import ScramServer
 from gateway.security.scram_file import ScramUsers, read_scram_file
 from gateway.security.throttle import Throttle, address_of
 from gateway.security.tokens import Shown, TokenError, TokenJudge
+from gateway.security.turns import Busy, Turns
 
 log = structlog.get_logger(__name__)
 
-CACHE_S: Final = 60.0  # how long a right password is believed: a removed user stays in no longer
+CACHE_S: Final = 60.0  # how long a plugin's right password is believed: a removed user stays in no longer
 CACHE_ENTRIES: Final = 10_000
+CHECKS_OF_ADDRESS: Final = 4  # at a time, so that the other addresses' turns come soon
+WAITING_OF_ADDRESS: Final = 256  # a fleet behind one address, for some seconds
+KNOWN_ADDRESSES: Final = 10_000  # from which somebody has logged in; they go before strangers
 WAITING_LIMIT: Final = 4096  # attempts that wait for a check, of all addresses: each holds a name and a password
 CREDENTIAL_LIMIT: Final = 65_535  # bytes; MQTT's own limit for both
 NONCE_BYTES: Final = 18  # of chance in a SCRAM nonce: 24 characters
@@ -47,7 +51,9 @@ class AuthenticationStatistics(msgspec.Struct, frozen=True):
     accepted_total: int
     remembered_total: int  # of the accepted: without asking a plugin
     refused_total: int
-    throttled_total: int  # of the refused: not even checked
+    throttled_total: int  # of the refused: not even checked, told to come again
+    waiting: int  # for their turn at a check
+    checking: int
     errors_total: int  # answers that a plugin could not give
     addresses_slowed: int
     key_fetches_total: int  # of the keys of tokens
@@ -93,7 +99,14 @@ class Authenticator:
         self._secret = secrets.token_bytes(32)
         self._remembered: collections.OrderedDict[bytes, float] = collections.OrderedDict()
         self._checking: dict[bytes, asyncio.Future[bool | None]] = {}
-        self._waiting = 0
+        self._remembered_s = CACHE_S if config.plugins else float("inf")  # a file is another one only after a reload
+        self._known: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._turns = Turns(
+            at_once=WORKERS * CHECKS_AT_ONCE,
+            of_address=CHECKS_OF_ADDRESS,
+            waiting_of_address=WAITING_OF_ADDRESS,
+            waiting=WAITING_LIMIT,
+        )
         self._accepted = 0
         self._from_memory = 0
         self._refused = 0
@@ -224,6 +237,9 @@ class Authenticator:
 
         Returns:
             None: refused.
+
+        Raises:
+            Busy: it was not checked: too many attempts wait, of this address or of all.
         """
         backend = self._backend
         if backend is None:
@@ -238,21 +254,15 @@ class Authenticator:
                 return Identity(user, "password")
             del self._remembered[digest]
         address = address_of(peer)
-        if self._waiting >= WAITING_LIMIT or self._throttle.is_full(address):
-            self._refused += 1
-            self._throttled += 1
-            return None
-        self._waiting += 1
-        try:
-            text = _text(password)
-            # An empty password is an anonymous bind to LDAP, which succeeds (RFC 4513 part 5.1.2).
-            right = False
-            if text and is_principal(user) and len(user) <= CREDENTIAL_LIMIT:
-                right = await self._check(backend, digest, Credentials(user, text, client_id, peer))
-        finally:
-            self._waiting -= 1
+        self.check_busy(address)
+        text = _text(password)
+        # An empty password is an anonymous bind to LDAP, which succeeds (RFC 4513 part 5.1.2).
+        right = False
+        if text and is_principal(user) and len(user) <= CREDENTIAL_LIMIT:
+            right = await self._check(backend, digest, address, Credentials(user, text, client_id, peer))
         if right:
             self._accepted += 1
+            self._remember_address(address)
             return Identity(user, "password")
         self._refused += 1
         await self._throttle.wait_refused(address, began)
@@ -267,10 +277,14 @@ class Authenticator:
 
         Returns:
             None: refused.
+
+        Raises:
+            Busy: it was not checked: too many failures of this address wait.
         """
         address = address_of(peer)
-        if self._tokens is None or self.is_throttled(address):
+        if self._tokens is None:
             return None
+        self.check_busy(address)
         try:
             shown = await self._tokens.judge(token)
         except TokenError as fault:
@@ -300,13 +314,15 @@ class Authenticator:
         server = ScramServer(mechanism, look_up, secrets.token_urlsafe(NONCE_BYTES))
         return ScramExchange(server, self, address_of(peer), user)
 
-    def is_throttled(self, address: str) -> bool:
-        """Whether an exchange of this address is refused unchecked (contract: `gateway.security.exchange.Judge`)."""
-        throttled = self._throttle.is_full(address)
-        if throttled:
-            self._refused += 1
-            self._throttled += 1
-        return throttled
+    def check_busy(self, address: str) -> None:
+        """Raise Busy where nothing of this address is checked now (contract: `gateway.security.exchange.Judge`)."""
+        if self._throttle.is_full(address):
+            self._count_busy()
+            raise Busy("too many failures of this address are waiting")
+
+    def _count_busy(self) -> None:
+        self._refused += 1
+        self._throttled += 1
 
     def accepted(self) -> None:
         """An exchange proved an identity."""
@@ -321,8 +337,10 @@ class Authenticator:
         self._refused += 1
         await self._throttle.wait_refused(address, self._clock())
 
-    async def _check(self, backend: PluginBackend, digest: bytes, credentials: Credentials) -> bool:
+    async def _check(self, backend: PluginBackend, digest: bytes, address: str, credentials: Credentials) -> bool:
         """Ask the plugins, once for all who offer the same credentials at the same time."""
+        if not backend.started:
+            raise RuntimeError("the authenticator was not started")
         while (running := self._checking.get(digest)) is not None:
             known = await asyncio.shield(running)
             if known is not None:
@@ -331,7 +349,12 @@ class Authenticator:
         self._checking[digest] = answer
         right: bool | None = None  # stays None when this client leaves meanwhile: the next one asks
         try:
-            right = await backend.check(credentials)
+            async with self._turns.turn(address, known=address in self._known):
+                backend = self._backend or backend  # after a reload another one
+                right = await backend.check(credentials)
+        except Busy:
+            self._count_busy()
+            raise
         finally:
             del self._checking[digest]
             answer.set_result(right)
@@ -340,10 +363,16 @@ class Authenticator:
         return right
 
     def _remember(self, digest: bytes) -> None:
-        self._remembered[digest] = self._clock() + CACHE_S
+        self._remembered[digest] = self._clock() + self._remembered_s
         self._remembered.move_to_end(digest)
         while len(self._remembered) > CACHE_ENTRIES:
             self._remembered.popitem(last=False)
+
+    def _remember_address(self, address: str) -> None:
+        self._known[address] = None
+        self._known.move_to_end(address)
+        while len(self._known) > KNOWN_ADDRESSES:
+            self._known.popitem(last=False)
 
     def _digest(self, user: str, password: bytes | str) -> bytes:
         """A keyed hash of both; the key dies with the process, so that memory tells no password."""
@@ -360,6 +389,8 @@ class Authenticator:
             remembered_total=self._from_memory,
             refused_total=self._refused,
             throttled_total=self._throttled,
+            waiting=self._turns.waiting,
+            checking=self._turns.running,
             errors_total=self._backend.errors if self._backend is not None else 0,
             addresses_slowed=len(self._throttle),
             key_fetches_total=keys.fetches if keys is not None else 0,

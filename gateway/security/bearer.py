@@ -15,6 +15,7 @@ from typing import Final
 
 from gateway.security.exchange import Continue, Done, Failed, Judge, Step
 from gateway.security.tokens import Shown, TokenError
+from gateway.security.turns import Busy
 
 OAUTHBEARER: Final = "OAUTHBEARER"
 XOAUTH2: Final = "XOAUTH2"
@@ -66,8 +67,10 @@ class BearerExchange:
         if data is None and not self._asked:
             self._asked = True
             return Continue(b"")  # part 3 of RFC 4422: it has begun without its message
-        if self._judge.is_throttled(self._address):
-            return Failed("too many failures of this address are waiting")
+        try:
+            self._judge.check_busy(self._address)
+        except Busy as busy:
+            return Failed(str(busy), busy=True)
         try:
             name, token = self._read(data or b"")
         except _MessageError as fault:

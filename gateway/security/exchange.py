@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.security.identity import Identity
 from gateway.security.scram import Challenge, Disproven, Proven, ScramServer
+from gateway.security.turns import Busy
 
 
 class Continue(msgspec.Struct, frozen=True, gc=False):
@@ -31,9 +32,15 @@ class Done(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
-    """The client is refused; the reason is for the log, for it tells what was wrong."""
+    """The client is refused; the reason is for the log, for it tells what was wrong.
+
+    Attributes:
+        reason: see above.
+        busy: nothing was wrong: it was not looked at, and the client may come again.
+    """
 
     reason: str
+    busy: bool = False
 
 
 Step = Continue | Done | Failed
@@ -42,8 +49,8 @@ Step = Continue | Done | Failed
 class Judge(Protocol):
     """What an exchange needs of `gateway.security.authentication.Authenticator`."""
 
-    def is_throttled(self, address: str) -> bool:
-        """Whether an exchange of this address is refused unchecked."""
+    def check_busy(self, address: str) -> None:
+        """Raise Busy where an exchange of this address is refused unchecked."""
         ...
 
     def accepted(self) -> None:
@@ -88,8 +95,10 @@ class ScramExchange:
 
     async def step(self, data: bytes | None) -> Step:
         """See `Exchange`; only a failure waits."""
-        if self._judge.is_throttled(self._address):
-            return Failed("too many failures of this address are waiting")
+        try:
+            self._judge.check_busy(self._address)
+        except Busy as busy:
+            return Failed(str(busy), busy=True)
         step = self._server.step(data)
         match step:
             case Challenge(challenge):

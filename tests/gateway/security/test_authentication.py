@@ -23,6 +23,7 @@ from gateway.security import amqtt_plugins, authentication, throttle
 from gateway.security.amqtt_plugins import Credentials
 from gateway.security.authentication import Authenticator
 from gateway.security.identity import ANONYMOUS, Identity
+from gateway.security.turns import Busy
 
 PEER = "192.0.2.1:50000"
 SECRET = "correct horse"
@@ -308,7 +309,8 @@ async def test_one_address_cannot_guess_in_parallel(monkeypatch: pytest.MonkeyPa
         for number in range(3):
             group.create_task(authenticator.authenticate_password("ann", f"{number}", peer=PEER))
         await until(lambda: authenticator.statistics().refused_total == 3)
-        assert await authenticator.authenticate_password("ann", SECRET, peer=PEER) is None
+        with pytest.raises(Busy):
+            await authenticator.authenticate_password("ann", SECRET, peer=PEER)
         assert len(asked) == 3
         assert authenticator.statistics().throttled_total == 1
         assert await authenticator.authenticate_password("ann", SECRET, peer="192.0.2.9:1")

@@ -1,0 +1,129 @@
+"""Turns: no address keeps another one waiting, whatever it has under way; nothing is lost when somebody leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.security.turns import Busy, Turns
+
+
+class Room:
+    """Attempts that stay in their turn until they are let go; `order`: of their turns."""
+
+    def __init__(self, **limits: int) -> None:
+        self.turns = Turns(**{"at_once": 4, "of_address": 2, "waiting_of_address": 100, "waiting": 1000, **limits})
+        self.order: list[str] = []
+        self.inside: list[tuple[str, asyncio.Event]] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def come(self, address: str, count: int = 1, *, known: bool = False) -> None:
+        """Have attempts of an address begin."""
+        self.tasks += [asyncio.create_task(self._attempt(address, known=known)) for _ in range(count)]
+        await self.settle()
+
+    async def _attempt(self, address: str, *, known: bool) -> None:
+        async with self.turns.turn(address, known=known):
+            self.order.append(address)
+            leave = asyncio.Event()
+            place = (address, leave)
+            self.inside.append(place)
+            try:
+                await leave.wait()
+            finally:
+                self.inside.remove(place)
+
+    async def settle(self) -> None:
+        """Let everything happen that can: a few turns of the loop."""
+        for _ in range(5):
+            turn = asyncio.Event()
+            asyncio.get_running_loop().call_soon(turn.set)
+            await turn.wait()
+
+    async def finish(self, count: int = 1) -> None:
+        """The first ones inside are done."""
+        for _, leave in self.inside[:count]:
+            leave.set()
+        await self.settle()
+
+    async def empty(self) -> None:
+        """All are done, in their turns."""
+        while self.inside:
+            await self.finish()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        assert (self.turns.waiting, self.turns.running, self.turns._free, self.turns._lines) == (0, 0, 4, {})
+
+
+async def test_an_address_waits_for_no_others_attempts() -> None:
+    room = Room()
+    await room.come("flood", 90)
+    await room.come("other", 90)
+    assert room.order == ["flood"] * 2 + ["other"] * 2
+    await room.come("third")
+    await room.finish()
+    await room.finish()
+    assert "third" in room.order[4:6]
+    await room.empty()
+    assert len(room.order) == 181
+
+
+async def test_who_was_there_before_goes_before_strangers_but_not_for_ever() -> None:
+    room = Room()
+    await room.come("stranger", 20)
+    await room.come("other", 2)
+    await room.come("friend", 20, known=True)
+    await room.come("friends friend", 20, known=True)
+    for _ in range(8):
+        await room.finish()
+    assert room.order[4:].count("stranger") == 2
+    assert set(room.order[4:]) == {"friend", "friends friend", "stranger"}
+    await room.empty()
+
+
+async def test_more_than_its_share_is_refused_at_once() -> None:
+    room = Room(waiting_of_address=3, waiting=5)
+    await room.come("flood", 9)
+    failed = [task for task in room.tasks if task.done()]
+    assert len(failed) == 4
+    assert all(isinstance(task.exception(), Busy) for task in failed)
+    await room.come("other", 2)
+    assert room.order == ["flood"] * 2 + ["other"] * 2
+    await room.come("other", 2)
+    with pytest.raises(Busy):
+        async with room.turns.turn("third", known=False):
+            pass
+    await room.empty()
+
+
+actions = st.lists(
+    st.tuples(st.just("come"), st.sampled_from("abc"), st.booleans())
+    | st.tuples(st.just("finish"), st.integers(0, 5), st.none())
+    | st.tuples(st.just("cancel"), st.integers(0, 20), st.none()),
+    max_size=40,
+)
+
+
+@given(actions)
+def test_no_turn_is_lost_and_none_is_given_twice(steps: list[tuple[str, Any, Any]]) -> None:
+    async def play() -> None:
+        room = Room()
+        for what, which, known in steps:
+            if what == "come":
+                await room.come(which, known=known)
+            elif what == "finish" and room.inside:
+                room.inside[which % len(room.inside)][1].set()
+            elif what == "cancel" and room.tasks:
+                room.tasks[which % len(room.tasks)].cancel()
+            addresses = [address for address, _ in room.inside]
+            assert len(addresses) <= 4
+            assert all(addresses.count(one) <= 2 for one in addresses)
+            await room.settle()
+            waiting = {one for one, line in room.turns._lines.items() if line.waiting and line.running < 2}
+            assert not waiting or room.turns.running == 4, "a place is free, and somebody waits who may have it"
+        await room.empty()
+
+    asyncio.run(play())
