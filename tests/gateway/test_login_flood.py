@@ -1,0 +1,142 @@
+"""A stranger's flood of wrong passwords keeps nobody else waiting, by any protocol; what is too much is told "busy"."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from proton.utils import BlockingConnection
+from pwdlib.hashers.argon2 import Argon2Hasher
+
+from protocols.mqtt.decoding import decode_packet
+from protocols.mqtt.encoding import encode_packet
+from protocols.mqtt.packets import Connack, Connect, Version
+from protocols.mqtt.reasons import ReasonCode
+from tests.support.amqp import TIMEOUT
+from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.mqtt import RawClient
+
+STRANGER = "127.0.0.2"
+FLOOD = 300
+NAMES = ("ann", "bob", "eve")
+CONFIG = """
+[security]
+allow_anonymous = false
+password_file = "{path}"
+"""
+
+
+@pytest.fixture(scope="module")
+async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
+    """Passwords that cost some 30 ms to check: a flood of 300 is under way for seconds."""
+    directory = tmp_path_factory.mktemp("flood")
+    path = directory / "passwords"
+    hasher = Argon2Hasher(time_cost=4, memory_cost=16384, parallelism=1)
+    path.write_text("".join(f"{name}:{hasher.hash(name)}\n" for name in NAMES))
+    process = await GatewayProcess(directory, bootstrap, config=CONFIG.format(path=path)).start()
+    yield process
+    assert await process.stop() == 0
+
+
+class Flood:
+    """Wrong passwords from another address, all different, all under way at once; `answers`: their CONNACKs."""
+
+    def __init__(self) -> None:
+        self.answers: list[int] = []
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def attempt(self, address: tuple[str, int], number: int) -> None:
+        reader, writer = await asyncio.open_connection(*address, local_addr=(STRANGER, 0))
+        self.writers.append(writer)
+        try:
+            writer.write(
+                encode_packet(
+                    Connect(Version.V5, f"flood-{number}", username="ann", password=b"guess %d" % number), Version.V5
+                )
+            )
+            head = await reader.readexactly(2)
+            packet = decode_packet(head[0], await reader.readexactly(head[1]), Version.V5)
+            if isinstance(packet, Connack):
+                self.answers.append(packet.reason_code)
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def flood(address: tuple[str, int]) -> AsyncIterator[Flood]:
+    made = Flood()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(made.attempt(address, number)) for number in range(FLOOD)]
+        await wait_until(lambda: len(made.writers) == FLOOD and made.answers)  # the first are refused as too many
+        yield made
+        for task in tasks:
+            task.cancel()
+
+
+async def by_mqtt(gateway: GatewayProcess) -> None:
+    client = await RawClient.connect(gateway.address("mqtt"), username="ann", password=b"ann")
+    assert client.connack.reason_code == 0
+    client.drop()
+
+
+async def by_amqp(gateway: GatewayProcess) -> None:
+    host, port = gateway.address("amqp")
+    options = {"user": "bob", "password": "bob", "allowed_mechs": "PLAIN", "allow_insecure_mechs": True}
+    await asyncio.to_thread(
+        lambda: BlockingConnection(f"amqp://{host}:{port}", timeout=TIMEOUT, **options).close()  # type: ignore[arg-type]
+    )
+
+
+async def by_http(gateway: GatewayProcess) -> None:
+    host, port = gateway.address("http")
+    fields = {"Authorization": f"Basic {base64.b64encode(b'eve:eve').decode()}"}
+    async with aiohttp.ClientSession() as http, http.get(f"http://{host}:{port}/topics", headers=fields) as answer:
+        assert answer.status == 200
+
+
+async def waiting(gateway: GatewayProcess) -> float:
+    """Logins that wait for their turn."""
+    host, port = gateway.address("management")
+    async with aiohttp.ClientSession() as http, http.get(f"http://{host}:{port}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("trivium_authentication_waiting"))
+
+
+@pytest.mark.parametrize("log_in", [by_mqtt, by_amqp, by_http])
+async def test_others_log_in_while_a_flood_is_under_way(gateway: GatewayProcess, log_in: object) -> None:
+    assert callable(log_in)
+    async with flood(gateway.address("mqtt")) as stranger:
+        await log_in(gateway)
+        assert await waiting(gateway) > FLOOD / 2, "the flood was over before"
+        assert set(stranger.answers) <= {ReasonCode.SERVER_BUSY, ReasonCode.BAD_USER_NAME_OR_PASSWORD}
+        assert ReasonCode.SERVER_BUSY in stranger.answers
+
+
+async def test_busy_is_said_in_each_protocols_words(gateway: GatewayProcess) -> None:
+    """By the address that floods itself: it is not told that its password is wrong."""
+    async with flood(gateway.address("mqtt")) as stranger:
+        host, port = gateway.address("http")
+        fields = {"Authorization": f"Basic {base64.b64encode(b'eve:wrong').decode()}"}
+        connector = aiohttp.TCPConnector(local_addr=(STRANGER, 0))
+        url = f"http://{host}:{port}/topics"
+        async with aiohttp.ClientSession(connector=connector) as http, http.get(url, headers=fields) as answer:
+            assert answer.status == 503
+            assert "Retry-After" in answer.headers
+        reader, writer = await asyncio.open_connection(*gateway.address("amqp"), local_addr=(STRANGER, 0))
+        response = b"\0bob\0wrong"
+        arguments = b"\xa3\x05PLAIN" + b"\xa0" + bytes([len(response)]) + response
+        init = b"\x00\x53\x41\xc0" + bytes([len(arguments) + 1, 2]) + arguments
+        writer.write(b"AMQP\x03\x01\x00\x00" + (len(init) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + init)
+        outcome = await asyncio.wait_for(reader.readuntil(b"\x00\x53\x44"), TIMEOUT)
+        outcome += await asyncio.wait_for(reader.readexactly(5), TIMEOUT)
+        assert outcome.endswith(b"\x50\x04"), "sasl-code sys-temp (part 5.3.3.6)"
+        writer.close()
+        older = await asyncio.open_connection(*gateway.address("mqtt"), local_addr=(STRANGER, 0))
+        older[1].write(encode_packet(Connect(Version.V311, "o", username="ann", password=b"wrong"), Version.V311))
+        assert await asyncio.wait_for(older[0].readexactly(4), TIMEOUT) == b"\x20\x02\x00\x03"
+        older[1].close()
+        assert ReasonCode.SERVER_BUSY in stranger.answers
