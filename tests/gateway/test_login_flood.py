@@ -21,7 +21,7 @@ from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import RawClient
 
 STRANGER = "127.0.0.2"
-FLOOD = 300
+FLOOD = 320  # 260 of them may be under way
 NAMES = ("ann", "bob", "eve")
 CONFIG = """
 [security]
@@ -32,10 +32,10 @@ password_file = "{path}"
 
 @pytest.fixture(scope="module")
 async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
-    """Passwords that cost some 30 ms to check: a flood of 300 is under way for seconds."""
+    """Passwords that cost some 200 ms to check: a flood comes faster than it is dealt with."""
     directory = tmp_path_factory.mktemp("flood")
     path = directory / "passwords"
-    hasher = Argon2Hasher(time_cost=4, memory_cost=16384, parallelism=1)
+    hasher = Argon2Hasher(time_cost=24, memory_cost=16384, parallelism=1)
     path.write_text("".join(f"{name}:{hasher.hash(name)}\n" for name in NAMES))
     process = await GatewayProcess(directory, bootstrap, config=CONFIG.format(path=path)).start()
     yield process
@@ -75,7 +75,7 @@ async def flood(address: tuple[str, int], *, ceaseless: bool = False) -> AsyncIt
     made = Flood(ceaseless=ceaseless)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(made.attack(address, number)) for number in range(FLOOD)]
-        await wait_until(lambda: len(made.writers) >= FLOOD and made.answers)  # the first are refused as too many
+        await wait_until(lambda: len(made.writers) >= FLOOD and ReasonCode.SERVER_BUSY in made.answers)
         yield made
         for task in tasks:
             task.cancel()
@@ -118,7 +118,6 @@ async def test_others_log_in_while_a_flood_is_under_way(
         await log_in(gateway)
         assert await waiting(gateway) > FLOOD / 2, "the flood was over before"
         assert set(stranger.answers) <= {ReasonCode.SERVER_BUSY, ReasonCode.BAD_USER_NAME_OR_PASSWORD}
-        assert ReasonCode.SERVER_BUSY in stranger.answers
 
 
 async def http_says(gateway: GatewayProcess) -> bool:
@@ -166,7 +165,7 @@ async def test_busy_is_said_in_each_protocols_words(
     """To the address that floods: it is not told that its password is wrong. An attempt may slip in; not all do."""
     async with flood(gateway.address("mqtt"), ceaseless=True):
         attempts = {asyncio.ensure_future(is_busy(gateway, says_busy)) for _ in range(8)}
-        async with asyncio.timeout(TIMEOUT):
+        async with asyncio.timeout(3 * TIMEOUT):
             said = False
             while not said:
                 done, attempts = await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
