@@ -37,7 +37,7 @@ Refuse = Callable[[int, str], web.StreamResponse]
 class HttpConnection(web.RequestHandler):
     """One connection. Requests that break HTTP itself never reach the application; they are answered here."""
 
-    __slots__ = ("_behind", "_broken", "_last", "_max_bytes", "_refuse", "_rest")
+    __slots__ = ("_behind", "_broken", "_gone", "_last", "_max_bytes", "_refuse", "_rest")
 
     def __init__(self, server: HttpServer, refuse: Refuse, max_bytes: int, **options: Any) -> None:
         super().__init__(server, **options)
@@ -45,6 +45,7 @@ class HttpConnection(web.RequestHandler):
         self._refuse = refuse
         self._behind = _Behind()
         self._broken = False
+        self._gone: asyncio.Future[None] | None = None  # somebody waits for the client to close
         self._last = b""  # what was parsed last: the end of a head may come in parts
         self._rest = b""  # what is not parsed yet, because enough is waiting
 
@@ -86,6 +87,28 @@ class HttpConnection(web.RequestHandler):
             return
         if not payload.is_eof():
             payload.set_exception(web.RequestPayloadError("the framing of the body is broken"))
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write an answer; behind the last one to what is no HTTP, wait while the client may be sending more.
+
+        Closing at once would reset the connection, and the client might lose the answer (RFC 9112 section 9.6).
+        """
+        written = await super().finish_response(request, resp, start_time)
+        transport = self.transport
+        if self._broken and not resp.keep_alive and transport is not None and not transport.is_closing():
+            if transport.can_write_eof():
+                transport.write_eof()
+            self._gone = self._loop.create_future()
+            await asyncio.wait([self._gone], timeout=LINGER_S)
+        return written
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See `asyncio.Protocol`."""
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
+        super().connection_lost(exc)
 
     def handle_error(
         self,

@@ -40,8 +40,7 @@ class BodyReader:
 
         Raises:
             RestError: 400 for a body that breaks off in its own framing or coding, 408 too slow, 413 too large (before
-                it is read where its length is announced), 415 for a coding that we do not know, 417 for an expectation
-                that we cannot meet.
+                it is read where its length is announced), 415 for a coding that we do not know.
         """
         max_bytes = self.max_bytes if limit is None else limit
         content = request.content
@@ -137,14 +136,11 @@ class BodyReader:
 def answer_expectation(request: web.BaseRequest) -> None:
     """`Expect: 100-continue` (RFC 9110 section 10.1.1): to be said last, when everything else let the request in.
 
+    Any other expectation was refused with the request's head (`net.heads`).
+
     Raises:
-        RestError: 417 for an expectation that we cannot meet, 415 for a body in a coding that we do not know.
+        RestError: 415 for a body in a coding that we do not know.
     """
     check_coding(request)
-    expected = request.headers.get("Expect")
-    if expected is None:
-        return
-    if expected.lower() != "100-continue":
-        raise RestError(417, "Only the expectation 100-continue can be met", close=True)
-    if request.transport is not None and request.version >= (1, 1):
+    if "Expect" in request.headers and request.transport is not None and request.version >= (1, 1):
         request.transport.write(CONTINUE)

@@ -102,7 +102,7 @@ class Call:
         """The body as it comes, unchecked; see `BodyReader.pieces`. Ask for `media` before.
 
         Raises:
-            RestError: 417; and see there.
+            RestError: 415; and see there.
         """
         self._go_on()
         return self._bodies.pieces(self.request, idle_s)

@@ -106,7 +106,7 @@ class Uploads(Module):
 
         Raises:
             Refused: the topic cannot be had.
-            RestError: 403, 417, 503.
+            RestError: 403, 415, 503.
         """
         if not call.grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
