@@ -42,6 +42,8 @@ from gateway.observe.logs import configure_logs
 from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
 from gateway.observe.sources import add_source
+from gateway.ports import check_ports
+from gateway.secret import secrets_in
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.exposure import check_exposure
@@ -71,6 +73,7 @@ def check(config: Config) -> None:
     """
     try:
         compile_rules(config)
+        check_ports(config)
         check_exposure(config)
         AccessList(config.security.access)
         make_tls(config.security)
@@ -81,7 +84,7 @@ def check(config: Config) -> None:
 
 def run(config: Config, ready_file: Path | None) -> None:
     """Run the gateway until SIGTERM or SIGINT; StartError when it cannot start."""
-    configure_logs(config.log)
+    configure_logs(config.log, secrets=secrets_in(config))
     check(config)
     _calm_collector()
     broker = None

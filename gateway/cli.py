@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.config import Config, ConfigError, load
+from gateway.secret import Redactor, secrets_in
 
 app = typer.Typer(
     help="MQTT 5, AMQP 1.0 and HTTP into Apache Kafka and back.",
@@ -81,7 +82,7 @@ def up(
     try:
         run(settings, ready_file)
     except StartError as error:
-        raise fail(str(error)) from error
+        raise fail(Redactor(secrets_in(settings)).clean(str(error))) from error
 
 
 @config_app.command("check")
@@ -93,14 +94,14 @@ def config_check(config: ConfigFile = None) -> None:
     try:
         check(settings)
     except StartError as error:
-        raise fail(str(error)) from error
+        raise fail(Redactor(secrets_in(settings)).clean(str(error))) from error
     typer.echo("The configuration is good.")
 
 
 @config_app.command("show")
 def config_show(config: ConfigFile = None) -> None:
-    """Print the configuration in force, as JSON; secrets are left out."""
-    typer.echo(json.dumps(read_config(config).model_dump(mode="json", exclude={"kafka": {"sasl_password"}}), indent=2))
+    """Print the configuration in force, as JSON; secrets are blanked."""
+    typer.echo(json.dumps(read_config(config).model_dump(mode="json"), indent=2))
 
 
 @app.command("password")

@@ -7,6 +7,7 @@ A bad value stops the start with the key's name. Every limit stands here with it
 from __future__ import annotations
 
 import ipaddress
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,13 +20,16 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    SecretStr,
     ValidationError,
     field_validator,
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from gateway.config_keys import unknown_key, unknown_variables
+from gateway.secret import SecretUrl, SecretValue, is_secret_name
 from mapping.record import is_topic_name
 
 MEBIBYTE = 1024 * 1024
@@ -97,6 +101,21 @@ HostName = Annotated[str, AfterValidator(_host_name)]
 """A name that clients call the gateway by."""
 
 
+def _bootstrap_servers(text: str) -> str:
+    for server in text.split(","):
+        try:
+            good = Address.parse(server.strip()).port > 0
+        except ValueError:
+            good = False
+        if not good:
+            raise ValueError("expected HOST:PORT, or several with commas between, such as kafka-1:9092,kafka-2:9092")
+    return text
+
+
+BootstrapServers = Annotated[str, AfterValidator(_bootstrap_servers)]
+"""`HOST:PORT,HOST:PORT`."""
+
+
 class Section(BaseModel):
     """A part of the configuration: frozen, and unknown keys are errors."""
 
@@ -106,7 +125,7 @@ class Section(BaseModel):
 class KafkaConfig(Section):
     """How the gateway talks to Kafka."""
 
-    bootstrap_servers: str | None = None  # None: start the embedded broker
+    bootstrap_servers: BootstrapServers | None = None  # None: start the embedded broker
     client_id: str = "trivium"
     linger_ms: Annotated[int, Field(ge=0, le=1000)] = 0  # the open batch fills while its predecessor is answered
     batch_bytes: Annotated[int, Field(ge=1024, le=16 * MEBIBYTE)] = 65536  # 505,000 records/s measured at 64 KiB
@@ -124,7 +143,7 @@ class KafkaConfig(Section):
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
     sasl_username: str | None = None
-    sasl_password: Annotated[str | None, Field(repr=False)] = None
+    sasl_password: SecretStr | None = None
     ssl_cafile: Path | None = None
 
 
@@ -296,7 +315,7 @@ class OauthConfig(Section):
     """Bearer tokens: JSON Web Tokens of one issuer. In force when it is known where the issuer's keys are."""
 
     jwks_file: Path | None = None
-    jwks_url: str | None = None
+    jwks_url: SecretUrl | None = None
     jwks_cafile: Path | None = None  # None: the system's authorities
     issuer: str | None = None
     audience: tuple[str, ...] = ()  # one of them must be in the token: it was given to be shown here
@@ -314,7 +333,7 @@ class OauthConfig(Section):
         if self.enabled and (self.issuer is None or not self.audience):
             raise ValueError("issuer and audience are needed: else tokens for others would be good here")
         if self.jwks_url is not None:
-            parts = urlsplit(self.jwks_url)
+            parts = urlsplit(self.jwks_url.get_secret_value())
             near = parts.scheme == "http" and Address(f"{parts.hostname}:0").is_loopback
             if not parts.hostname or not (parts.scheme == "https" or near):
                 raise ValueError("jwks_url: expected https://..., or http:// on this machine")
@@ -332,7 +351,7 @@ class SecurityConfig(Section):
     allow_anonymous: bool = True
     password_file: Path | None = None  # amqtt's format: one `name:hash` a line
     scram_file: Path | None = None  # RFC 5803's form: one `name:SCRAM-SHA-256$4096:salt$StoredKey:ServerKey` a line
-    plugins: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)  # amqtt plugin class -> its configuration
+    plugins: Mapping[str, Mapping[str, SecretValue]] = Field(default_factory=dict)  # amqtt plugin class -> its options
     oauth: OauthConfig = OauthConfig()
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -374,12 +393,12 @@ class LogConfig(Section):
 class ObserveConfig(Section):
     """Spans for a collector of OpenTelemetry."""
 
-    otlp_endpoint: str | None = None
+    otlp_endpoint: SecretUrl | None = None
 
     @field_validator("otlp_endpoint")
     @classmethod
-    def _url(cls, endpoint: str | None) -> str | None:
-        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+    def _url(cls, endpoint: SecretUrl | None) -> SecretUrl | None:
+        if endpoint is not None and not endpoint.get_secret_value().startswith(("http://", "https://")):
             raise ValueError("not the address of a collector, such as http://127.0.0.1:4318")
         return endpoint
 
@@ -463,13 +482,18 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Co
             raise ConfigError(f"{path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    misspelled = unknown_variables(Config, os.environ)
+    if misspelled:
+        raise ConfigError("\n".join(misspelled))
     try:
         config = Config(**data)
         given = _without_none(flags or {})
         if given:
             config = _Laid.model_validate(_merge(config.model_dump(), given))
     except ValidationError as error:
-        raise ConfigError(_describe(error)) from error
+        raise ConfigError(_describe(error)) from None  # its own text repeats what it was given
+    except SettingsError as error:  # names the section
+        raise ConfigError(f"environment, TRIVIUM_...: not valid JSON: {error}") from None
     return config
 
 
@@ -490,8 +514,24 @@ def _describe(error: ValidationError) -> str:
     lines = []
     for fault in error.errors(include_url=False):
         key = ".".join(str(part) for part in fault["loc"])
-        # The input of a bad secret is not repeated.
-        plain = isinstance(fault["input"], str | int | float) and "password" not in key
+        # What was given is not repeated where it may be a secret: by the key's type, or under a name that nobody knows.
+        hidden = fault["type"] == "extra_forbidden" or is_secret_name(key) or _is_secret(fault["loc"])
+        plain = isinstance(fault["input"], str | int | float) and not hidden
         text = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            text += unknown_key(Config, tuple(str(part) for part in fault["loc"]))
         lines.append(f"{key}: {text}, got {fault['input']!r}" if plain else f"{key}: {text}")
     return "\n".join(lines)
+
+
+def _is_secret(place: tuple[int | str, ...]) -> bool:
+    """Whether the key at `place` has one of the types of secrets."""
+    model: Any = Config
+    for part in place:
+        field = model.model_fields.get(str(part)) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        if field is None:
+            return False
+        if "Secret" in repr(field.annotation):
+            return True
+        model = field.annotation
+    return False

@@ -81,7 +81,7 @@ def client_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:
             raise ConfigError("kafka.sasl_username and kafka.sasl_password are needed for SASL")
         settings["sasl_mechanism"] = config.sasl_mechanism or "PLAIN"
         settings["sasl_plain_username"] = config.sasl_username
-        settings["sasl_plain_password"] = config.sasl_password
+        settings["sasl_plain_password"] = config.sasl_password.get_secret_value()
     return settings
 
 

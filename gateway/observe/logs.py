@@ -1,7 +1,7 @@
 """Structured logs on standard error: for eyes on a terminal, JSON lines otherwise.
 
-Secrets are kept out twice: no code of ours logs one, and values under telling names are blanked here. Tracebacks show
-no local variables, since those hold passwords.
+Secrets are kept out three times: no code of ours logs one, values under telling names are blanked here, and so are the
+configuration's secrets wherever they stand in a line. Tracebacks show no local variables, since those hold passwords.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Final, TextIO
 
 import structlog
 
 from gateway.config import LogConfig
+from gateway.secret import BLANK, Redactor, is_secret_name
 
-SECRET_WORDS: Final = (
-    "password", "passwd", "secret", "authorization", "credential", "cookie", "api_key", "access_token",
-)  # fmt: skip
-BLANK: Final = "***"
 QUIET_LIBRARIES: Final = ("aiokafka", "kafka", "aiohttp", "amqtt", "asyncio", "transitions", "sqlalchemy")
 REPEAT_S: Final = 30.0  # the same line of a library at most once in it: aiokafka repeats itself while a broker is away
 REPEAT_LINES: Final = 256
@@ -28,18 +25,13 @@ REPEAT_LINES: Final = 256
 def redact(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """A structlog processor: blank the values of keys that name a secret, at any depth."""
     for key, value in event.items():
-        event[key] = BLANK if _is_secret(key) else _cleaned(value)
+        event[key] = BLANK if is_secret_name(key) else _cleaned(value)
     return event
-
-
-def _is_secret(key: object) -> bool:
-    name = str(key).lower().replace("-", "_")
-    return any(word in name for word in SECRET_WORDS)
 
 
 def _cleaned(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: BLANK if _is_secret(key) else _cleaned(inner) for key, inner in value.items()}
+        return {key: BLANK if is_secret_name(key) else _cleaned(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)) and any(isinstance(inner, (Mapping, list, tuple)) for inner in value):
         return [_cleaned(inner) for inner in value]
     return value
@@ -74,7 +66,9 @@ class RepeatFilter(logging.Filter):
         return True
 
 
-def configure_logs(config: LogConfig, stream: TextIO | None = None, *, cache: bool = True) -> None:
+def configure_logs(
+    config: LogConfig, stream: TextIO | None = None, *, cache: bool = True, secrets: Iterable[str] = ()
+) -> None:
     """Set up structlog and the standard library's logging; call it once, at the start.
 
     Libraries speak from WARNING on, and through the same format.
@@ -83,6 +77,7 @@ def configure_logs(config: LogConfig, stream: TextIO | None = None, *, cache: bo
         config: level and format.
         stream: where to; standard error by default.
         cache: keep a logger once it was used (faster); tests that configure anew say no.
+        secrets: texts that are blanked wherever they stand in a line, whoever wrote it.
     """
     out = sys.stderr if stream is None else stream
     level = logging.getLevelNamesMapping()[config.level.upper()]
@@ -101,7 +96,8 @@ def configure_logs(config: LogConfig, stream: TextIO | None = None, *, cache: bo
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
+        _CleanFormatter(
+            Redactor(secrets),
             foreign_pre_chain=shared,
             processors=_last_steps(console, colours=console and out.isatty()),
         )
@@ -114,6 +110,18 @@ def configure_logs(config: LogConfig, stream: TextIO | None = None, *, cache: bo
         library.setLevel(max(level, logging.WARNING))
     # A filter of a logger is not asked for what its children log, one of the handler is.
     handler.addFilter(_LibraryRepeats())
+
+
+class _CleanFormatter(structlog.stdlib.ProcessorFormatter):
+    """Blanks known secrets in the finished line: libraries write what they like, in texts and tracebacks."""
+
+    def __init__(self, redactor: Redactor, **options: Any) -> None:
+        super().__init__(**options)
+        self._redactor = redactor
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return self._redactor.clean(super().format(record))
 
 
 class _LibraryRepeats(RepeatFilter):

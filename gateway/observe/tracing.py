@@ -131,7 +131,7 @@ def make_tracing(config: ObserveConfig, environment: Mapping[str, str] = os.envi
     Raises:
         ConfigError: the configuration wants them, and the packages are not installed.
     """
-    endpoint = config.otlp_endpoint
+    endpoint = config.otlp_endpoint.get_secret_value() if config.otlp_endpoint is not None else None
     wanted = endpoint is not None or any(environment.get(name) for name in _ENDPOINTS)
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none":
         wanted = False

@@ -81,7 +81,7 @@ def plugin_specs(security: SecurityConfig) -> list[PluginSpec]:
         config = FileAuthPlugin.Config(password_file=security.password_file)
         specs.append(PluginSpec(key, FileAuthPlugin, config, users))
     for path, options in security.plugins.items():
-        specs.append(_plugin_spec(path, options))
+        specs.append(_plugin_spec(path, {name: value.get_secret_value() for name, value in options.items()}))
     return specs
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.config import Address, Config, ConfigError
+from gateway.config import Config, ConfigError
+from gateway.ports import listeners
 
 
 def check_exposure(config: Config) -> list[str]:
@@ -18,7 +19,7 @@ def check_exposure(config: Config) -> list[str]:
         ConfigError: names every such listener's key.
     """
     security = config.security
-    exposed = [(key, address) for key, address in _listeners(config) if not address.is_loopback]
+    exposed = [(key, address) for key, address in listeners(config) if not address.is_loopback]
     passwords = security.password_file is not None or bool(security.plugins)
     open_ones = [
         f"{key}: {address} can be reached from other machines without authentication"
@@ -39,15 +40,3 @@ def check_exposure(config: Config) -> list[str]:
             f"{key}: {address} takes {secrets} unencrypted: security.tls_cert is not set" for key, address in exposed
         ]
     return warnings
-
-
-def _listeners(config: Config) -> list[tuple[str, Address]]:
-    addresses = [
-        ("mqtt.address", config.mqtt.address),
-        ("mqtt.websocket_address", config.mqtt.websocket_address),
-        ("amqp.address", config.amqp.address),
-        ("amqp.websocket_address", config.amqp.websocket_address),
-        ("http.address", config.http.address),
-        ("management.address", config.management.address),
-    ]
-    return [(key, address) for key, address in addresses if address is not None]

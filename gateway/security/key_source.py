@@ -82,7 +82,7 @@ class UrlKeys:
         assert config.jwks_url is not None
         self.fetches = 0
         self.failures = 0
-        self._url = config.jwks_url
+        self._address = config.jwks_url
         self._algorithms = config.algorithms
         self._refresh_s = config.refresh_s
         self._retry_s = config.retry_s
@@ -139,7 +139,11 @@ class UrlKeys:
             self._keys = await asyncio.to_thread(parse_jwks, document, self._algorithms)
         except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
             self.failures += 1
-            log.warning("the keys of tokens cannot be fetched, the old ones stay", url=self._url, error=repr(error))
+            log.warning(
+                "the keys of tokens cannot be fetched, the old ones stay",
+                url=str(self._address),
+                error=type(error).__name__,
+            )
             return False
         return True
 
@@ -150,7 +154,7 @@ class UrlKeys:
         async with (
             aiohttp.ClientSession(timeout=limits) as session,
             # Not led elsewhere: the URL's host is who the configuration trusts.
-            session.get(self._url, ssl=self._tls, allow_redirects=False) as response,
+            session.get(self._address.get_secret_value(), ssl=self._tls, allow_redirects=False) as response,
         ):
             if response.status != 200:
                 raise ValueError(f"status {response.status}")

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.config import Address, ConfigError, load
+from gateway.ports import check_ports
 
 
 @pytest.fixture
@@ -88,3 +89,69 @@ def test_topics_are_created_on_the_embedded_broker_only_unless_told(file: Path) 
     assert load(file).creates_topics
     assert not load(file, {"kafka": {"bootstrap_servers": "h:1"}}).creates_topics
     assert load(file, {"kafka": {"bootstrap_servers": "h:1", "create_topics": True}}).creates_topics
+
+
+@pytest.mark.parametrize("servers", ["kafka", "kafka:", ":9092", "a:9092,b", "a:9092,", "a:0", "a:x", ""])
+def test_a_bootstrap_server_without_a_port_is_refused(servers: str) -> None:
+    with pytest.raises(ConfigError, match=r"^kafka\.bootstrap_servers: expected HOST:PORT"):
+        load(flags={"kafka": {"bootstrap_servers": servers}})
+
+
+def test_bootstrap_servers_that_are_good() -> None:
+    for servers in ("a:9092", "a:9092, b:9093", "[::1]:9092"):
+        assert load(flags={"kafka": {"bootstrap_servers": servers}}).kafka.bootstrap_servers == servers
+
+
+@pytest.mark.parametrize(
+    ("flags", "keys"),
+    [
+        ({"mqtt": {"address": "127.0.0.1:5672"}}, ("mqtt.address", "amqp.address", "5672")),
+        ({"http": {"address": "0.0.0.0:9092"}}, ("http.address", "embedded.port", "9092")),
+        ({"management": {"address": "localhost:8080"}}, ("http.address", "management.address", "8080")),
+        ({"mqtt": {"websocket_address": "[::]:8080"}}, ("mqtt.websocket_address", "http.address", "8080")),
+    ],
+)
+def test_one_port_twice_is_refused_and_both_keys_are_named(flags: dict[str, object], keys: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_ports(load(flags=flags))
+    for key in keys:
+        assert key in str(caught.value)
+
+
+def test_free_ports_and_ports_of_other_addresses_do_not_meet() -> None:
+    check_ports(load())
+    check_ports(load(flags={"mqtt": {"address": "127.0.0.1:0"}, "amqp": {"address": "127.0.0.1:0"}}))
+    check_ports(load(flags={"mqtt": {"address": "127.0.0.2:5672"}}))
+    check_ports(load(flags={"kafka": {"bootstrap_servers": "h:9092"}, "http": {"address": "127.0.0.1:9092"}}))
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("TRIVIUM_MQTT__ADRESS", "TRIVIUM_MQTT__ADDRESS"),
+        ("TRIVIUM_MQTT_ADDRESS", "TRIVIUM_MQTT__ADDRESS"),
+        ("TRIVIUM_KAFKA__BOOTSTRAP_SERVER", "TRIVIUM_KAFKA__BOOTSTRAP_SERVERS"),
+        ("TRIVIUM_DATADIR", "TRIVIUM_DATA_DIR"),
+    ],
+)
+def test_a_misspelled_variable_is_refused_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, variable: str, meant: str
+) -> None:
+    monkeypatch.setenv(variable, "x")
+    with pytest.raises(ConfigError, match=rf"^{variable}: there is no such key \(did you mean {meant}\?\)$"):
+        load()
+
+
+def test_a_misspelled_key_is_refused_with_the_nearest_name(file: Path) -> None:
+    file.write_text("[mqtt]\nadress = 1\n")
+    with pytest.raises(ConfigError, match=r"did you mean mqtt\.address\?"):
+        load(file)
+
+
+def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for variable in ("TRIVIUM_CACHE", "TRIVIUM_SERVICE_HOST", "TRIVIUM_PORT", "TRIVIUM_PORT_1883_TCP_ADDR"):
+        monkeypatch.setenv(variable, "x")
+    monkeypatch.setenv("TRIVIUM_SECURITY__PLUGINS", '{"a.B": {"c": 1}}')
+    monkeypatch.setenv("trivium_log__level", "debug")
+    assert load().log.level == "debug"

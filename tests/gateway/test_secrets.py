@@ -1,0 +1,142 @@
+"""A canary in the place of every secret of the configuration, looked for in everything that the gateway writes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from gateway.config import ConfigError, load
+from gateway.secret import Redactor, SecretUrl, secrets_in
+from tests.support.gateway import GatewayProcess, wait_until
+
+CANARY = "ca/nary+7"
+WRITTEN = "ca%2Fnary%2B7"
+PLUGIN = "tests.gateway.test_secrets.Talkative"
+
+# No value is at fault here; each place holds the canary.
+WHOLE = f"""
+[log]
+level = "debug"
+[kafka]
+sasl_username = "u"
+sasl_password = "{CANARY}"
+[observe]
+otlp_endpoint = "http://u:{WRITTEN}@127.0.0.1:1/?key={WRITTEN}"
+[security.oauth]
+jwks_url = "http://user:{WRITTEN}@127.0.0.1:1/keys?apikey={WRITTEN}"
+issuer = "i"
+audience = ["a"]
+[security.plugins."amqtt.contrib.auth_db.UserAuthDBPlugin"]
+connection = "postgresql://u:{WRITTEN}@127.0.0.1/x"
+anything = {{ list = ["{CANARY}"], deeper = {{ password = "{CANARY}" }} }}
+"""
+
+
+def is_told(text: str) -> bool:
+    return CANARY in text or WRITTEN in text or "ca/nary" in text
+
+
+async def trivium(*arguments: str, **environment: str) -> str:
+    """All that a command says."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", *arguments, env={**os.environ, **environment},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    return out.decode()
+
+
+async def test_config_show_has_every_key_and_no_secret(tmp_path: Path) -> None:
+    file = tmp_path / "trivium.toml"
+    file.write_text(WHOLE)
+    shown = await trivium("config", "show", "--config", str(file))
+    assert not is_told(shown)
+    for word in ("sasl_password", "***@127.0.0.1:1/keys?apikey=***", "auth_db", "connection", "**********"):
+        assert word in shown
+    config = load(file)
+    assert not is_told(f"{config} {config!r} {config.kafka!r} {config.security!r} {config.observe!r}")
+    assert {CANARY, WRITTEN} <= set(secrets_in(config))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'[kafka]\nsasl_pasword = "{CANARY}"',
+        f'[kafka]\nsasl_password = ["{CANARY}"]',
+        f'[kafka.sasl_password]\na = "{CANARY}"',
+        f'[observe]\notlp_endpoint = "ftp://u:{CANARY}@h"',
+        f'[security.oauth]\njwks_url = "ftp://u:{CANARY}@h"\nissuer = "i"\naudience = ["a"]',
+        f'[security]\nplugins = "{CANARY}"',
+        f'[security.plugins]\nx = "{CANARY}"',
+        f'[security.plugins."amqtt.contrib.auth_db.UserAuthDBPlugin"]\nnonsense = "{CANARY}"',
+        f'[security.plugins."amqtt.plugins.authentication.FileAuthPlugin"]\npassword_file = ["{CANARY}"]',
+        f'[kafka]\nsasl_password = "{CANARY}\n',
+    ],
+)
+async def test_no_error_of_the_configuration_repeats_a_secret(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "trivium.toml"
+    file.write_text(text)
+    said = await trivium("config", "check", "--config", str(file))
+    assert said.startswith("trivium: ")
+    assert not is_told(said)
+
+
+def test_no_error_in_the_environment_repeats_a_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("TRIVIUM_KAFKA__SASL_PASSWORT", "TRIVIUM_SECURITY__PLUGINS", "TRIVIUM_KAFKA"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, CANARY)
+            with pytest.raises(ConfigError) as caught:
+                load()
+            assert not is_told(str(caught.value))
+            assert not is_told("".join(traceback.format_exception(caught.value)))
+
+
+async def test_log_metrics_and_ready_file_of_a_gateway_hold_no_secret(
+    bootstrap: str, new_gateway: Callable[..., GatewayProcess]
+) -> None:
+    whole = WHOLE.partition("[security.plugins")[0].replace("[observe]", "").replace("otlp_endpoint", "#")
+    gateway = await new_gateway(bootstrap, config=whole).start()
+    await wait_until(lambda: "keys of tokens cannot be fetched" in gateway.log.read_text())
+    async with aiohttp.ClientSession(f"http://{gateway.addresses['management']}") as session:
+        for path in ("/metrics", "/ready", "/healthy"):
+            async with session.get(path) as response:
+                assert not is_told(await response.text())
+    assert not is_told(gateway.ready_file.read_text())
+    assert await gateway.stop() == 0
+    assert not is_told(gateway.log.read_text())
+
+
+async def test_a_login_to_kafka_that_fails_does_not_tell_the_password(
+    bootstrap: str, new_gateway: Callable[..., GatewayProcess]
+) -> None:
+    sasl = f'[log]\nlevel = "debug"\n[kafka]\nsasl_username = "u"\nsasl_password = "{CANARY}"\n'
+    sasl += 'security_protocol = "SASL_PLAINTEXT"\n'
+    gateway = new_gateway(bootstrap, config=sasl)
+    starting = asyncio.create_task(gateway.start())
+    await wait_until(lambda: gateway.log.exists() and "does not answer" in gateway.log.read_text(), 60)
+    assert await gateway.stop() == 0
+    with pytest.raises(RuntimeError):
+        await starting
+    assert not is_told(gateway.log.read_text())
+
+
+def test_addresses_are_shown_without_what_is_secret_in_them() -> None:
+    for url, shown in {
+        "http://127.0.0.1:4318/v1": "http://127.0.0.1:4318/v1",
+        "https://user:pw@h.example:1/p?q=secret&r=": "https://***@h.example:1/p?q=***&r=***",
+        "http://[": "***",
+    }.items():
+        assert str(SecretUrl(url)) == shown
+
+
+def test_what_libraries_write_is_cleaned() -> None:
+    redactor = Redactor([CANARY, WRITTEN, "a b\nc", "x"])
+    assert redactor.clean(f"at {CANARY}, {WRITTEN} and {'a b' + chr(10) + 'c'!r}: x") == "at ***, *** and '***': x"
