@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -70,6 +70,13 @@ class Failures:
         more = f" ({held} more like this)" if held else ""
         subject = f"{place} {what}" if what else place
         log.error("an unexpected failure was contained: %s%s", subject, more, exc_info=error)
+
+    def guard(self, place: str, callback: Callable[..., None], *facts: Any) -> None:
+        """Tell one of several listeners; when it fails, the others still learn of it."""
+        try:
+            callback(*facts)
+        except Exception as error:  # our bug, in one listener
+            self.tell(place, error)
 
     def begin_retry(self, place: str) -> None:
         """A part of `place` waits for its next attempt."""

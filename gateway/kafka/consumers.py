@@ -138,14 +138,8 @@ async def _leave(consumer: AIOKafkaConsumer) -> None:
 
 def on_metadata(consumer: AIOKafkaConsumer, listener: Callable[[Any], None]) -> None:
     """Call `listener(cluster)` after each metadata update of the consumer."""
-
-    def tell(cluster: Any) -> None:
-        try:
-            listener(cluster)
-        except Exception as error:  # aiokafka's task, which calls us, must not end by it
-            failures.tell("metadata", error)
-
-    consumer._client.cluster.add_listener(tell)
+    # Guarded: aiokafka's task, which calls us, must not end by it.
+    consumer._client.cluster.add_listener(partial(failures.guard, "metadata", listener))
 
 
 def is_broken(consumer: AIOKafkaConsumer) -> bool:

@@ -17,7 +17,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError, TopicAuthorizationFailedError
 
@@ -35,9 +34,9 @@ from gateway.kafka.consumers import (
 from gateway.kafka.contracts import Fanout, Outlet, Refused
 from gateway.kafka.lookup import Lookup
 from gateway.kafka.positions import Start, starting_offsets
-from gateway.kafka.replay import Goal, Reading, Replay, ReplayStatistics
+from gateway.kafka.replay import Goal, Reading, Replay
+from gateway.kafka.tail_parts import Later, Partition, TailStatistics, Topic, Watch
 from gateway.spawn import Spawn, keep_on
-from mapping.record import Received
 
 log = logging.getLogger(__name__)
 
@@ -47,98 +46,6 @@ OFFERS_PER_TURN: Final = 256
 RETRY_S: Final = 0.5
 RECHECK_S: Final = 2.0  # a missing topic is looked for so often
 GONE_S: Final = 30.0  # a partition missing for so long is deleted: nobody catches up on it any more
-
-
-class _Watch:
-    """A fan-out on one topic; `since` holds partitions of which it wants only what lies at or after an offset."""
-
-    __slots__ = ("fanout", "select", "since")
-
-    def __init__(self, fanout: Fanout, since: dict[int, int]) -> None:
-        self.fanout = fanout
-        self.select: Callable[[Received], Collection[Outlet]] = fanout.select
-        self.since = since
-
-    def is_early(self, record: Received) -> bool:
-        """Whether the record was stored before the watch began; forgets the mark once it is passed."""
-        first = self.since.get(record.partition)
-        if first is None:
-            return False
-        if record.offset < first:
-            return True
-        del self.since[record.partition]
-        return False
-
-
-class _Partition:
-    """Positions in one partition.
-
-    Attributes:
-        position: the offset of the next record to fan out; all below it was fanned out.
-        fetched: the offset of the next record to expect from the consumer.
-        behind: the outlets that are fed by the catch-up reader.
-        missing_since: when (loop time) the metadata lacked the partition first; None while it is there.
-    """
-
-    __slots__ = ("behind", "fetched", "missing_since", "position", "topic")
-
-    def __init__(self, topic: _Topic, position: int) -> None:
-        self.topic = topic
-        self.missing_since: float | None = None
-        self.position = position
-        self.fetched = position
-        self.behind: dict[Outlet, tuple[_Watch, Reading]] = {}
-
-
-class _Later:
-    """Where a catch-up ends when its watch begins further on than the tail is."""
-
-    __slots__ = ("_part", "_since")
-
-    def __init__(self, part: _Partition, since: int) -> None:
-        self._part = part
-        self._since = since
-
-    @property
-    def position(self) -> int:
-        return max(self._part.position, self._since)
-
-
-class _Topic:
-    __slots__ = ("name", "partitions", "watches")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.watches: tuple[_Watch, ...] = ()  # replaced, never changed: a fan-out may end during an offer
-        self.partitions: dict[TopicPartition, _Partition] = {}
-
-
-class TailStatistics(msgspec.Struct, frozen=True):
-    """A snapshot.
-
-    Attributes:
-        positions: per topic and partition, the offset of the next record to fan out.
-        lag: per topic, records stored and not yet fanned out, as of the last fetch.
-        records: records fanned out, ever.
-        offers: records taken by outlets, ever.
-        dropped: records that lossy outlets had no room for, ever.
-        fell_behind: how often an outlet was handed to the catch-up reader.
-        behind: pairs of outlet and partition that are behind now.
-        gaps: records that retention had deleted before they were read, ever.
-        assignments: how often the set of partitions was changed.
-        replay: the catch-up reader's own.
-    """
-
-    positions: dict[str, dict[int, int]]
-    lag: dict[str, int]
-    records: int
-    offers: int
-    dropped: int
-    fell_behind: int
-    behind: int
-    gaps: int
-    assignments: int
-    replay: ReplayStatistics
 
 
 class Tail:
@@ -167,8 +74,8 @@ class Tail:
         self._spawn = spawn
         self._lookup = lookup
         self._replay = replay
-        self._topics: dict[str, _Topic] = {}
-        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._topics: dict[str, Topic] = {}
+        self._partitions: dict[TopicPartition, Partition] = {}
         self._consumer: AIOKafkaConsumer | None = None
         self._task: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
@@ -242,24 +149,24 @@ class Tail:
         for name, partitions in by_topic.items():
             topic = self._topics.get(name)
             if topic is None:
-                topic = self._topics[name] = _Topic(name)
+                topic = self._topics[name] = Topic(name)
             if any(watch.fanout is fanout for watch in topic.watches):
                 continue
             since: dict[int, int] = {}
             for partition in partitions:
                 offset, known = offsets[partition], topic.partitions.get(partition)
                 if known is None:
-                    topic.partitions[partition] = self._partitions[partition] = _Partition(topic, offset)
+                    topic.partitions[partition] = self._partitions[partition] = Partition(topic, offset)
                     changed = True
                 elif offset > known.position:
                     since[partition.partition] = offset
                 elif beginning and offset < known.position:
                     changed = self._rewind(partition, known, offset) or changed
-            topic.watches += (_Watch(fanout, since),)
+            topic.watches += (Watch(fanout, since),)
         if changed:
             self._change_assignment()
 
-    def _rewind(self, partition: TopicPartition, part: _Partition, offset: int) -> bool:
+    def _rewind(self, partition: TopicPartition, part: Partition, offset: int) -> bool:
         """Read a new topic again from its beginning, for one who comes to it after others, who have had it.
 
         Whoever is behind there ends where the tail is, so that it cannot move back under him: the one who comes begins
@@ -271,7 +178,7 @@ class Tail:
         for watch in part.topic.watches:
             watch.since[partition.partition] = max(part.position, watch.since.get(partition.partition, 0))
         # Another object: what was fetched for the one before is not fanned out any more.
-        part.topic.partitions[partition] = _Partition(part.topic, offset)
+        part.topic.partitions[partition] = Partition(part.topic, offset)
         if partition in self._partitions:
             self._partitions[partition] = part.topic.partitions[partition]
         if self._consumer is not None and partition in self._consumer.assignment():
@@ -356,7 +263,7 @@ class Tail:
         if part is None or watch is None:
             return False
         since = watch.since.get(partition, 0)
-        goal = _Later(part, since) if since > part.position else part
+        goal = Later(part, since) if since > part.position else part
         if outlet not in part.behind and offset < goal.position:
             self._fall_behind(part, watch, outlet, TopicPartition(topic, partition), offset, gap, goal)
         return True
@@ -463,7 +370,7 @@ class Tail:
             return
         if not batches and is_broken(consumer):
             raise KafkaError("the consumer's fetching has ended")
-        fetched: list[tuple[TopicPartition, _Partition, list[Any]]] = []
+        fetched: list[tuple[TopicPartition, Partition, list[Any]]] = []
         for partition, records in batches.items():
             part = self._partitions.get(partition)
             if part is not None:
@@ -474,7 +381,7 @@ class Tail:
                 await self._fan_out(partition, part, records)
         await asyncio.sleep(0)
 
-    async def _fan_out(self, partition: TopicPartition, part: _Partition, records: list[Any]) -> None:
+    async def _fan_out(self, partition: TopicPartition, part: Partition, records: list[Any]) -> None:
         topic, behind = part.topic, part.behind
         offers = 0
         for record in records:
@@ -518,8 +425,8 @@ class Tail:
 
     def _fall_behind(  # noqa: PLR0917 - as `catch_up`
         self,
-        part: _Partition,
-        watch: _Watch,
+        part: Partition,
+        watch: Watch,
         outlet: Outlet,
         partition: TopicPartition,
         offset: int,
@@ -577,14 +484,14 @@ class Tail:
         if not self._partitions:
             self._wanted.clear()
 
-    def _remove(self, topic: _Topic, partitions: list[TopicPartition]) -> None:
+    def _remove(self, topic: Topic, partitions: list[TopicPartition]) -> None:
         for partition in partitions:
             part = topic.partitions.pop(partition)
             self._partitions.pop(partition, None)
             self._cancel_readings(part)
         self._change_assignment()
 
-    def _cancel_readings(self, part: _Partition) -> None:
+    def _cancel_readings(self, part: Partition) -> None:
         for _, reading in part.behind.values():
             self._replay.cancel(reading)
         part.behind.clear()
@@ -629,7 +536,7 @@ class Tail:
                 partition = TopicPartition(topic.name, number)
                 if partition not in topic.partitions:
                     # It appeared after the watch began, so its first record did too.
-                    topic.partitions[partition] = self._partitions[partition] = _Partition(topic, 0)
+                    topic.partitions[partition] = self._partitions[partition] = Partition(topic, 0)
                     self._change_assignment()
         if missing and self._recheck_timer is None:
             self._recheck_timer = loop.call_later(RECHECK_S, self._refresh)

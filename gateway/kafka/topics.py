@@ -311,7 +311,7 @@ class Topics:
     def _lost(self, name: str, outcome: Outcome) -> None:
         self._known.pop(name, None)
         for callback in tuple(self._gone):
-            _call(callback, name, outcome)
+            failures.guard("topics", callback, name, outcome)
 
     def _remember_unknown(self, name: str, refused: Refused, *, absent: bool = False) -> None:
         if len(self._unknown) >= UNKNOWN_KEPT:
@@ -508,7 +508,7 @@ class Topics:
             if self._known.get(info.name) not in (info, None):
                 self._known[info.name] = info
                 for callback in tuple(self._updated):
-                    _call(callback, info)
+                    failures.guard("topics", callback, info)
         self._refreshed = self._clock()
         self._partitions_in_all = sum(len(topic.leaders) for topic in metadata.topics.values())
         self._set_names(frozenset((seen.keys() | in_between) - self._internal.keys()))
@@ -518,7 +518,7 @@ class Topics:
         self._names = names
         if appeared or disappeared:
             for callback in tuple(self._watchers):
-                _call(callback, appeared, disappeared)
+                failures.guard("topics", callback, appeared, disappeared)
 
     async def _with_configs(self, infos: list[TopicInfo]) -> list[TopicInfo]:
         resources = [(ConfigResourceType.TOPIC, info.name, _CONFIG_NAMES) for info in infos]
@@ -564,14 +564,6 @@ class Topics:
                 await start_client(client.bootstrap, client.close, self._spawn)
                 self._client = client
             return self._client
-
-
-def _call(callback: Callable[..., None], *facts: Any) -> None:
-    """Tell one of those that want to know; when it fails, the others still learn of it."""
-    try:
-        callback(*facts)
-    except Exception as error:  # our bug, in one listener
-        failures.tell("topics", error)
 
 
 def _no_topic(name: str) -> Refused | None:

@@ -8,7 +8,7 @@ from gateway.amqp.services import AmqpStatistics
 from gateway.kafka.group_reader import GroupStatistics
 from gateway.kafka.publisher import LATENCY_MS, Statistics
 from gateway.kafka.replay import ReplayStatistics
-from gateway.kafka.tail import TailStatistics
+from gateway.kafka.tail_parts import TailStatistics
 from gateway.mqtt.counters import Counters
 from gateway.observe.metrics import Metrics
 from gateway.observe.sources import COUNTERS, add_source
