@@ -170,7 +170,12 @@ class State(msgspec.Struct, frozen=True):
 def compile_rules(config: Config) -> Rules:
     """The mapping rules; RuleError names a bad one."""
     texts = (RuleText(rule.mqtt, rule.topic, rule.key) for rule in config.mapping.rules)
-    return Rules(texts, catch_all=config.mapping.catch_all_topic)
+    dotted = config.mapping.dotted_topics
+    if dotted is None:
+        dotted = () if config.creates_topics else None
+    if dotted is not None:  # answers of MQTT clients must find them
+        dotted = (*dotted, config.amqp.reply_topic, config.http.reply_topic)
+    return Rules(texts, catch_all=config.mapping.catch_all_topic, dotted=dotted)
 
 
 async def open_admittance(process: Process) -> Admittance:

@@ -294,6 +294,8 @@ class MappingConfig(Section):
 
     rules: tuple[RuleConfig, ...] = ()
     catch_all_topic: str = "mqtt"
+    # None: all where the gateway makes no topics, none where it does: Kafka takes a.b and a_b for one name (ADR 0035).
+    dotted_topics: tuple[str, ...] | None = None
 
 
 class AccessRule(Section):

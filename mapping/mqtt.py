@@ -47,7 +47,7 @@ BASE64: Final = "base64:"
 
 _ROUTES_LIMIT: Final = 4096  # per connection; a publisher with more topics pays for the look-up again
 _LONGEST_EXPIRY: Final = 0xFFFFFFFF  # seconds: Message Expiry Interval is a four byte integer
-_TEXT_LIMIT: Final = 16_000  # bytes of name and value: under 65,535 in any encoding (section 1.5.4) and in base64
+_FIELD_LIMIT: Final = 65_535  # bytes of a string, and of binary data (sections 1.5.4 and 1.5.6)
 _EXPIRY_DIGITS: Final = 15  # epoch milliseconds for the next 30,000 years
 _DEFAULT_QOS: Final = 1  # of records that no MQTT client wrote: acknowledged by their writer, so by the reader
 
@@ -141,7 +141,8 @@ class Delivery(msgspec.Struct, frozen=True):
 def from_record(record: Received, rules: Rules) -> Delivery | None:
     """What to publish for a record; None when it has no MQTT topic name.
 
-    A header of more than `_TEXT_LIMIT` bytes does not fit into a property and is left out.
+    A header whose name or value has more than 65,535 bytes as MQTT says it does not fit into a property and is left
+    out; no MQTT client can have written it.
     """
     topic = rules.mqtt_topic(record.topic, record.key, record.headers)
     if topic is None:
@@ -152,13 +153,17 @@ def from_record(record: Received, rules: Rules) -> Delivery | None:
     known: dict[str, bytes] = {}
     user: list[tuple[str, str]] = []
     for name, value in record.headers:
-        if len(name) + len(value or b"") > _TEXT_LIMIT:
+        if value is not None and len(value) > _FIELD_LIMIT:
             continue
         plain = own_name(name)
         if plain is not None:
-            user.append((_text(plain), _value_text(value)))
+            pair = _text(plain), _value_text(value)
+            if _fits(pair[0]) and _fits(pair[1]):
+                user.append(pair)
         elif name in SHOWN:
-            user.append((name, _value_text(value)))
+            shown = _value_text(value)
+            if _fits(shown):
+                user.append((name, shown))
         elif name == GW_PROTOCOL:
             protocol = value or b""
         elif value is not None:
@@ -221,6 +226,11 @@ def _decoded(value: bytes | None) -> str | None:
     except UnicodeDecodeError:
         return None
     return None if "\0" in text else text
+
+
+def _fits(text: str) -> bool:
+    """Whether a text fits into a string of MQTT; most need no look at their encoding."""
+    return len(text) <= _FIELD_LIMIT // 4 or len(text.encode()) <= _FIELD_LIMIT
 
 
 def _value_text(value: bytes | None) -> str:

@@ -5,7 +5,8 @@ expressions; its `topic` and `key` are texts in which `{name}` stands for the le
 and checked once; one whose result could be an illegal Kafka name for every input is refused with its number.
 
 Default, with no rule: the first level is the Kafka topic, the rest is the key. A first level that is no legal Kafka
-name goes to the catch-all topic with the whole MQTT topic as the key. The way back needs no header.
+name, or could collide with another's (`mapping.topic_names`), goes to the catch-all topic with the whole MQTT topic as
+the key. The way back needs no header.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from mapping.record import MQTT_TOPIC, Headers, is_topic_name
+from mapping.topic_names import PLACEHOLDER, CollisionError, TopicNames
 
-_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _CACHE_LIMIT: Final = 65536  # entries; one entry is some 200 bytes, so the cache stays under 16 MiB
-_MQTT_TOPIC_LIMIT: Final = 65_000  # bytes; a topic name has at most 65,535 with the Kafka topic in front
+_MQTT_TOPIC_LIMIT: Final = 65_535  # bytes [MQTT-4.7.3-3]
 MULTI: Final = "#"
 SINGLE: Final = "+"
 
@@ -45,7 +46,7 @@ class RuleText(NamedTuple):
 class _Rule:
     """One compiled rule."""
 
-    __slots__ = ("_key", "_key_back", "_levels", "_multi", "_named", "_reversible", "_topic", "_topic_back", "number")
+    __slots__ = ("_key", "_key_back", "_levels", "_multi", "_named", "_reversible", "_topic_back", "number", "topic")
 
     def __init__(self, number: int, text: RuleText) -> None:
         self.number = number
@@ -57,7 +58,7 @@ class _Rule:
         self._named: dict[str, int] = {}
         self._reversible = True
         for index, level in enumerate(levels):
-            name = _PLACEHOLDER.fullmatch(level)
+            name = PLACEHOLDER.fullmatch(level)
             if name:
                 if name[1] in self._named:
                     raise self._error(f"level {{{name[1]}}} stands twice in {text.mqtt!r}")
@@ -75,31 +76,31 @@ class _Rule:
         self._check_names(text.topic, "topic")
         if text.key is not None:
             self._check_names(text.key, "key")
-        if not is_topic_name(_PLACEHOLDER.sub("x", text.topic)):
+        if not is_topic_name(PLACEHOLDER.sub("x", text.topic)):
             raise self._error(f"{text.topic!r} can never be a legal Kafka topic name")
-        self._topic = text.topic
+        self.topic = text.topic
         self._key = text.key
         self._topic_back = self._back(text.topic)
         self._key_back = None if text.key is None else self._back(text.key)
-        restored = set(_PLACEHOLDER.findall(text.topic)) | set(_PLACEHOLDER.findall(text.key or ""))
+        restored = set(PLACEHOLDER.findall(text.topic)) | set(PLACEHOLDER.findall(text.key or ""))
         if not self._named.keys() <= restored:
             self._reversible = False
 
-    def forward(self, levels: Sequence[str], topic: str) -> Destination | None:
-        """The destination of an MQTT topic, or None when the rule does not match."""
+    def forward(self, levels: Sequence[str], topic: str, names: TopicNames) -> Destination | None:
+        """The destination of an MQTT topic, or None when the rule does not match, or makes a name that cannot be."""
         count = len(self._levels)
         if len(levels) < count or (len(levels) > count and not self._multi):
             return None
         for want, level in zip(self._levels, levels, strict=False):
             if want is not None and want != level:
                 return None
-        kafka = self._fill(self._topic, levels)
-        if not is_topic_name(kafka):
+        kafka = self._fill(self.topic, levels)
+        if not names.fits(kafka):
             return None
         key = topic if self._key is None else self._fill(self._key, levels)
         return Destination(kafka, key.encode())
 
-    def backward(self, topic: str, key: bytes | None) -> str | None:
+    def backward(self, topic: str, key: bytes | None, names: TopicNames) -> str | None:
         """The MQTT topic of a record without our header, or None when the rule does not say."""
         found = self._topic_back.fullmatch(topic)
         if found is None or key is None or len(key) > _MQTT_TOPIC_LIMIT:
@@ -109,7 +110,7 @@ class _Rule:
         except UnicodeDecodeError:
             return None
         if self._key_back is None:  # the key is the whole MQTT topic
-            destination = self.forward(text.split("/"), text)
+            destination = self.forward(text.split("/"), text, names)
             return text if destination is not None and destination.topic == topic else None
         if not self._reversible:
             return None
@@ -147,10 +148,10 @@ class _Rule:
             rest = levels[len(self._levels) :]
             if rest and not self._multi and rest != [MULTI]:
                 return None
-        return self._pattern(self._topic, bound)
+        return self._pattern(self.topic, bound)
 
     def _fill(self, template: str, levels: Sequence[str]) -> str:
-        return _PLACEHOLDER.sub(lambda name: levels[self._named[name[1]]], template)
+        return PLACEHOLDER.sub(lambda name: levels[self._named[name[1]]], template)
 
     def _back(self, template: str) -> re.Pattern[str]:
         return self._pattern(template, {}, capture=True)
@@ -160,7 +161,7 @@ class _Rule:
         parts: list[str] = []
         seen: set[str] = set()
         end = 0
-        for name in _PLACEHOLDER.finditer(template):
+        for name in PLACEHOLDER.finditer(template):
             parts.append(re.escape(template[end : name.start()]))
             if name[1] in bound:
                 parts.append(re.escape(bound[name[1]]))
@@ -176,10 +177,10 @@ class _Rule:
         return re.compile("".join(parts))
 
     def _check_names(self, template: str, what: str) -> None:
-        for name in _PLACEHOLDER.findall(template):
+        for name in PLACEHOLDER.findall(template):
             if name not in self._named:
                 raise self._error(f"{what} {template!r} uses {{{name}}}, which is no level of the mqtt pattern")
-        if "{" in _PLACEHOLDER.sub("", template) or "}" in _PLACEHOLDER.sub("", template):
+        if "{" in PLACEHOLDER.sub("", template) or "}" in PLACEHOLDER.sub("", template):
             raise self._error(f"{what} {template!r} has an unmatched brace")
 
     def _error(self, why: str) -> RuleError:
@@ -189,12 +190,32 @@ class _Rule:
 class Rules:
     """The compiled rules. Pure: the same topic always has the same destination."""
 
-    def __init__(self, rules: Iterable[RuleText] = (), *, catch_all: str = "mqtt") -> None:
-        """Compile and check; RuleError names the first rule that cannot be used."""
+    def __init__(
+        self, rules: Iterable[RuleText] = (), *, catch_all: str = "mqtt", dotted: Iterable[str] | None = None
+    ) -> None:
+        """Compile and check.
+
+        Args:
+            rules: as written.
+            catch_all: the Kafka topic of what has none of its own.
+            dotted: names with dots that are Kafka topics; None: all are (see `mapping.topic_names`).
+
+        Raises:
+            RuleError: names the first rule that cannot be used.
+        """
         if not is_topic_name(catch_all):
             raise RuleError(f"mapping.catch_all_topic: {catch_all!r} is no legal Kafka topic name")
         self._rules = [_Rule(number, text) for number, text in enumerate(rules, 1)]
         self._catch_all = catch_all
+        dotted = None if dotted is None else tuple(dotted)
+        for name in dotted or ():
+            if not is_topic_name(name):
+                raise RuleError(f"mapping.dotted_topics: {name!r} is no legal Kafka topic name")
+        try:
+            chosen = None if dotted is None else (catch_all, *dotted)
+            self._names = TopicNames(chosen, [rule.topic for rule in self._rules])
+        except CollisionError as error:
+            raise RuleError(f"mapping.dotted_topics: {error}") from error
         self._forward: dict[str, Destination] = {}
 
     def destination(self, mqtt_topic: str) -> Destination:
@@ -212,15 +233,15 @@ class Rules:
             if name == MQTT_TOPIC and value:
                 return _topic_name(value)
         for rule in self._rules:
-            found = rule.backward(topic, key)
+            found = rule.backward(topic, key, self._names)
             if found is not None:
-                return found if _is_plain(found) else None
+                return found if _is_plain(found) and len(found.encode()) <= _MQTT_TOPIC_LIMIT else None
         if key is None:
             return topic
         text = _topic_name(key)
         if topic == self._catch_all:
             return text or None
-        if text is None and key:
+        if (text is None and key) or len(topic) + 1 + len(key) > _MQTT_TOPIC_LIMIT:
             return None
         return f"{topic}/{text or ''}"
 
@@ -233,11 +254,11 @@ class Rules:
         patterns = [pattern for rule in self._rules if (pattern := rule.candidates(levels)) is not None]
         first = levels[0]
         anything = first in (SINGLE, MULTI)
-        literal = None if anything else first if self._is_own_topic(first) else self._catch_all
+        literal = () if anything else self._default_topics(first)
         return {
             topic
             for topic in known
-            if anything or topic == literal or any(pattern.fullmatch(topic) for pattern in patterns)
+            if anything or topic in literal or any(pattern.fullmatch(topic) for pattern in patterns)
         }
 
     def is_target(self, topic: str) -> bool:
@@ -247,21 +268,26 @@ class Rules:
     def kafka_filter(self, mqtt_filter: str) -> list[str] | None:
         """The levels of the filter over `topic/key` that matches what lies in Kafka for an MQTT filter.
 
-        None where no single one does: its first level is a wildcard, or rules may lead its topics elsewhere.
+        None where no single one does: its first level is a wildcard, or a name that MQTT does not write to though
+        others may, or rules may lead its topics elsewhere.
         """
         levels = mqtt_filter.split("/")
         if levels[0] in (SINGLE, MULTI) or any(rule.candidates(levels) is not None for rule in self._rules):
             return None
-        return levels if self._is_own_topic(levels[0]) else [self._catch_all, *levels]
+        default = self._default_topics(levels[0])
+        if len(default) > 1:
+            return None
+        return levels if self._catch_all not in default else [self._catch_all, *levels]
 
     def literal_topics(self, mqtt_filter: str) -> set[str]:
         """The Kafka topics of a filter that do not depend on what exists: its literal first level, or the rules'."""
         levels = mqtt_filter.split("/")
         if SINGLE not in levels and MULTI not in levels:
-            return {self.destination(mqtt_filter).topic}
+            default = self._default_topics(levels[0])
+            return {self.destination(mqtt_filter).topic, *(default if len(default) > 1 else ())}
         if levels[0] in (SINGLE, MULTI) or self._rules:
             return set()
-        return {levels[0] if self._is_own_topic(levels[0]) else self._catch_all}
+        return set(self._default_topics(levels[0]))
 
     def fixed_topics(self, mqtt_filter: str) -> set[str] | None:
         """All Kafka topics that may hold records for the MQTT filter; None when it depends on which topics exist."""
@@ -270,7 +296,7 @@ class Rules:
     def _find(self, mqtt_topic: str) -> Destination:
         levels = mqtt_topic.split("/")
         for rule in self._rules:
-            found = rule.forward(levels, mqtt_topic)
+            found = rule.forward(levels, mqtt_topic, self._names)
             if found is not None:
                 return found
         if self._is_own_topic(levels[0]):
@@ -280,7 +306,13 @@ class Rules:
 
     def _is_own_topic(self, level: str) -> bool:
         # A first level with the catch-all's name keeps its whole topic as the key, or the way back were ambiguous.
-        return level != self._catch_all and is_topic_name(level)
+        return level != self._catch_all and self._names.fits(level)
+
+    def _default_topics(self, level: str) -> tuple[str, ...]:
+        """Where records of a first level may lie without a rule: what MQTT does not write to, others do."""
+        if self._is_own_topic(level):
+            return (level,)
+        return (self._catch_all, level) if level != self._catch_all and is_topic_name(level) else (self._catch_all,)
 
 
 def _is_plain(text: str) -> bool:

@@ -44,7 +44,7 @@ def resolve_topic(topic: str, properties: Properties | None, aliases: dict[int, 
         alias = properties.topic_alias
     if alias is None:
         if not topic:
-            raise malformed("neither topic nor topic alias")
+            raise protocol_error("neither topic nor topic alias")  # section 3.3.2.1
         return topic
     if alias > topic_alias_maximum:
         raise PeerError(ReasonCode.TOPIC_ALIAS_INVALID, f"topic alias {alias}")  # [MQTT-3.3.2-9]

@@ -127,7 +127,9 @@ def decode_publish(first: int, body: bytes, version: Version) -> packets.Publish
     packet_id = _packet_id(reader) if qos else 0
     properties = _properties(reader, version, PacketType.PUBLISH)
     if not topic and (properties is None or properties.topic_alias is None):
-        raise malformed("neither topic nor topic alias")
+        if version is Version.V5:
+            raise protocol_error("neither topic nor topic alias")  # section 3.3.2.1
+        raise malformed("an empty topic")  # [MQTT-4.7.3-1]
     _check_response_topic(properties)
     payload = reader.take(reader.left)
     return packets.Publish(topic, payload, qos, bool(first & 1), bool(first & 8), packet_id, properties)

@@ -156,7 +156,7 @@ class Receiver(Sender):
                     if at < end and not buffer[at]:
                         at += 1
                         if not topic:
-                            raise malformed("neither topic nor topic alias")
+                            raise protocol_error("neither topic nor topic alias")  # section 3.3.2.1
                     else:
                         properties, at = decode_properties(buffer, at, end, 3)
                         topic = resolve_topic(topic, properties, self._aliases, aliases)

@@ -59,6 +59,28 @@ def test_any_record_of_any_kafka_client_has_an_mqtt_form_or_none(headers: Header
         assert not set("+#\0") & set(delivery.topic)
 
 
+LONGEST = 65_535
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Properties(user_properties=(("n" * LONGEST, "v" * LONGEST), ("", ""), ("é" * 32_767, "\N{SNOWMAN}" * 21_845))),
+        Properties(content_type="c" * LONGEST),
+        Properties(response_topic="r" * LONGEST),
+        Properties(correlation_data=bytes(LONGEST)),
+        Properties(user_properties=(("gw." + "n" * (LONGEST - 3), "v"),)),
+        Properties(user_properties=tuple((f"{number}", "v" * 1000) for number in range(500))),
+    ],
+    ids=["user", "content-type", "response-topic", "correlation-data", "reserved", "many"],
+)
+def test_the_longest_properties_come_back(asked: Properties) -> None:
+    record = Inbound(RULES, Version.V5, "c").to_record("t/a", b"", 1, False, asked, NOW)
+    delivery = from_record(stored(record), RULES)
+    assert delivery is not None
+    assert delivery.properties == asked
+
+
 def test_a_tombstone_is_an_empty_payload_and_an_unkeyed_record_has_its_topics_name() -> None:
     delivery = from_record(received(key=None, value=None), RULES)
     assert delivery is not None

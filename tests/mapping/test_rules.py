@@ -51,6 +51,59 @@ def test_every_topic_has_a_legal_destination_under_rules(topic: str) -> None:
     assert is_topic_name(rules.destination(topic).topic)
 
 
+names = st.text("ab._-", min_size=1, max_size=6)
+
+
+@given(st.lists(names, min_size=2, max_size=12), st.sampled_from(["", "a.{x}", "{x}.{y}", "{x}_a.{x}", "b"]))
+def test_no_two_kafka_topics_of_mqtt_collide(first_levels: list[str], template: str) -> None:
+    """Kafka takes names for one that differ in dots and underscores only (its metrics' names do)."""
+    mapped = [RuleText("{x}/{y}/rule", template)] if template else []
+    rules = Rules(mapped, dotted=["a.b", "b_b.a"])
+    kafka = {rules.destination(f"{one}/{other}/rule").topic for one in first_levels for other in first_levels}
+    kafka |= {rules.destination(f"{one}/x").topic for one in first_levels}
+    assert len({name.replace(".", "_") for name in kafka}) == len(kafka)
+    assert all(is_topic_name(name) for name in kafka)
+
+
+def test_of_colliding_names_one_is_chosen_and_both_are_read() -> None:
+    rules = Rules(dotted=["orders.v1"])
+    assert rules.destination("a_b/x") == Destination("a_b", b"x")
+    assert rules.destination("a.b/x") == Destination("mqtt", b"a.b/x")
+    assert rules.destination("orders.v1/x") == Destination("orders.v1", b"x")
+    assert rules.destination("orders_v1/x") == Destination("mqtt", b"orders_v1/x")
+    known = ["a.b", "a_b", "orders.v1", "mqtt"]
+    assert rules.kafka_topics("a.b/#", known) == {"a.b", "mqtt"}
+    assert rules.kafka_topics("a_b/#", known) == {"a_b"}
+    assert rules.literal_topics("a.b/x") == {"a.b", "mqtt"}
+    assert rules.mqtt_topic("a.b", b"x") == rules.mqtt_topic("mqtt", b"a.b/x") == "a.b/x"
+
+
+def test_without_making_topics_every_legal_name_is_its_own() -> None:
+    assert Rules().destination("a.b/x") == Destination("a.b", b"x")
+
+
+@pytest.mark.parametrize(
+    ("dotted", "why"), [(["a.b", "a_b"], "one name"), (["m.q", "mqtt"], None), (["no/name"], "legal")]
+)
+def test_dotted_topics_must_be_names_that_do_not_collide(dotted: list[str], why: str | None) -> None:
+    if why is None:
+        assert Rules(dotted=dotted).destination("m.q/x").topic == "m.q"
+        return
+    with pytest.raises(RuleError, match=rf"mapping\.dotted_topics.*{why}"):
+        Rules(dotted=dotted)
+
+
+@pytest.mark.parametrize("size", [65_001, 65_535])
+def test_the_longest_topic_name_comes_back(size: int) -> None:
+    """[MQTT-4.7.3-3]: 65,535 bytes, by the header, by the key, and in the catch-all topic."""
+    topic = "t/" + "x" * (size - 2)
+    rules = Rules()
+    assert rules.mqtt_topic("t", b"?", ((MQTT_TOPIC, topic.encode()),)) == topic
+    assert rules.mqtt_topic(*rules.destination(topic)) == topic
+    assert rules.mqtt_topic("mqtt", topic.encode()) == topic
+    assert rules.mqtt_topic("t", b"x" * 65_534) is None
+
+
 def test_the_first_matching_rule_decides() -> None:
     rules = Rules([FACTORY, RuleText("factory/#", "rest")])
     assert rules.destination("factory/berlin/press/temp/1") == Destination("factory-berlin", b"press")

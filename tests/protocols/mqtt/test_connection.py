@@ -351,8 +351,8 @@ def test_topic_aliases() -> None:
         ("30 * s't' v 23 0003 ;", "0x94"),
         ("30 * s't' v 23 0000 ;", "0x94"),
         ("30 * s'' v 23 0001 ;", "0x82"),
-        ("30 * s'' 00", "0x81"),
-        ("30 * s'' v 01 01 ;", "0x81"),
+        ("30 * s'' 00", "0x82"),
+        ("30 * s'' v 01 01 ;", "0x82"),
     ],
 )
 def test_topic_aliases_that_stand_for_nothing(publish: str, code: str) -> None:
