@@ -82,18 +82,19 @@ class Checkpoint:
         self._committable = last + 1
         return self._committable
 
-    def prefix_with(self, offsets: Collection[int]) -> int | None:
-        """What `committable` would be if these offsets were settled too; nothing is changed."""
-        last: int | None = None
-        for offset in self._order:
-            if offset in self._open and offset not in offsets:
-                break
-            last = offset
-        return self._committable if last is None else last + 1
-
     def __contains__(self, offset: int) -> bool:
         """Whether `offset` is tracked and not settled."""
         return offset in self._open
+
+    @property
+    def open(self) -> Collection[int]:
+        """The offsets that are tracked and not settled, in no order."""
+        return self._open
+
+    @property
+    def end(self) -> int:
+        """The offset behind all that were tracked; 0 when there were none."""
+        return self._order[-1] + 1 if self._order else self._committable or 0
 
     @property
     def outstanding(self) -> int:

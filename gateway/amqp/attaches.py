@@ -211,8 +211,15 @@ class Attach:
                 await self._services.tail.watch_from(source.topic, outgoing, outgoing, start, source.partition)
             else:
                 reset: OffsetReset = "latest" if source.at_end else "earliest"
-                topics = [source.topic]
-                outgoing.joined(await self._services.groups.join(source.group, topics, outgoing, offset_reset=reset))
+                membership = await self._services.groups.join(
+                    source.group,
+                    [source.topic],
+                    outgoing,
+                    offset_reset=reset,
+                    wants=source.condition,
+                    queue=source.is_queue,
+                )
+                outgoing.joined(membership)
         except BeyondEnd as beyond:
             outgoing.leave()
             raise AddressError(PRECONDITION_FAILED, str(beyond)) from None

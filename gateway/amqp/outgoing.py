@@ -69,7 +69,7 @@ class OutgoingLink:
         self._engine = session.engine
         self._settled = settled
         self._source = source
-        self._condition = source.condition
+        self._condition = source.condition if source.group is None else None  # a group knows it itself
         self._partition = source.partition
         self._membership: Membership | Seat | None = None
         self._selected: tuple[OutgoingLink, ...] = (self,)
@@ -118,7 +118,9 @@ class OutgoingLink:
         if self._left:
             return True
         if self._condition is not None and not self._condition(record):
-            return self._decline(record)
+            if self._membership is not None:
+                self._membership.done(record)  # of a temporary topic: it is nobody else's
+            return True
         session = self._session
         pump = session.pump
         # Looked at anew in each turn of the loop in which something is sent.
@@ -165,13 +167,6 @@ class OutgoingLink:
             self._room = 0
         session.wrote(size)
         return True
-
-    def _decline(self, record: Received) -> bool:
-        """The link's filters do not select the record."""
-        if self._membership is not None:
-            self._membership.decline(record)  # when nobody in the group wants it, it is done with
-            return True
-        return self._source.group is None  # a member that has not learnt yet that it is one: later
 
     # the peer's words
 

@@ -70,6 +70,11 @@ class Source(msgspec.Struct, frozen=True):
     condition: Condition | None = None
     filters: tuple[Filter, ...] = ()
 
+    @property
+    def is_queue(self) -> bool:
+        """Whether what no receiver selects stays for others; of a subscription it is for nobody."""
+        return self.group is not None and not self.at_end
+
 
 def source_of(link: Link, container_id: str, now_ms: int) -> Source:
     """What the source of a peer's receiving link means.

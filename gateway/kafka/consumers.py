@@ -196,14 +196,13 @@ async def committed_positions(
     return found
 
 
-async def commit_offsets(consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, int]) -> None:
+async def commit_offsets(consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
     """Commit as a member; unlike the consumer's own `commit` also when partitions are being taken away.
 
     Raises:
         KafkaError: not committed, as far as we know.
     """
-    stored = {partition: OffsetAndMetadata(offset, "") for partition, offset in offsets.items()}
-    await consumer._coordinator.commit_offsets(None, stored)
+    await consumer._coordinator.commit_offsets(None, dict(offsets))
 
 
 def stop_waiting(consumer: AIOKafkaConsumer) -> None:

@@ -19,7 +19,8 @@ from flowcontrol.backoff import Backoff
 from gateway.kafka.consumers import ConsumerOptions
 from gateway.kafka.contracts import Outlet, Refused
 from gateway.kafka.group_admin import GroupAdmin
-from gateway.kafka.group_parts import GroupStatistics, Interest, Member, Part
+from gateway.kafka.group_catchup import Readings
+from gateway.kafka.group_parts import Condition, GroupStatistics, Interest, Member, Part
 from gateway.kafka.group_reader import GroupReader
 from gateway.kafka.lookup import Lookup
 from gateway.spawn import Spawn
@@ -103,7 +104,7 @@ class Membership:
     def place(self, record: Received) -> tuple[GroupReader, Part] | None:
         """Whose settling a record that this outlet holds is; None when it is no longer its own.
 
-        For a transaction that settles the record: `GroupReader.committing`, then `done`.
+        For a transaction that settles the record: `Commits.committing`, then `done`.
         """
         part = self._dispatch.part_of(self._member, record)
         return None if part is None else (self._reader, part)
@@ -127,6 +128,7 @@ class Groups:
         kafka: ConsumerOptions,
         spawn: Spawn,
         lookup: Lookup,
+        readings: Readings,
         *,
         random: Callable[[], float],
         commit_interval_s: float = 1.0,
@@ -141,6 +143,7 @@ class Groups:
             kafka: see `ConsumerOptions`.
             spawn: starts a task of the application's task group.
             lookup: refuses topics that are unknown or not for clients; not stopped by us.
+            readings: the catch-up reader, for what a queue's receivers have not selected; not stopped by us.
             random: for the jitter of redelivery.
             commit_interval_s: the least time between two commits of a reader.
             revoke_wait_s: how long a rebalance waits for records that outlets hold.
@@ -152,6 +155,7 @@ class Groups:
         self._kafka = dict(kafka)
         self._spawn = spawn
         self._lookup = lookup
+        self._readings = readings
         self._backoff = Backoff(0.1, 30.0, random=random)
         self._commit_interval_s = commit_interval_s
         self._revoke_wait_s = revoke_wait_s
@@ -173,6 +177,8 @@ class Groups:
         *,
         offset_reset: OffsetReset = "earliest",
         interest: Interest | None = None,
+        wants: Condition | None = None,
+        queue: bool = False,
     ) -> Membership:
         """Join a group; returns when Kafka has assigned us our partitions, which may be none.
 
@@ -186,6 +192,8 @@ class Groups:
                 the end as of now. Either is committed at once.
             interest: which records of the topics it wants, and with whom it shares them; None is all, shared with
                 everybody.
+            wants: which of these the outlet selects for itself; None is all.
+            queue: what no outlet here selects is not settled: the log keeps it for others, and for who joins later.
 
         Raises:
             Refused: an unknown topic, no permission, no legal group, or Kafka does not answer.
@@ -207,7 +215,7 @@ class Groups:
             if reader is None:
                 reader = self._readers[group] = self._start(group)
             # A member before the subscription is: no record may come that nobody here seems to want.
-            member = reader.add(outlet, topics, interest, latest=offset_reset == "latest")
+            member = reader.add(outlet, topics, interest, wants, latest=offset_reset == "latest", queue=queue)
         try:
             await self._subscribe(reader)
         except BaseException:
@@ -298,6 +306,7 @@ class Groups:
             self._backoff,
             self._lookup,
             group,
+            readings=self._readings,
             commit_interval_s=self._commit_interval_s,
             revoke_wait_s=self._revoke_wait_s,
             return_wait_s=self._return_wait_s,

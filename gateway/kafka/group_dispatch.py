@@ -10,6 +10,9 @@ that only members without room may want holds back none that others want.
 An interest that has lost its last member keeps its records for a while, when its partitions stay here for others: a
 client whose connection broke comes back. Then they are settled, as are records that nobody here wants.
 
+Not so in a queue: what no member selects stays in the log for others, and what waits too long for members without room
+is left there too. Who joins later, or has room again, is brought it (`group_catchup`, docs/adr/0032).
+
 A delivery belongs to one member at a time. What a member says about a record that is no longer its own is counted
 as late, and ignored.
 """
@@ -17,7 +20,6 @@ as late, and ignored.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Final
@@ -27,16 +29,28 @@ from aiokafka import TopicPartition
 from flowcontrol.backoff import Backoff
 from gateway.failures import failures
 from gateway.kafka.contracts import Outlet
-from gateway.kafka.group_parts import Delivery, Interest, Member, Part, Pool, Selector
+from gateway.kafka.group_catchup import CatchUp, Readings
+from gateway.kafka.group_later import Later
+from gateway.kafka.group_parts import (
+    UNTRIED,
+    Condition,
+    Delivery,
+    Interest,
+    Member,
+    Part,
+    Pool,
+    Selector,
+    Tries,
+)
 from mapping.record import Received
 
 WAITING_RECORDS: Final = 2000
 WAITING_BYTES: Final = 8 * 1024 * 1024
 """What may wait for pools without room while others go on. Beyond, reading stops for all: Kafka's log holds it."""
 
-Tries = tuple[int, int]  # attempts, and how many of them failed
-
 DEMAND: Final = 500  # nobody asks for more at once
+
+NOBODY: Final = Pool("", (), keeps=False)
 
 
 class Dispatch:
@@ -52,12 +66,15 @@ class Dispatch:
         redelivered, late, unwanted: see `GroupStatistics`.
     """
 
-    def __init__(self, backoff: Backoff, changed: Callable[[], None], *, return_wait_s: float) -> None:
+    def __init__(
+        self, backoff: Backoff, changed: Callable[[], None], readings: Readings, *, return_wait_s: float
+    ) -> None:
         """Nothing is handed out yet: `keep` tells the partitions.
 
         Args:
             backoff: for records that are given back.
             changed: called when there may be something to hand out: call `push` soon.
+            readings: reads the log again for members that are behind.
             return_wait_s: how long an interest without members keeps its records.
         """
         self.members: dict[Outlet, Member] = {}
@@ -67,27 +84,43 @@ class Dispatch:
         self.progress = asyncio.Event()
         self.returned = asyncio.Event()
         self.redelivered = self.late = self.unwanted = 0
-        self._backoff = backoff
+        self.catch_up = CatchUp(readings, self._place, self._caught_up, lambda: self.suspended)
         self._changed = changed
         self._return_wait_s = return_wait_s
         self._left: dict[Pool, asyncio.TimerHandle] = {}  # interests that have lost their last member
         self._selector: Selector | None = None
+        self._queues: set[str] = set()  # topics whose unselected records stay
         self._whole: dict[str, Pool] = {}  # by topic: members that want all of it
         self._chosen: dict[Hashable, Pool] = {}  # by the interest's name
         self._busy: dict[Pool, None] = {}  # pools with ready deliveries
         self._waiting = self._waiting_bytes = 0  # ready deliveries
         self._orphans: list[tuple[Received, Part, Tries]] = []  # of topics that nobody wants now
-        self._later: list[tuple[float, int, Delivery]] = []
-        self._drawn = (0.0, -1, 0.0)  # when, after how many returns, and the delay that chance gave
+        self._later = Later(backoff, self._again, changed)
         self._order = itertools.count(1)
-        self._timer: asyncio.Handle | None = None
-        self._timer_due = 0.0  # uvloop's handles do not tell
 
     # Outlets.
 
-    def add(self, outlet: Outlet, topics: Collection[str], interest: Interest | None) -> Member:
-        """An outlet joins."""
-        member = self.members[outlet] = Member(outlet)
+    def add(
+        self,
+        outlet: Outlet,
+        topics: Collection[str],
+        interest: Interest | None,
+        wants: Condition | None = None,
+        *,
+        queue: bool = False,
+    ) -> Member:
+        """An outlet joins.
+
+        Args:
+            outlet: offered records from now on.
+            topics: that may hold records for it.
+            interest: which of their records; None is all of them.
+            wants: which of these it selects for itself; None is all.
+            queue: what nobody selects stays for others.
+        """
+        member = self.members[outlet] = Member(outlet, wants)
+        if queue:
+            self._queues.update(topics)
         if interest is None:
             for topic in topics:
                 pool = self._whole.get(topic)
@@ -105,7 +138,11 @@ class Dispatch:
             member.pools.append(pool)
         for pool in member.pools:
             pool.members[member] = pool.free[member] = None
-            self._balance(pool)
+            pool.balance(self.parts.values())
+        for part in self.parts.values() if interest is None else ():
+            first = part.unselected.first
+            if first is not None and part.partition.topic in topics:
+                self.catch_up.begin(member, part, first)
         self._topics_changed()
         self.wake(member)
         return member
@@ -129,6 +166,7 @@ class Dispatch:
             failed: count that as failures, and not only as attempts.
         """
         del self.members[member.outlet]
+        self.catch_up.end(member)
         del member.outlet  # which has a way back to its member
         for pool in member.pools:
             del pool.members[member]
@@ -190,13 +228,15 @@ class Dispatch:
             member.full = False
             for pool in member.pools:
                 pool.free[member] = None
+        self.catch_up.room(member)
         self._changed()
 
     def done(self, member: Member, record: Received) -> None:
         """A record is settled."""
         delivery = self._owned(member, record)
         if delivery is not None:
-            self._finish(delivery.part, record.offset)
+            delivery.part.finish(record.offset)
+            self.progress.set()
 
     def done_all(self, member: Member, records: Sequence[Received]) -> None:
         """Records are settled."""
@@ -226,7 +266,7 @@ class Dispatch:
         delivery.attempts += failed
         delivery.failures += failed
         if not at_once:
-            self._delay(delivery)
+            self._later.add(delivery)
             return
         self.redelivered += 1
         if self._lives(delivery.pool):
@@ -234,15 +274,6 @@ class Dispatch:
         else:
             self._replace(delivery)
         self._changed()
-
-    def _delay(self, delivery: Delivery) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()  # uvloop's stands still within a turn: what is given back together keeps its order
-        if self._drawn[:2] != (now, delivery.returns):
-            self._drawn = (now, delivery.returns, self._backoff.delay(delivery.returns))
-        delivery.returns += 1
-        heapq.heappush(self._later, (now + self._drawn[2], next(self._order), delivery))
-        self._set_timer(loop)
 
     def decline(self, member: Member, record: Received, *, failed: bool = False, keep: bool = False) -> None:
         """A record is not for this member: offer it to the others; when none is left it is settled.
@@ -256,7 +287,7 @@ class Dispatch:
         delivery = self._owned(member, record)
         if delivery is None:
             return
-        delivery.declined += (member,)
+        delivery.decline(member)
         delivery.attempts += failed
         delivery.failures += failed
         delivery.kept = keep
@@ -284,7 +315,7 @@ class Dispatch:
     def has_other(self, member: Member, record: Received) -> bool:
         """Whether another member may have a record that this one holds."""
         delivery = member.held.get(id(record))
-        return delivery is not None and self._may_be_wanted(delivery.pool, delivery, (*delivery.declined, member))
+        return delivery is not None and self._may_be_wanted(delivery.pool, delivery, but=member)
 
     def _owned(self, member: Member, record: Received) -> Delivery | None:
         delivery = member.held.pop(id(record), None)  # who holds a record keeps it alive: its identity is its own
@@ -294,32 +325,35 @@ class Dispatch:
             self.returned.set()
         return delivery
 
-    def _finish(self, part: Part, offset: int) -> None:
-        copies = part.copies
-        if offset in copies:
-            copies[offset] -= 1
-            if copies[offset]:
-                return
-            del copies[offset]
-        if part.checkpoint.settle(offset) is not None and not self.progress.is_set():
-            self.progress.set()
-
     def _finish_all(self, part: Part, offsets: Sequence[int]) -> None:
-        if part.copies:
+        if part.copies or part.flying:
             for offset in offsets:
-                self._finish(part, offset)
-        elif part.checkpoint.settle_all(offsets) is not None:
-            self.progress.set()
+                part.finish(offset)
+        else:
+            part.checkpoint.settle_all(offsets)
+        self.progress.set()
+
+    def _leave(self, delivery: Delivery) -> None:
+        """Nobody here wants a record: in a queue it stays for others, elsewhere it is done with."""
+        part, record = delivery.part, delivery.record
+        if record.topic in self._queues and record.offset not in part.copies:
+            part.leave(record.offset, (delivery.attempts, delivery.failures))
+        else:
+            self.unwanted += 1
+            part.finish(record.offset)
+        self.progress.set()
 
     # Records.
 
     def take(self, records: Sequence[Received], part: Part) -> None:
         """Records of a partition were read."""
+        if part.ledger is not None:
+            records = part.unsettled(records)
         part.checkpoint.track(*[record.offset for record in records])
         pool = self._whole.get(part.partition.topic) if not self._chosen else None
         if pool is None:
             for record in records:
-                self._sort(record, part, (0, 0))
+                self._sort(record, part, UNTRIED)
         elif records:
             pool.ready.extend([Delivery(record, part, pool) for record in records])
             self._busy[pool] = None
@@ -335,8 +369,7 @@ class Dispatch:
             for pool in pools:
                 self._enqueue(Delivery(record, part, pool, *tries))
         elif record.topic in self.topics:
-            self.unwanted += 1
-            self._finish(part, record.offset)
+            self._leave(Delivery(record, part, NOBODY, *tries))
         else:
             self._orphans.append((record, part, tries))  # the partition is about to go to somebody who wants it
 
@@ -353,7 +386,8 @@ class Dispatch:
         """The delivery's pool has no members any more."""
         if delivery.record.offset in delivery.part.copies:
             self.unwanted += 1
-            self._finish(delivery.part, delivery.record.offset)  # other interests have their own
+            delivery.part.finish(delivery.record.offset)  # other interests have their own
+            self.progress.set()
         else:
             self._sort(delivery.record, delivery.part, (delivery.attempts, delivery.failures))
 
@@ -373,6 +407,8 @@ class Dispatch:
         if self._has_space():
             for pool in (*self._whole.values(), *self._chosen.values()):
                 for member in pool.free:
+                    if member.behind and len(member.behind) >= len(self.parts):
+                        continue  # all that it may have is in the log
                     total += member.outlet.demand
                     if total >= DEMAND:
                         return DEMAND
@@ -388,6 +424,33 @@ class Dispatch:
                 self._end(pool)  # it would hold back those who are here
         for pool in tuple(self._busy):
             self._push_pool(pool)
+        if not self._has_space() and not self.suspended:
+            for pool in tuple(self._busy):
+                if pool.keeps and pool.free and pool.name in self._queues:
+                    self._spill(pool)
+
+    def _spill(self, pool: Pool) -> None:
+        """Leave to the log what waits for members without room, since others have some."""
+        lowest: dict[Part, int] = {}
+        for delivery in [self._dequeue(pool) for _ in range(len(pool.ready))]:
+            part, offset = delivery.part, delivery.record.offset
+            if delivery.kept:
+                self._enqueue(delivery)
+            else:
+                self._leave(delivery)
+                lowest[part] = min(offset, lowest.get(part, offset))
+        for member in [member for member in pool.members if member.full]:
+            for part, offset in lowest.items():
+                self.catch_up.begin(member, part, offset)
+
+    def _place(self, record: Received) -> tuple[Part, Pool] | None:
+        """Where a record of the log belongs, for a member that is behind."""
+        part, pool = self.parts.get(TopicPartition(record.topic, record.partition)), self._whole.get(record.topic)
+        return None if part is None or pool is None else (part, pool)
+
+    def _caught_up(self) -> None:
+        self.progress.set()
+        self._changed()
 
     def _push_pool(self, pool: Pool) -> None:
         ready = pool.ready
@@ -395,21 +458,24 @@ class Dispatch:
         while ready and not self.suspended:
             delivery = ready[0]
             member = delivery.part.home if pool.keeps else None
-            if member is None or member.full or member in delivery.declined:
+            if (
+                member is None
+                or member.full
+                or ((member.wants or member.behind or delivery.declined) and not member.selects(delivery))
+            ):
                 member = self._choose(pool, delivery)
             if member is None:
-                if self._may_be_wanted(pool, delivery, delivery.declined):
+                if self._may_be_wanted(pool, delivery):
                     if not self._has_room(pool, delivery):
                         break
                     passed.append(self._dequeue(pool))  # for members without room; others may want what follows
                     continue
                 self._dequeue(pool)
                 if delivery.kept:
-                    delivery.declined = ()
-                    self._delay(delivery)
+                    delivery.declined = frozenset()
+                    self._later.add(delivery)
                     continue
-                self.unwanted += 1
-                self._finish(delivery.part, delivery.record.offset)
+                self._leave(delivery)
                 continue
             self._dequeue(pool)
             record = delivery.record
@@ -438,11 +504,10 @@ class Dispatch:
 
     def _choose(self, pool: Pool, delivery: Delivery) -> Member | None:
         """Whose turn it is, where the partition has no home with room."""
-        declined = delivery.declined
-        member = pool.next(declined)
+        member = pool.next(delivery)
         others = self._helpers(pool, delivery)
         if others is not None:
-            other = others.next(declined)
+            other = others.next(delivery)
             if other is not None and (member is None or other.served < member.served):
                 member = other
         if member is not None:
@@ -460,26 +525,13 @@ class Dispatch:
             return None
         return self._whole.get(delivery.record.topic)
 
-    def _may_be_wanted(self, pool: Pool, delivery: Delivery, declined: Collection[Member]) -> bool:
-        """Whether somebody has not declined."""
-        if not declined or pool in self._left:
+    def _may_be_wanted(self, pool: Pool, delivery: Delivery, but: Member | None = None) -> bool:
+        """Whether somebody wants the record, with room or without."""
+        if pool in self._left:
             return True
         others = self._helpers(pool, delivery)
         candidates = pool.members if others is None else (*pool.members, *others.members)
-        return any(member not in declined for member in candidates)
-
-    def _balance(self, pool: Pool) -> None:
-        """Take partitions from members that have more than their share; they find a new home as records come."""
-        if not pool.keeps:
-            return
-        parts = [part for part in self.parts.values() if part.partition.topic in pool.topics]
-        share = -(-len(parts) // len(pool.members))
-        count: dict[Member, int] = {}
-        for part in parts:
-            if part.home is not None:
-                count[part.home] = count.get(part.home, 0) + 1
-                if count[part.home] > share:
-                    part.home = None
+        return any(member is not but and member.selects(delivery) for member in candidates)
 
     def _enqueue(self, delivery: Delivery, *, first: bool = False) -> None:
         pool = delivery.pool
@@ -499,30 +551,13 @@ class Dispatch:
         self._waiting_bytes -= len(delivery.record.value or b"")
         return delivery
 
-    # Later attempts.
-
-    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        due = self._later[0][0]
-        if self._timer is not None:
-            if self._timer_due <= due:
-                return
-            self._timer.cancel()
-        self._timer_due = due
-        self._timer = loop.call_at(due, self._attempt_again)
-
-    def _attempt_again(self) -> None:
-        self._timer = None
-        loop = asyncio.get_running_loop()
-        while self._later and self._later[0][0] <= loop.time():
-            delivery = heapq.heappop(self._later)[2]
-            self.redelivered += 1
-            if self._lives(delivery.pool):
-                self._enqueue(delivery)
-            else:
-                self._replace(delivery)
-        if self._later:
-            self._set_timer(loop)
-        self._changed()
+    def _again(self, delivery: Delivery) -> None:
+        """A back-off is over."""
+        self.redelivered += 1
+        if self._lives(delivery.pool):
+            self._enqueue(delivery)
+        else:
+            self._replace(delivery)
 
     # Partitions.
 
@@ -543,16 +578,13 @@ class Dispatch:
             lost = [key for key, delivery in member.held.items() if not delivery.part.ours]
             for key in lost:
                 del member.held[key]
-        self._later = [entry for entry in self._later if entry[2].part.ours]
-        heapq.heapify(self._later)
+            self.catch_up.keep(member)
+        self._later.keep()
         self._orphans = [orphan for orphan in self._orphans if orphan[1].ours]
 
     def close(self) -> None:
         """Forget everything; timers end."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._later.clear()
+        self._later.close()
         self.keep(())
         for pool in tuple(self._left):
             self._end(pool)

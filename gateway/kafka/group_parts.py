@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Hashable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 from aiokafka import TopicPartition
+from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.checkpoint import Checkpoint
+from flowcontrol.offsets import OffsetSet, read_ledger, write_ledger
 from gateway.kafka.contracts import Outlet
+from gateway.kafka.replay import Reading
 from mapping.record import Received
+
+Condition = Callable[[Received], bool]
+
+Tries = tuple[int, int]  # attempts, and how many of them failed
+UNTRIED: Final[Tries] = (0, 0)
+TRIES: Final = 10_000
+"""Of so many unselected records of a partition it is remembered how often they were given out."""
 
 
 class Selector(Protocol):
@@ -46,42 +56,138 @@ class Delivery(msgspec.Struct, eq=False):
     failures: int = 0  # of these
     returns: int = 0  # with a back-off, which grows with them
     kept: bool = False  # not settled when everybody has declined
-    declined: tuple[Member, ...] = ()
+    declined: set[Member] | frozenset[Member] = frozenset()  # who does not want it, as far as anybody was asked
+
+    def decline(self, member: Member) -> None:
+        """The record is not for a member."""
+        if isinstance(self.declined, frozenset):
+            self.declined = set()
+        self.declined.add(member)
 
 
 class Part:
     """A partition while it is ours, which it may stay over many assignments.
 
+    What is open in it is in one of three places: with somebody here (`checkpoint`), held for nobody (`unselected`), or
+    not read yet though a former owner has read it (`ledger`).
+
     Attributes:
         partition: which one.
         checkpoint: what was read of it and is not settled.
+        unselected: what was read and no outlet here selects: the log keeps it for whoever comes. It is settled for the
+            checkpoint.
+        flying: of these, what outlets have been offered again.
+        tries: of these, how often some were given out before, and how many of the attempts failed.
+        ledger: what the last owner has told about settled records; None once all of them are passed.
         copies: by offset, for records that more than one pool wants, how many of them have not settled it.
         position: the offset of the next record to read; None while Kafka has not told where to begin.
-        start: where the group begins here, when it had committed nothing; committed until something is settled.
         committed: what Kafka has, as far as we know.
         home: the member that gets its records while it has room (pools without an interest).
         ours: whether it still is.
         stalled: not read on, since too much lies behind a record that is not settled.
     """
 
-    __slots__ = ("checkpoint", "committed", "copies", "home", "ours", "partition", "position", "stalled", "start")
+    __slots__ = (
+        "_base", "_passed", "checkpoint", "committed", "copies", "flying", "home", "ledger", "ours", "partition",
+        "position", "stalled", "tries", "unselected",
+    )  # fmt: skip
 
-    def __init__(self, partition: TopicPartition, position: int | None, committed: int | None) -> None:
+    def __init__(self, partition: TopicPartition, position: int | None, committed: OffsetAndMetadata | None) -> None:
         self.partition = partition
         self.checkpoint = Checkpoint()
+        self.unselected = OffsetSet()
+        self.flying: set[int] = set()
+        self.tries: dict[int, Tries] = {}
+        self.ledger = None if committed is None else read_ledger(committed.offset, committed.metadata)
         self.copies: dict[int, int] = {}
         self.position = position
-        self.start = position if committed is None else None
+        self._base = position
+        self._passed = 0  # up to here records were left out as settled
         self.committed = committed
         self.home: Member | None = None
         self.ours = True
         self.stalled = False
 
     @property
-    def committable(self) -> int | None:
-        """The offset to commit: the settled prefix, or where the group begins."""
-        settled = self.checkpoint.committable
-        return self.start if settled is None else settled
+    def span(self) -> int:
+        """What its open records cost: in records that are kept since a first one is open, or blocks of offsets."""
+        return self.checkpoint.span + self.unselected.blocks
+
+    def unsettled(self, records: Sequence[Received]) -> Sequence[Received]:
+        """The records that were read without those that the ledger knows to be settled."""
+        ledger = self.ledger
+        if ledger is None or not records:
+            return records
+        end, opened = ledger.end, ledger.open
+        passed = self._passed = records[-1].offset + 1
+        found = [record for record in records if record.offset >= end or record.offset in opened]
+        opened.discard_range(opened.first or 0, passed)
+        if passed >= end:
+            self.ledger = None
+        return found
+
+    def leave(self, offset: int, tries: Tries) -> None:
+        """Nobody here selects a record that was read: it stays for others."""
+        if offset in self.flying:
+            self.flying.remove(offset)
+        else:
+            self.checkpoint.settle(offset)
+            self.unselected.add(offset)
+        if tries != UNTRIED and len(self.tries) < TRIES:
+            self.tries[offset] = tries
+
+    def finish(self, offset: int) -> None:
+        """A pool's record is settled for good; where others have one too, the record is when all are."""
+        copies = self.copies
+        if offset in copies:
+            copies[offset] -= 1
+            if copies[offset]:
+                return
+            del copies[offset]
+        if offset in self.flying:
+            self.flying.remove(offset)
+            self.unselected.discard(offset)
+            self.tries.pop(offset, None)
+        else:
+            self.checkpoint.settle(offset)
+
+    def gone(self, begin: int, end: int) -> int:
+        """There are no records at these offsets any more; how many of them were kept for somebody."""
+        count = self.unselected.discard_range(begin, end)
+        if count:
+            self.flying.difference_update([offset for offset in self.flying if offset not in self.unselected])
+        return count
+
+    def committable(self, settled: Collection[int] = ()) -> OffsetAndMetadata | None:
+        """What to commit: the first open offset, and what is settled behind it; None when nothing has begun.
+
+        Args:
+            settled: offsets that are open, and are to be taken for settled.
+        """
+        checkpoint = self.checkpoint
+        if settled or self.unselected or self.ledger is not None or checkpoint.span > checkpoint.outstanding:
+            return self._with_ledger(settled)
+        floor = checkpoint.committable
+        if floor is None:
+            floor = self._base
+        if floor is not None and not checkpoint.span:
+            floor = max(floor, self._passed)
+        return None if floor is None else OffsetAndMetadata(floor, "")
+
+    def _with_ledger(self, settled: Collection[int]) -> OffsetAndMetadata:
+        opened = self.unselected.copy()
+        for offset in self.checkpoint.open:
+            opened.add(offset)
+        for offset in settled:
+            opened.discard(offset)
+        end = max(self.position or 0, self.checkpoint.end)
+        ledger = self.ledger
+        if ledger is not None:
+            end = max(end, ledger.end)
+            for begin, until in ledger.open.runs():
+                opened.add_range(begin, until)
+        first = opened.first
+        return OffsetAndMetadata(end, "") if first is None else OffsetAndMetadata(first, write_ledger(opened, end))
 
 
 class Member:
@@ -90,19 +196,38 @@ class Member:
     Attributes:
         outlet: the outlet.
         pools: whose records it gets.
+        wants: tells which of them it selects; None is all.
         held: what it has and has not settled, by the record's identity; in the order in which it was offered.
+        behind: by partition that it is behind on, the reading that brings it what was unselected before.
+        catching: the outlet of these readings; None when it never was behind.
         full: from "no room" until it is woken.
         served: its place among all members in the order of their last record.
     """
 
-    __slots__ = ("full", "held", "outlet", "pools", "served")
+    __slots__ = ("behind", "catching", "full", "held", "outlet", "pools", "served", "wants")
 
-    def __init__(self, outlet: Outlet) -> None:
+    def __init__(self, outlet: Outlet, wants: Condition | None = None) -> None:
         self.outlet = outlet
         self.pools: list[Pool] = []
+        self.wants = wants
         self.held: dict[int, Delivery] = {}
+        self.behind: dict[Part, Reading] = {}
+        self.catching: Outlet | None = None
         self.full = False
         self.served = 0
+
+    def selects(self, delivery: Delivery) -> bool:
+        """Whether it may be offered a record now: it wants it, and is not to be brought it by a reading."""
+        if self in delivery.declined:
+            return False
+        if self.behind:
+            reading = self.behind.get(delivery.part)
+            if reading is not None and reading.position <= delivery.record.offset:
+                return False
+        if self.wants is None or self.wants(delivery.record):
+            return True
+        delivery.decline(self)
+        return False
 
 
 class Pool:
@@ -127,10 +252,23 @@ class Pool:
         self.free: dict[Member, None] = {}
         self.ready: deque[Delivery] = deque()
 
-    def next(self, declined: Collection[Member]) -> Member | None:
+    def balance(self, parts: Iterable[Part]) -> None:
+        """Take partitions from members that have more than their share; they find a new home as records come."""
+        if not self.keeps:
+            return
+        own = [part for part in parts if part.partition.topic in self.topics]
+        share = -(-len(own) // len(self.members))
+        count: dict[Member, int] = {}
+        for part in own:
+            if part.home is not None:
+                count[part.home] = count.get(part.home, 0) + 1
+                if count[part.home] > share:
+                    part.home = None
+
+    def next(self, delivery: Delivery) -> Member | None:
         """Whose turn it is."""
         for member in self.free:
-            if member not in declined:
+            if member.selects(delivery):
                 return member
         return None
 
@@ -152,6 +290,9 @@ class GroupStatistics(msgspec.Struct, frozen=True):
         late: settlements of records that were no longer the outlet's, ever.
         rebalances: assignments received, ever.
         unwanted: records settled since no outlet here wants them, ever.
+        unselected: records of queues that no outlet here selects, kept in the log for whoever will.
+        behind: outlets, by partition, that are being brought what was unselected before.
+        expired: unselected records that retention has deleted, ever.
         stalled: partitions not read on, since too much lies behind a record that is not settled.
     """
 
@@ -168,4 +309,7 @@ class GroupStatistics(msgspec.Struct, frozen=True):
     late: int
     rebalances: int
     unwanted: int = 0
+    unselected: int = 0
+    behind: int = 0
+    expired: int = 0
     stalled: int = 0

@@ -1,7 +1,8 @@
 """One member of a Kafka consumer group, shared by all outlets of that group in this process.
 
 It is subscribed to what its outlets want together, reads as they have room, and commits what they settled as a
-contiguous prefix per partition. Who gets which record is `group_dispatch`'s.
+contiguous prefix per partition, with a ledger of what is settled behind it in the commit's metadata, so that whoever
+has the partition next knows. Who gets which record is `group_dispatch`'s.
 
 Every position is set here, not by aiokafka: where the group has committed; else where it begins, which is committed
 at once, so that nothing stored from then on can be missed. A partition that a rebalance brings back to us goes on as
@@ -11,9 +12,8 @@ if nothing had happened, if nobody has committed for it in between: what outlets
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -29,8 +29,8 @@ from gateway.kafka.consumers import (
     ISOLATION,
     ConsumerOptions,
     close_consumer,
-    commit_offsets,
     committed_offsets,
+    committed_positions,
     is_broken,
     rejoin,
     start_consumer,
@@ -38,8 +38,10 @@ from gateway.kafka.consumers import (
     subscribe,
 )
 from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.group_catchup import Readings
+from gateway.kafka.group_commits import COMMIT_TIMEOUT_S, Commits, ours
 from gateway.kafka.group_dispatch import Dispatch
-from gateway.kafka.group_parts import GroupStatistics, Interest, Member, Part
+from gateway.kafka.group_parts import Condition, GroupStatistics, Interest, Member, Part
 from gateway.kafka.lookup import Lookup
 from gateway.spawn import Spawn, keep_on
 
@@ -60,10 +62,10 @@ FOLLOW_S: Final = 2.0
 group, and new topics often come in swarms."""
 
 SPAN: Final = 50_000
-"""Records of a partition that may lie behind one that nobody settles. Each costs some 100 bytes here, and comes again
-when the partition moves. A thousand clients with windows of 20 on one partition stay below."""
+"""Records of a partition that may lie behind one that nobody settles, each some 100 bytes here, and blocks of 1,024
+offsets with one that nobody selects, each 250 bytes at most. A thousand clients with windows of 20 on one partition
+stay below, and so does a queue with 50 million records behind the first that nobody selects."""
 
-COMMIT_TIMEOUT_S: Final = 3.0
 BEGINNINGS_TIMEOUT_S: Final = 1.5
 RETRY_S: Final = 0.5
 
@@ -76,6 +78,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     Attributes:
         group: the consumer group.
         topics: what is subscribed to.
+        commits: what is committed, and when.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         lookup: Lookup,
         group: str,
         *,
+        readings: Readings,
         commit_interval_s: float,
         revoke_wait_s: float,
         return_wait_s: float,
@@ -111,10 +115,10 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         }
         self._spawn = spawn
         self._lookup = lookup
-        self._commit_interval_s = commit_interval_s
         self._revoke_wait_s = revoke_wait_s
         self._join_timeout_s = join_timeout_s
-        self._dispatch = Dispatch(backoff, self._push_soon, return_wait_s=return_wait_s)
+        self._dispatch = Dispatch(backoff, self._push_soon, readings, return_wait_s=return_wait_s)
+        self.commits = Commits(group, self._dispatch, lookup, lambda: self._consumer, interval_s=commit_interval_s)
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._latest: set[str] = set()  # topics that a new group begins at their end
@@ -129,14 +133,13 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._connected = asyncio.Event()
         self._assigned = asyncio.Event()
         self._changing = asyncio.Lock()
-        self._committing = asyncio.Lock()
-        self._commits = self._rebalances = 0
+        self._rebalances = 0
 
     # Life.
 
     def start(self) -> None:
         """Begin to work; the group is joined with the first `subscribe` that has topics."""
-        parts = (self._run, self._commit_regularly, self._follow)
+        parts = (self._run, self._follow, self.commits.run, self.commits.follow_retention)
         self._tasks = [self._spawn(keep_on(part, "group", self.group)) for part in parts]
 
     async def close(self) -> None:
@@ -150,7 +153,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     async def _disconnect(self) -> None:
         consumer = self._consumer
         if consumer is not None:
-            answered = await self._commit()
+            answered = await self.commits.commit()
             self._dispatch.suspended = True
             self._consumer = None
             self._connected.clear()
@@ -167,18 +170,29 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         """The outlets that share this reader."""
         return self._dispatch.members.keys()
 
-    def add(self, outlet: Outlet, topics: Collection[str], interest: Interest | None, *, latest: bool) -> Member:
+    def add(
+        self,
+        outlet: Outlet,
+        topics: Collection[str],
+        interest: Interest | None,
+        wants: Condition | None,
+        *,
+        latest: bool,
+        queue: bool,
+    ) -> Member:
         """An outlet joins; `subscribe` next, for topics that are new.
 
         Args:
             outlet: offered records from now on.
             topics: that may hold records for it.
             interest: which of their records; None is all of them.
+            wants: which of these the outlet selects; None is all of them.
             latest: a group that has committed nothing in a topic begins at its end.
+            queue: what no outlet selects stays for others.
         """
         if latest:
             self._latest.update(set(topics) - self.topics)
-        return self._dispatch.add(outlet, topics, interest)
+        return self._dispatch.add(outlet, topics, interest, wants, queue=queue)
 
     def remove(self, member: Member, *, failed: bool = True) -> None:
         """An outlet leaves: what it has not settled is offered to the others first; see `Dispatch.remove`."""
@@ -255,7 +269,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     async def _subscribe(self, consumer: AIOKafkaConsumer, topics: frozenset[str]) -> None:
         await self._find_starts(consumer, topics - self.topics)
-        await self._commit()
+        await self.commits.commit()
         if consumer is not self._consumer:
             raise KafkaError(REPLACED)
         self._own_change = True
@@ -360,11 +374,14 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                 continue
             take(records, part)
             part.position = records[-1].offset + 1
-            if part.checkpoint.span > SPAN:
+            if part.span > SPAN:
                 self._stall(part)
 
     def _stall(self, part: Part) -> None:
-        log.warning("group %s: %s waits for a record that is not settled", self.group, part.partition)
+        log.warning(
+            "group %s: %s is not read on: too much lies behind a record that is not settled (unselected: %d)",
+            self.group, part.partition, len(part.unselected),
+        )  # fmt: skip
         part.stalled = True
         self._stalled.add(part)
         if self._consumer is not None:
@@ -372,7 +389,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def _unstall(self, consumer: AIOKafkaConsumer) -> None:
         self._stalled = {part for part in self._stalled if part.ours}
-        for part in [part for part in self._stalled if part.checkpoint.span <= SPAN // 2]:
+        for part in [part for part in self._stalled if part.span <= SPAN // 2]:
             part.stalled = False
             self._stalled.remove(part)
             if part.partition in consumer.assignment():
@@ -398,81 +415,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             stalled = {part.partition for part in self._stalled}
             self._consumer.resume(*(self._consumer.paused() - stalled))
 
-    # Committing and rebalancing.
-
-    async def _commit_regularly(self) -> None:
-        while True:
-            await self._dispatch.progress.wait()
-            try:
-                await self._commit()
-            except Exception:
-                self._dispatch.progress.set()  # it is to be tried again
-                raise
-            await asyncio.sleep(self._commit_interval_s)
-
-    async def _commit(self) -> bool:
-        """Commit the settled prefixes that grew. A failure (False) is no loss: tried again, or redelivered."""
-        async with self._committing:
-            dispatch = self._dispatch
-            dispatch.progress.clear()
-            consumer = self._consumer
-            if consumer is None:
-                return False
-            offsets = {
-                part: committable
-                for part in dispatch.parts.values()
-                if (committable := part.committable) is not None and committable != part.committed
-            }
-            if not offsets:
-                return True
-            try:
-                async with asyncio.timeout(COMMIT_TIMEOUT_S):
-                    await commit_offsets(consumer, {part.partition: offset for part, offset in offsets.items()})
-            except (KafkaError, TimeoutError) as error:
-                log.info("group %s: commit failed: %r", self.group, error)
-                dispatch.progress.set()
-                return False
-            self._commits += 1
-            for part, committed in offsets.items():
-                part.committed = committed
-            return True
-
-    @contextlib.asynccontextmanager
-    async def committing(self, settled: Mapping[Part, Collection[int]]) -> AsyncIterator[dict[TopicPartition, int]]:
-        """Let somebody else commit for the group, in a transaction, what it is about to settle.
-
-        Nothing else is committed meanwhile: a later commit would win over the transaction's. When the block raises,
-        nothing was committed as far as we know.
-
-        Args:
-            settled: by partition that is ours, offsets of records that outlets hold.
-
-        Yields:
-            What to commit, by partition: only where the settled prefix grows. The records behind a gap follow with
-            our own commits, once they are settled.
-        """
-        async with self._committing:
-            offsets: dict[Part, int] = {}
-            for part, numbers in settled.items():
-                alone = {number for number in numbers if part.copies.get(number, 1) == 1}
-                prefix = part.checkpoint.prefix_with(alone)
-                if prefix is not None and prefix != part.committed:
-                    offsets[part] = prefix
-            yield {part.partition: offset for part, offset in offsets.items()}
-            for part, offset in offsets.items():
-                part.committed = offset
-
-    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit what `committing` has yielded, alone and as a member of the group: all of it or nothing.
-
-        Raises:
-            KafkaError: not committed, as far as we know.
-        """
-        consumer = self._consumer
-        if consumer is None:
-            raise KafkaError("the group was left meanwhile")
-        await commit_offsets(consumer, offsets)
-        self._commits += 1
+    # Rebalancing.
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Partitions may move: wait shortly for what outlets hold, and commit.
@@ -491,7 +434,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                         await dispatch.returned.wait()
             except TimeoutError:
                 log.info("group %s: revoked with %d records unsettled", self.group, dispatch.held)
-        await self._commit()
+        await self.commits.commit()
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """These are ours now, perhaps none."""
@@ -501,7 +444,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             return  # the subscription has changed meanwhile: there will be another assignment
         consumer.pause(*partitions)  # until our positions are set
         try:
-            async with asyncio.timeout(COMMIT_TIMEOUT_S), self._committing:
+            async with asyncio.timeout(COMMIT_TIMEOUT_S), self.commits.lock:
                 begun = await self._begin(consumer, partitions)
         except Exception as error:  # aiokafka calls us, and would leave the partitions paused for ever
             if isinstance(error, KafkaError | TimeoutError):
@@ -512,13 +455,15 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             rejoin(consumer)
             return
         if begun:
-            await self._commit()  # where the group begins, if it has just begun
+            await self.commits.commit()  # where the group begins, if it has just begun
             self._assigned.set()
             self._push_soon()
 
     async def _begin(self, consumer: AIOKafkaConsumer, partitions: set[TopicPartition]) -> bool:
         """Set the positions of what was assigned, and let it flow; False when it is not ours any more."""
-        committed = await committed_offsets(consumer, partitions)
+        committed = {
+            partition: ours(stored) for partition, stored in (await committed_positions(consumer, partitions)).items()
+        }
         starts = await self._starts_of(partitions - committed.keys())
         if consumer.assignment() != partitions:
             return False
@@ -526,9 +471,9 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         parts = []
         for partition in partitions:
             part = dispatch.parts.get(partition)
-            offset = committed.get(partition)
-            if part is None or part.position is None or part.committed != offset:
-                part = Part(partition, starts.get(partition) if offset is None else offset, offset)
+            stored = committed.get(partition)
+            if part is None or part.position is None or part.committed != stored:
+                part = Part(partition, starts.get(partition) if stored is None else stored.offset, stored)
             if part.position is not None:
                 consumer.seek(partition, part.position)
             parts.append(part)
@@ -563,7 +508,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             if part.position is not None:
                 positions.setdefault(topic, {})[number] = part.position
             if part.committed is not None:
-                committed.setdefault(topic, {})[number] = part.committed
+                committed.setdefault(topic, {})[number] = part.committed.offset
             end = consumer.highwater(part.partition) if consumer and part.partition in assigned else None
             if end is not None and part.position is not None:
                 lag[topic] = lag.get(topic, 0) + max(0, end - part.position)
@@ -574,12 +519,15 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             positions=positions,
             committed=committed,
             lag=lag,
-            unsettled=sum(part.checkpoint.outstanding for part in dispatch.parts.values()),
+            unsettled=sum(part.checkpoint.outstanding + len(part.flying) for part in dispatch.parts.values()),
             waiting=dispatch.delayed,
-            commits=self._commits,
+            commits=self.commits.count,
             redelivered=dispatch.redelivered,
             late=dispatch.late,
             rebalances=self._rebalances,
             unwanted=dispatch.unwanted,
+            unselected=sum(len(part.unselected) - len(part.flying) for part in dispatch.parts.values()),
+            behind=sum(len(member.behind) for member in dispatch.members.values()),
+            expired=dispatch.catch_up.expired,
             stalled=sum(part.stalled for part in dispatch.parts.values()),
         )

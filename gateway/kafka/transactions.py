@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from aiokafka import TopicPartition, errors
+from aiokafka.structs import OffsetAndMetadata
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
@@ -199,15 +200,15 @@ class KafkaTransaction:
             raise TransactionFailed(name_of(error)) from error
         try:
             async with asyncio.timeout(END_S), contextlib.AsyncExitStack() as stack:
-                offsets: list[tuple[GroupReader, dict[TopicPartition, int]]] = []
+                offsets: list[tuple[GroupReader, dict[TopicPartition, OffsetAndMetadata]]] = []
                 for reader in sorted(settled, key=lambda reader: reader.group):  # all in one order: no deadlock
-                    growing = await stack.enter_async_context(reader.committing(settled[reader]))
+                    growing = await stack.enter_async_context(reader.commits.committing(settled[reader]))
                     if growing:
                         offsets.append((reader, growing))
                 transactor = self._transactor
                 for reader, growing in offsets:
                     if transactor is None:  # nothing but one group: its own commit is all or nothing too
-                        await reader.commit(growing)
+                        await reader.commits.commit_for(growing)
                     else:
                         await transactor.add_offsets(reader.group, growing)
                 if transactor is None:

@@ -64,7 +64,7 @@ class Transactor(Producing):
         """An empty `aiokafka` batch for `hand_over`."""
         return self._producer.create_batch()
 
-    async def add_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    async def add_offsets(self, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Make consumed offsets part of the transaction. Raises KafkaError."""
         self._check()
         producer = self._producer
@@ -73,8 +73,7 @@ class Transactor(Producing):
             producer._txn_manager._txn_consumer_group = None
             producer._sender._coordinator_dead(CoordinationType.GROUP)
             self._group = group
-        stored = {partition: OffsetAndMetadata(offset, "") for partition, offset in offsets.items()}
-        await producer.send_offsets_to_transaction(stored, group)
+        await producer.send_offsets_to_transaction(dict(offsets), group)
 
     async def commit(self) -> None:
         """Make it all visible. Raises KafkaError: whether it is visible is not known then."""

@@ -32,7 +32,7 @@ COUNTERS: Final[dict[str, frozenset[str]]] = {
     "tail": frozenset(
         {"records", "offers", "offered", "dropped", "fell_behind", "gaps", "assignments"},
     ),
-    "kafka": frozenset({"commits", "redelivered", "late", "rebalances", "unwanted"}),
+    "kafka": frozenset({"commits", "redelivered", "late", "rebalances", "unwanted", "expired"}),
 }  # fmt: skip
 """By source: the fields that only grow although their name does not say so."""
 

@@ -87,23 +87,6 @@ def test_a_long_open_head_costs_no_time() -> None:
 
 
 @given(st.data())
-def test_what_would_be_settled_is_foretold(data: st.DataObject) -> None:
-    offsets = data.draw(OFFSETS)
-    checkpoint = Checkpoint()
-    for offset in offsets:
-        checkpoint.track(offset)
-    for offset in data.draw(st.sets(st.sampled_from(offsets))):
-        checkpoint.settle(offset)
-    more = {offset for offset in data.draw(st.sets(st.sampled_from(offsets))) if offset in checkpoint}
-    before = checkpoint.committable, checkpoint.outstanding, checkpoint.span
-    foretold = checkpoint.prefix_with(more)
-    assert (checkpoint.committable, checkpoint.outstanding, checkpoint.span) == before
-    for offset in more:
-        checkpoint.settle(offset)
-    assert checkpoint.committable == foretold
-
-
-@given(st.data())
 def test_many_are_settled_as_one_by_one(data: st.DataObject) -> None:
     offsets = data.draw(OFFSETS)
     order = data.draw(st.permutations(offsets))

@@ -20,6 +20,7 @@ from gateway.kafka.client import client_settings
 from gateway.kafka.contracts import Refused
 from gateway.kafka.group import GROUP_LIMIT, Groups
 from gateway.kafka.lookup import Lookup
+from gateway.kafka.replay import Replay
 from gateway.kafka.topics import Topics
 from gateway.mqtt.records import Wish
 from gateway.mqtt.router import Match
@@ -90,10 +91,12 @@ class Process:
         clock = asyncio.get_running_loop().time
         self.topics = Topics(config, create=False, spawn=self.spawn, clock=clock)
         self.lookup = Lookup(client_settings(config, "lookup"), spawn=self.spawn, ensure=self.topics.get)
+        self.replay = Replay(client_settings(config, "replay"), self.spawn, self.lookup, consumers=1)
         self.groups = Groups(
             client_settings(config, "group"),
             self.spawn,
             self.lookup,
+            self.replay,
             random=random.random,
             revoke_wait_s=revoke_wait_s,
             return_wait_s=return_wait_s,
@@ -118,6 +121,7 @@ class Process:
 
     async def stop(self) -> None:
         await self.groups.stop()
+        await self.replay.stop()
         await self.lookup.stop()
         await self.topics.stop()
         for task in self.tasks:

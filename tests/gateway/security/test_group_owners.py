@@ -18,6 +18,7 @@ from gateway.config import AccessRule, ConfigError
 from gateway.kafka.contracts import Refused
 from gateway.kafka.group import Groups
 from gateway.kafka.lookup import Lookup
+from gateway.kafka.replay import Replay
 from gateway.security.authorization import AccessList, Grant
 from gateway.security.group_names import TOPIC, YOUNG_MS, GroupNames
 from gateway.security.identity import Identity
@@ -45,7 +46,8 @@ async def gateway_names(bootstrap: str, clock: Clock) -> AsyncIterator[GroupName
     async with state_process(bootstrap) as process:
         kafka = process.kafka
         lookup = Lookup(kafka, spawn=process.spawn, ensure=process.topics.get)
-        groups = Groups(kafka, process.spawn, lookup, random=random.random)
+        replay = Replay(kafka, process.spawn, lookup, consumers=1)
+        groups = Groups(kafka, process.spawn, lookup, replay, random=random.random)
         names = GroupNames(
             groups,
             process.topics,
@@ -59,6 +61,7 @@ async def gateway_names(bootstrap: str, clock: Clock) -> AsyncIterator[GroupName
         await asyncio.wait_for(process.state.loaded.wait(), WITHIN_S)
         yield names
         await groups.stop()
+        await replay.stop()
         await lookup.stop()
 
 

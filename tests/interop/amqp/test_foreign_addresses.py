@@ -184,6 +184,21 @@ async def test_where_to_begin(new_client: NewClient, own: str, kind: Kind) -> No
         await receiver.close()
 
 
+@pytest.mark.parametrize("kind", **each(EVERY))
+async def test_selectors_share_a_queue(new_client: NewClient, own: str, kind: Kind) -> None:
+    """What one receiver does not select is for others, that are there or come later."""
+    client = await new_client(kind)
+    sender = await client.sender(own)
+    colours = ("red", "green", "blue")
+    messages = [text(f"{colour} {n}", application={"colour": colour}) for n in range(3) for colour in colours]
+    assert await sender.send(*messages) == [ACCEPTED] * 9
+    for colour in ("red", "blue"):
+        receiver = await client.receiver(f"queue://{own}", filters={SELECTOR: f"colour = '{colour}'"})
+        assert sorted(bodies(await receiver.receive(3))) == [f"{colour} {n}" for n in range(3)]
+    rest = await client.receiver(f"queue://{own}")
+    assert sorted(bodies(await rest.receive(3))) == [f"green {n}" for n in range(3)]
+
+
 @pytest.mark.parametrize("kind", **each([REACTIVE, RHEA, GO, FE2O3]))
 async def test_a_browser_takes_nothing(new_client: NewClient, own: str, kind: Kind) -> None:
     client = await new_client(kind)

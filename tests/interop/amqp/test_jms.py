@@ -210,6 +210,26 @@ async def test_selectors_and_no_local(new_jms: NewJms, own: str) -> None:
     assert "InvalidSelectorException" in str(refused.value)
 
 
+async def test_selectors_share_a_queue(new_jms: NewJms, own: str) -> None:
+    """What one consumer does not select is for others, that are there or come later, and stays."""
+    client = await new_jms()
+    session = await client.session()
+    producer = await session.producer(f"queue:{own}")
+    red = await session.consumer(f"queue:{own}", selector="colour = 'red'")
+    for number in range(5):
+        for colour in ("red", "green", "blue"):
+            await producer.texts(f"{colour} {number}", properties={"colour": colour}, correlation_id=f"c-{number}")
+    assert bodies(await red.receive(5)) == [f"red {number}" for number in range(5)]
+    blue = await session.consumer(f"queue:{own}", selector="colour = 'blue'")
+    assert sorted(bodies(await blue.receive(5))) == [f"blue {number}" for number in range(5)]
+    await client.close()
+    session = await (await new_jms()).session()
+    by_header = await session.consumer(f"queue:{own}", selector="JMSCorrelationID = 'c-3'")
+    assert bodies(await by_header.receive(1)) == ["green 3"]
+    rest = await session.consumer(f"queue:{own}")
+    assert sorted(bodies(await rest.receive(4))) == ["green 0", "green 1", "green 2", "green 4"]
+
+
 async def test_a_transacted_session(new_jms: NewJms, own: str) -> None:
     client = await new_jms()
     plain = await client.session()

@@ -115,7 +115,7 @@ class Shell:
         self.lookup = Lookup(self.kafka, spawn=self.spawn, timeout_s=options.pop("lookup_timeout_s", 10.0))
         self.replay = Replay(self.kafka, self.spawn, self.lookup, consumers=options.pop("consumers", 2))
         self.tail = Tail(self.kafka, self.spawn, self.lookup, self.replay)
-        self.groups = Groups(self.kafka, self.spawn, self.lookup, random=random.random, **options)
+        self.groups = Groups(self.kafka, self.spawn, self.lookup, self.replay, random=random.random, **options)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

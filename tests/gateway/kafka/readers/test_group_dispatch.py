@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.structs import OffsetAndMetadata
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from flowcontrol.backoff import Backoff
 from gateway.kafka import group_dispatch
 from gateway.kafka.group_dispatch import Dispatch
 from gateway.kafka.group_parts import Interest, Part
+from gateway.kafka.replay import Reading
 from mapping.record import Received
 
 PARTITION = TopicPartition("t", 0)
@@ -43,6 +45,7 @@ class Sink:
         self.got: list[Received] = []
         self.held: list[Received] = []
         self.declines = False
+        self.key = b""
         self.member: Any = None
         self.dispatch: Any = None
 
@@ -72,18 +75,55 @@ class Sink:
         self.dispatch.wake(self.member)
 
 
+class Log:
+    """All that was read of the log, for members that are behind: one round of `turn` offers it to all of them."""
+
+    def __init__(self) -> None:
+        self.records: list[Received] = []
+        self.readings: list[Reading] = []
+
+    def start(self, reading: Reading) -> None:
+        self.readings.append(reading)
+
+    def cancel(self, reading: Reading) -> None:
+        self.readings.remove(reading)
+
+    def forget(self, outlet: Any) -> list[Reading]:
+        found = [reading for reading in self.readings if reading.outlet is outlet]
+        self.readings = [reading for reading in self.readings if reading.outlet is not outlet]
+        return found
+
+    def room(self, outlet: Any) -> None:
+        pass
+
+    def turn(self) -> None:
+        for reading in tuple(self.readings):
+            for record in [one for one in self.records if one.partition == reading.partition.partition]:
+                if record.offset < reading.position or reading not in self.readings:
+                    continue
+                if reading.outlet.demand <= 0 or not reading.outlet.offer_nowait(record):
+                    break
+                reading.position = record.offset + 1
+            if reading in self.readings and reading.position >= reading.goal.position:
+                self.readings.remove(reading)
+                reading.finished(reading)
+
+
 class World:
-    def __init__(self, partitions: int = 1, return_wait_s: float = 0) -> None:
-        backoff = Backoff(0.001, 0.002, random=lambda: 0.0)
-        self.dispatch = Dispatch(backoff, lambda: None, return_wait_s=return_wait_s)
-        self.parts = [Part(TopicPartition("t", number), 0, 0) for number in range(partitions)]
+    def __init__(self, partitions: int = 1, return_wait_s: float = 0, backoff: Backoff | None = None) -> None:
+        backoff = backoff or Backoff(0.001, 0.002, random=lambda: 0.0)
+        self.log = Log()
+        self.dispatch = Dispatch(backoff, lambda: None, self.log, return_wait_s=return_wait_s)
+        self.parts = [Part(TopicPartition("t", number), 0, OffsetAndMetadata(0, "")) for number in range(partitions)]
         self.dispatch.keep(self.parts)
         self.dispatch.suspended = False
         self.next = [0] * partitions
 
-    def join(self, sink: Sink, interest: str = "") -> Sink:
+    def join(self, sink: Sink, interest: str = "", *, selects: bytes = b"", queue: bool = False) -> Sink:
         sink.dispatch = self.dispatch
-        sink.member = self.dispatch.add(sink, ["t"], Interest(SELECTOR, interest) if interest else None)
+        wants = (lambda record: record.key == selects) if selects else None
+        chosen = Interest(SELECTOR, interest) if interest else None
+        sink.member = self.dispatch.add(sink, ["t"], chosen, wants, queue=queue)
         return sink
 
     def read(self, *keys: str, partition: int = 0, value: bytes = b"") -> None:
@@ -91,12 +131,16 @@ class World:
         for key in keys:
             record = Received("t", key.encode(), value, (), 0, partition, self.next[partition])
             self.next[partition] += 1
+            self.log.records.append(record)
             self.dispatch.take([record], part)
+            part.position = record.offset + 1
         self.dispatch.push()
 
     @property
-    def committable(self) -> int | None:
-        return self.parts[0].committable
+    def committable(self) -> int:
+        stored = self.parts[0].committable()
+        assert stored is not None
+        return stored.offset
 
 
 @pytest.fixture
@@ -160,7 +204,7 @@ def test_a_copy_for_each_interest_is_settled_when_all_are(world: World) -> None:
     one, two = world.join(Sink(), "a"), world.join(Sink(), "b")
     world.read("ab", "a")
     one.done(one.held[0])
-    assert world.committable is None
+    assert world.committable == 0
     two.done(two.held[0])
     assert world.committable == 1
 
@@ -222,7 +266,8 @@ async def test_who_does_not_come_back_is_given_up() -> None:
     world.read("a", "b")
     other.done(other.held[0])
     world.dispatch.remove(one.member)
-    assert world.committable is None
+    assert world.committable == 0
+    world.dispatch.progress.clear()
     async with asyncio.timeout(5):
         await world.dispatch.progress.wait()
     assert (world.committable, world.dispatch.unwanted, world.dispatch.knows("a")) == (2, 1, False)
@@ -276,7 +321,7 @@ def test_a_record_for_a_member_without_room_holds_back_none_that_others_want(wor
     assert world.dispatch.unwanted == 0  # the slow one has not been asked about c
     for record in list(quick.held):
         quick.done(record)
-    assert world.committable is None
+    assert world.committable == 0
     for _ in range(4):
         slow.done(slow.held[0])
         world.dispatch.push()
@@ -341,7 +386,7 @@ def test_what_is_settled_together_is_as_settled_one_by_one(data: st.DataObject) 
                 else:
                     for record in records:
                         world.dispatch.done(sink.member, record)
-                parts = [(part.committable, part.checkpoint.outstanding) for part in world.parts]
+                parts = [(part.committable(), part.checkpoint.outstanding) for part in world.parts]
                 states.append((parts, world.dispatch.late, world.dispatch.held, world.dispatch.progress.is_set()))
         found.append(states)
     assert found[0] == found[1]
@@ -368,7 +413,7 @@ async def until_offered(world: World, sink: Sink, count: int) -> None:
             await asyncio.sleep(0)
 
 
-async def test_the_back_off_grows_though_nothing_has_failed(world: World) -> None:
+async def test_the_back_off_grows_though_nothing_has_failed() -> None:
     delays: list[int] = []
 
     class Recording(Backoff):
@@ -376,7 +421,7 @@ async def test_the_back_off_grows_though_nothing_has_failed(world: World) -> Non
             delays.append(attempt)
             return super().delay(attempt)
 
-    world.dispatch._backoff = Recording(0.001, 0.002, random=lambda: 0.0)
+    world = World(backoff=Recording(0.001, 0.002, random=lambda: 0.0))
     sink = world.join(Sink())
     world.read("a")
     for count in range(1, 4):
@@ -414,7 +459,7 @@ async def test_what_all_have_declined_is_kept_on_request(world: World) -> None:
     world.dispatch.remove(two.member, failed=False)
     await until_offered(world, one, 2)
     assert world.dispatch.unwanted == 0
-    assert world.committable is None  # nothing is settled
+    assert world.committable == 0  # nothing is settled
 
 
 ACTIONS = st.lists(
@@ -463,7 +508,205 @@ def test_every_record_is_settled_and_none_is_settled_twice(actions: list[tuple[s
             while sink.held:
                 finish(sink)
     assert world.parts[0].checkpoint.outstanding == 0
-    assert world.committable == (world.next[0] or None)
+    assert world.committable == world.next[0]
     assert world.parts[0].copies == {}
     assert all(count == 1 for count in settled.values())
     assert (world.dispatch.held, world.dispatch._waiting, world.dispatch._waiting_bytes) == (0, 0, 0)
+
+
+# Queues: what no member selects stays.
+
+
+def open_of(part: Part, end: int | None = None) -> set[int]:
+    """What a successor takes for open, by what would be committed now; up to an offset, or to where was read."""
+    stored = part.committable()
+    assert stored is not None
+    successor = Part(part.partition, stored.offset, stored)
+    records = [Received("t", b"", b"", (), 0, 0, offset) for offset in range(stored.offset, end or part.position or 0)]
+    return {record.offset for record in successor.unsettled(records)}
+
+
+def test_what_nobody_selects_stays_for_others(world: World) -> None:
+    one = world.join(Sink(), selects=b"a", queue=True)
+    world.read(*"abcab")
+    assert (one.offsets, world.dispatch.unwanted) == ([0, 3], 0)
+    for record in list(one.held):
+        one.done(record)
+    assert world.committable == 1
+    assert open_of(world.parts[0]) == {1, 2, 4}
+    two = world.join(Sink(1), selects=b"b", queue=True)
+    world.log.turn()
+    assert two.offsets == [1]
+    world.read("b", "a")  # while the second is behind
+    assert (one.offsets, two.offsets) == ([0, 3, 6], [1])
+    for _ in range(2):
+        two.done(two.held[0])
+        world.log.turn()
+    assert two.offsets == [1, 4, 5]  # in order
+    two.done(two.held[0])
+    world.log.turn()
+    assert two.member.behind == {}
+    world.read("b")
+    assert two.offsets == [1, 4, 5, 7]  # at the head of the log again
+    assert open_of(world.parts[0]) == {2, 6, 7}
+
+
+def test_a_receiver_without_room_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for it beyond the bound is left to the log, and comes in order when it has room."""
+    monkeypatch.setattr(group_dispatch, "WAITING_RECORDS", 4)
+    world = World()
+    slow, quick = world.join(Sink(1), selects=b"a", queue=True), world.join(Sink(), selects=b"b", queue=True)
+    for _ in range(10):
+        world.read("a", "b")
+        assert world.dispatch.demand > 0
+    assert quick.offsets == list(range(1, 20, 2))
+    assert slow.offsets == [0]
+    for _ in range(9):
+        slow.done(slow.held[0])
+        world.dispatch.push()
+        world.log.turn()
+    assert slow.offsets == list(range(0, 20, 2))
+
+
+def test_what_comes_back_to_nobody_stays_with_its_attempts(world: World) -> None:
+    one, other = world.join(Sink(), selects=b"a", queue=True), world.join(Sink(), selects=b"b", queue=True)
+    world.read("a")
+    world.dispatch.remove(one.member)
+    world.dispatch.push()
+    assert (world.committable, open_of(world.parts[0]), other.got) == (0, {0}, [])
+    again = world.join(Sink(), selects=b"a", queue=True)
+    world.log.turn()
+    assert world.dispatch.attempts(again.member, again.held[0]) == 1
+    again.done(again.held[0])
+    assert world.committable == 1
+    assert world.parts[0].tries == {}
+
+
+def test_what_retention_has_deleted_is_not_waited_for(world: World) -> None:
+    world.join(Sink(), selects=b"a", queue=True)
+    world.read(*"bbbb")
+    assert world.committable == 0
+    del world.log.records[:2]
+    two = world.join(Sink(), selects=b"b", queue=True)
+    world.log.turn()
+    assert (two.offsets, world.dispatch.catch_up.expired, world.committable) == ([2, 3], 2, 2)
+
+
+def test_a_successor_reads_only_what_is_open(world: World) -> None:
+    one = world.join(Sink(), selects=b"a", queue=True)
+    world.read(*"babab")
+    for record in list(one.held):
+        one.done(record)
+    stored = world.parts[0].committable()
+    assert stored is not None
+    assert stored.offset == 0
+    later = World()
+    later.parts = [Part(PARTITION, stored.offset, stored)]
+    later.dispatch.keep(later.parts)
+    two = later.join(Sink(), selects=b"b", queue=True)
+    later.read(*"ba")
+    two.done(two.held[0])
+    assert open_of(later.parts[0], 5) == {2, 4}  # though they have not been read again
+    later.read(*"babbc")
+    assert two.offsets == [0, 2, 4, 5]
+
+
+def test_what_a_successor_leaves_out_is_passed(world: World) -> None:
+    one = world.join(Sink(), selects=b"a", queue=True)
+    world.read(*"ba")
+    one.done(one.held[0])
+    stored = world.parts[0].committable()
+    later = World()
+    later.parts = [Part(PARTITION, 0, stored)]
+    later.dispatch.keep(later.parts)
+    two = later.join(Sink(), selects=b"b", queue=True)
+    later.dispatch.take(world.log.records, later.parts[0])
+    later.dispatch.push()
+    two.done(two.held[0])
+    assert later.committable == 2
+
+
+QUEUE_ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("read"), st.sampled_from([b"a", b"b", b"c"])),
+        st.tuples(st.just("join"), st.sampled_from([b"a", b"b", b""])),
+        st.tuples(st.sampled_from(["leave", "done", "again", "decline"]), st.integers(0, 50)),
+        st.tuples(st.sampled_from(["turn", "restart"]), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(QUEUE_ACTIONS, st.integers(1, 4))
+def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]], waiting: int) -> None:
+    """By a receiver that selects it, whatever happens; a successor has exactly what is open."""
+    settled: Counter[int] = Counter()
+    world = World()
+    sinks: list[Sink] = []
+
+    def finish(sink: Sink) -> None:
+        settled[sink.held[0].offset] += 1
+        sink.done(sink.held[0])
+
+    def join(key: bytes, room: int = 2) -> None:
+        sinks.append(world.join(Sink(room), selects=key, queue=True))
+        sinks[-1].key = key
+
+    def restart() -> World:
+        stored, end = world.parts[0].committable(), world.next[0]
+        assert stored is not None
+        successor = World()
+        successor.parts = [Part(PARTITION, stored.offset, stored)]
+        successor.dispatch.keep(successor.parts)
+        successor.next[0] = end
+        successor.dispatch.take([one for one in world.log.records if one.offset >= stored.offset], successor.parts[0])
+        successor.parts[0].position = end
+        successor.log.records = world.log.records
+        return successor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_dispatch, "WAITING_RECORDS", waiting)
+        join(b"a")
+        for action, argument in actions:
+            if action == "read":
+                world.read(argument.decode())
+            elif action == "join":
+                join(argument)
+            elif action == "turn":
+                world.log.turn()
+            elif action == "restart":
+                keys = [sink.key for sink in sinks]
+                world, sinks = restart(), []
+                for key in keys:
+                    join(key)
+            elif action == "leave" and len(sinks) > 1:
+                world.dispatch.remove(sinks.pop(argument % len(sinks)).member)
+            elif action != "leave" and sinks[argument % len(sinks)].held:
+                sink = sinks[argument % len(sinks)]
+                if action == "done":
+                    finish(sink)
+                elif action == "again":
+                    sink.room += 1
+                    world.dispatch.again(sink.member, sink.held.pop(), failed=True, at_once=True)
+                else:
+                    sink.room += 1
+                    world.dispatch.decline(sink.member, sink.held.pop())
+            world.dispatch.push()
+            held = Counter(record.offset for sink in sinks for record in sink.held)
+            assert all(count == 1 for count in held.values())
+            assert all(sink.key in (b"", record.key) for sink in sinks for record in sink.held)
+            read = range(world.next[0])
+            assert open_of(world.parts[0]) == {offset for offset in read if offset not in settled}
+        join(b"", room=1_000)
+        for _ in range(len(actions) + 3):
+            world.dispatch.push()
+            world.log.turn()
+            for sink in sinks:
+                while sink.held:
+                    finish(sink)
+    assert settled == Counter(range(world.next[0]))
+    assert world.committable == world.next[0]
+    part = world.parts[0]
+    assert (len(part.unselected), part.flying, part.tries) == (0, set(), {})
+    assert (world.dispatch.held, world.dispatch._waiting, world.log.readings) == (0, 0, [])
