@@ -49,7 +49,7 @@ class Lookup:
         *,
         spawn: Spawn,
         ensure: Callable[[str], Awaitable[object]] | None = None,
-        timeout_s: float = 10.0,
+        timeout_s: float = 8.0,
     ) -> None:
         """Take what is needed to connect; the connection is made with the first question.
 

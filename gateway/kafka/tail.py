@@ -312,6 +312,16 @@ class Tail:
             if (part := self._partitions.get(partition)) is not None and end > part.position
         }
 
+    def fetched(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
+        """As `ahead`, as of the last fetch; nobody is asked."""
+        return {
+            (partition.topic, partition.partition): end
+            for topic in topics
+            if topic in self._topics
+            for partition, part in self._topics[topic].partitions.items()
+            if (end := self.end(partition)) is not None and end > part.position
+        }
+
     def statistics(self) -> TailStatistics:
         """See `TailStatistics`."""
         lag: dict[str, int] = {}

@@ -15,7 +15,7 @@ from gateway.mqtt.records import FlightRecord, Places
 from mapping.outcomes import Outcome
 
 RETRY_S: Final = 0.5
-LOOKING_S: Final = 10.0  # for a CONNECT
+LOOKING_S: Final = 7.0  # for a CONNECT
 T = TypeVar("T")
 
 Found = Mapping[str, set[tuple[int, int]]]

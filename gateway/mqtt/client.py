@@ -5,6 +5,7 @@ What outlives the connection is the `Session`; this is the pump's handler and th
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Awaitable
 from typing import Any, Final
@@ -17,7 +18,7 @@ from gateway.mqtt.login import Dialogue
 from gateway.mqtt.records import Testament
 from gateway.mqtt.services import Services
 from gateway.mqtt.session import Session
-from gateway.mqtt.subscribing import subscribe, unsubscribe
+from gateway.mqtt.subscribing import ANSWER_S, subscribe, unsubscribe
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
 from gateway.security.exchange import Done, Failed
@@ -80,6 +81,11 @@ class Client:
 
     def handle(self, received: list[Any]) -> Awaitable[None] | None:
         """Act on events in order; what has to wait holds the rest back."""
+        waiting = self._act(received)
+        return None if waiting is None else self._wait(*waiting)
+
+    def _act(self, received: list[Any]) -> tuple[Any, list[Any]] | None:
+        """Act on events until one has to wait: that one, and those behind it."""
         position, count = 0, len(received)
         while position < count:
             event = received[position]
@@ -93,7 +99,7 @@ class Client:
                 self._acknowledged(event.packet_id)
             elif kind in _WAITING:
                 self._feed()
-                return self._wait(event, received[position:])
+                return event, received[position:]
             elif kind is events.PubrecReceived:
                 self._received(event)
             elif kind is events.PubrelReceived:
@@ -149,23 +155,25 @@ class Client:
 
     async def _wait(self, event: Any, rest: list[Any]) -> None:
         """Do what has to wait, then go on with the events behind it."""
-        kind = type(event)
-        self._connection.suspend_keepalive()  # the socket is not read meanwhile
-        if kind is events.ConnectReceived:
-            rest = await self._connect(event) + rest
-        elif kind is events.AuthReceived:
-            rest = await self._authenticate(event) + rest
-        elif kind is events.SubscribeReceived:
-            await subscribe(self, self._connection, self._services, event)
-        else:
-            await unsubscribe(self, self._connection, self._services, event)
-        if self._pump is not None and not self._pump.is_braked_by(KAFKA_SHUT, OWN_SHARE_SHUT):
-            self._connection.resume_keepalive(self._services.clock())
-        self.flush()
-        if rest and not self._gone:
-            waiting = self.handle(rest)
-            if waiting is not None:
-                await waiting
+        waiting: tuple[Any, list[Any]] | None = (event, rest)
+        while waiting is not None:
+            event, rest = waiting
+            kind = type(event)
+            self._connection.suspend_keepalive()  # the socket is not read for long meanwhile
+            if self._connection.is_open and self._pump is not None:
+                self._pump.read_ahead()  # the answer to a ping waits for nothing
+            if kind is events.ConnectReceived:
+                rest = await self._connect(event) + rest
+            elif kind is events.AuthReceived:
+                rest = await self._authenticate(event) + rest
+            elif kind is events.SubscribeReceived:
+                await subscribe(self, self._connection, self._services, event)
+            else:
+                await unsubscribe(self, self._connection, self._services, event)
+            if self._pump is not None and not self._pump.is_braked_by(KAFKA_SHUT, OWN_SHARE_SHUT):
+                self._connection.resume_keepalive(self._services.clock())
+            self.flush()
+            waiting = self._act(rest) if rest and not self._gone else None
 
     async def _connect(self, event: events.ConnectReceived) -> list[Any]:
         """Judge a CONNECT; the events in return are what the client had sent ahead."""
@@ -227,14 +235,17 @@ class Client:
             return self._refuse(*refusal)
         will = Testament(connect.will, connect.version) if connect.will is not None else None
         try:
-            session, present = await services.sessions.open(
-                self.client_id,
-                identity.name,
-                clean_start=connect.clean_start,
-                expiry=self._expiry(connect, asked),
-                will=will,
-                services=services,
-            )
+            async with asyncio.timeout(ANSWER_S):
+                session, present = await services.sessions.open(
+                    self.client_id,
+                    identity.name,
+                    clean_start=connect.clean_start,
+                    expiry=self._expiry(connect, asked),
+                    will=will,
+                    services=services,
+                )
+        except TimeoutError:
+            return self._refuse(ReasonCode.SERVER_UNAVAILABLE, "Kafka does not answer")
         except Refused as refused:
             return self._refuse(_REFUSALS.get(refused.outcome, ReasonCode.SERVER_UNAVAILABLE), refused.reason)
         if self._is_over:

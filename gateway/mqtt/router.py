@@ -29,6 +29,7 @@ from protocols.mqtt.topics import SubscriptionTrie
 
 log = structlog.get_logger(__name__)
 
+AHEAD_S: Final = 3.0  # for Kafka to tell where the logs end that are read already
 AGAIN_S: Final = 0.5  # before Kafka is asked again for new topics
 FILTERS_PER_TURN: Final = 500  # compared with new topics between two looks at the event loop
 PLANNED: Final = 100_000  # topics and outlets in plans that are remembered, about 16 bytes each
@@ -194,7 +195,7 @@ class Router:
                 if not isinstance(needed, Refused):
                     self._note_need(name, needed & topics)
             ahead: dict[str, Since] = {}
-            for place, end in (await self._tail.ahead(running)).items():
+            for place, end in (await self._ahead(running)).items():
                 ahead.setdefault(place[0], {})[place] = end
         except BaseException:
             for name in wanted:
@@ -232,6 +233,18 @@ class Router:
                 self._tail.unwatch(topic, self)
             raise
         return found & self._topics.names
+
+    async def _ahead(self, topics: Collection[str]) -> Since:
+        """What of topics that are watched is older than this call.
+
+        While Kafka is silent it is what the last fetch has told: nothing that is stored later is missed by that, and
+        what was stored in between may come though it is older.
+        """
+        try:
+            async with asyncio.timeout(AHEAD_S):
+                return await self._tail.ahead(topics)
+        except (TimeoutError, Refused):
+            return self._tail.fetched(topics)
 
     def _note_need(self, name: str, topics: Iterable[str]) -> None:
         held = self._held[name]

@@ -54,7 +54,7 @@ TICK_S: Final = 1.0  # positions are written that often
 ROUND_S: Final = 60.0  # positions of sessions that got nothing
 RELEASE_S: Final = 3.0  # for another gateway to let go of a session
 CLOSING_S: Final = 3.0
-READY_S: Final = 10.0  # a CONNECT waits so long for the state to be loaded
+READY_S: Final = 7.0  # a CONNECT waits so long for the state to be loaded
 
 
 class Sessions:

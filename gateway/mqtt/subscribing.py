@@ -21,11 +21,18 @@ if TYPE_CHECKING:
     from gateway.mqtt.services import Services
     from gateway.mqtt.session import Session
 
+ANSWER_S: Final = 8.0
+"""How long a client waits for what depends on Kafka: it is told so then. Most clients give up after ten or more."""
+
+JOIN_S: Final = 15.0
+"""The same for a place in a group: its other members have their part in it."""
+
 AT_EACH, IF_NEW, NEVER = 0, 1, 2  # Retain Handling (section 3.8.3.1)
 _NAMES: Final = {
     Outcome.DENIED: ReasonCode.NOT_AUTHORIZED,
     Outcome.UNFIT: ReasonCode.TOPIC_FILTER_INVALID,
 }
+_SILENT: Final = "Kafka does not answer"
 _GOODBYES: Final = {Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
 
 
@@ -67,9 +74,8 @@ async def subscribe(
     if client.session is not session:
         return  # it left meanwhile
     if session.kept:
-        try:
-            await services.sessions.save(session)
-        except Refused as refused:
+        refused = await _save(services, session)
+        if refused is not None:
             if refused.outcome is Outcome.TOO_LARGE:
                 for topic_filter in answer.new:
                     session.unsubscribed(topic_filter)
@@ -83,6 +89,18 @@ async def subscribe(
         session.deliveries.send_retained(wish, owed)
     if answer.retained:
         session.feed()
+
+
+async def _save(services: Services, session: Session) -> Refused | None:
+    """Store a kept session; why that is not certain, if it is not."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await services.sessions.save(session)
+    except TimeoutError:
+        return Refused(Outcome.BUSY, _SILENT)
+    except Refused as refused:
+        return refused
+    return None
 
 
 def _judge(  # noqa: PLR0917 - who asks, and what
@@ -120,7 +138,11 @@ async def _hold(
         return
     router = services.router
     try:
-        held = await router.hold(dict.fromkeys(wish.options.topic_filter for wish in wishes.values()))
+        async with asyncio.timeout(ANSWER_S):
+            held = await router.hold(dict.fromkeys(wish.options.topic_filter for wish in wishes.values()))
+    except TimeoutError:
+        answer.reason = _SILENT
+        return
     except Refused as refused:
         for place in wishes:
             answer.not_now(place, refused)
@@ -156,8 +178,11 @@ async def _join(session: Session, wishes: Mapping[int, Wish], answer: _Answer) -
 
     async def join(place: int) -> None:
         try:
-            await session.shares.join(wishes[place])
+            async with asyncio.timeout(JOIN_S):
+                await session.shares.join(wishes[place])
             answer.codes[place] = wishes[place].options.qos
+        except TimeoutError:
+            answer.reason = _SILENT
         except Refused as refused:
             answer.not_now(place, refused)
 
@@ -193,9 +218,8 @@ async def unsubscribe(
             found = session.unsubscribed(topic_filter)
         codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
     if client.session is session and session.kept:
-        try:
-            await services.sessions.save(session)
-        except Refused as refused:
+        refused = await _save(services, session)
+        if refused is not None:
             client.say_goodbye(_GOODBYES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
             return
     connection.send_unsuback(event.packet_id, codes)

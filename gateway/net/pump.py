@@ -2,7 +2,8 @@
 
 One pump is one socket. It holds no task: asyncio's callbacks call it, and it calls the session. Only a session's
 own waiting (a password check, a topic look-up) is a task, and while it runs the pump hands over no further events,
-so that a client's packets are handled in the order in which they came.
+so that a client's packets are handled in the order in which they came. The socket is read on a little, if the session
+says so: then the connection answers by itself what needs no session.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from protocols.connection import Connection, ConnectionFailed
 WRITE_HIGH: Final = 256 * 1024  # stop producing above it, credit or not (flow control, part 2)
 WRITE_LOW: Final = 64 * 1024
 LINGER_S: Final = 1.0  # how long a closed connection is drained, so that the goodbye is not lost in a reset
+AHEAD_BYTES: Final = 16 * 1024
+"""What is read while a session waits: the events of it are held, which take some ten times as much."""
 HELD: Final = "held"
 NOTHING: Final[frozenset[str]] = frozenset()
 WRITES_PER_TURN: Final = 128  # about a millisecond
@@ -116,8 +119,8 @@ class Pump(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_alarms", "_brakes", "_clock", "_closed", "_events", "_holding", "_lost", "_spawn", "_timer", "_timer_at",
-        "_writes", "connection", "flushing", "handler", "lingering", "peer", "transport", "writable",
+        "_ahead", "_alarms", "_brakes", "_clock", "_closed", "_eof", "_events", "_holding", "_lost", "_spawn", "_timer",
+        "_timer_at", "_writes", "connection", "flushing", "handler", "lingering", "peer", "transport", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -154,7 +157,9 @@ class Pump(asyncio.Protocol):
         self._spawn = spawn
         self._clock = clock
         self._brakes: frozenset[str] = NOTHING  # most pumps never need one of their own; a set takes 216 bytes
-        self._events: tuple[Any, ...] = ()  # that wait behind the session's own waiting; most pumps never have any
+        self._events: list[Any] | None = None  # that wait behind the session's own waiting; most pumps never have any
+        self._ahead = 0  # bytes that may still be read meanwhile
+        self._eof = False  # the peer has closed meanwhile
         self._holding = False
         self.flushing = False
         self._closed = False
@@ -182,6 +187,10 @@ class Pump(asyncio.Protocol):
         if self._closed or self.lingering:
             return
         connection = self.connection
+        if self._holding:
+            self._ahead -= len(data)
+            if self._ahead <= 0:
+                self.pause_reading(HELD)
         try:
             events = connection.tick(self._clock())
             if events:
@@ -193,6 +202,9 @@ class Pump(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The peer will send no more; the transport closes itself after our last bytes."""
+        if self._holding:
+            self._eof = True  # what it sent before is heard first
+            return True
         if not self._closed and not self.lingering:
             try:
                 self._dispatch(self.connection.receive_eof())
@@ -219,7 +231,7 @@ class Pump(asyncio.Protocol):
         if self._closed:
             return
         self._closed = True
-        self._events = ()
+        self._events = None
         self._disarm()
         try:
             self.handler.disconnected(str(exc) if exc is not None else "closed")
@@ -291,7 +303,7 @@ class Pump(asyncio.Protocol):
             events = self.connection.tick(self._clock())
             if any(type(event) is ConnectionFailed for event in events):
                 self._holding = False  # a peer that fell silent is not kept for the sake of our own waiting
-                self._events = ()
+                self._events = None
             self._dispatch(events)
             self.flush()
         except Exception as error:
@@ -309,6 +321,15 @@ class Pump(asyncio.Protocol):
             self._brakes = self._brakes - {reason} or NOTHING
             if not self._brakes and self.transport is not None and not self._closed:
                 self.transport.resume_reading()
+
+    def read_ahead(self) -> None:
+        """Read on while the session waits, and hold the events: the connection itself answers a ping, say.
+
+        At most `AHEAD_BYTES`, however often, until all that is held was handed over. Called within the waiting.
+        """
+        if self._events is None:
+            self._ahead = AHEAD_BYTES
+            self.resume_reading(HELD)
 
     def is_braked_by(self, *reasons: str) -> bool:
         """Whether the socket is not read for one of these reasons."""
@@ -328,7 +349,7 @@ class Pump(asyncio.Protocol):
         if transport is None or self._closed or self.lingering:
             return
         self.lingering = True
-        self._events = ()
+        self._events = None
         self._disarm()
         if self._brakes:
             self._brakes = NOTHING
@@ -350,7 +371,10 @@ class Pump(asyncio.Protocol):
         if not events:
             return
         if self._holding:
-            self._events += tuple(events)
+            if self._events is None:
+                self._events = events
+            else:
+                self._events += events
             return
         waiting = self.handler.handle(events)
         if waiting is not None:
@@ -365,8 +389,8 @@ class Pump(asyncio.Protocol):
             while next_one is not None:
                 await next_one
                 next_one = None
-                if self._events and not self._closed:
-                    events, self._events = list(self._events), ()
+                if self._events is not None and not self._closed:
+                    events, self._events = self._events, None
                     next_one = self.handler.handle(events)
         except Exception as error:
             self.fail(error)
@@ -375,6 +399,9 @@ class Pump(asyncio.Protocol):
             self.resume_reading(HELD)
             try:
                 self.flush()
+                if self._eof and not self._closed and not self.lingering:
+                    self.eof_received()
+                    self.close()
             except Exception as error:
                 self.fail(error)
 

@@ -140,5 +140,9 @@ async def _make_topics(bootstrap: str, plan: Plan) -> None:
                 await admin.create_topics(
                     [NewTopic(name, plan.partitions, 1) for name in names[at : at + MADE_AT_ONCE]]
                 )
+        async with asyncio.timeout(PATIENCE_S):
+            while not there.issuperset(names):  # they were accepted; the broker takes its time to make their logs
+                await asyncio.sleep(0.5)
+                there = set(await admin.list_topics())
     finally:
         await admin.close()

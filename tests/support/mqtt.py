@@ -228,6 +228,10 @@ class RawClient:
         assert await self.expect_end() == []
         self._writer.close()
 
+    def close_writing(self) -> None:
+        """Close one half of the connection: nothing more is sent, and what comes is still read."""
+        self._writer.write_eof()
+
     def drop(self) -> None:
         """Vanish without a goodbye, as a broken network does."""
         self._writer.transport.abort()

@@ -20,6 +20,7 @@ from gateway.mqtt.router import Router
 from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt import packets
+from protocols.mqtt.encoding import encode_packet
 from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import RawClient
 from tests.support.topics import produce, until_led
@@ -213,3 +214,29 @@ async def test_a_filter_that_stands_twice_is_subscribed_to_once(connect: Connect
     assert (await client.unsubscribe(f"{name}/#")).reason_codes == (0,)
     await sender.publish(f"{name}/a", b"nobody's")
     await client.ping()
+
+
+async def test_thousands_in_one_read_are_answered_one_by_one(connect: Connect) -> None:
+    client = await connect()
+    filters = [packets.Unsubscribe(number, ("a",)) for number in range(1, 3001)]
+    client.send_bytes(b"".join(encode_packet(one, client.version) for one in filters))
+    for number in range(1, 3001):
+        assert (await client.expect(packets.Unsuback)).packet_id == number
+    await client.ping()
+
+
+async def test_what_is_sent_behind_a_subscribe_keeps_its_order(connect: Connect) -> None:
+    """Much more than is read ahead; the subscription is in force for all of it, and a goodbye comes last."""
+    name, count = a_name(), 2000
+    client, other = await connect(), await connect()
+    await other.subscribe(packets.Subscription(f"{name}/#", 1))
+    data = encode_packet(packets.Subscribe(1, (packets.Subscription(f"{name}/own", 0),)), client.version)
+    for number in range(count):
+        payload = b"%d" % number + b"." * 100
+        data += encode_packet(packets.Publish(f"{name}/own", payload), client.version)
+    client.send_bytes(data + encode_packet(packets.Pingreq(), client.version))
+    client.close_writing()
+    said = [one for one in await client.expect_end() if isinstance(one, packets.Suback)]
+    assert [one.reason_codes for one in said] == [(0,)]
+    numbers = [int((await other.message()).payload.partition(b".")[0]) for _ in range(count)]
+    assert numbers == list(range(count))

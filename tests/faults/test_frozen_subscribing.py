@@ -1,0 +1,69 @@
+"""Kafka is frozen while clients come and subscribe: each is answered, from what is known or with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from gateway.kafka.embedded import EmbeddedBroker
+from protocols.mqtt import packets
+from protocols.mqtt.properties import Properties
+from tests.support.frozen import freeze
+from tests.support.gateway import GatewayProcess
+from tests.support.mqtt import RawClient
+
+CONFIG = "drain_timeout_s = 2\n[kafka]\ncreate_topics = true\n"
+
+BOUND_S = 16.0  # 8 and a slow machine; what waits for Kafka's requests waits 30 and more
+
+
+async def test_each_is_answered_in_time(
+    new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
+) -> None:
+    broker = new_broker()
+    await broker.start()
+    gateway = await new_gateway(broker.bootstrap_servers, config=CONFIG).start()
+    address, name = gateway.address("mqtt"), f"frozen-{uuid.uuid4().hex[:6]}"
+    clients: list[RawClient] = []
+
+    async def connect(**options: Any) -> RawClient:
+        clients.append(await RawClient.connect(address, **options))
+        return clients[-1]
+
+    try:
+        first = await connect()
+        await first.subscribe(f"{name}/#")
+        await first.publish(f"{name}/a", b"before")
+        assert (await first.message()).payload == b"before"
+        freeze(broker.pid)
+        try:
+            known, unknown, kept = await connect(), await connect(), await RawClient.open(address)
+            clients.append(kept)
+            async with asyncio.timeout(BOUND_S):
+                kept.send(packets.Connect(kept.version, f"{name}-kept", clean_start=False, properties=expiry()))
+                for client, topic_filter in ((known, f"{name}/+"), (unknown, "#")):
+                    client.send(packets.Subscribe(1, (packets.Subscription(topic_filter, 1),)))
+                    client.send(packets.Pingreq())
+                    await client.expect(packets.Pingresp)  # before SUBACK, which needs Kafka
+                assert (await known.expect(packets.Suback)).reason_codes == (1,)  # it is read for the first
+                refused = await unknown.expect(packets.Suback)
+                assert refused.reason_codes == (0x80,)
+                assert refused.properties is not None
+                assert "Kafka does not answer" in str(refused.properties.reason_string)
+                assert (await kept.expect(packets.Connack)).reason_code == 0x88
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        await first.publish(f"{name}/a", b"after")
+        assert (await known.message()).payload == b"after"
+    finally:
+        for client in clients:
+            client.drop()
+    assert await gateway.stop() == 0
+
+
+def expiry() -> Any:
+    return Properties(session_expiry_interval=600)
