@@ -50,6 +50,7 @@ from gateway.mqtt.sessions import TOPIC as SESSIONS
 from gateway.mqtt.sessions import Sessions
 from gateway.mqtt.sharing import Sharing
 from gateway.mqtt.wills import Wills
+from gateway.net.strangers import Strangers
 from gateway.net.upgrade import WebSocketEndpoint, WebSocketFront
 from gateway.observe.tracing import Tracing, make_tracing
 from gateway.rest.keyed import KeyedRequests
@@ -141,6 +142,7 @@ class Admittance(msgspec.Struct, frozen=True):
     access: AccessList
     rules: Rules
     tracing: Tracing | None
+    strangers: Strangers
 
 
 class Log(msgspec.Struct, frozen=True):
@@ -197,6 +199,7 @@ async def open_admittance(process: Process) -> Admittance:
         access=AccessList(config.security.access, rules, partial=config.mqtt.partial_subscriptions),
         rules=rules,
         tracing=tracing,
+        strangers=Strangers(config.budget.login_bytes),
     )
 
 
@@ -321,7 +324,16 @@ def make_fronts(process: Process, admittance: Admittance, log: Log, state: State
     ):
         if address is not None:
             context, hosts = admittance.context, Hosts(config.security)
-            fronts.append(WebSocketFront(name, address, endpoint, context, hosts, handshake_timeout_s=limit_s))
+            front = WebSocketFront(
+                name,
+                address,
+                endpoint,
+                context,
+                hosts,
+                handshake_timeout_s=limit_s,
+                strangers=admittance.strangers,
+            )
+            fronts.append(front)
     return fronts
 
 
@@ -346,7 +358,7 @@ def _make_mqtt(process: Process, admittance: Admittance, log: Log, state: State)
         wall_clock=wall_clock,
         spawn=process.spawn,
     )
-    return MqttFront(services, process.spawn, admittance.context)
+    return MqttFront(services, process.spawn, admittance.context, admittance.strangers)
 
 
 def _make_amqp(process: Process, admittance: Admittance, log: Log, state: State) -> AmqpFront:
@@ -375,7 +387,7 @@ def _make_amqp(process: Process, admittance: Admittance, log: Log, state: State)
         wall_clock=wall_clock,
         unguessable=partial(secrets.token_hex, 16),
     )
-    return AmqpFront(services, process.spawn, admittance.context)
+    return AmqpFront(services, process.spawn, admittance.context, admittance.strangers)
 
 
 def _rest_services(process: Process, admittance: Admittance, log: Log, state: State) -> RestServices:
@@ -410,6 +422,7 @@ def _rest_services(process: Process, admittance: Admittance, log: Log, state: St
         wall_clock=wall_clock,
         unguessable=partial(secrets.token_hex, 16),
         tracing=admittance.tracing,
+        strangers=admittance.strangers,
     )
 
 
@@ -423,6 +436,7 @@ def parts_with_statistics(admittance: Admittance, log: Log, state: State) -> Seq
         ("retained", state.retained.statistics),
         ("kafka", log.groups.statistics),
         ("group_names", state.groups.statistics),
+        ("strangers", admittance.strangers.statistics),
         ("authentication", admittance.authenticator.statistics),
     )
 

@@ -162,6 +162,7 @@ class BudgetConfig(Section):
     process_records: Annotated[int, Field(ge=1)] = 1_000_000
     connection_bytes: Annotated[int, Field(ge=65536)] = 32 * MEBIBYTE
     topic_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 128 * MEBIBYTE
+    login_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 64 * MEBIBYTE  # of all who have not logged in yet
 
 
 class MqttConfig(Section):
@@ -265,6 +266,7 @@ class HttpConfig(Section):
     max_consumers_per_group: Annotated[int, Field(ge=1)] = 1000
     max_header_bytes: Annotated[int, Field(ge=1024, le=MEBIBYTE)] = 16 * 1024  # of one field; proxies send long tokens
     max_headers: Annotated[int, Field(ge=10, le=1000)] = 100
+    max_head_bytes: Annotated[int, Field(ge=1024)] = 65536  # a request's head altogether
     min_upload_rate: Annotated[int, Field(ge=1)] = 16 * 1024  # bytes a second, after header_timeout_s
     cors_origins: tuple[Origin, ...] = ()  # of pages that may call from a browser
 

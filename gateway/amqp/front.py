@@ -8,6 +8,7 @@ from typing import Final
 from gateway.amqp.services import AmqpStatistics, Services
 from gateway.amqp.session import AmqpSession
 from gateway.net.front import SocketFront
+from gateway.net.strangers import Strangers
 from gateway.spawn import Spawn
 from protocols.amqp.connection import Connection
 from protocols.amqp.endpoints import Limits
@@ -18,10 +19,12 @@ WEBSOCKET_SUBPROTOCOL: Final = "amqp"  # AMQP WebSocket binding, part 2.1
 class AmqpFront(SocketFront):
     """Everything AMQP of one process."""
 
-    def __init__(self, services: Services, spawn: Spawn, tls: ssl.SSLContext | None) -> None:
-        """Nothing is opened before `start`."""
+    def __init__(
+        self, services: Services, spawn: Spawn, tls: ssl.SSLContext | None, strangers: Strangers | None = None
+    ) -> None:
+        """Nothing is opened before `start`; see `SocketFront`."""
         config = services.config
-        super().__init__("amqp", config.address, spawn, tls)
+        super().__init__("amqp", config.address, spawn, tls, strangers)
         self._services = services
         self._limits = Limits(
             max_frame_bytes=config.max_frame_bytes,

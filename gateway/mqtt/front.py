@@ -11,6 +11,7 @@ from gateway.mqtt.client import Client
 from gateway.mqtt.counters import Counters, SessionStatistics
 from gateway.mqtt.services import Services
 from gateway.net.front import SocketFront
+from gateway.net.strangers import Strangers
 from gateway.spawn import Spawn
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.states import Limits
@@ -32,10 +33,12 @@ class Statistics(msgspec.Struct, frozen=True):
 class MqttFront(SocketFront):
     """Everything MQTT of one process."""
 
-    def __init__(self, services: Services, spawn: Spawn, tls: ssl.SSLContext | None) -> None:
-        """Nothing is opened before `start`."""
+    def __init__(
+        self, services: Services, spawn: Spawn, tls: ssl.SSLContext | None, strangers: Strangers | None = None
+    ) -> None:
+        """Nothing is opened before `start`; see `SocketFront`."""
         config = services.config
-        super().__init__("mqtt", config.address, spawn, tls)
+        super().__init__("mqtt", config.address, spawn, tls, strangers)
         self._services = services
         self._limits = Limits(
             max_connect_bytes=config.max_connect_bytes,

@@ -14,6 +14,7 @@ from gateway.config import Address
 from gateway.net.alarms import Alarms
 from gateway.net.listener import Listener
 from gateway.net.pump import Handler, Pump, Writes
+from gateway.net.strangers import Strangers
 from gateway.spawn import Spawn
 from protocols.connection import Connection
 
@@ -23,10 +24,21 @@ STOPPING: Final = "stopping"
 class SocketFront(abc.ABC):
     """One protocol's side of the gateway; a subclass says what a connection is and how goodbye is said."""
 
-    def __init__(self, name: str, address: Address, spawn: Spawn, tls: ssl.SSLContext | None) -> None:
-        """Nothing is opened before `start`; `name` is the configuration's section."""
+    def __init__(
+        self, name: str, address: Address, spawn: Spawn, tls: ssl.SSLContext | None, strangers: Strangers | None
+    ) -> None:
+        """Nothing is opened before `start`.
+
+        Args:
+            name: the configuration's section.
+            address: to listen on.
+            spawn: starts a task of the application.
+            tls: what the sockets speak.
+            strangers: counts what peers send before they have logged in.
+        """
         self.name = name
         self._spawn = spawn
+        self._strangers = strangers
         self._writes = Writes()
         self._alarms = Alarms()
         self._clock: Callable[[], float] | None = None
@@ -73,4 +85,13 @@ class SocketFront(abc.ABC):
         connection, session = self.open()
         if self._clock is None:
             self._clock = asyncio.get_running_loop().time  # one bound method for all
-        return Pump(connection, session, self._spawn, self._clock, lost, writes=self._writes, alarms=self._alarms)
+        return Pump(
+            connection,
+            session,
+            self._spawn,
+            self._clock,
+            lost,
+            writes=self._writes,
+            alarms=self._alarms,
+            strangers=self._strangers,
+        )

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 import structlog
-from aiohttp import StreamReader, web
+from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import _ErrInfo
 
@@ -19,15 +19,20 @@ from gateway.config import Address
 from gateway.net.heads import HeadError, Heads
 from gateway.net.listener import Bound, open_server
 from gateway.net.pump import LINGER_S
+from gateway.net.strangers import Stranger, Strangers
 from gateway.security.origins import Hosts
+from gateway.security.throttle import address_of
 
 log = structlog.get_logger(__name__)
 
 SERVER: Final = "trivium"  # the field Server of every answer
 HEADER_BYTES: Final = 16 * 1024  # of one field; proxies send long tokens, nobody sends more
 HEADER_FIELDS: Final = 100
+HEAD_BYTES: Final = 64 * 1024
 _HEAD_END: Final = b"\r\n\r\n"
 _TOO_MANY: Final = "Too many headers received"  # aiohttp has no exception of its own for it
+
+_HEAD_TOO_LARGE: Final = "the head is too large"
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Refuse = Callable[[int, str], web.StreamResponse]
@@ -37,21 +42,65 @@ Refuse = Callable[[int, str], web.StreamResponse]
 class HttpConnection(web.RequestHandler):
     """One connection. Requests that break HTTP itself never reach the application; they are answered here."""
 
-    __slots__ = ("_behind", "_broken", "_gone", "_last", "_max_bytes", "_refuse", "_rest")
+    __slots__ = (
+        "_admitted", "_behind", "_body", "_broken", "_gone", "_head_bytes", "_last", "_max_bytes", "_max_head_bytes",
+        "_refuse", "_requests", "_rest", "_stranger", "_strangers",
+    )  # fmt: skip
 
-    def __init__(self, server: HttpServer, refuse: Refuse, max_bytes: int, **options: Any) -> None:
+    def __init__(
+        self,
+        server: HttpServer,
+        refuse: Refuse,
+        max_bytes: int,
+        max_head_bytes: int,
+        strangers: Strangers | None,
+        **options: Any,
+    ) -> None:
         super().__init__(server, **options)
         self._max_bytes = max_bytes
+        self._max_head_bytes = max_head_bytes
         self._refuse = refuse
+        self._strangers = strangers
+        self._stranger: Stranger | None = None
+        self._admitted = False  # whether the client of the request now handled is known
+        self._head_bytes = 0  # of a head that is not whole
+        self._requests = 0  # heads that were whole
+        self._body: StreamReader | None = None  # of the last of them
         self._behind = _Behind()
         self._broken = False
         self._gone: asyncio.Future[None] | None = None  # somebody waits for the client to close
         self._last = b""  # what was parsed last: the end of a head may come in parts
         self._rest = b""  # what is not parsed yet, because enough is waiting
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to count what a stranger sends."""
+        super().connection_made(transport)
+        if self._strangers is not None:
+            peer = transport.get_extra_info("peername")
+            address = address_of(f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown")
+            self._stranger = self._strangers.enter(address, cast("asyncio.Transport", transport).abort)
+
+    def _forget(self) -> None:
+        """The socket is not ours any more: no cycle is left of this object and what it has read."""
+        self.admitted()
+        self._stranger = self._body = None
+
+    def admitted(self) -> None:
+        """The client of the request now handled is known: what it sends of its body counts elsewhere."""
+        self._admitted = True
+        if self._stranger is not None:
+            self._stranger.leave()
+
+    def handled(self) -> None:
+        """The request is over; whose the next one is, is to be seen."""
+        self.admitted()
+        self._admitted = False
+
     def data_received(self, data: bytes) -> None:
         """Parse, one head at a time: aiohttp loses the good requests that it is given together with a bad one."""
         if self._broken:
+            return
+        if data and self._stranger is not None and not self._admitted and not self._stranger.took(len(data)):
             return
         if self._rest:
             data, self._rest = self._rest + data, b""
@@ -60,7 +109,8 @@ class HttpConnection(web.RequestHandler):
         end = (self._last + data[:3]).find(_HEAD_END)  # one that began before
         end = end + 4 - over if end >= 0 else _next_head(data, 0)
         while True:
-            super().data_received(data[start:end])
+            if not self._take_piece(data[start:end]):
+                return
             start = end
             if self._messages and isinstance(self._messages[-1][0], _ErrInfo):
                 self._break()
@@ -75,6 +125,28 @@ class HttpConnection(web.RequestHandler):
                 break
             end = _next_head(data, start)
         self._last = (self._last + data[max(0, start - 3) : start])[-3:]
+
+    def _take_piece(self, piece: bytes) -> bool:
+        """Parse what holds at most one end of a head; False: the head is too large, which is answered.
+
+        What begins behind a body in the same piece is not counted: that is one read at most.
+        """
+        if not self._upgraded and (self._body is None or self._body.is_eof()):
+            self._head_bytes += len(piece)
+            if self._head_bytes > self._max_head_bytes:
+                fault = BadHttpMessage(_HEAD_TOO_LARGE)
+                self._messages.append((_ErrInfo(status=431, exc=fault, message=fault.message), EMPTY_PAYLOAD))
+                if self._waiter is not None and not self._waiter.done():
+                    self._waiter.set_result(None)
+                self._break()
+                return False
+        super().data_received(piece)
+        if self._request_count != self._requests:
+            self._requests = self._request_count
+            self._head_bytes = 0
+            if self._messages:
+                self._body = self._messages[-1][1]
+        return True
 
     def _break(self) -> None:
         """The last message is about what is no HTTP. Nothing more is read; who waits for the rest of a body is told."""
@@ -106,6 +178,7 @@ class HttpConnection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See `asyncio.Protocol`."""
+        self._forget()
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
         super().connection_lost(exc)
@@ -123,6 +196,8 @@ class HttpConnection(web.RequestHandler):
         if isinstance(exc, LineTooLong):
             status = 414 if exc.args[1] == self._max_bytes else 431  # which limit it was says what was too long
             message = f"The request's {'line' if status == 414 else 'head has a field that'} is too long"
+        elif isinstance(exc, BadHttpMessage) and exc.message == _HEAD_TOO_LARGE:
+            status, message = 431, "The request's head is too large"
         elif isinstance(exc, BadHttpMessage) and exc.message == _TOO_MANY:
             status, message = 431, "The request's head has too many fields"  # RFC 6585 section 5
         elif isinstance(exc, HttpProcessingError) and exc.code:
@@ -156,6 +231,7 @@ class HttpConnection(web.RequestHandler):
             return None
         self.transport = None
         self._parser = None  # which has this connection
+        self._forget()
         server.connection_lost(self, None)
         self.keep_alive(False)
         self.force_close()
@@ -196,6 +272,8 @@ class HttpServer(Bound, web.Server):
         handler_cancellation: bool = False,
         max_bytes: int = HEADER_BYTES,
         max_fields: int = HEADER_FIELDS,
+        max_head_bytes: int = HEAD_BYTES,
+        strangers: Strangers | None = None,
     ) -> None:
         """Nothing is bound yet.
 
@@ -208,6 +286,8 @@ class HttpServer(Bound, web.Server):
             handler_cancellation: whether `handle` is cancelled when its client leaves.
             max_bytes: of a request's line, and of each field of its head.
             max_fields: of a request's head.
+            max_head_bytes: of a request's head altogether.
+            strangers: counts what clients send before `HttpConnection.admitted`; None: nobody does.
         """
         super().__init__(
             self._checked,
@@ -225,17 +305,30 @@ class HttpServer(Bound, web.Server):
         self._heads = Heads(hosts)
         self._refuse = refuse
         self._max_bytes = max_bytes
+        self._max_head_bytes = max_head_bytes
+        self._strangers = strangers
 
     def __call__(self) -> web.RequestHandler:
         """The protocol of a new socket."""
-        return HttpConnection(self, self._refuse, self._max_bytes, loop=self._loop, **self._kwargs)
+        return HttpConnection(
+            self,
+            self._refuse,
+            self._max_bytes,
+            self._max_head_bytes,
+            self._strangers,
+            loop=self._loop,
+            **self._kwargs,
+        )
 
     async def _checked(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = cast("HttpConnection", request.protocol)
         try:
             self._heads.check(request)
+            return await self._handle(request)
         except HeadError as error:
             return self._refuse(error.status, str(error))
-        return await self._handle(request)
+        finally:
+            connection.handled()
 
     async def listen(self, key: str, address: Address, tls: ssl.SSLContext | None) -> None:
         """Bind and accept; ListenError, with the configuration's key, when the address cannot be had."""

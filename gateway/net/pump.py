@@ -15,6 +15,8 @@ from typing import Any, Final, Protocol, cast
 
 from gateway.failures import failures
 from gateway.net.alarms import WIDTH_S, Alarms
+from gateway.net.strangers import Stranger, Strangers
+from gateway.security.throttle import address_of
 from gateway.spawn import Spawn
 from protocols.connection import Connection, ConnectionFailed
 
@@ -119,8 +121,9 @@ class Pump(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_ahead", "_alarms", "_brakes", "_clock", "_closed", "_eof", "_events", "_holding", "_lost", "_spawn", "_timer",
-        "_timer_at", "_writes", "connection", "flushing", "handler", "lingering", "peer", "transport", "writable",
+        "_ahead", "_alarms", "_brakes", "_clock", "_closed", "_eof", "_events", "_holding", "_lost", "_spawn",
+        "_stranger", "_strangers", "_timer", "_timer_at", "_writes", "connection", "flushing", "handler", "lingering",
+        "peer", "transport", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -133,6 +136,7 @@ class Pump(asyncio.Protocol):
         *,
         writes: Writes | None = None,
         alarms: Alarms | None = None,
+        strangers: Strangers | None = None,
     ) -> None:
         """Join the parts.
 
@@ -144,8 +148,11 @@ class Pump(asyncio.Protocol):
             lost: told when the socket is gone, after the handler.
             writes: shared by the pumps of one listener; None: this one has its own.
             alarms: likewise.
+            strangers: where what comes is counted until `admitted`; None: its peer has logged in.
         """
         self._lost = lost
+        self._strangers = strangers
+        self._stranger: Stranger | None = None
         self._writes = writes if writes is not None else Writes()
         self._alarms = alarms if alarms is not None else Alarms()
         self.connection = connection
@@ -175,6 +182,9 @@ class Pump(asyncio.Protocol):
         transport.set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"  # gone already
+        if self._strangers is not None:
+            self._stranger = self._strangers.enter(address_of(self.peer), self.abort)
+            self._strangers = None
         try:
             self.handler.connected(self)
             self._dispatch(self.connection.tick(self._clock()))
@@ -185,6 +195,8 @@ class Pump(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
         if self._closed or self.lingering:
+            return
+        if self._stranger is not None and not self._stranger.took(len(data)):
             return
         connection = self.connection
         if self._holding:
@@ -233,6 +245,7 @@ class Pump(asyncio.Protocol):
         self._closed = True
         self._events = None
         self._disarm()
+        self.admitted()
         try:
             self.handler.disconnected(str(exc) if exc is not None else "closed")
         except Exception as error:
@@ -248,6 +261,12 @@ class Pump(asyncio.Protocol):
     def closed(self) -> bool:
         """Whether the socket is gone."""
         return self._closed
+
+    def admitted(self) -> None:
+        """The peer has logged in, or is gone: what it sends counts elsewhere."""
+        if self._stranger is not None:
+            self._stranger.leave()
+            self._stranger = None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` as a task of the application; its failure ends this connection."""

@@ -16,6 +16,7 @@ from wsproto.utilities import generate_accept_token
 from gateway.config import Address
 from gateway.net.http_server import SERVER, HttpConnection, HttpServer
 from gateway.net.listener import Listener
+from gateway.net.strangers import Strangers
 from gateway.net.websocket import WebSocket
 from gateway.security.origins import Hosts, Origins
 
@@ -148,6 +149,7 @@ class WebSocketFront:
         hosts: Hosts,
         *,
         handshake_timeout_s: float,
+        strangers: Strangers | None = None,
     ) -> None:
         """Nothing is opened before `start`; `name` is the subprotocol's section of the configuration.
 
@@ -160,11 +162,19 @@ class WebSocketFront:
         self._tls = tls
         self._hosts = hosts
         self._timeout_s = handshake_timeout_s
+        self._strangers = strangers
         self._http: HttpServer | None = None
 
     async def start(self) -> None:
         """Listen; ListenError when the address cannot be had."""
-        self._http = HttpServer(self.name, self._handle, _refusal, self._hosts, head_timeout_s=self._timeout_s)
+        self._http = HttpServer(
+            self.name,
+            self._handle,
+            _refusal,
+            self._hosts,
+            head_timeout_s=self._timeout_s,
+            strangers=self._strangers,
+        )
         await self._http.listen(self._key, self._address, self._tls)
 
     @property

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gateway.failures import failures
 from gateway.kafka.contracts import Refused
-from gateway.net.http_server import SERVER
+from gateway.net.http_server import SERVER, HttpConnection
 from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
 from gateway.observe.tracing import Tracing
 from gateway.rest.access import TOKEN_PARAMETER, Access
@@ -108,6 +108,8 @@ class RestApp:
                 name = operation.name
                 handler, refuse = self._handlers[name]
                 admitted = await self._access.admit(request, token_in_query=TOKEN_PARAMETER in operation.query)
+                if isinstance(request.protocol, HttpConnection):
+                    request.protocol.admitted()
                 client = self._load.enter(request, admitted.grant.identity)
                 call = Call(request, operation, admitted, self._bodies)
                 if shared:

@@ -79,6 +79,7 @@ class RestListener:
         config = services.config
         self._config = config
         self._tls = tls
+        self._strangers = services.strangers
         self._hosts = services.hosts
         self._spawn = services.spawn
         admission = Admission(services.publisher, config.max_concurrent)
@@ -150,6 +151,8 @@ class RestListener:
             handler_cancellation=True,  # a poll whose client left must not take records
             max_bytes=self._config.max_header_bytes,
             max_fields=self._config.max_headers,
+            max_head_bytes=self._config.max_head_bytes,
+            strangers=self._strangers,
         )
         await self._http.listen("http.address", self._config.address, self._tls)
         for module in self._modules:

@@ -14,6 +14,7 @@ from gateway.kafka.publisher import Publisher
 from gateway.kafka.replay import Replay
 from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
+from gateway.net.strangers import Strangers
 from gateway.observe.tracing import Tracing
 from gateway.rest.keyed import KeyedRequests
 from gateway.security.authentication import Authenticator
@@ -47,6 +48,7 @@ class RestServices(msgspec.Struct, frozen=True):
         clock: monotonic seconds; the loop's.
         wall_clock: epoch milliseconds.
         tracing: makes spans of requests; None: nobody wants them.
+        strangers: counts what clients send before they are known; None: nobody does.
         unguessable: gives a new text that nobody can guess, legal in an MQTT topic.
     """
 
@@ -70,3 +72,4 @@ class RestServices(msgspec.Struct, frozen=True):
     wall_clock: Callable[[], int]
     unguessable: Callable[[], str]
     tracing: Tracing | None = None
+    strangers: Strangers | None = None
