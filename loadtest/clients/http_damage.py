@@ -34,6 +34,7 @@ NOISE: Final = (
     b"-0",
 )
 DEEP: Final = 60_000
+FOREIGN: Final = frozenset({"Origin: null", "Origin: https://evil.example", "Sec-Fetch-Site: cross-site"})
 LARGE: Final = 300_000
 BOMB: Final = gzip.compress(bytes(32 << 20), mtime=0)  # over the limit of a body by far
 
@@ -50,7 +51,7 @@ class Attack(NamedTuple):
 
     pieces: list[bytes]
     ending: str  # "wait": for the answer; "leave": without it; "reset"
-    cut: bool = False  # its body breaks off in its coding: nothing of it may be taken
+    refused: bool = False  # its body breaks off in its coding, or a foreign page sends it: nothing of it may be taken
 
 
 def attack(chance: random.Random, topic: str) -> Attack:
@@ -69,7 +70,8 @@ def attack(chance: random.Random, topic: str) -> Attack:
     if chance.random() < 0.1:
         length = chance.choice([length + 10, max(0, length - 3), 1 << 40, 0])
         is_cut = is_cut and length > 0  # or there is no body
-    fields = [f"Host: {chance.choice(['h', '', 'x' * 300])}", "Connection: close"]
+    host = chance.choice(["h", "h", "", "x" * 300, "rebound.example"])
+    fields = [f"Host: {host}", "Connection: close"]
     if method == "POST":
         fields.append("Transfer-Encoding: chunked" if chunked else f"Content-Length: {length}")
         fields.append(f"Content-Type: {chance.choice([media, media, media, media, 'text/html', CONTROL])}")
@@ -79,12 +81,13 @@ def attack(chance: random.Random, topic: str) -> Attack:
         ["Expect: 100-continue", "Accept: text/plain;q=0", "Authorization: Basic ////", "Last-Event-ID: 9:9,x",
          "X-Forwarded-Path: ////", "Forwarded: for=;;;", "traceparent: 00-zz",
          f"Idempotency-Key: \"{chance.random()}\"", "Accept-Encoding: gzip;q=9, zstd", "Origin: null",
-         "Upgrade: websocket"],
+         "Origin: https://evil.example", "Sec-Fetch-Site: cross-site", "Upgrade: websocket"],
         chance.choice([0, 0, 0, 1, 3]),
     )  # fmt: skip
     head = "\r\n".join([f"{method} {path} HTTP/1.{chance.choice([1, 1, 1, 0])}", *fields, "", ""]).encode()
+    refused = is_cut or host == "rebound.example" or not FOREIGN.isdisjoint(fields)
     if chance.random() < 0.05:
-        head = _flipped(chance, head)
+        head, refused = _flipped(chance, head), False  # perhaps in what says so
     sent = head + (_chunks(chance, body) if chunked and method == "POST" else body)
     ending = chance.choice(["wait"] * 6 + ["leave", "reset"])
     if ending != "wait":
@@ -92,7 +95,7 @@ def attack(chance: random.Random, topic: str) -> Attack:
     elif chance.random() < 0.05:
         sent = sent[: chance.randrange(len(sent)) + 1]
     cut = chance.randrange(len(sent) + 1)
-    return Attack([piece for piece in (sent[:cut], sent[cut:]) if piece], ending, is_cut)
+    return Attack([piece for piece in (sent[:cut], sent[cut:]) if piece], ending, refused)
 
 
 def _valid(chance: random.Random, topic: str) -> tuple[str, str, str, bytes]:

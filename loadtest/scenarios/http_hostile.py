@@ -148,7 +148,7 @@ class Hostile:
             way = await depart(chance, self._gateway.address("http"), self._target, self._silent)
             self._statuses[f"left in mid-{way}"] += 1
             return
-        pieces, ending, cut = attack(chance, self._target)
+        pieces, ending, refused = attack(chance, self._target)
         reader, writer = await asyncio.open_connection(*self._gateway.address("http"))
         answer = b""
         try:
@@ -171,7 +171,7 @@ class Hostile:
         answer = answer.removeprefix(CONTINUE)
         status = answer[9:12].decode(errors="replace") if answer.startswith(b"HTTP/1.") else "none"
         self._statuses[status if ending == "wait" else ending] += 1
-        if status == "500" or (cut and status.startswith("2")):
+        if status == "500" or (refused and status.startswith("2")):
             self._problems.append(f"request {number}: {answer[:300]!r}")
 
     async def _publish(self) -> None:

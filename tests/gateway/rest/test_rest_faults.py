@@ -128,7 +128,6 @@ HOSTILE = [
     b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nhello",
     JSON_POST + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
     JSON_POST + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello",
-    b"OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
     b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET http://elsewhere/nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
     b"BREW /topics/t HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
