@@ -12,9 +12,10 @@ from typing import Final, Protocol
 
 from aiokafka import TopicPartition
 
-from gateway.kafka.contracts import Outlet
+from gateway.kafka.contracts import Outlet, Refused
 from gateway.kafka.lookup import Lookup
 from gateway.kafka.tail import Tail
+from mapping.outcomes import Outcome
 from mapping.record import Received
 
 LINGER_S: Final = 5.0  # a topic that nobody waits for is still watched for so long: most readers come back at once
@@ -58,9 +59,12 @@ class Arrivals:
         """
         self._add(sleeper, tuple(positions))
         try:
-            for topic in {partition.topic for partition in positions} - self._tailed:
-                await self._tail.watch(topic, self)
-                self._tailed.add(topic)
+            new = {partition.topic for partition in positions} - self._tailed
+            if new:
+                found = await self._tail.watch_all(new, self)
+                self._tailed |= found
+                if new != found:
+                    raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {min(new - found)!r} does not exist any more")
             ends = await self._lookup.ends(positions)
         except BaseException:
             self.forget(sleeper)

@@ -28,6 +28,9 @@ FETCH_WAIT_MS: Final = 100
 """How long the broker holds an empty fetch. A changed assignment waits for the fetch on its way, since a
 connection answers in order: this is the bound on how late a newly watched partition begins to flow."""
 
+FETCH_WAIT_MOST_MS: Final = 1000
+"""The same for a reader of very many partitions, each of which every one of aiokafka's fetches names."""
+
 FETCH_BYTES: Final = 16 * 1024 * 1024
 PARTITION_FETCH_BYTES: Final = 1024 * 1024
 
@@ -42,6 +45,16 @@ _METADATA_RETRY_S: Final = 0.1
 
 ConsumerOptions = Mapping[str, Any]
 """Connection part of AIOKafkaConsumer's arguments: bootstrap_servers, client_id, security, time-outs."""
+
+
+def fetch_wait_ms(partitions: int) -> int:
+    """How long the broker may hold an empty fetch of so many partitions, so that an idle reader costs little CPU."""
+    return min(FETCH_WAIT_MOST_MS, max(FETCH_WAIT_MS, partitions // 10))
+
+
+def set_fetch_wait(consumer: AIOKafkaConsumer, wait_ms: int) -> None:
+    """Have the next fetches of a started consumer held for so long when they are empty."""
+    consumer._fetcher._fetch_max_wait_ms = wait_ms
 
 
 def log_consumer(

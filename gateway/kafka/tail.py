@@ -23,12 +23,13 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError, TopicAuthorizatio
 from gateway.failures import failures
 from gateway.kafka.consumers import (
     CHUNK,
-    FETCH_WAIT_MS,
     ConsumerOptions,
     close_consumer,
+    fetch_wait_ms,
     is_broken,
     log_consumer,
     on_metadata,
+    set_fetch_wait,
     start_consumer,
 )
 from gateway.kafka.contracts import Fanout, Outlet, Refused
@@ -474,11 +475,11 @@ class Tail:
     # The set of partitions.
 
     def _change_assignment(self) -> None:
-        """Assign soon: each assignment leaves a fetch behind that holds the connection for up to FETCH_WAIT_MS."""
+        """Assign soon: each assignment leaves a fetch behind that holds the connection for a moment."""
         self._wanted.set()
         if self._reassign_timer is None and self._consumer is not None:
             loop = asyncio.get_running_loop()
-            at = max(loop.time(), self._reassigned_at + FETCH_WAIT_MS / 1000)
+            at = max(loop.time(), self._reassigned_at + fetch_wait_ms(len(self._partitions)) / 1000)
             self._reassign_timer = loop.call_at(at, self._reassign)
 
     def _reassign(self) -> None:
@@ -488,6 +489,7 @@ class Tail:
             return
         self._reassigned_at = asyncio.get_running_loop().time()
         self._assignments += 1
+        set_fetch_wait(consumer, fetch_wait_ms(len(self._partitions)))
         consumer.assign(list(self._partitions))
         for partition, part in self._partitions.items():
             consumer.seek(partition, part.fetched)

@@ -25,7 +25,6 @@ from gateway.kafka.consumers import (
 from gateway.kafka.contracts import Refused
 from gateway.kafka.lookup import Lookup
 from gateway.spawn import Spawn
-from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Received
 
 log = logging.getLogger(__name__)
@@ -85,15 +84,9 @@ class _Scan:
 
     async def leave_out_missing(self, lookup: Lookup) -> None:
         """Forget the partitions that do not exist; Refused when Kafka does not answer."""
-        for topic in {partition.topic for partition in self.positions}:
-            try:
-                there = set(await lookup.partitions(topic))
-            except Refused as refused:
-                if refused.outcome is Outcome.BUSY:
-                    raise
-                there = set()
-            for partition in [one for one in self.positions if one.topic == topic and one not in there]:
-                del self.positions[partition]
+        found = await lookup.existing({partition.topic for partition in self.positions})
+        there = {partition for partitions in found.values() for partition in partitions}
+        self.positions = {partition: offset for partition, offset in self.positions.items() if partition in there}
 
     def begin(self, firsts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
         """Fit the positions into the log as it is now, and the ends."""

@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.config import KafkaConfig
+from gateway.kafka.arrivals import Arrivals
 from gateway.kafka.client import client_settings
+from gateway.kafka.contracts import Refused
 from gateway.kafka.lookup import Lookup
 from gateway.kafka.replay import Replay
 from gateway.kafka.tail import Tail
@@ -132,6 +135,25 @@ async def test_many_filters_are_one_pass(parts: Parts, many: list[str]) -> None:
     assert parts.tail.statistics().positions.keys() == set(many)
     assert parts.lookup.requests <= 4
     await wait_until(lambda: parts.tail.statistics().assignments == 1)
+
+
+async def test_an_http_consumer_of_many_topics_sleeps_after_one_pass(parts: Parts, many: list[str]) -> None:
+    """One with a `topic_pattern`, say: its fetcher sleeps until the tail sees something."""
+    await parts.settled()
+    woken: list[bool] = []
+
+    class Sleeper:
+        def arrived(self) -> None:
+            woken.append(True)
+
+    arrivals = Arrivals(parts.tail, parts.lookup)
+    assert await arrivals.wait_for(Sleeper(), {TopicPartition(name, 0): 0 for name in many})
+    assert parts.lookup.requests <= 4
+    assert parts.tail.statistics().positions.keys() == set(many)
+    with pytest.raises(Refused):
+        await arrivals.wait_for(Sleeper(), {TopicPartition(a_name(), 0): 0})
+    arrivals.stop()
+    assert not woken
 
 
 async def test_what_is_stored_in_a_new_topic_before_it_is_found_is_not_missed(

@@ -10,6 +10,7 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewPartitions, NewTopic, RecordsToDelete
 
+from gateway.kafka.consumers import fetch_wait_ms
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 from tests.support.topics import until_led
@@ -390,3 +391,8 @@ async def test_acknowledgements_are_not_starved_by_a_flood(readers, producer, ne
     assert worst < 0.25  # 10,000 records x 20 outlets in one go would take longer
     for sink in sinks:
         sink.check_complete(10_000)
+
+
+@pytest.mark.parametrize(("partitions", "wait"), [(0, 100), (1000, 100), (5000, 500), (100_000, 1000)])
+async def test_an_empty_fetch_of_many_partitions_is_held_longer(partitions: int, wait: int) -> None:
+    assert fetch_wait_ms(partitions) == wait
