@@ -1,0 +1,111 @@
+"""`python -m loadtest.scenarios.siege`: what a stranger can do to others before any login.
+
+A flood of wrong passwords from one address (127.0.0.2) while another logs in; then heads of requests that never end.
+Told: the seconds of the right login, what the flood was answered, and the gateway's resident memory. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import struct
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from pwdlib.hashers.argon2 import Argon2Hasher
+
+from loadtest.gateway import GatewayProcess, process_resident
+
+STRANGER: Final = "127.0.0.2"
+PATIENCE_S: Final = 120.0
+SETTLE_S: Final = 5.0
+FIELD_BYTES: Final = 16_000
+MEBIBYTE: Final = 1 << 20
+
+
+async def log_in(address: tuple[str, int], password: str, local: str = "127.0.0.1") -> int:
+    """The reason code of CONNACK to `ann` and a password."""
+    parts = [b"siege-" + password.encode(), b"ann", password.encode()]
+    body = b"\0\x04MQTT\x05\xc2\0\x3c\0" + b"".join(struct.pack("!H", len(part)) + part for part in parts)
+    reader, writer = await asyncio.open_connection(*address, local_addr=(local, 0))
+    try:
+        writer.write(b"\x10" + bytes([len(body)]) + body)
+        return (await reader.readexactly(4))[3]
+    finally:
+        writer.close()
+
+
+async def flood(address: tuple[str, int], attempts: int) -> tuple[float, dict[int, int]]:
+    """Seconds of a right login amid `attempts` wrong ones, and what those were answered until then."""
+    answers: collections.Counter[int] = collections.Counter()
+
+    async def attempt(number: int) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            answers[await log_in(address, f"wrong-{number}", STRANGER)] += 1
+
+    tasks = [asyncio.create_task(attempt(number)) for number in range(attempts)]
+    await asyncio.sleep(0.5)
+    began = time.perf_counter()
+    async with asyncio.timeout(PATIENCE_S):
+        code = await log_in(address, "right")
+    took = time.perf_counter() - began
+    if code:
+        raise SystemExit(f"the right password was answered 0x{code:02X}")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return took, dict(answers)
+
+
+async def heads(gateway: GatewayProcess, count: int, fields: int) -> list[int]:
+    """Resident MiB before, with and after `count` heads that do not end."""
+    host, _, port = str(gateway.addresses["http"]).rpartition(":")
+    sizes = [process_resident(gateway.pid)]
+    writers = []
+    for _ in range(count):
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /topics HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        writer.writelines(b"X-%d: %b\r\n" % (number, b"x" * FIELD_BYTES) for number in range(fields))
+        writers.append(writer)
+    await asyncio.sleep(SETTLE_S)
+    sizes.append(process_resident(gateway.pid))
+    for writer in writers:
+        writer.close()
+    await asyncio.sleep(SETTLE_S)
+    sizes.append(process_resident(gateway.pid))
+    return [size // MEBIBYTE for size in sizes]
+
+
+async def main() -> None:
+    """Run both, each on a gateway that has just started."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bootstrap", help="Kafka, HOST:PORT; not given: the embedded one")
+    parser.add_argument("--attempts", type=int, default=300)
+    parser.add_argument("--heads", type=int, default=200)
+    parser.add_argument("--fields", type=int, default=95)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory)
+        passwords = path / "passwords"
+        passwords.write_text(f"ann:{Argon2Hasher().hash('right')}\n")
+        settings = {"TRIVIUM_SECURITY__ALLOW_ANONYMOUS": "false", "TRIVIUM_SECURITY__PASSWORD_FILE": str(passwords)}
+        gateway = GatewayProcess(path, given.bootstrap, environment=settings)
+        await gateway.start()
+        try:
+            host, _, port = str(gateway.addresses["mqtt"]).rpartition(":")
+            took, answers = await flood((host, int(port)), given.attempts)
+            print(f"a right login amid {given.attempts} wrong ones: {took:.2f} s; these so far: {answers}")
+            before, during, after = await heads(gateway, given.heads, given.fields)
+            print(
+                f"{given.heads} heads without an end: {before} MiB resident before, {during} with them, {after} after"
+            )
+        finally:
+            await gateway.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
