@@ -5,8 +5,10 @@ annotations, properties, application properties and footer (delivery annotations
 is none when the way back (`mapping.amqp_out`) makes the same message without it: one Data section, with or without a
 header that says `durable` alone and with or without annotations that are coordinates of the record anyway.
 
-A message in the form that nearly everybody writes is taken apart in one pass, any other one section by section; both
-ways give the same record (a test compares them). Pure: the same bytes give the same record, and the time comes as an
+A message whose sections begin as every client writes them, with any one body section, is taken apart in one pass; any
+other one (delivery annotations, a footer, a body of several sections, other descriptors) is looked through first and
+then mapped section by section. Both ways give the same record (tests compare them for what real clients send and what
+is made of that). Pure: the same bytes give the same record, and the time comes as an
 argument.
 """
 
@@ -43,13 +45,17 @@ from mapping.record import (
 from protocols.amqp.primitives import DecodeError, compound, decode, skip
 from protocols.amqp.sections import (
     APPLICATION_PROPERTIES,
+    DATA,
     DELIVERY_ANNOTATIONS,
     FOOTER,
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
+    SEQUENCE,
+    VALUE,
     Section,
     scan,
+    value_end,
 )
 
 __all__ = ["Destination", "Unmappable", "gateway_headers", "recipient", "to_record"]
@@ -110,17 +116,21 @@ def recipient(data: bytes) -> str | None:
 
 _TO: Final = 2  # its place among the properties
 
-# The beginnings of sections in the usual form: a numeric descriptor in two bytes, then a short or a long compound.
-_HEADER: Final = b"\x00\x53\x70\xc0"
-_ANNOTATIONS: Final = b"\x00\x53\x72\xc1"
-_PROPERTIES: Final = (b"\x00\x53\x73\xc0", b"\x00\x53\x73\xd0")
-_APPLICATION: Final = (b"\x00\x53\x74\xc1", b"\x00\x53\x74\xd1")
+# The beginnings of sections in the usual form: a numeric descriptor in two bytes, then an empty list or a compound.
+_HEADER: Final = frozenset({b"\x00\x53\x70\xc0", b"\x00\x53\x70\x45", b"\x00\x53\x70\xd0"})
+_ANNOTATIONS: Final = frozenset({b"\x00\x53\x72\xc1", b"\x00\x53\x72\xd1"})
+_PROPERTIES: Final = frozenset({b"\x00\x53\x73\xc0", b"\x00\x53\x73\x45", b"\x00\x53\x73\xd0"})
+_APPLICATION: Final = frozenset({b"\x00\x53\x74\xc1", b"\x00\x53\x74\xd1"})
 _DATA: Final = b"\x00\x53\x75\xa0"
-_LONG_DATA: Final = b"\x00\x53\x75\xb0"
+_TEXT: Final = b"\x00\x53\x77\xa1"
+_JSON_CONTENT: Final = (CONTENT_TYPE, amqp_body.JSON_TYPE)
+_FEW_BYTES: Final = 256  # of message annotations that are worth remembering
+_TEXT_FORM: Final = (AMQP_BODY, b"v:str")
+_BODIES: Final = {b"\x00\x53\x75": DATA, b"\x00\x53\x76": SEQUENCE, b"\x00\x53\x77": VALUE}
 
 
 def usual_record(data: bytes, destination: Destination, now_ms: int) -> Record | None:
-    """The record of a message of some sections in their usual form and one Data section; None for any other.
+    """The record of a message of some sections in their usual form and one body section; None for any other.
 
     Raises:
         DecodeError, Unmappable: as `to_record`.
@@ -134,16 +144,17 @@ def usual_record(data: bytes, destination: Destination, now_ms: int) -> Record |
     exact = False
     at = 0
     start = data[:4]
-    if start == _HEADER and size > 4:
-        at = 5 + data[4]
+    if start in _HEADER:
+        at = 5 + data[4] if start[3] == 0xC0 and size > 4 else _end(data, 0)
         more, ttl = header_fields(data[3:at])
         headers += more
         if ttl is not None:
             expiry = now_ms + ttl
         exact = data[:at] != PLAIN_HEADER
         start = data[at : at + 4]
-    if start == _ANNOTATIONS and at + 4 < size:
-        begin, at = at, at + 5 + data[at + 4]
+    if start in _ANNOTATIONS:
+        begin = at
+        at = at + 5 + data[at + 4] if start[3] == 0xC1 and at + 4 < size else _end(data, at)
         found: bytes | None
         place: int | None = None
         if (
@@ -153,7 +164,8 @@ def usual_record(data: bytes, destination: Destination, now_ms: int) -> Record |
         ):
             found = checked_text(data[begin + 26 : at])
         else:
-            found, place, others = short_annotation_fields(data[begin + 3 : at])
+            fields = annotation_fields if at - begin > _FEW_BYTES else short_annotation_fields
+            found, place, others = fields(data[begin + 3 : at])
             exact = exact or others
         if found is not None:
             key, own_key = found, True
@@ -176,19 +188,38 @@ def usual_record(data: bytes, destination: Destination, now_ms: int) -> Record |
         application_properties(data, begin, at, headers)
         exact = True
         start = data[at : at + 4]
-    # The value must be all that is left, in its shortest form: then it needs no header of its own.
-    if start == _DATA and at + 4 < size and at + 5 + data[at + 4] == size:
+    # The body must be all that is left.
+    value: bytes | None
+    form: Header | None = None
+    exact_end = at  # of the side-car
+    body_is_json = False
+    if at + 4 < size and start == _DATA and at + 5 + data[at + 4] == size:
         value = data[at + 5 :]
-    elif start == _LONG_DATA and at + 8 + 256 <= size and at + 8 + int.from_bytes(data[at + 4 : at + 8], "big") == size:
-        value = data[at + 8 :]
+    elif at + 4 < size and start == _TEXT and at + 5 + data[at + 4] == size:
+        value = data[at + 5 :]
+        if not value.isascii():
+            checked_text(value)
+        form = _TEXT_FORM
     else:
-        return None
+        code = _BODIES.get(start[:3])
+        if code is None or value_end(data, at + 3, size) != size:
+            return None
+        mapped = amqp_body.to_value(data, [(code, at, at + 3, size)])
+        value, body_is_json = mapped.value, mapped.is_json
+        if mapped.form is not None:
+            form = AMQP_BODY, mapped.form
+        if mapped.exact is not None:
+            exact, exact_end = True, size
     if partition is not None:
         _check_partition(partition, destination)
     if expiry is not None:
         headers.append(_expiry(expiry, now_ms))
+    if form is not None:
+        headers.append(form)
+        if body_is_json and not _has_content_type(headers):
+            headers.append(_JSON_CONTENT)
     if exact:
-        headers.append((AMQP_SECTIONS, data[:at]))
+        headers.append((AMQP_SECTIONS, data[:exact_end]))
     # The same object where it can be: Kafka's batch writes it once for many records.
     all_headers = (*destination.headers, *headers) if headers else destination.headers
     return Record(destination.topic, key, value, all_headers, timestamp, partition)
@@ -252,8 +283,8 @@ def general_record(data: bytes, destination: Destination, now_ms: int) -> Record
         headers.append(_expiry(expiry, now_ms))
     if mapped.form is not None:
         headers.append((AMQP_BODY, mapped.form))
-        if mapped.is_json and not any(name == CONTENT_TYPE for name, _ in headers):
-            headers.append((CONTENT_TYPE, amqp_body.JSON_TYPE))
+        if mapped.is_json and not _has_content_type(headers):
+            headers.append(_JSON_CONTENT)
     if mapped.exact is not None:
         sidecar.append(mapped.exact)
     if footer:
@@ -265,6 +296,8 @@ def general_record(data: bytes, destination: Destination, now_ms: int) -> Record
 
 def _end(data: bytes, at: int) -> int:
     """Where the compound section at `at` ends, whose descriptor takes three bytes. Raises DecodeError."""
+    if data[at + 3] == 0x45:
+        return at + 4
     if data[at + 3] < 0xD0:
         after = at + 5 + int.from_bytes(data[at + 4 : at + 5], "big")
     else:
@@ -272,6 +305,10 @@ def _end(data: bytes, at: int) -> int:
     if after > len(data):
         raise DecodeError("a section ends too early")
     return after
+
+
+def _has_content_type(headers: list[Header]) -> bool:
+    return any(name == CONTENT_TYPE for name, _ in headers)
 
 
 def _check_partition(partition: int, destination: Destination) -> None:

@@ -19,17 +19,20 @@ import base64
 import math
 import uuid
 import zlib
+from collections.abc import Callable
+from struct import Struct
 from typing import Any, Final
 
 import msgspec
 
 from protocols.amqp import sections
-from protocols.amqp.primitives import DecodeError, Described, Pairs, Raw, decode
+from protocols.amqp.primitives import DEPTH_LIMIT, MAP_CODES, DecodeError, Described, Pairs, Raw, compound, decode
 from protocols.amqp.sections import DATA, SEQUENCE, Section, binary_at
 
 JSON_LIMIT: Final = 65536  # bytes of a body that is kept twice; a larger one is stored as it was encoded
 JSON_TYPE: Final = b"application/json"
 
+_COMPOUNDS: Final = frozenset({0xC0, 0xD0, *MAP_CODES})
 _NULL_VALUE: Final = b"\x00\x53\x77\x40"
 
 
@@ -92,14 +95,13 @@ def to_value(data: bytes, body: list[Section]) -> Body:
     exact = data[body[0][1] : body[-1][3]]
     if len(exact) <= JSON_LIMIT:
         try:
-            value = _json([decode(data, at, end)[0] for _, _, at, end in body], code == SEQUENCE)
+            value = _json(data, body, code == SEQUENCE)
         except _NotJsonError:
             pass  # decimals and the like: kept as they are
         else:
             return Body(value, b"json:%08x" % zlib.crc32(value), exact, True)
-    else:
-        for _, _, at, end in body:
-            decode(data, at, end)
+    for _, _, at, end in body:
+        decode(data, at, end)
     return Body(exact, b"raw")
 
 
@@ -136,8 +138,9 @@ def _from_form(value: bytes, form: bytes, exact: bytes | None) -> bytes | None:
             value.decode()
         elif name != "bin":
             return None
-        built = bytes.fromhex(prefix.removesuffix("/")) + value if prefix else _value_section(value, name == "str")
-        return _checked(built, sections.VALUE)
+        if not prefix:
+            return _value_section(value, name == "str")
+        return _checked(bytes.fromhex(prefix.removesuffix("/")) + value, sections.VALUE)
     if kind == "json":
         return exact if exact is not None and rest == f"{zlib.crc32(value):08x}" else None
     return _checked(value, None) if kind == "raw" else None
@@ -194,11 +197,87 @@ class _NotJsonError(Exception):
     """A value that JSON has no form for."""
 
 
-def _json(values: list[Any], sequence: bool) -> bytes:
-    """Canonical JSON: order of maps as received, binaries as base64, timestamps as epoch milliseconds."""
-    plain = [_plain(value) for value in values]
+def _json(data: bytes, body: list[Section], sequence: bool) -> bytes:
+    """Canonical JSON: order of maps as received, binaries as base64, timestamps as epoch milliseconds.
+
+    Raises:
+        DecodeError: one of the values is none.
+        _NotJsonError: there is no such JSON; the values behind the first that has none have not been looked at.
+    """
+    try:
+        plain = [_plain_at(data, at, end, DEPTH_LIMIT)[0] for _, _, at, end in body]
+    except UnicodeDecodeError:
+        raise DecodeError("a string that is not UTF-8") from None
     found = plain[0] if not sequence else plain[0] if len(plain) == 1 else plain
     return msgspec.json.encode(found)
+
+
+_NUMBERS: Final[dict[int, tuple[int, Callable[[bytes, int], tuple[Any, ...]]]]] = {
+    code: (1 + form.size, form.unpack_from)
+    for code, form in {
+        0x50: Struct(">B"), 0x51: Struct(">b"), 0x52: Struct(">B"), 0x53: Struct(">B"), 0x54: Struct(">b"),
+        0x55: Struct(">b"), 0x60: Struct(">H"), 0x61: Struct(">h"), 0x70: Struct(">I"), 0x71: Struct(">i"),
+        0x80: Struct(">Q"), 0x81: Struct(">q"), 0x83: Struct(">q"), 0x72: Struct(">f"), 0x82: Struct(">d"),
+    }.items()
+}  # fmt: skip
+"""Numbers by their constructor (part 1.6): the bytes that one takes, and what it is."""
+_FLOATS: Final = frozenset({0x72, 0x82})
+_CONSTANTS: Final[dict[int, Any]] = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
+
+
+def _plain_at(data: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
+    """What JSON has for the value at `at`, and where the next one starts.
+
+    The types that JSON has are read without a detour; the others go through the general decoder.
+
+    Raises:
+        DecodeError, UnicodeDecodeError: the bytes are no value.
+        _NotJsonError: JSON has no form for it.
+    """
+    code = data[at] if at < end else -1
+    if code == 0xA1 and at + 2 <= end:
+        start = at + 2
+        after = start + data[at + 1]
+        if after <= end:
+            return data[start:after].decode(), after
+    elif code in _NUMBERS:
+        size, unpack = _NUMBERS[code]
+        if at + size <= end:
+            number = unpack(data, at + 1)[0]
+            if code in _FLOATS and not math.isfinite(number):
+                raise _NotJsonError
+            return number, at + size
+    elif code in _CONSTANTS:
+        return _CONSTANTS[code], at + 1
+    elif code in _COMPOUNDS and depth > 0:
+        return _plain_items(data, at, end, depth - 1)
+    value, after = decode(data, at, end, depth)
+    return _plain(value), after
+
+
+def _plain_items(data: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
+    """The same for a map or list; `depth` is that of its items."""
+    count, place, after = compound(data, at, end)
+    is_map = data[at] in MAP_CODES
+    if count > after - place or (is_map and count % 2):
+        raise DecodeError("a count beyond the size, or a map with an odd number of items")
+    plain: Any
+    if is_map:
+        plain = {}
+        for _ in range(count // 2):
+            key, place = _plain_at(data, place, after, depth)
+            name = key if type(key) is str else msgspec.json.encode(key).decode()
+            if name in plain:
+                raise _NotJsonError
+            plain[name], place = _plain_at(data, place, after, depth)
+    else:
+        plain = []
+        for _ in range(count):
+            item, place = _plain_at(data, place, after, depth)
+            plain.append(item)
+    if place != after:
+        raise DecodeError("bytes behind the last item")
+    return plain, after
 
 
 def _plain(value: Any) -> Any:

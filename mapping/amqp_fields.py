@@ -156,7 +156,6 @@ _FIELDS: Final = (
     (CONTENT_TYPE, _TEXT), (CONTENT_ENCODING, _TEXT), (EXPIRY, _ABSOLUTE_EXPIRY), (CREATION_TIME, _CREATION),
     (GROUP_ID, _GROUP), (GROUP_SEQUENCE, _SEQUENCE), (REPLY_TO_GROUP_ID, _TEXT),
 )  # fmt: skip
-PROPERTY_NAMES: Final = tuple(name for name, _ in _FIELDS)
 _FIRST_FIELDS: Final = tuple(_FIELDS[:count] for count in range(len(_FIELDS) + 1))
 
 

@@ -42,6 +42,7 @@ from protocols.amqp import primitives
 from protocols.amqp.primitives import DecodeError, compound, decode, decode_items, skip
 from protocols.amqp.sections import (
     APPLICATION_PROPERTIES,
+    DELIVERY_ANNOTATIONS,
     FOOTER,
     HEADER,
     MESSAGE_ANNOTATIONS,
@@ -85,11 +86,20 @@ PLAIN_HEADER: Final = b"\x00\x53\x70\xc0\x02\x01\x41"  # durable: it comes from 
 
 
 class _Sidecar(msgspec.Struct, frozen=True):
-    """A side-car, taken apart."""
+    """A side-car, taken apart.
+
+    Attributes:
+        header: its section.
+        annotations, items: the encoded items of the sender's own message annotations, and their number.
+        bare: properties and application properties.
+        body: its sections, where they are kept.
+        footer: its section.
+    """
 
     header: bytes = b""
     annotations: bytes = b""
-    bare: bytes = b""  # properties and application properties
+    items: int = 0
+    bare: bytes = b""
     body: bytes | None = None
     footer: bytes = b""
 
@@ -146,18 +156,36 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
             dead = True
     if sidecar is not None:
         header = _rewritten(sidecar.header, ttl, delivery_count)
-        bare, kept, footer, exact = sidecar.bare, sidecar.annotations, sidecar.footer, sidecar.body
+        bare, footer, exact = sidecar.bare, sidecar.footer, sidecar.body
+        own, own_count = sidecar.annotations, sidecar.items
     else:
         header = PLAIN_HEADER if ttl is None and not delivery_count else _new_header(record, ttl, delivery_count)
         bare = _from_headers(headers) if headers else b""
-        kept, footer, exact = b"", b"", None
+        own, own_count, footer, exact = b"", 0, b"", None
     if value is not None and form is None and len(value) < 256:
         body = _SHORT_DATA[len(value)] + value
     else:
         body = amqp_body.from_value(value, form, exact)
     tombstone = value is None and form != b"v:null"
-    annotations = _annotations(record, kept, tombstone, _origin(headers) if dead else ())
-    return b"".join((header, annotations, bare, body, footer))
+    origin = _origin(headers) if dead else ()
+    offset, key = record.offset, record.key
+    number = b"%d" % offset
+    items = b"".join(
+        (
+            own,
+            _partition_head(record.topic, record.partition),
+            _pack_place(
+                offset, _AFTER_OFFSET, offset, _AFTER_SEQUENCE, record.timestamp, _EVENT_HUBS_OFFSET, len(number)
+            ),
+            number,
+            _KEY_NULL if key is None else _key_item(key),
+            TOMBSTONE if tombstone else b"",
+            *origin,
+        )
+    )
+    count = own_count + 2 * (_COORDINATES + tombstone) + len(origin)
+    annotations = _ANNOTATIONS_HEAD.pack(_ANNOTATIONS, len(items) + 4, count)
+    return b"".join((header, annotations, items, bare, body, footer))
 
 
 def _origin(headers: tuple[Header, ...]) -> tuple[bytes, ...]:
@@ -205,37 +233,9 @@ def _few_headers(headers: tuple[Header, ...]) -> bytes | None:
     return bare
 
 
-def _annotations(record: Received, kept: bytes, tombstone: bool, origin: tuple[bytes, ...]) -> bytes:
-    """The message annotations: the sender's own, the record's coordinates, and a dead letter's origin."""
-    offset, key = record.offset, record.key
-    number = b"%d" % offset
-    items = b"".join(
-        (
-            _partition_head(record.topic, record.partition),
-            _pack_place(
-                offset, _AFTER_OFFSET, offset, _AFTER_SEQUENCE, record.timestamp, _EVENT_HUBS_OFFSET, len(number)
-            ),
-            number,
-            _KEY_NULL if key is None else _key_item(key),
-        )
-    )
-    if tombstone:
-        items += TOMBSTONE
-    count = 2 * (_COORDINATES + tombstone)
-    if kept:
-        own, own_count = _without_coordinates(kept)
-        items = own + items
-        count += own_count
-    if origin:
-        items += b"".join(origin)
-        count += len(origin)
-    return _ANNOTATIONS_HEAD.pack(_ANNOTATIONS, len(items) + 4, count) + items
-
-
 def _without_coordinates(kept: bytes) -> tuple[bytes, int]:
-    """The encoded items of an annotations section and their number, without the names that we set."""
-    _, _, at, end = scan(kept)[0]
-    count, place, end = compound(kept, at, end)
+    """The encoded items of an annotations' map and their number, without the names that we set."""
+    count, place, end = compound(kept, 0, len(kept))
     items: list[bytes] = []
     for _ in range(count // 2):
         start = place
@@ -246,35 +246,42 @@ def _without_coordinates(kept: bytes) -> tuple[bytes, int]:
     return b"".join(items), 2 * len(items)
 
 
+@functools.lru_cache(maxsize=1024)
+def _few_without_coordinates(kept: bytes) -> tuple[bytes, int]:
+    """As `_without_coordinates`, remembered: for short maps, which many messages have in common."""
+    return _without_coordinates(kept)
+
+
 def _open_sidecar(data: bytes) -> _Sidecar | None:
     """A side-car's sections; None when it is not what we write (then the readable headers serve)."""
     try:
-        header = annotations = footer = b""
-        bare: list[bytes] = []
-        body: list[bytes] = []
+        header = annotations = bare = body = footer = b""
+        count = 0
         for code, start, at, end in scan(data):
-            section = data[start:end]
             if code == HEADER:
-                decode_items(data, at, end)
-                header = section
+                header = data[start:end]
+                _header_items(header)
             elif code == MESSAGE_ANNOTATIONS:
-                compound(data, at, end)
-                annotations = section
+                without = _few_without_coordinates if end - at <= _REMEMBERED_BYTES else _without_coordinates
+                annotations, count = without(data[at:end])
             elif code in (PROPERTIES, APPLICATION_PROPERTIES):
-                bare.append(section)
+                bare += data[start:end]
             elif code == FOOTER:
-                footer = section
+                footer = data[start:end]
+            elif code == DELIVERY_ANNOTATIONS:
+                return None
             else:
-                body.append(section)
-        return _Sidecar(header, annotations, b"".join(bare), b"".join(body) or None, footer)
+                body += data[start:end]
+        return _Sidecar(header, annotations, count, bare, body or None, footer)
     except DecodeError:
         return None
 
 
 @functools.lru_cache(maxsize=1024)
 def _header_items(section: bytes) -> tuple[bytes, ...]:
-    """The encoded items of a header section."""
+    """The encoded items of a header section. Raises DecodeError."""
     _, _, at, end = scan(section)[0]
+    decode_items(section, at, end)
     count, place, end = compound(section, at, end)
     items: list[bytes] = []
     for _ in range(count):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from flowcontrol.window import Window
 from gateway.amqp.answers import delivery_state
 from mapping.amqp import Destination, Unmappable, to_record
-from mapping.amqp_layouts import Layouts
 from mapping.amqp_runs import Likeness, likeness
 from mapping.outcomes import Outcome
 from mapping.record import Record
@@ -32,7 +31,7 @@ FIRST_LOOKS: Final = 8
 LOOK_EVERY: Final = 64
 LOOK_PRICE: Final = 16
 """It is tried to find out what messages have in common with the first of those that had nothing in common, and then
-with one of so many; a run of so many messages alike makes up for one. A look costs what five messages cost."""
+with one of so many; a run of so many messages alike makes up for one. A look costs what half a message costs."""
 
 
 class IncomingLink:
@@ -46,7 +45,7 @@ class IncomingLink:
     """
 
     __slots__ = (
-        "_allowed", "_layouts", "_like", "_session", "_submit", "_unlike", "destination", "link", "sender", "touched",
+        "_allowed", "_like", "_session", "_submit", "_unlike", "destination", "link", "sender", "touched",
         "window",
     )  # fmt: skip
 
@@ -66,7 +65,6 @@ class IncomingLink:
         self._submit = session.services.publisher.submit
         self._allowed = allowed
         self._like: Likeness | None = None
-        self._layouts: Layouts | None = None  # most links never send what has one
         self._unlike = 0  # messages that were mapped in the general way, less those that runs make up for
         self.link = link
         self.destination = destination
@@ -79,34 +77,18 @@ class IncomingLink:
         self.window.arrive(len(data))
         destination = self.destination
         assert destination is not None
-        layouts = self._layouts
-        layout = layouts.layout if layouts is not None else None
-        record = None
-        if layout is not None and layout.destination is destination:
-            record = layout.record(data, now_ms)
-        if record is None:
-            try:
-                record = to_record(data, destination, now_ms)
-            except Unmappable as unmappable:
-                self.refuse(delivery, unmappable.outcome, unmappable.reason)
-                return
-            if self._unlike < FIRST_LOOKS or not self._unlike % LOOK_EVERY:
-                self._learn(data, record, destination)
-            else:
-                self._like = None
-            self._unlike += 1
+        try:
+            record = to_record(data, destination, now_ms)
+        except Unmappable as unmappable:
+            self.refuse(delivery, unmappable.outcome, unmappable.reason)
+            return
+        look = self._unlike < FIRST_LOOKS or not self._unlike % LOOK_EVERY
+        self._like = likeness(data, record) if look else None
+        self._unlike += 1
         if self._allowed is not None and not self._allowed(record.topic, record.key):
             self._deny(delivery, record)
             return
         self._submit(record, self._session, (self, delivery), self.sender)
-
-    def _learn(self, data: bytes, record: Record, destination: Destination) -> None:
-        """Look at what a message may have in common with those that follow."""
-        self._like = likeness(data, record)
-        if self._like is None:
-            if self._layouts is None:
-                self._layouts = Layouts()
-            self._layouts.learn(data, destination)
 
     def receive_run(self, events: Sequence[Any], first: int, now_ms: int) -> int:
         """Take the messages among `events` from `first` on, as far as they came on this link.

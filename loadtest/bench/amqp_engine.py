@@ -196,12 +196,14 @@ class AnsweringPublisher:
         self.held: list[Any] = []
         self._gate = Gate(2, 1)
 
-    def submit(self, record: Record, owner: Any, token: Any) -> None:
+    def submit(self, record: Record, owner: Any, token: Any, sender: Any = None) -> None:
         """Keep the token."""
         self._write(record)
         self.held.append(token)
 
-    def submit_run(self, like: Record, values: Sequence[bytes], owner: Any, tokens: Sequence[Any]) -> None:
+    def submit_run(
+        self, like: Record, values: Sequence[bytes], owner: Any, tokens: Sequence[Any], *, sender: Any = None
+    ) -> None:
         """Keep the tokens."""
         first = 0
         while first < len(values):
@@ -259,7 +261,7 @@ class Anybody:
         return None
 
 
-def session(reads: list[bytes], destination: Destination) -> Callable[[], None]:
+def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> Callable[[], None]:
     """The whole way in without Kafka: events, mapping, window, submit, settle, credit, output."""
     publisher = AnsweringPublisher()
     services = Services(
@@ -272,12 +274,13 @@ def session(reads: list[bytes], destination: Destination) -> Callable[[], None]:
         transactions=cast("Any", None),
         authenticator=cast("Any", Anybody()),
         access=AccessList(),
-        wall_clock=lambda: NOW,
+        wall_clock=lambda: now_ms,
         unguessable=lambda: "name",
     )
     connection = Connection("bench", Limits(session_window_bytes=1 << 30))
     owner = AmqpSession(services, connection)
     owner.connected(cast("Any", Socket(connection)))
+    owner._identity = ANONYMOUS
     link = accepted(connection, sending=True)
     link.context = IncomingLink(owner, link, destination, WINDOW, None)
     services.senders = 1
@@ -295,7 +298,7 @@ def session(reads: list[bytes], destination: Destination) -> Callable[[], None]:
     return run
 
 
-def outgoing(records: Sequence[Received]) -> Callable[[], None]:
+def outgoing(records: Sequence[Received], now_ms: int = NOW) -> Callable[[], None]:
     """The way out without Kafka: record to message to transfer frames, settled."""
     connection = Connection("bench", Limits(session_window_bytes=1 << 30))
     link = accepted(connection, sending=False)
@@ -305,7 +308,7 @@ def outgoing(records: Sequence[Received]) -> Callable[[], None]:
     def run() -> None:
         for number, record in enumerate(records):
             if connection.engine.credit_of(link) > 0:
-                data = from_record(record, NOW)
+                data = from_record(record, now_ms)
                 assert data is not None
                 connection.engine.send(link, data, None)
             if number % 500 == 499:

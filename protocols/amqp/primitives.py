@@ -253,7 +253,9 @@ def _decode_array(data: bytes, start: int, end: int, wide: bool, depth: int) -> 
         else:
             head = data[at : at + 4] if code[0] >> 4 in (0xB, 0xD, 0xF) else data[at : at + 1]
             length = skip(code + head + bytes(max(0, 4 - len(head))), 0, 1 << 40) - 1
-            value, size = decode(code + data[at : min(end, at + length)], 0, 1 + length, depth)[0], length
+            if length > end - at:
+                raise DecodeError("an array ends too early")
+            value, size = decode(code + data[at : at + length], 0, 1 + length, depth)[0], length
         at += size
         if at > end:
             raise DecodeError("an array ends too early")

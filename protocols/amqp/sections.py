@@ -57,19 +57,25 @@ def scan(data: bytes) -> list[Section]:
         # Part 3.2: in this order, each at most once; a body is one value, or any number of data or of sequences.
         if code < last or (code == last and code not in (DATA, SEQUENCE)) or (last in _BODY and last < code < FOOTER):
             raise DecodeError(f"section 0x{code:x} after 0x{last:x}")
-        form = data[value] if value < end else 0
-        if form in _WIDE and value + 5 <= end:
-            after = value + 5 + int.from_bytes(data[value + 1 : value + 5], "big")
-        elif form in _SHORT and value + 2 <= end:
-            after = value + 2 + data[value + 1]
-        else:
-            after = skip(data, value, end)
-        if after > end:
-            raise DecodeError("a section ends too early")
+        after = value_end(data, value, end)
         found.append((code, at, value, after))
         last = code
         at = after
     return found
+
+
+def value_end(data: bytes, at: int, end: int) -> int:
+    """Where a section's value that starts at `at` ends. Raises DecodeError."""
+    form = data[at] if at < end else 0
+    if form in _WIDE and at + 5 <= end:
+        after = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
+    elif form in _SHORT and at + 2 <= end:
+        after = at + 2 + data[at + 1]
+    else:
+        after = skip(data, at, end)
+    if after > end:
+        raise DecodeError("a section ends too early")
+    return after
 
 
 def _descriptor(data: bytes, at: int, end: int) -> tuple[int, int]:

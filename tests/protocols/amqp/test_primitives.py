@@ -82,6 +82,15 @@ def test_deep_nesting_is_refused(opening: bytes) -> None:
         decode(data, 0, len(data))
 
 
+@pytest.mark.parametrize("constructor", sorted(primitives.KNOWN_CODES - {0x40, 0x41, 0x42, 0x43, 0x44, 0x45}))
+def test_an_array_whose_last_item_is_cut_is_no_value(constructor: int) -> None:
+    for size in range(17):
+        body = bytes((1, constructor)) + b"\x08" * size
+        with contextlib.suppress(DecodeError):
+            _, after = primitives.decode(b"\xe0" + bytes((len(body),)) + body, 0, len(body) + 2)
+            assert after == len(body) + 2
+
+
 def test_an_array_of_nothing_is_bounded() -> None:
     data = b"\xf0\x00\x00\x00\x05\xff\xff\xff\xff\x40"  # four thousand million nulls in ten bytes
     with pytest.raises(DecodeError, match="count"):
