@@ -3,9 +3,9 @@
 Outlets that want the same records are a pool: all of a topic's (AMQP links), or what one interest matches (the MQTT
 clients of one shared subscription). A record goes to one member of every interest that matches it; members of its
 topic's own pool take part in the turns of the first of these, and have the records that no interest matches for
-themselves. In a topic's own pool a partition keeps to one member while that has room; elsewhere it is every member's
-turn, record by record (docs/adr/0019-shared-subscriptions.md). A pool without room holds back no other, and a record
-that only members without room may want holds back none that others want.
+themselves. In a topic's own pool a partition's records with a key keep to one member while that has room; of others it
+is every member's turn, record by record (docs/adr/0019-shared-subscriptions.md). A pool without room holds back no
+other, and a record that only members without room may want holds back none that others want.
 
 An interest that has lost its last member keeps its records for a while, when its partitions stay here for others: a
 client whose connection broke comes back. Then they are settled, as are records that nobody here wants.
@@ -457,7 +457,7 @@ class Dispatch:
         passed: list[Delivery] = []
         while ready and not self.suspended:
             delivery = ready[0]
-            member = delivery.part.home if pool.keeps else None
+            member = delivery.part.home if pool.has_home(delivery) else None
             if (
                 member is None
                 or member.full
@@ -515,7 +515,7 @@ class Dispatch:
             for one in member.pools:  # to the end of the turns
                 del one.free[member]
                 one.free[member] = None
-            if pool.keeps:
+            if pool.has_home(delivery):
                 delivery.part.home = member
         return member
 

@@ -235,7 +235,7 @@ class Pool:
 
     Attributes:
         name: a topic's, whose records they want all, or an interest's.
-        keeps: whether a partition keeps to one member while that has room.
+        keeps: whether a partition's records with a key keep to one member while that has room.
         topics: the Kafka topics that hold such records.
         members: all of them.
         free: those not full, in the order of their turn.
@@ -264,6 +264,10 @@ class Pool:
                 count[part.home] = count.get(part.home, 0) + 1
                 if count[part.home] > share:
                     part.home = None
+
+    def has_home(self, delivery: Delivery) -> bool:
+        """Whether a record goes where its partition's go; one sender's without a key may all lie in one partition."""
+        return self.keeps and (delivery.record.key is not None or len(self.members) == 1)
 
     def next(self, delivery: Delivery) -> Member | None:
         """Whose turn it is."""

@@ -78,3 +78,17 @@ async def test_transactions_of_one_link_are_in_order(new_jms: NewJms, own: str) 
     plain = await client.session()
     consumer = await plain.consumer(f"queue:{own}")
     assert jms_bodies(await consumer.receive(AWAITED)) == WANTED[:AWAITED]
+
+
+async def test_receivers_of_a_group_share_what_one_link_sends(new_client: NewClient, own: str) -> None:
+    """Each sees its part in order; what has a key stays with one of them."""
+    client = await new_client(RHEA)
+    receivers = [await client.receiver(f"{own}/group.id/g-{own}") for _ in range(2)]
+    sender = await client.sender(own)
+    assert await sender.send(*map(text, WANTED[:AWAITED])) == [ACCEPTED] * AWAITED
+    parts = [bodies(await receiver.receive(AWAITED // 2)) for receiver in receivers]
+    assert sorted(map(int, parts[0] + parts[1])) == list(range(AWAITED))
+    assert all(part == sorted(part, key=int) for part in parts)
+    assert await sender.send(*(text(number, group_id="one") for number in WANTED[:AWAITED])) == [ACCEPTED] * AWAITED
+    keyed = [bodies(await receiver.received(AWAITED, 2)) for receiver in receivers]
+    assert sorted(keyed) == [[], WANTED[:AWAITED]]
