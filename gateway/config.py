@@ -193,11 +193,29 @@ class MqttConfig(Section):
     max_retained_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 512 * MEBIBYTE
 
 
+class AddressRule(Section):
+    """One `[[amqp.addresses]]` entry: what addresses are that do not say it; the first match decides."""
+
+    pattern: str  # an MQTT filter over the address: `jobs/#` is `jobs` and all below
+    type: Literal["queue", "topic"]
+
+    @field_validator("pattern")
+    @classmethod
+    def _is_filter(cls, pattern: str) -> str:
+        levels = pattern.split("/")
+        if not pattern or any(("#" in one or "+" in one) and one not in ("#", "+") for one in levels):
+            raise ValueError("a + or # is a level of its own")
+        if "#" in levels[:-1]:
+            raise ValueError("a # is the last level")
+        return pattern
+
+
 class AmqpConfig(Section):
     """AMQP 1.0."""
 
     address: Address = Address("127.0.0.1:5672")
     websocket_address: Address | None = None  # besides `/amqp` on the HTTP port
+    addresses: tuple[AddressRule, ...] = ()  # none: a plain address is a topic
     max_frame_bytes: Annotated[int, Field(ge=512)] = 65536
     channel_max: Annotated[int, Field(ge=0, le=65535)] = 63
     links_per_session: Annotated[int, Field(ge=1)] = 256

@@ -7,7 +7,7 @@
     T/group.id/G         receive as a member of consumer group G
     T::S                 receive for the named subscription S, which is consumer group S
     T/anything/else      send with the key `anything/else` (the spelling of MQTT topics, so that a reply address
-                         works in every protocol)
+                         works in every protocol); of a queue also receive: what has this key
 
 `topic://T`, `queue://T`, `/topics/T` and `/queues/T` are other spellings of `T`; who receives from a queue shares its
 messages with the queue's other receivers (`gateway.amqp.sources`). Nothing here knows whether a topic
@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
-from protocols.amqp.outcomes import INVALID_FIELD, NOT_FOUND, NOT_IMPLEMENTED, UNAUTHORIZED_ACCESS, Error
+from protocols.amqp.outcomes import INVALID_FIELD, NOT_FOUND, UNAUTHORIZED_ACCESS, Error
 
 _QUEUES: Final = ("queue://", "/queues/")
 _PREFIXES: Final = ("topic://", "/topics/", *_QUEUES)
@@ -57,6 +57,7 @@ class SourceAddress(msgspec.Struct, frozen=True):
         group: the consumer group; None when the address names none.
         subscription: the group was named as a subscription.
         queue: the address is a queue's.
+        key: what has this key alone; of a queue only.
         partition: of this one alone; None is all.
     """
 
@@ -65,6 +66,7 @@ class SourceAddress(msgspec.Struct, frozen=True):
     subscription: bool = False
     queue: bool = False
     partition: int | None = None
+    key: bytes | None = None
 
 
 def parse_target(address: str | None) -> TargetAddress:
@@ -95,9 +97,17 @@ def parse_source(address: str | None) -> SourceAddress:
     found = _PARTITION.fullmatch(path) or _EVENT_HUBS.fullmatch(path)
     if found is not None:
         return SourceAddress(_topic(found[1]), partition=int(found[2]))
-    if "/" in path:
-        raise AddressError(NOT_IMPLEMENTED, "receiving one key is not offered; use a selector, T or T/group.id/G")
-    return SourceAddress(_topic(path), queue=address is not None and address.startswith(_QUEUES))
+    topic, slash, key = path.partition("/")
+    if len(path) > GROUP_LIMIT:
+        raise AddressError(INVALID_FIELD, f"the name of a queue has at most {GROUP_LIMIT} characters")
+    queue = address is not None and address.startswith(_QUEUES)
+    return SourceAddress(_topic(topic), queue=queue, key=key.encode() if slash and key else None)
+
+
+def is_plain(address: str | None) -> bool:
+    """Whether an address does not say itself what it is: neither a queue, nor a topic, nor who receives."""
+    text = address or ""
+    return not text.startswith(_PREFIXES) and _GROUP not in text and _SUBSCRIPTION not in text
 
 
 def path_of(address: str | None) -> str:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from flowcontrol.offsets import read_ledger
 from gateway.amqp.addresses import AddressError, TargetAddress, parse_target
 from gateway.amqp.answers import refusal
-from gateway.amqp.filters import Filters
+from gateway.amqp.filters import Filters, both
 from gateway.amqp.incoming import IncomingLink
 from gateway.amqp.nodes import Node
 from gateway.amqp.outgoing import OutgoingLink
@@ -24,9 +25,9 @@ from gateway.amqp.transactions import CAPABILITIES as COORDINATOR_CAPABILITIES
 from gateway.amqp.transactions import COMMAND_BYTES, Coordinator
 from gateway.kafka.contracts import Refused
 from gateway.kafka.group import OffsetReset
-from gateway.kafka.positions import AtOffset, BeyondEnd, Place
+from gateway.kafka.positions import AtOffset, AtOffsets, BeyondEnd, Place
 from mapping.outcomes import Outcome
-from mapping.record import is_topic_name
+from mapping.record import Received, is_topic_name
 from protocols.amqp.links import SETTLED, Link, TerminusKind
 from protocols.amqp.outcomes import (
     INVALID_FIELD,
@@ -153,7 +154,7 @@ class Attach:
             source = await self._resume()
             found = source.topic
         else:
-            source = source_of(link, session.container_id, session.now_ms())
+            source = source_of(link, session.container_id, session.now_ms(), services.kinds)
         if source.group is not None:
             await services.ended(source.group)
         if not session.grant.subscribe.whole_topic(source.topic):
@@ -163,6 +164,8 @@ class Attach:
             raise AddressError(INVALID_FIELD, f"{source.topic} has {info.partitions} partitions: an offset needs one")
         if source.group is not None:
             await services.names.admit(session.grant, source.group, source.topic)
+        if source.browses is not None:
+            source = await self._browse(source, source.browses)
         if session.is_lost(link):
             return
         outgoing = OutgoingLink(session, link, source, settled=link.settle_mode == SETTLED)
@@ -203,6 +206,18 @@ class Attach:
             raise AddressError(NOT_FOUND, f"there is no subscription {group!r}")
         return resumed(self._link, container_id, topics[0])
 
+    async def _browse(self, source: Source, queue: str) -> Source:
+        """Show a browser what the queue's receivers have not settled, as far as it is committed."""
+        stored = await self._services.groups.positions(queue, source.topic)
+        ledgers = {number: read_ledger(one.offset, one.metadata) for number, one in stored.items()}
+
+        def is_open(record: Received) -> bool:
+            ledger = ledgers.get(record.partition)
+            return ledger is None or record.offset >= ledger.end or record.offset in ledger.open
+
+        start = AtOffsets({number: one.offset for number, one in stored.items()})
+        return msgspec.structs.replace(source, start=start, condition=both(is_open, source.condition))
+
     async def _connect(self, outgoing: OutgoingLink, source: Source) -> None:
         """Give the link its reader; it is offered nothing before it is accepted."""
         try:
@@ -217,7 +232,7 @@ class Attach:
                     outgoing,
                     offset_reset=reset,
                     wants=source.condition,
-                    queue=source.is_queue,
+                    queue=source.stays,
                 )
                 outgoing.joined(membership)
         except BeyondEnd as beyond:

@@ -117,7 +117,7 @@ def read_filters(filters: Iterable[Filter], container_id: str, now_ms: int) -> F
             case None:
                 continue
         applied.append(one)
-    return Filters(start, partition, _both(selected, foreign), tuple(applied))
+    return Filters(start, partition, both(selected, foreign), tuple(applied))
 
 
 def _once(one: Filter, former: object) -> None:
@@ -194,7 +194,8 @@ def _not_from(container_id: str) -> Condition:
     return foreign
 
 
-def _both(first: Condition | None, second: Condition | None) -> Condition | None:
+def both(first: Condition | None, second: Condition | None) -> Condition | None:
+    """What both select; None is everything."""
     if first is None or second is None:
         return first or second
     return lambda record: first(record) and second(record)

@@ -13,6 +13,7 @@ from gateway.amqp.dead_letters import DeadLetters
 from gateway.amqp.incoming import IncomingLink
 from gateway.amqp.login import Authenticator
 from gateway.amqp.nodes import Nodes
+from gateway.amqp.sources import Kinds
 from gateway.amqp.transactions import Coordinators
 from gateway.config import AmqpConfig
 from gateway.kafka.group import Groups
@@ -151,6 +152,7 @@ class Services:
         self.authenticator = authenticator
         self.access = access
         self.wall_clock = wall_clock
+        self.kinds = Kinds(config.addresses)
         self.counts = Counts()
         self.dead_letters = DeadLetters(publisher, config.dead_letter_topic, config.max_attempts, self.counts)
         self.nodes = Nodes(tail, publisher, config.reply_topic, unguessable)

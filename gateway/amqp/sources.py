@@ -4,7 +4,8 @@
 |---|---|---|
 | address `T` | none: the tail | now |
 | capability `queue`, or an address `queue://T`, `/queues/T` | `T` | at the topic's beginning |
-| likewise, with distribution-mode `copy` (a browser) | none: a reader of the log | at the topic's beginning |
+| likewise, with distribution-mode `copy` (a browser) | none: a reader of the log | at what the queue has not settled |
+| a queue `T/K` | `T/K`, of the records with key `K` | at the topic's beginning |
 | address `T/group.id/G` | `G` | at the topic's beginning |
 | address `T::S` | `S` | now |
 | a durable source (terminus-durability, or expiry policy `never`) | `container-id:link-name` | now |
@@ -21,15 +22,19 @@ subscription have positions of their own, and are refused with another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from gateway.amqp.addresses import GROUP_LIMIT, AddressError, SourceAddress, parse_source
-from gateway.amqp.filters import Condition, Filters, read_filters
+from gateway.amqp.addresses import GROUP_LIMIT, AddressError, SourceAddress, is_plain, parse_source
+from gateway.amqp.filters import Condition, Filters, both, read_filters
+from gateway.config import AddressRule
 from gateway.kafka.positions import Place, Start
+from gateway.security.filters import matches
+from mapping.record import Received
 from protocols.amqp.links import Filter, Link, Terminus
-from protocols.amqp.outcomes import INVALID_FIELD, NOT_ALLOWED
+from protocols.amqp.outcomes import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED
 
 SHARED: Final = "shared"
 GLOBAL: Final = "global"
@@ -56,6 +61,8 @@ class Source(msgspec.Struct, frozen=True):
         start: of the tail: where to begin; None is now.
         condition: which records are wanted; None is all.
         filters: the peer's filters that this stands for.
+        key: of a queue: records with this key alone.
+        browses: the queue whose open records a browser is shown.
     """
 
     topic: str
@@ -69,37 +76,86 @@ class Source(msgspec.Struct, frozen=True):
     start: Start | None = None
     condition: Condition | None = None
     filters: tuple[Filter, ...] = ()
+    key: bytes | None = None
+    browses: str | None = None
 
     @property
-    def is_queue(self) -> bool:
-        """Whether what no receiver selects stays for others; of a subscription it is for nobody."""
-        return self.group is not None and not self.at_end
+    def stays(self) -> Condition | None:
+        """Which records stay for others when no receiver selects them; of a subscription they are for nobody."""
+        if self.group is None or self.at_end:
+            return None
+        key = self.key
+        return everything if key is None else lambda record: record.key == key
 
 
-def source_of(link: Link, container_id: str, now_ms: int) -> Source:
+def everything(_record: Received) -> bool:
+    """Every record."""
+    return True
+
+
+class Kinds:
+    """What plain addresses are, by `amqp.addresses`: the first pattern that matches says it."""
+
+    def __init__(self, rules: Sequence[AddressRule] = ()) -> None:
+        """Take the rules, in order."""
+        self._rules = [(rule.pattern.split("/"), rule.type == QUEUE) for rule in rules]
+
+    def is_queue(self, address: str | None) -> bool:
+        """Whether an address that does not say it itself is a queue's."""
+        if not self._rules or not is_plain(address):
+            return False
+        levels = (address or "").split("/")
+        return next((queue for pattern, queue in self._rules if matches(pattern, levels)), False)
+
+
+NO_KINDS: Final = Kinds()
+
+
+def source_of(link: Link, container_id: str, now_ms: int, kinds: Kinds = NO_KINDS) -> Source:
     """What the source of a peer's receiving link means.
 
     Args:
         link: as requested.
         container_id: of the peer.
         now_ms: the wall clock, epoch milliseconds.
+        kinds: what plain addresses are.
 
     Raises:
         AddressError: it cannot be served.
     """
     address = parse_source(link.source.address)
+    if kinds.is_queue(link.source.address) and not {TOPIC, SHARED}.intersection(link.source.capabilities):
+        address = msgspec.structs.replace(address, queue=True)
+    queue = address.queue or QUEUE in link.source.capabilities
+    if address.key is not None and not queue:
+        raise AddressError(NOT_IMPLEMENTED, "receiving one key is for queues; use a selector, or capability queue")
     filters = read_filters(link.source.filters, container_id, now_ms)
     partition = filters.partition if address.partition is None else address.partition
     if filters.partition not in (None, partition):
         raise AddressError(INVALID_FIELD, "the address and a filter name different partitions")
-    start = filters.start
+    start, browses = filters.start, None
     if start is None and _is_browser(link.source, address):
-        start = Place.BEGINNING
+        start, browses = Place.BEGINNING, _queue_of(address)
     placed = partition is not None or start is not None
     source = _reader(link, address) if placed else _unfiltered(link, address, container_id)
+    condition = both(_with_key(address.key), filters.condition)
     return msgspec.structs.replace(
-        source, partition=partition, start=start, condition=filters.condition, filters=filters.applied
+        source,
+        partition=partition,
+        start=start,
+        condition=condition,
+        filters=filters.applied,
+        key=address.key,
+        browses=browses,
     )
+
+
+def _queue_of(address: SourceAddress) -> str:
+    return address.topic if address.key is None else f"{address.topic}/{address.key.decode()}"
+
+
+def _with_key(key: bytes | None) -> Condition | None:
+    return None if key is None else lambda record: record.key == key
 
 
 def filters_of_node(link: Link, container_id: str, now_ms: int) -> Filters:
@@ -136,7 +192,7 @@ def _unfiltered(link: Link, address: SourceAddress, container_id: str) -> Source
     if address.group is not None:
         return Source(address.topic, address.group, at_end=address.subscription, capabilities=_true(wanted, QUEUE))
     if address.queue or QUEUE in wanted:
-        return Source(address.topic, address.topic, capabilities=_true(wanted, QUEUE))
+        return Source(address.topic, _queue_of(address), capabilities=_true(wanted, QUEUE))
     shared = SHARED in wanted
     durable = _is_durable(asked)
     if not shared and not durable:

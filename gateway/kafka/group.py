@@ -14,6 +14,7 @@ from typing import Final, Literal
 from weakref import WeakValueDictionary
 
 import aiokafka.errors as kafka_errors
+from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.backoff import Backoff
 from gateway.kafka.consumers import ConsumerOptions
@@ -178,7 +179,7 @@ class Groups:
         offset_reset: OffsetReset = "earliest",
         interest: Interest | None = None,
         wants: Condition | None = None,
-        queue: bool = False,
+        queue: Condition | None = None,
     ) -> Membership:
         """Join a group; returns when Kafka has assigned us our partitions, which may be none.
 
@@ -193,7 +194,8 @@ class Groups:
             interest: which records of the topics it wants, and with whom it shares them; None is all, shared with
                 everybody.
             wants: which of these the outlet selects for itself; None is all.
-            queue: what no outlet here selects is not settled: the log keeps it for others, and for who joins later.
+            queue: tells which records are not settled when no outlet here selects them: the log keeps them for others,
+                and for who joins later. None: none of them.
 
         Raises:
             Refused: an unknown topic, no permission, no legal group, or Kafka does not answer.
@@ -260,6 +262,17 @@ class Groups:
             Refused: no permission, or Kafka does not answer.
         """
         return await self._admin.topics(group)
+
+    async def positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
+        """What a group has committed in a topic, by partition, with what its members here have settled.
+
+        Raises:
+            Refused: no permission, or Kafka does not answer.
+        """
+        reader = self._readers.get(group)
+        if reader is not None:
+            await reader.commits.commit()
+        return await self._admin.positions(group, topic)
 
     async def exists(self, group: str) -> bool:
         """Whether Kafka knows a group; Refused: no permission, or Kafka does not answer."""

@@ -8,6 +8,7 @@ from typing import Final
 
 import aiokafka.errors as kafka_errors
 from aiokafka.protocol.admin import DeleteGroupsRequest
+from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.admin_connection import AdminConnection, settled
 
@@ -26,6 +27,19 @@ class GroupAdmin(AdminConnection):
             Refused: DENIED, or BUSY when Kafka does not answer.
         """
         return await self.answer(self._topics(group))
+
+    async def positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
+        """What a group has committed in a topic, by partition.
+
+        Raises:
+            Refused: DENIED, or BUSY when Kafka does not answer.
+        """
+        return await self.answer(self._positions(group, topic))
+
+    async def _positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
+        client = await self.open()
+        stored = await client.list_consumer_group_offsets(group)
+        return {place.partition: offset for place, offset in stored.items() if place.topic == topic}
 
     async def delete(self, group: str, topic: str) -> bool:
         """Delete a group that has committed in `topic` and nowhere else.

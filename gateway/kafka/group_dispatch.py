@@ -89,7 +89,7 @@ class Dispatch:
         self._return_wait_s = return_wait_s
         self._left: dict[Pool, asyncio.TimerHandle] = {}  # interests that have lost their last member
         self._selector: Selector | None = None
-        self._queues: set[str] = set()  # topics whose unselected records stay
+        self._queues: dict[str, Condition] = {}  # by topic, which of its unselected records stay
         self._whole: dict[str, Pool] = {}  # by topic: members that want all of it
         self._chosen: dict[Hashable, Pool] = {}  # by the interest's name
         self._busy: dict[Pool, None] = {}  # pools with ready deliveries
@@ -107,7 +107,7 @@ class Dispatch:
         interest: Interest | None,
         wants: Condition | None = None,
         *,
-        queue: bool = False,
+        queue: Condition | None = None,
     ) -> Member:
         """An outlet joins.
 
@@ -116,11 +116,11 @@ class Dispatch:
             topics: that may hold records for it.
             interest: which of their records; None is all of them.
             wants: which of these it selects for itself; None is all.
-            queue: what nobody selects stays for others.
+            queue: tells what stays for others when nobody selects it; None is nothing.
         """
         member = self.members[outlet] = Member(outlet, wants)
-        if queue:
-            self._queues.update(topics)
+        if queue is not None:
+            self._queues.update(dict.fromkeys(topics, queue))
         if interest is None:
             for topic in topics:
                 pool = self._whole.get(topic)
@@ -336,7 +336,8 @@ class Dispatch:
     def _leave(self, delivery: Delivery) -> None:
         """Nobody here wants a record: in a queue it stays for others, elsewhere it is done with."""
         part, record = delivery.part, delivery.record
-        if record.topic in self._queues and record.offset not in part.copies:
+        stays = self._queues.get(record.topic)
+        if stays is not None and record.offset not in part.copies and stays(record):
             part.leave(record.offset, (delivery.attempts, delivery.failures))
         else:
             self.unwanted += 1

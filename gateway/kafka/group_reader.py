@@ -178,7 +178,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         wants: Condition | None,
         *,
         latest: bool,
-        queue: bool,
+        queue: Condition | None,
     ) -> Member:
         """An outlet joins; `subscribe` next, for topics that are new.
 
@@ -188,7 +188,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             interest: which of their records; None is all of them.
             wants: which of these the outlet selects; None is all of them.
             latest: a group that has committed nothing in a topic begins at its end.
-            queue: what no outlet selects stays for others.
+            queue: tells what stays for others when no outlet selects it; None is nothing.
         """
         if latest:
             self._latest.update(set(topics) - self.topics)

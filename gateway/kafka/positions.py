@@ -32,7 +32,13 @@ class AtTime(msgspec.Struct, frozen=True):
     timestamp: int
 
 
-Start = Place | AtOffset | AtTime
+class AtOffsets(msgspec.Struct, frozen=True):
+    """An offset for each partition, the beginning where there is none; what the log does not have is left out."""
+
+    offsets: dict[int, int]
+
+
+Start = Place | AtOffset | AtTime | AtOffsets
 
 
 class BeyondEnd(Exception):  # noqa: N818 - an answer, not an error of anybody
@@ -62,6 +68,11 @@ async def starting_offsets(lookup: Lookup, topic: str, start: Start, partition: 
         return {}
     if start is Place.BEGINNING:
         found = await lookup.beginnings(partitions)
+    elif isinstance(start, AtOffsets):
+        ends = await lookup.ends(partitions)
+        found = await lookup.beginnings(partitions)
+        for place, first in found.items():
+            found[place] = min(max(first, start.offsets.get(place.partition, first)), ends[place])
     else:
         # The ends come first: what is stored during the next question lies behind them.
         found = await lookup.ends(partitions)

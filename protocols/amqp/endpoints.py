@@ -180,6 +180,8 @@ class Endpoints:
         else:
             lib.pn_terminus_copy(lib.pn_link_target(handle), lib.pn_link_remote_target(handle))
             lib.pn_terminus_set_type(lib.pn_link_source(handle), lib.PN_UNSPECIFIED)
+        # Proton leaves out null fields at the end of a list, and some clients (Azure's for Python) look at all of them.
+        native.put(lib.pn_link_properties(handle), primitives.map_of(()))
         if self._answer(link):
             self.close_link(link, error)
 

@@ -176,3 +176,15 @@ async def test_a_header_of_something_else(front: AmqpFront) -> None:
             client.say(first)
             assert await client.end() == Frames.HEADER
         await client.close()
+
+
+@pytest.mark.parametrize("sending", [True, False], ids=["sender", "receiver"])
+async def test_a_refused_attach_carries_all_its_fields(front: AmqpFront, sending: bool) -> None:
+    """Azure's client for Python reads the answer's 14 fields by their numbers, null or not (part 2.7.3)."""
+    async with client_of(front) as client:
+        client.say(Frames.attach(sending=sending, address="__internal"))
+        body = await client.until(ATTACH)
+        assert body[3] in (0xC0, 0xD0)
+        count = body[5] if body[3] == 0xC0 else int.from_bytes(body[8:12], "big")
+        assert count == 14
+        assert outcomes.UNAUTHORIZED_ACCESS.encode() in await client.until(DETACH)

@@ -123,7 +123,7 @@ class World:
         sink.dispatch = self.dispatch
         wants = (lambda record: record.key == selects) if selects else None
         chosen = Interest(SELECTOR, interest) if interest else None
-        sink.member = self.dispatch.add(sink, ["t"], chosen, wants, queue=queue)
+        sink.member = self.dispatch.add(sink, ["t"], chosen, wants, queue=(lambda record: True) if queue else None)
         return sink
 
     def read(self, *keys: str, partition: int = 0, value: bytes = b"") -> None:

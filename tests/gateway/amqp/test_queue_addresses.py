@@ -1,0 +1,111 @@
+"""Which addresses are queues, what a queue's address with a key receives, and what a browser is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from proton import symbol
+from proton.reactor import Copy, ReceiverOption
+from proton.utils import BlockingConnection, LinkDetached
+from pydantic import ValidationError
+
+from gateway.amqp.front import AmqpFront
+from gateway.config import AddressRule
+from protocols.amqp import outcomes
+from tests.gateway.amqp.test_queue_selectors import chosen, produce
+from tests.support.amqp import TIMEOUT, as_client, body_of, data
+
+
+class Queue(ReceiverOption):
+    """The capability of a queue."""
+
+    def apply(self, receiver: Any) -> None:
+        receiver.source.capabilities.put_object(symbol("queue"))
+
+
+def take(receiver: Any, count: int) -> list[bytes]:
+    found = []
+    for _ in range(count):
+        found.append(body_of(receiver.receive(TIMEOUT)))
+        receiver.accept()
+    return found
+
+
+async def test_a_plain_address_may_be_a_queue(start_front: Any, new_topic: Any) -> None:
+    jobs, live = await new_topic(partitions=1), await new_topic(partitions=1)
+    rules = (
+        AddressRule(pattern=f"{jobs}/live/#", type="topic"),
+        AddressRule(pattern=f"{jobs}/#", type="queue"),
+    )
+    front: AmqpFront = await start_front(amqp={"addresses": rules})
+
+    def receive(connection: BlockingConnection) -> list[list[bytes]]:
+        sender = connection.create_sender(jobs)
+        for number in range(4):
+            sender.send(data(b"%d" % number))  # before anybody receives: a queue keeps it
+        connection.create_sender(f"{jobs}/urgent").send(data(b"now"))
+        one = connection.create_receiver(jobs, name="one", credit=2)
+        found = take(one, 2)
+        one.close()
+        found += take(connection.create_receiver(jobs, name="two", credit=5), 3)
+        by_key = take(connection.create_receiver(f"{jobs}/urgent", credit=5), 1)
+        tail = connection.create_receiver(live, credit=5)
+        connection.create_sender(live).send(data(b"live"))
+        with pytest.raises(LinkDetached, match=outcomes.NOT_IMPLEMENTED):
+            connection.create_receiver(f"{jobs}/live/x")
+        return [found, by_key, take(tail, 1)]
+
+    assert await as_client(front, receive) == [
+        [b"0", b"1", b"2", b"3", b"now"],  # each one once; a key's records are the topic's too
+        [b"now"],
+        [b"live"],
+    ]
+
+
+async def test_a_queue_receives_what_can_be_sent_to_it(front: AmqpFront, new_topic: Any) -> None:
+    """An address with a key: its receivers share what has this key, and the rest of the topic is not theirs."""
+    topic = await new_topic(partitions=2)
+
+    def receive(connection: BlockingConnection) -> list[list[bytes]]:
+        for address in (f"queue://{topic}/a/b", f"queue://{topic}/c", f"/queues/{topic}/a/b"):
+            sender = connection.create_sender(address)
+            for k in "AB":
+                sender.send(data(f"{address[-1]}{k}".encode(), properties={"k": k}))
+        selecting = connection.create_receiver(f"queue://{topic}/a/b", name="s", options=chosen("A"), credit=5)
+        found = [take(selecting, 2)]
+        rest = connection.create_receiver(f"{topic}/a/b", name="r", options=Queue(), credit=5)
+        found.append(take(rest, 2))
+        browser = connection.create_receiver(f"queue://{topic}/c", name="b", options=Copy(), credit=5)
+        found.append(take(browser, 2))
+        return found
+
+    assert await as_client(front, receive) == [[b"bA", b"bA"], [b"bB", b"bB"], [b"cA", b"cB"]]
+
+
+async def test_a_browser_is_shown_what_is_not_settled(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+    """Also behind a record that nobody has selected; then what is stored."""
+    topic = await new_topic(partitions=1)
+    await produce(bootstrap, topic, "ABABA")
+
+    def browse(connection: BlockingConnection) -> list[list[bytes]]:
+        def shown(count: int, name: str) -> list[bytes]:
+            browser: Any = connection.create_receiver(f"queue://{topic}", name=name, options=Copy(), credit=10)
+            found = take(browser, count)
+            browser.close()
+            return found
+
+        before = shown(5, "first")
+        receiver: Any = connection.create_receiver(f"queue://{topic}", name="a", options=chosen("B"), credit=10)
+        take(receiver, 2)
+        receiver.close()
+        connection.create_sender(topic).send(data(b"new"))
+        return [before, shown(4, "second")]
+
+    assert await as_client(front, browse) == [[b"0", b"1", b"2", b"3", b"4"], [b"0", b"2", b"4", b"new"]]
+
+
+@pytest.mark.parametrize("pattern", ["", "a/#/b", "a#", "a/b+"])
+def test_a_pattern_is_a_filter(pattern: str) -> None:
+    with pytest.raises(ValidationError):
+        AddressRule(pattern=pattern, type="queue")
