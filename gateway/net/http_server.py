@@ -43,8 +43,8 @@ class HttpConnection(web.RequestHandler):
     """One connection. Requests that break HTTP itself never reach the application; they are answered here."""
 
     __slots__ = (
-        "_admitted", "_behind", "_body", "_broken", "_gone", "_head_bytes", "_last", "_max_bytes", "_max_head_bytes",
-        "_refuse", "_requests", "_rest", "_stranger", "_strangers",
+        "_admitted", "_behind", "_body", "_broken", "_gone", "_head_bytes", "_last", "_left", "_max_bytes",
+        "_max_head_bytes", "_refuse", "_requests", "_rest", "_stranger", "_strangers",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +66,7 @@ class HttpConnection(web.RequestHandler):
         self._head_bytes = 0  # of a head that is not whole
         self._requests = 0  # heads that were whole
         self._body: StreamReader | None = None  # of the last of them
+        self._left = 0  # bytes of it that are still to come, where its head says so
         self._behind = _Behind()
         self._broken = False
         self._gone: asyncio.Future[None] | None = None  # somebody waits for the client to close
@@ -97,7 +98,10 @@ class HttpConnection(web.RequestHandler):
         self._admitted = False
 
     def data_received(self, data: bytes) -> None:
-        """Parse, one head at a time: aiohttp loses the good requests that it is given together with a bad one."""
+        """Parse, one head at a time: aiohttp loses the good requests that it is given together with a bad one.
+
+        A body is handed over as it comes; heads are looked for behind it alone.
+        """
         if self._broken:
             return
         if data and self._stranger is not None and not self._admitted and not self._stranger.took(len(data)):
@@ -105,10 +109,8 @@ class HttpConnection(web.RequestHandler):
         if self._rest:
             data, self._rest = self._rest + data, b""
         start = 0
-        over = len(self._last)
-        end = (self._last + data[:3]).find(_HEAD_END)  # one that began before
-        end = end + 4 - over if end >= 0 else _next_head(data, 0)
         while True:
+            end = self._end_of_piece(data, start)
             if not self._take_piece(data[start:end]):
                 return
             start = end
@@ -117,19 +119,33 @@ class HttpConnection(web.RequestHandler):
                 return
             if start >= len(data):
                 break
-            if self._upgraded:
-                end = len(data)
-                continue
-            if self._reading_paused or len(self._messages) >= self._max_msg_queue_size:
+            if not self._upgraded and (self._reading_paused or len(self._messages) >= self._max_msg_queue_size):
                 self._rest = data[start:]
                 break
-            end = _next_head(data, start)
         self._last = (self._last + data[max(0, start - 3) : start])[-3:]
+
+    def _end_of_piece(self, data: bytes, start: int) -> int:
+        """Where a head that begins at `start` may end, or the body that goes on there; else the end of `data`."""
+        size = len(data)
+        if self._upgraded:
+            return size
+        if self._body is not None and not self._body.is_eof():
+            if not self._left:
+                return size  # in chunks: only the parser knows where they end
+            end = min(start + self._left, size)
+            self._left -= end - start
+            return end
+        if start == 0:
+            found = (self._last + data[:3]).find(_HEAD_END)  # one that began before
+            if found >= 0:
+                return found + len(_HEAD_END) - len(self._last)
+        found = data.find(_HEAD_END, start)
+        return size if found < 0 else found + len(_HEAD_END)
 
     def _take_piece(self, piece: bytes) -> bool:
         """Parse what holds at most one end of a head; False: the head is too large, which is answered.
 
-        What begins behind a body in the same piece is not counted: that is one read at most.
+        What begins behind a body in chunks in the same piece is not counted: that is one read at most.
         """
         if not self._upgraded and (self._body is None or self._body.is_eof()):
             self._head_bytes += len(piece)
@@ -145,7 +161,8 @@ class HttpConnection(web.RequestHandler):
             self._requests = self._request_count
             self._head_bytes = 0
             if self._messages:
-                self._body = self._messages[-1][1]
+                message, self._body = self._messages[-1]
+                self._left = 0 if isinstance(message, _ErrInfo) else int(message.headers.get("Content-Length", 0))
         return True
 
     def _break(self) -> None:
@@ -236,12 +253,6 @@ class HttpConnection(web.RequestHandler):
         self.keep_alive(False)
         self.force_close()
         return transport, bytes(self._behind.data)
-
-
-def _next_head(data: bytes, start: int) -> int:
-    """Where the first head behind `start` may end, or the data."""
-    found = data.find(_HEAD_END, start)
-    return len(data) if found < 0 else found + len(_HEAD_END)
 
 
 class _Behind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -142,6 +143,19 @@ async def test_heads(server: HttpServer, head: bytes, status: int) -> None:
     for parts in ((sent,), tuple(sent[place : place + 1] for place in range(len(sent)))):
         answers = await converse(server, *parts)
         assert [found for found, _ in answers] == [status], answers
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 8000000\r\n", b"Transfer-Encoding: chunked\r\n"])
+async def test_a_body_that_looks_like_heads_costs_what_a_body_costs(server: HttpServer, framing: bytes) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + framing + b"\r\n"
+    chunked = framing.startswith(b"T")
+    before, after = (b"7a1200\r\n", b"\r\n0\r\n\r\n") if chunked else (b"", b"")
+    costs = []
+    for body in (b"0" * 8_000_000, b"\r\n\r\n" * 2_000_000):
+        began = time.process_time()
+        assert await converse(server, head + before + body + after) == [(200, b"POST / 8000000\n")]
+        costs.append(time.process_time() - began)
+    assert costs[1] < 10 * costs[0] + 0.5  # it was a hundred times as much, 0.1 s in each turn of the loop
 
 
 async def test_a_slow_body_in_front_does_not_hold_back_what_is_wrong_behind(server: HttpServer) -> None:
