@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -37,6 +36,7 @@ from gateway.kafka.publisher import Publisher
 from gateway.kafka.state import StateTopics
 from gateway.kafka.storage import BrokerError
 from gateway.net.listener import ListenError, listen_error
+from gateway.observe.collector import Collector, calm
 from gateway.observe.lag import LoopLag
 from gateway.observe.logs import configure_logs
 from gateway.observe.management import Management
@@ -54,7 +54,6 @@ from mapping.rules import RuleError
 
 log = structlog.get_logger(__name__)
 
-GC_THRESHOLD: Final = 20_000  # allocations between two looks at the youngest objects; Python's default is 700
 READY_POLL_S: Final = 0.1
 BROKER_STOP_S: Final = 1.0  # what the embedded broker has at least
 NEEDED: Final = frozenset({"tail", "state", "topics", "sessions"})  # not ready while one of them is tried again
@@ -86,7 +85,7 @@ def run(config: Config, ready_file: Path | None) -> None:
     """Run the gateway until SIGTERM or SIGINT; StartError when it cannot start."""
     configure_logs(config.log, secrets=secrets_in(config))
     check(config)
-    _calm_collector()
+    calm()
     broker = None
     if config.kafka.bootstrap_servers is None:
         try:
@@ -198,6 +197,8 @@ class App:
         for name, statistics in parts_with_statistics(admittance, kafka_log, state):
             add_source(metrics, name, statistics)
         add_source(metrics, "event_loop", lag.statistics)
+        collector = Collector(loop)
+        add_source(metrics, "collector", collector.statistics)
         add_source(metrics, "failures", failures.statistics)
         if self._room is not None:
             add_source(metrics, "embedded_kafka", self._room.statistics)
@@ -210,6 +211,8 @@ class App:
 
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
         await self._announce(kafka_log.publisher)
+        collector.start()
+        stack.callback(collector.stop)
 
     async def _connect_kafka(self, process: Process) -> KafkaConfig:
         """The Kafka settings in force; starts the embedded broker where none is named."""
@@ -321,10 +324,3 @@ class App:
         for front, error in zip(self._fronts, ends, strict=True):
             if error is not None:  # the others have said goodbye all the same
                 failures.tell("listener", error, front.name)
-
-
-def _calm_collector() -> None:
-    """What was imported lives for ever, and messages are freed by counting: look for cycles less often."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD, 20, 50)

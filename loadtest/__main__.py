@@ -20,7 +20,7 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Report
-from loadtest.scenarios import amqp_kills, amqp_memory, amqp_table, events, many_topics, soak
+from loadtest.scenarios import amqp_kills, amqp_memory, amqp_table, events, many, many_topics, soak
 from loadtest.scenarios.fuzz import SETTINGS, Fuzz
 from loadtest.scenarios.fuzz import Plan as Storm
 from loadtest.scenarios.kills import Plan, Round
@@ -119,14 +119,22 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     sse.add_argument("--json", type=Path, help="write the report here as well")
     topics = scenarios.add_parser("many-topics", help="what `#` costs beside many Kafka topics, and absent topics")
     topics.add_argument("--bootstrap", help="Kafka, whose topics stay; without it one is started")
-    many = many_topics.Plan()
-    topics.add_argument("--topics", type=int, default=many.topics)
-    topics.add_argument("--partitions", type=int, default=many.partitions, help="of each")
-    topics.add_argument("--others", type=int, default=many.others, help="subscribers after the first")
-    topics.add_argument("--filters", type=int, default=many.filters, help="whose topics do not exist")
-    topics.add_argument("--idle-s", type=float, default=many.idle_s, help="seconds of doing nothing")
+    beside = many_topics.Plan()
+    topics.add_argument("--topics", type=int, default=beside.topics)
+    topics.add_argument("--partitions", type=int, default=beside.partitions, help="of each")
+    topics.add_argument("--others", type=int, default=beside.others, help="subscribers after the first")
+    topics.add_argument("--filters", type=int, default=beside.filters, help="whose topics do not exist")
+    topics.add_argument("--idle-s", type=float, default=beside.idle_s, help="seconds of doing nothing")
     topics.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     topics.add_argument("--json", type=Path, help="write the report here as well")
+    manys = scenarios.add_parser("many", help="what a client can make many of, beside a modest client's latency")
+    manys.add_argument("--bootstrap", help="Kafka; without it one is started")
+    most = many.Plan()
+    for name in most._fields[:-1]:
+        manys.add_argument(f"--{name}", type=type(getattr(most, name)), default=getattr(most, name))
+    manys.add_argument("--only", default="", help="those whose name contains this")
+    manys.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
+    manys.add_argument("--json", type=Path, help="write the report here as well")
     long = scenarios.add_parser("soak", help="all protocols in and out for long; nothing in the gateway may grow")
     long.add_argument("--bootstrap", help="Kafka; without it one is started")
     soaking = soak.Plan()
@@ -284,6 +292,17 @@ async def everything(options: argparse.Namespace) -> int:
     return conclude(options, report, [])
 
 
+async def many_of_all(options: argparse.Namespace) -> int:
+    """Scenario `many`; 0 when the gateway did not hold up its modest client."""
+    plan = many.Plan(**chosen(options, many.Plan._fields))
+    async with own_gateway(options, environment=many.SETTINGS) as (gateway, _):
+        found = await many.Many(gateway, plan).measure()
+    report = Report("many", lines=True)
+    for one in found:
+        report.add(**one.row())
+    return conclude(options, report, many.judge(found))
+
+
 async def soak_gateway(options: argparse.Namespace) -> int:
     """Run it; 0 when nothing was lost and everything is flat."""
     names = ("minutes", "messages", "course", "connections", "size", "interval", "settle")
@@ -349,6 +368,7 @@ TABLES: Final = {"table": (mqtt_table, "MQTT"), "amqp": (amqp_table.measure, "AM
 RUN: Final = {
     "steady": steady, "kills": kills, "fuzz": fuzz, "memory": memory, "table": table, "amqp": table, "sse": sse,
     "many-topics": everything,
+    "many": many_of_all,
     "soak": soak_gateway,
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import operator
+from collections import deque
 from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
@@ -70,6 +71,7 @@ WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn before they are written: 
 _LINK_OF: Final = operator.itemgetter(0)  # of a token
 NO_SENDERS: Final[dict[IncomingLink, None]] = {}  # of all connections that have none: a dictionary takes memory
 NO_RECEIVERS: Final[dict[OutgoingLink, None]] = {}
+ATTACHING: Final = 16  # attaches of a connection that are answered at the same time
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
 
 
@@ -105,6 +107,8 @@ class AmqpSession:
         self._incoming: dict[IncomingLink, None] = NO_SENDERS
         self._outgoing: dict[OutgoingLink, None] = NO_RECEIVERS
         self._tasks: list[asyncio.Task[None]] = []
+        self._asked: deque[Link] | None = None  # links whose attach waits for its answer
+        self._attaching = 0  # tasks that answer attaches
         self._parting = False  # somebody has said goodbye
         self._written = 0
         self._now_ms = 0
@@ -360,8 +364,12 @@ class AmqpSession:
             case ConnectionOpened():
                 self._opened(event)
             case LinkRequested(link=link):
-                if not self.is_lost(link):
-                    self.start(self._attach(link))
+                if self._asked is None:
+                    self._asked = deque()
+                self._asked.append(link)
+                if self._attaching < ATTACHING:
+                    self._attaching += 1
+                    self.start(self._answer_attaches())
             case LinkDetached(link=link):
                 if event.by_us:
                     self._log.info("link detached", link=link.name, error=event.error)
@@ -433,6 +441,16 @@ class AmqpSession:
         task = self.pump.spawn(work)
         self._tasks.append(task)
         task.add_done_callback(self._tasks.remove)
+
+    async def _answer_attaches(self) -> None:
+        """Answer attaches as long as there are some: thousands may come in one read, and each takes its time."""
+        try:
+            while self._asked and not self.gone:
+                link = self._asked.popleft()
+                if not self.is_lost(link):
+                    await self._attach(link)
+        finally:
+            self._attaching -= 1
 
     async def _attach(self, link: Link) -> None:
         try:

@@ -151,7 +151,7 @@ class Tail:
             topic = self._topics.get(name)
             if topic is None:
                 topic = self._topics[name] = Topic(name)
-            if any(watch.fanout is fanout for watch in topic.watches):
+            if fanout in topic.watching:
                 continue
             since: dict[int, int] = {}
             for partition in partitions:
@@ -163,7 +163,7 @@ class Tail:
                     since[partition.partition] = offset
                 elif beginning and offset < known.position:
                     changed = self._rewind(partition, known, offset) or changed
-            topic.watches += (Watch(fanout, since),)
+            topic.add(fanout, since)
         if changed:
             self._change_assignment()
 
@@ -212,13 +212,13 @@ class Tail:
         state = self._topics.get(topic)
         if state is None:
             return
-        state.watches = tuple(watch for watch in state.watches if watch.fanout is not fanout)
+        state.remove(fanout)
         for part in state.partitions.values():
             for outlet, (watch, reading) in list(part.behind.items()):
                 if watch.fanout is fanout:
                     del part.behind[outlet]
                     self._replay.cancel(reading)
-        if not state.watches:
+        if not state.watching:
             del self._topics[topic]
             self._remove(state, list(state.partitions))
 
@@ -260,7 +260,7 @@ class Tail:
         """
         state = self._topics.get(topic)
         part = self._partitions.get(TopicPartition(topic, partition))
-        watch = next((watch for watch in state.watches if watch.fanout is fanout), None) if state else None
+        watch = state.watching.get(fanout) if state else None
         if part is None or watch is None:
             return False
         since = watch.since.get(partition, 0)

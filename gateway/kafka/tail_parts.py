@@ -69,14 +69,36 @@ class Later:
 
 
 class Topic:
-    """Who watches a topic, and its partitions."""
+    """Who watches a topic, and its partitions.
 
-    __slots__ = ("name", "partitions", "watches")
+    Attributes:
+        watching: by fan-out; changed by `add` and `remove`. There may be thousands: every receiver of AMQP is one.
+    """
+
+    __slots__ = ("_watches", "name", "partitions", "watching")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.watches: tuple[Watch, ...] = ()  # replaced, never changed: a fan-out may end during an offer
+        self.watching: dict[Fanout, Watch] = {}
+        self._watches: tuple[Watch, ...] | None = ()
         self.partitions: dict[TopicPartition, Partition] = {}
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        """All of them, as of now: a fan-out may end during an offer."""
+        if self._watches is None:
+            self._watches = tuple(self.watching.values())
+        return self._watches
+
+    def add(self, fanout: Fanout, since: dict[int, int]) -> None:
+        """Let a fan-out watch."""
+        self.watching[fanout] = Watch(fanout, since)
+        self._watches = None
+
+    def remove(self, fanout: Fanout) -> None:
+        """It does not watch any more, if it did."""
+        if self.watching.pop(fanout, None) is not None:
+            self._watches = None
 
 
 class TailStatistics(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from gateway.net.alarms import WIDTH_S, Alarms
 from gateway.net.strangers import Stranger, Strangers
 from gateway.security.throttle import address_of
 from gateway.spawn import Spawn
+from gateway.turns import SLICE_S
 from protocols.connection import Connection, ConnectionFailed
 
 WRITE_HIGH: Final = 256 * 1024  # stop producing above it, credit or not (flow control, part 2)
@@ -26,6 +27,8 @@ LINGER_S: Final = 1.0  # how long a closed connection is drained, so that the go
 AHEAD_BYTES: Final = 16 * 1024
 """What is read while a session waits: the events of it are held, which take some ten times as much."""
 HELD: Final = "held"
+SLICED: Final = "sliced"
+PIECE: Final = 16 * 1024  # bytes of a read between two looks at the time
 NOTHING: Final[frozenset[str]] = frozenset()
 WRITES_PER_TURN: Final = 128  # about a millisecond
 
@@ -207,10 +210,38 @@ class Pump(asyncio.Protocol):
             events = connection.tick(self._clock())
             if events:
                 self._dispatch(events)
-            self._dispatch(connection.receive_data(data))
-            self.flush()
+            if len(data) <= PIECE:
+                self._dispatch(connection.receive_data(data))
+                self.flush()
+            else:
+                self._receive(data)
         except Exception as error:
             self.fail(error)
+
+    def _receive(self, data: bytes) -> None:
+        """Take a long read piece by piece: a quarter of a megabyte may be some thousand things to do.
+
+        What is left when others have waited long enough comes in the next turn; until then the socket is not read.
+        """
+        until = self._clock() + SLICE_S
+        for at in range(0, len(data), PIECE):
+            self._dispatch(self.connection.receive_data(data[at : at + PIECE]))
+            if self._closed or self.lingering or self.connection.closing:
+                break
+            if self._clock() >= until and at + PIECE < len(data):
+                self.pause_reading(SLICED)
+                asyncio.get_running_loop().call_soon(self._go_on, data[at + PIECE :])
+                break
+        self.flush()
+
+    def _go_on(self, rest: bytes) -> None:
+        """The next turn of a long read."""
+        self.resume_reading(SLICED)
+        if not self._closed and not self.lingering:
+            try:
+                self._receive(rest)
+            except Exception as error:
+                self.fail(error)
 
     def eof_received(self) -> bool:
         """The peer will send no more; the transport closes itself after our last bytes."""

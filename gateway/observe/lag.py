@@ -1,18 +1,20 @@
 """How late the event loop runs, and with how many tasks: the first thing to look at when everything is slow.
 
-A watchdog: one timer of the loop that notes when it is called, and one thread that looks when it is not. A turn of the
-loop that takes long is counted, and one line in the log names what ran. Nothing is done per message or per callback.
+A watchdog: one timer of the loop that notes when it is called, and one of the system that interrupts when it is not. A
+turn of the loop that takes long is counted, and one line in the log names what ran. Nothing is done per message or per
+callback. (No thread looks: it would hold the frames that it sees, and what it let go of last would end in it, proton's
+objects among them, while the loop is inside proton.)
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
-import sys
+import signal
 import threading
 import time
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -41,7 +43,7 @@ class LagStatistics(msgspec.Struct, frozen=True):
 
 
 class LoopLag:
-    """Asks to be called at a time and looks how much later it is; one timer and one thread, no task.
+    """Asks to be called at a time and looks how much later it is; two timers, no task.
 
     What a turn took is what the loop's thread had of the processor while the timer was overdue: on a busy machine
     that is less than the lag, and only what is ours counts as slow. (At most `BEAT_S` before the turn is in it too.)
@@ -54,11 +56,9 @@ class LoopLag:
         self._lags: collections.deque[float] = collections.deque(maxlen=WINDOW)
         self._slow = Histogram(SLOW_BOUNDS_S)
         self._longest = 0.0
-        self._thread: threading.Thread | None = None
-        self._stopped = threading.Event()
-        self._watched = 0  # the loop's thread
-        self._beaten = 0.0  # when the timer was called last (`time.monotonic`)
-        self._cpu = 0.0  # of the loop's thread then
+        self._former: Any = None  # handler of the signal
+        self._interrupts = False
+        self._cpu = 0.0  # of the loop's thread when the timer was called last
         self._seen = ""  # what ran when the timer was overdue
         self._told = float("-inf")
         self._untold = 0
@@ -67,24 +67,24 @@ class LoopLag:
         """Begin to measure; called in the loop's thread."""
         if self._timer is not None:
             return
-        self._watched = threading.get_ident()
+        self._interrupts = threading.current_thread() is threading.main_thread()  # signals are handled there only
+        if self._interrupts:
+            self._former = signal.signal(signal.SIGVTALRM, self._see)
         self._arm()
-        self._stopped.clear()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        self._thread.start()
 
     def stop(self) -> None:
         """Measure no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+            if self._interrupts:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+                signal.signal(signal.SIGVTALRM, self._former)
 
     def _arm(self) -> None:
-        self._beaten, self._cpu = time.monotonic(), time.thread_time()
+        self._cpu = time.thread_time()
+        if self._interrupts:
+            signal.setitimer(signal.ITIMER_VIRTUAL, SLOW_S, SLOW_S)
         due = self._loop.time() + BEAT_S
         self._timer = self._loop.call_at(due, self._measure, due)
 
@@ -115,15 +115,9 @@ class LoopLag:
         )
         self._untold = 0
 
-    # the thread
-
-    def _watch(self) -> None:
-        """See what runs, in the middle of a turn that takes long."""
-        while not self._stopped.wait(BEAT_S):
-            if time.monotonic() - self._beaten >= BEAT_S + SLOW_S / 2:
-                frame = sys._current_frames().get(self._watched)
-                if frame is not None:
-                    self._seen = running(frame)
+    def _see(self, _number: int, frame: FrameType | None) -> None:
+        """So much of the processor was used since the timer was called last: what runs?"""
+        self._seen = running(frame)
 
     def statistics(self) -> LagStatistics:
         """The last measurement, the worst of the last minute, the slow turns, and the tasks of this moment."""

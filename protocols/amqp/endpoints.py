@@ -199,6 +199,9 @@ class Endpoints:
     def release(self) -> None:
         """The connection is no more, and nobody will ask for anything: sessions and links let go of each other."""
         self.over = True
+        # What happens from now on, the end of proton's objects included, is told to nobody.
+        native.discard_events()
+        lib.pn_connection_collect(self._conn, native.ffi.NULL)
         for session in self._sessions:
             for link in session.links:
                 link.context = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import msgspec
@@ -145,3 +146,30 @@ async def test_event_loop_lag() -> None:
     asleep.cancel()
     lag.stop()
     lag.stop()
+
+
+async def test_a_turn_that_takes_long_is_counted_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    loop = asyncio.get_running_loop()
+    lag = LoopLag(loop)
+    lag.start()
+    try:
+        take_processor(0.5)
+        async with asyncio.timeout(20):
+            while not lag.statistics().longest_turn_s:  # noqa: ASYNC110 - the timer says when
+                await asyncio.sleep(0.005)
+        told = capsys.readouterr().out
+        assert "slow turn of the event loop" in told
+        assert "take_processor" in told
+        metrics = Metrics()
+        metrics.add_source("event_loop", lag.statistics)
+        found = samples(metrics)
+        assert found["trivium_event_loop_slow_turn_seconds_count", ()] == 1
+        assert found["trivium_event_loop_longest_turn_seconds", ()] >= 0.3
+    finally:
+        lag.stop()
+
+
+def take_processor(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass

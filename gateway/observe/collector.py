@@ -1,0 +1,109 @@
+"""When Python looks for reference cycles: seldom while there is work, and when there is none (ADR 0030).
+
+What connections and messages are made of is freed by counting (`tests/gateway/test_cycles.py`). Cycles are left by rare
+things: a Kafka consumer that ends, an assignment that changes, an exception with its traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from typing import Any, Final
+
+import msgspec
+
+THRESHOLDS: Final = (20_000, 20, 50)
+"""New objects between two looks at the youngest; such looks between two at the middle ones; those between two at all.
+Python's 700 would look at the young 30 times as often, and find nothing."""
+LOOK_S: Final = 1.0
+IDLE_CPU: Final = 0.05  # share of the processor below which a second counts as idle
+WORTH: Final = 1000  # young objects that are worth a look
+FULL_S: Final = 30.0  # between two full collections when idle, and
+FULL_SHARE: Final = 500  # so many times as long as the last one took: a large heap is looked at less often
+
+
+class CollectorStatistics(msgspec.Struct, frozen=True):
+    """What the collector did since the start; its pauses are turns of the loop."""
+
+    collections_total: int
+    idle_collections_total: int
+    found_total: int  # objects in cycles
+    paused_s_total: float
+    longest_pause_s: float
+
+
+class Collector:
+    """The collector's policy; one timer of the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Nothing changes before `start`."""
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._began = 0.0
+        self._collections = self._idle = self._found = 0
+        self._paused = self._longest = 0.0
+        self._cpu = 0.0
+        self._full_took = 0.0
+        self._full_at = float("-inf")
+
+    def start(self) -> None:
+        """What there is now lives as long as the process, and is never looked at again; look at the rest when idle."""
+        if gc.isenabled():  # whoever has switched it off looks for cycles in another way
+            gc.collect()
+            gc.freeze()
+        gc.callbacks.append(self._note)
+        self._arm()
+
+    def stop(self) -> None:
+        """Leave it to Python."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            gc.callbacks.remove(self._note)
+
+    def _arm(self) -> None:
+        self._cpu = time.thread_time()
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        idle = time.thread_time() - self._cpu < IDLE_CPU * LOOK_S
+        if idle and gc.isenabled() and sum(gc.get_count()) > 0:
+            now = self._loop.time()
+            if now - self._full_at >= max(FULL_S, FULL_SHARE * self._full_took):
+                self._idle += 1
+                gc.collect()
+                self._full_at = self._loop.time()
+                self._full_took = self._full_at - now
+            elif gc.get_count()[0] >= WORTH:
+                self._idle += 1
+                gc.collect(0)
+        self._arm()
+
+    def _note(self, phase: str, information: dict[str, Any]) -> None:
+        """Called by the collector."""
+        if phase == "start":
+            self._began = time.perf_counter()
+            return
+        pause = time.perf_counter() - self._began
+        self._collections += 1
+        self._found += information["collected"]
+        self._paused += pause
+        self._longest = max(self._longest, pause)
+
+    def statistics(self) -> CollectorStatistics:
+        """Since the start."""
+        return CollectorStatistics(
+            collections_total=self._collections,
+            idle_collections_total=self._idle,
+            found_total=self._found,
+            paused_s_total=self._paused,
+            longest_pause_s=self._longest,
+        )
+
+
+def calm() -> None:
+    """Before the loop is there: what was imported lives for ever, and messages are freed by counting."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*THRESHOLDS)

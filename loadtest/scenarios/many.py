@@ -1,0 +1,344 @@
+"""Scenario `many`: each thing that a client can make many of, driven to its limit and ended, beside a modest client.
+
+The modest client publishes at QoS 1, one message after the other; nothing that anybody does may keep its PUBACK for
+long. What the gateway's own watchdog saw (turns of its event loop, in processor time) stands beside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+
+from loadtest.clients.amqp_wire import (
+    ATTACH,
+    FALSE,
+    GREETING,
+    NULL,
+    SASL_OUTCOME,
+    TRUE,
+    ZERO,
+    Splitter,
+    frame,
+    listed,
+    opening,
+    performative,
+    read_value,
+    string,
+    uint,
+)
+from loadtest.clients.mqtt_wire import Splitter as Packets
+from loadtest.clients.mqtt_wire import connect_packet, packet, publish_packet, subscribe_packet, text, varint
+from loadtest.clients.topics import create_topic
+from loadtest.gateway import GatewayProcess, process_cpu
+from loadtest.numbering import Numbering
+from loadtest.report import Latencies
+
+SETTINGS: Final = {
+    "TRIVIUM_AMQP__LINKS_PER_SESSION": "20000",
+    "TRIVIUM_MQTT__MAX_SUBSCRIPTIONS": "20000",
+    "TRIVIUM_HTTP__MAX_BODY_BYTES": "16777216",
+}
+"""Limits above the defaults: what an operator may choose must not stop the others either."""
+
+TURN_S: Final = 0.25  # nothing may keep the loop for longer
+WAIT_S: Final = 60.0
+PAUSE_S: Final = 0.005
+SLOW: Final = "trivium_event_loop_slow_turn_seconds_count"
+LONGEST: Final = "trivium_event_loop_longest_turn_seconds"
+
+
+class Plan(NamedTuple):
+    """How many of each; `quiet` seconds around each; with `only` those whose name contains it."""
+
+    links: int = 10_000
+    receivers: int = 500
+    filters: int = 5_000
+    retained: int = 5_000
+    records: int = 10_000
+    connections: int = 1_000
+    sessions: int = 1_000
+    subscriptions: int = 256
+    quiet: float = 1.0
+    only: str = ""
+
+
+class Beside(NamedTuple):
+    """What one of them did to the modest client, and to the gateway; `longest` and `cpu` in seconds."""
+
+    name: str
+    number: int
+    latencies: Latencies
+    slow: int
+    longest: float
+    cpu: float
+
+    def row(self) -> dict[str, float | int | str]:
+        """As a line of a report."""
+        return {
+            "many": self.name,
+            "number": self.number,
+            "modest client's p50 ms": self.latencies.milliseconds(50),
+            "p99 ms": self.latencies.milliseconds(99),
+            "most ms": self.latencies.milliseconds(100),
+            "turns over 0.1 s": self.slow,
+            "longest turn so far, s": self.longest,
+            "gateway cpu s": round(self.cpu, 2),
+        }
+
+
+class Many:
+    """One run."""
+
+    def __init__(self, gateway: GatewayProcess, plan: Plan) -> None:
+        self._gateway = gateway
+        self._plan = plan
+        self._run = Numbering().run
+        self._topic = f"many-{self._run}"
+        self._latencies = Latencies()
+
+    async def measure(self) -> list[Beside]:
+        """Each in turn."""
+        plan = self._plan
+        manys: list[tuple[str, int, Callable[[int], Awaitable[None]]]] = [
+            ("AMQP: senders of a connection that breaks", plan.links, self._senders),
+            ("AMQP: receivers of a connection that breaks", plan.receivers, self._receivers),
+            ("AMQP: links of a session that ends", plan.links, self._session),
+            ("AMQP: links detached in one breath", plan.links, self._detached),
+            ("MQTT: filters of one SUBSCRIBE, then the end", plan.filters, self._filters),
+            ("MQTT: user properties of one PUBLISH", plan.filters, self._properties),
+            ("MQTT: retained messages for one filter", plan.retained, self._retained),
+            ("MQTT: connections with wills that break at once", plan.connections, self._wills),
+            ("MQTT: kept sessions that end at once", plan.sessions, self._sessions),
+            ("HTTP: records of one request", plan.records, self._records),
+            ("HTTP: subscriptions of a WebSocket that ends", plan.subscriptions, self._subscriptions),
+        ]
+        await create_topic(self._gateway.kafka, self._topic)
+        found: list[Beside] = []
+        async with self._modest():
+            for name, count, drive in manys:
+                if plan.only not in name:
+                    continue
+                await asyncio.sleep(self._plan.quiet)
+                self._latencies = latencies = Latencies()
+                cpu, (slow, _) = process_cpu(self._gateway.pid), await self._turns()
+                await drive(count)
+                await asyncio.sleep(self._plan.quiet)  # what it leaves behind
+                behind, longest = await self._turns()
+                cpu = process_cpu(self._gateway.pid) - cpu
+                found.append(Beside(name, count, latencies, behind - slow, longest, cpu))
+        return found
+
+    # the modest client, and the watchdog
+
+    @contextlib.asynccontextmanager
+    async def _modest(self) -> AsyncIterator[None]:
+        reader, writer = await self._mqtt(connect_packet(f"{self._run}-modest"))
+
+        async def publish() -> None:
+            packets = Packets()
+            while True:
+                began = time.perf_counter()
+                writer.write(publish_packet(f"{self._topic}/modest", b"x", 1, 1))
+                while not packets.feed(await reader.read(4096)):
+                    pass
+                self._latencies.record(time.perf_counter() - began)
+                await asyncio.sleep(PAUSE_S)
+
+        publishing = asyncio.create_task(publish())
+        try:
+            yield
+        finally:
+            publishing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await publishing
+            writer.close()
+
+    async def _turns(self) -> tuple[int, float]:
+        """How many slow turns the gateway has seen, and its longest, seconds."""
+        host, port = self._gateway.address("management")
+        found = {SLOW: 0.0, LONGEST: 0.0}
+        async with aiohttp.ClientSession() as http, http.get(f"http://{host}:{port}/metrics") as answer:
+            for line in (await answer.text()).splitlines():
+                name, _, value = line.partition(" ")
+                if name in found:
+                    found[name] = float(value)
+        return int(found[SLOW]), found[LONGEST]
+
+    # AMQP
+
+    async def _attached(self, count: int, *, receive: bool = False) -> asyncio.StreamWriter:
+        """A connection with so many links, all of them answered."""
+        reader, writer = await asyncio.open_connection(*self._gateway.address("amqp"))
+        writer.write(GREETING)
+        frames = Splitter()
+        answered, asked = 0, False
+        async with asyncio.timeout(WAIT_S * 3):
+            while answered < count:
+                data = await reader.read(1 << 20)
+                if not data:
+                    raise ConnectionResetError("the gateway has closed")
+                for body in frames.feed(data):
+                    (code, _), _ = read_value(body, 0)
+                    if code == SASL_OUTCOME and not asked:
+                        asked = True
+                        writer.write(opening(f"{self._run}-links"))
+                        for number in range(count):
+                            writer.write(self._attach(number, receive=receive))
+                            if number % 500 == 0:
+                                await writer.drain()
+                    answered += code == ATTACH
+        return writer
+
+    def _attach(self, handle: int, *, receive: bool) -> bytes:
+        role, ours, theirs = (
+            (TRUE, b"\x00\x53\x29", b"\x00\x53\x28") if receive else (FALSE, b"\x00\x53\x28", b"\x00\x53\x29")
+        )
+        mine, remote = ours + listed([string("me")]), theirs + listed([string(self._topic)])
+        source, target = (remote, mine) if receive else (mine, remote)
+        tail = () if receive else (NULL, NULL, ZERO)
+        name = string(f"link-{handle}")
+        return frame(performative(ATTACH, name, uint(handle), role, NULL, NULL, source, target, *tail))
+
+    async def _senders(self, count: int) -> None:
+        (await self._attached(count)).transport.abort()
+
+    async def _receivers(self, count: int) -> None:
+        (await self._attached(count, receive=True)).transport.abort()
+
+    async def _session(self, count: int) -> None:
+        writer = await self._attached(count)
+        writer.write(frame(performative(0x17)))
+        await writer.drain()
+        await asyncio.sleep(self._plan.quiet)
+        writer.transport.abort()
+
+    async def _detached(self, count: int) -> None:
+        writer = await self._attached(count)
+        writer.write(b"".join(frame(performative(0x16, uint(number), TRUE)) for number in range(count)))
+        await writer.drain()
+        await asyncio.sleep(self._plan.quiet)
+        writer.transport.abort()
+
+    # MQTT
+
+    async def _mqtt(self, connect: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection with its CONNACK."""
+        reader, writer = await asyncio.open_connection(*self._gateway.address("mqtt"), limit=1 << 22)
+        writer.write(connect)
+        first, _ = await _next(reader)
+        assert first == 0x20, f"0x{first:02x}"
+        return reader, writer
+
+    async def _filters(self, count: int) -> None:
+        reader, writer = await self._mqtt(connect_packet(f"{self._run}-filters"))
+        writer.write(subscribe_packet(1, [(f"{self._topic}/{number}/+", 1) for number in range(count)]))
+        first, _ = await _next(reader)
+        assert first == 0x90, f"0x{first:02x}"
+        writer.transport.abort()
+
+    async def _properties(self, count: int) -> None:
+        reader, writer = await self._mqtt(connect_packet(f"{self._run}-properties"))
+        properties = b"".join(b"\x26" + text(f"name-{number}") + text("value") for number in range(count))
+        body = text(f"{self._topic}/properties") + struct.pack(">H", 1) + varint(len(properties)) + properties + b"x"
+        writer.write(packet(0x32, body))
+        first, _ = await _next(reader)
+        assert first == 0x40, f"0x{first:02x}"
+        writer.close()
+
+    async def _retained(self, count: int) -> None:
+        reader, writer = await self._mqtt(connect_packet(f"{self._run}-retained"))
+        place = f"{self._topic}/kept"
+        for first in range(0, count, 50):
+            for number in range(first, min(count, first + 50)):
+                payload = text(f"{place}/{number}") + struct.pack(">H", number - first + 1) + b"\0x"
+                writer.write(packet(0x33, payload))
+            for _ in range(first, min(count, first + 50)):
+                await _next(reader)
+        writer.write(subscribe_packet(1000, [(f"{place}/#", 0)]))
+        got = 0
+        while got < count:
+            first, _ = await _next(reader)
+            got += first >> 4 == 3
+        writer.close()
+
+    async def _wills(self, count: int) -> None:
+        def connect(number: int) -> bytes:
+            body = text("MQTT") + bytes((5, 0x02 | 0x04 | 0x08)) + struct.pack(">H", 60) + b"\0"
+            body += text(f"{self._run}-will-{number}") + b"\0" + text(f"{self._topic}/will") + text("gone")
+            return packet(0x10, body)
+
+        await self._crowd([connect(number) for number in range(count)])
+
+    async def _sessions(self, count: int) -> None:
+        """Kept for a second, all left at the same moment."""
+        await self._crowd([
+            connect_packet(f"{self._run}-kept-{number}", session_expiry_s=1) for number in range(count)
+        ])  # fmt: skip
+        await asyncio.sleep(3.0)
+
+    async def _crowd(self, connects: list[bytes]) -> None:
+        """Connections that end at once."""
+        writers: list[asyncio.StreamWriter] = []
+        for first in range(0, len(connects), 50):
+            made = await asyncio.gather(*(self._mqtt(connect) for connect in connects[first : first + 50]))
+            writers += [writer for _, writer in made]
+        for writer in writers:
+            writer.transport.abort()
+
+    # HTTP
+
+    async def _records(self, count: int) -> None:
+        host, port = self._gateway.address("http")
+        body = json.dumps({"records": [{"key": str(number), "value": {"n": number}} for number in range(count)]})
+        headers = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"http://{host}:{port}/topics/{self._topic}", data=body, headers=headers) as answer,
+        ):
+            assert answer.status == 200, await answer.text()
+            await answer.read()
+
+    async def _subscriptions(self, count: int) -> None:
+        host, port = self._gateway.address("http")
+        async with (
+            aiohttp.ClientSession() as http,
+            http.ws_connect(f"http://{host}:{port}/stream", protocols=["trivium.v1"]) as socket,
+        ):
+            for number in range(count):
+                await socket.send_json({"type": "subscribe", "id": str(number), "topic": self._topic, "credit": 1})
+            answers: dict[str, Any] = {}
+            while len(answers) < count:
+                heard = await socket.receive_json(timeout=WAIT_S)
+                if heard["type"] != "record":
+                    answers[heard["id"]] = heard
+
+
+def judge(found: list[Beside]) -> list[str]:
+    """Which of them held others up: by a turn of the gateway's loop, in processor time."""
+    problems: list[str] = []
+    before = 0.0
+    for one in found:
+        if one.longest > max(before, TURN_S):
+            problems.append(f"{one.name}: a turn of {one.longest:.2f} s")
+        before = one.longest
+    return problems
+
+
+async def _next(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """The next MQTT packet."""
+    async with asyncio.timeout(WAIT_S):
+        first = (await reader.readexactly(1))[0]
+        length, shift = 0, 0
+        while True:
+            byte = (await reader.readexactly(1))[0]
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80:
+                return first, await reader.readexactly(length)
