@@ -35,6 +35,7 @@ from gateway.kafka.java import SetupError
 from gateway.kafka.publisher import Publisher
 from gateway.kafka.state import StateTopics
 from gateway.kafka.storage import BrokerError
+from gateway.net.descriptors import descriptors
 from gateway.net.listener import ListenError, listen_error
 from gateway.observe.collector import Collector, calm
 from gateway.observe.lag import LoopLag
@@ -172,6 +173,7 @@ class App:
         """Start each part and put its end on the stack, so that the ends come in the opposite order."""
         config = self._config
         loop = asyncio.get_running_loop()
+        descriptors.watch(self._tasks.spawn)
         for warning in check_exposure(config):
             log.warning("exposed", detail=warning)
         process = Process(config, self._tasks, stack, loop)
@@ -200,6 +202,7 @@ class App:
         collector = Collector(loop)
         add_source(metrics, "collector", collector.statistics)
         add_source(metrics, "failures", failures.statistics)
+        add_source(metrics, "descriptors", descriptors.statistics)
         if self._room is not None:
             add_source(metrics, "embedded_kafka", self._room.statistics)
         await self._open_management(metrics, admittance, stack)
@@ -277,7 +280,7 @@ class App:
         retrying = failures.retrying
         ready = kafka and state and all(listeners.values()) and not self._stopping and NEEDED.isdisjoint(retrying)
         details = {"kafka": kafka, "state": state, "listeners": listeners, "stopping": self._stopping}
-        return ready, {**details, "retrying": list(retrying)}
+        return ready, {**details, "retrying": list(retrying), "open_files_used_up": descriptors.paused}
 
     async def _announce(self, publisher: Publisher) -> None:
         """Write the ready file once everything answers."""

@@ -26,6 +26,10 @@ TRACEBACK_S: Final = 60.0
 KINDS_KEPT: Final = 256
 
 
+class ForeseenError(Exception):
+    """How a callback says no to a library that knows no other way: the loop's exception handler says nothing of it."""
+
+
 class FailureStatistics(msgspec.Struct, frozen=True):
     """Counts for the metrics.
 

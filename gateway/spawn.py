@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from flowcontrol.backoff import Backoff
-from gateway.failures import failures
+from gateway.failures import ForeseenError, failures
 
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 """Starts one job in the background; its failure is contained, see `Tasks.spawn`."""
@@ -115,5 +115,5 @@ def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
     error = context.get("exception")
     if error is None:
         loop.default_exception_handler(context)
-    else:
+    elif not isinstance(error, ForeseenError):
         failures.tell("callback", error, str(context.get("message", "")))

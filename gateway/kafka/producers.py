@@ -16,6 +16,7 @@ from aiokafka.structs import RecordMetadata
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
+from gateway.kafka.away import away
 from gateway.kafka.batch import Batch
 from gateway.kafka.client import client_settings, start_client
 from gateway.spawn import Spawn
@@ -170,7 +171,7 @@ class Producers:
                 try:
                     await start_client(producer.start, producer.stop, self._spawn)
                 except (errors.KafkaError, OSError) as error:
-                    log.warning("Kafka does not answer: %s", type(error).__name__)
+                    away.notice("producer", type(error).__name__)
                     await asyncio.sleep(RESTART_S)
                 else:
                     self._current = Producing(producer)

@@ -19,6 +19,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from gateway.failures import failures
+from gateway.kafka.away import away
 from gateway.kafka.consumers import (
     CHUNK,
     ConsumerOptions,
@@ -317,7 +318,7 @@ class _Worker:
             try:
                 await start_consumer(consumer, self._pool.spawn)
             except KafkaError as error:
-                log.warning("catch-up reader: Kafka is away: %r", error)
+                away.notice("catch-up reader", repr(error))
                 await asyncio.sleep(1.0)
             else:
                 return consumer

@@ -21,6 +21,7 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from gateway.config import ConfigError
 from gateway.failures import failures
+from gateway.kafka.away import away
 from gateway.kafka.consumers import (
     CHUNK,
     ConsumerOptions,
@@ -290,7 +291,7 @@ class StateTopics:
                     self._consumer = None
                     await close_consumer(consumer)
             except KafkaError as error:
-                self._complain(f"state topics cannot be read: {error!r}")
+                away.notice("state", repr(error))
                 await asyncio.sleep(RETRY_S)
 
     async def _found(self, table: StateTopic) -> TopicInfo:

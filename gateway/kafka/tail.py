@@ -21,6 +21,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError, TopicAuthorizationFailedError
 
 from gateway.failures import failures
+from gateway.kafka.away import away
 from gateway.kafka.consumers import (
     CHUNK,
     ConsumerOptions,
@@ -364,7 +365,7 @@ class Tail:
                     self._consumer = None
                     await close_consumer(consumer)
             except KafkaError as error:
-                log.warning("tail: Kafka is away: %r", error)
+                away.notice("tail", repr(error))
                 await asyncio.sleep(RETRY_S)
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:

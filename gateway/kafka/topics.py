@@ -21,6 +21,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka import wire
+from gateway.kafka.away import away
 from gateway.kafka.client import client_settings, start_client
 from gateway.kafka.contracts import Refused
 from gateway.kafka.creation import Creation, Partitions, Room, Wanted, any_room, refused_by
@@ -168,7 +169,7 @@ class Topics:
         try:
             await self.refresh()
         except Refused as refused:
-            log.warning("Kafka at %s does not answer yet: %s", self._config.bootstrap_servers, refused.reason)
+            away.notice("topics", f"{self._config.bootstrap_servers}: {refused.reason}")
             return False
         return True
 
@@ -188,7 +189,7 @@ class Topics:
                 else:
                     await self.request(MetadataRequest([], allow_auto_topic_creation=False))
             except Refused as refused:
-                log.info("topics could not be refreshed: %s", refused.reason)
+                away.notice("topics", refused.reason)
 
     async def stop(self) -> None:
         """Close the connection."""

@@ -21,6 +21,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
+from gateway.kafka.away import away
 from gateway.kafka.client import client_settings, start_client
 from gateway.kafka.producers import RESTART_S, Producing
 from gateway.spawn import Spawn
@@ -279,7 +280,7 @@ class Transactors:
                 await start_client(producer.start, producer.stop, self._spawn)
             except Exception as error:  # whoever waits for one must not wait for ever
                 if isinstance(error, errors.KafkaError | OSError):
-                    log.warning("no transactional producer: %s", type(error).__name__)
+                    away.notice("transactions", type(error).__name__)
                 else:
                     failures.tell("transaction", error)
                 await asyncio.sleep(pause)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
+import socket
 import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from gateway.config import Address
+from gateway.failures import ForeseenError
+from gateway.net.descriptors import descriptors
 from gateway.net.pump import Pump
 
 log = structlog.get_logger(__name__)
@@ -27,20 +31,89 @@ class ListenError(Exception):
     """An address cannot be listened on; the text says which and why."""
 
 
-class Bound:
-    """What a listening socket shows, and how it is closed."""
+class NoRoomError(ForeseenError):
+    """A socket was accepted in the turn of the loop in which open files were used up."""
 
-    _server: asyncio.Server | None = None
 
-    @property
-    def bound(self) -> str:
-        """The address really bound, as `HOST:PORT`; "" while not listening."""
-        return _bound_address(self._server)
+class Listening:
+    """Listening sockets that can pause: who connects meanwhile waits in the kernel's backlog.
+
+    uvloop's server knows no pause, so it is closed and made anew around the same sockets, which are kept here.
+    """
+
+    def __init__(self, factory: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext | None) -> None:
+        """Nothing is bound before `open`."""
+        self._factory = factory
+        self._options: dict[str, Any] = {
+            "ssl": tls,
+            "ssl_handshake_timeout": HANDSHAKE_S if tls else None,
+            "backlog": BACKLOG,
+        }
+        self._servers: list[asyncio.Server] = []
+        self._sockets: list[socket.socket] = []
+        self.address = ""
+
+    async def open(self, address: Address) -> None:
+        """Bind and accept; OSError when that is not possible."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(self._accept, address.host, address.port, **self._options)
+        self._servers = [server]
+        self._sockets = [socket.socket(fileno=os.dup(one.fileno())) for one in server.sockets]
+        name = server.sockets[0].getsockname()
+        self.address = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+        descriptors.join(self)
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        if descriptors.paused:
+            raise NoRoomError  # libuv accepts nothing more then, until the server is closed in this very turn
+        descriptors.accepted()
+        return self._factory()
 
     @property
     def accepting(self) -> bool:
         """Whether new sockets are accepted."""
-        return self._server is not None and self._server.is_serving()
+        return any(server.is_serving() for server in self._servers)
+
+    def pause(self) -> None:
+        """See `descriptors.Pausable`."""
+        for server in self._servers:
+            server.close()
+        self._servers = []
+
+    async def resume(self) -> None:
+        """See `descriptors.Pausable`."""
+        for one in self._sockets:
+            copy = one.dup()
+            server = await asyncio.get_running_loop().create_server(self._accept, sock=copy, **self._options)
+            if self._sockets and not descriptors.paused:
+                self._servers.append(server)
+            else:
+                server.close()
+
+    def close(self) -> None:
+        """Listen no more; open connections live on."""
+        descriptors.leave(self)
+        self.pause()
+        for one in self._sockets:
+            one.close()
+        self._sockets = []
+        self.address = ""
+
+
+class Bound:
+    """What a listening socket shows, and how it is closed."""
+
+    _server: Listening | None = None
+
+    @property
+    def bound(self) -> str:
+        """The address really bound, as `HOST:PORT`; "" while not listening."""
+        return self._server.address if self._server is not None else ""
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new sockets are accepted."""
+        return self._server is not None and self._server.accepting
 
     def stop_accepting(self) -> None:
         """Close the listening socket; open connections live on."""
@@ -96,7 +169,7 @@ async def open_server(
     key: str,
     address: Address,
     tls: ssl.SSLContext | None,
-) -> asyncio.Server:
+) -> Listening:
     """Bind and accept.
 
     Args:
@@ -109,27 +182,13 @@ async def open_server(
     Raises:
         ListenError: the address cannot be had.
     """
+    server = Listening(factory, tls)
     try:
-        server = await asyncio.get_running_loop().create_server(
-            factory,
-            address.host,
-            address.port,
-            ssl=tls,
-            ssl_handshake_timeout=HANDSHAKE_S if tls else None,
-            backlog=BACKLOG,
-        )
+        await server.open(address)
     except OSError as error:
         raise ListenError(listen_error(key, address, error)) from error
-    log.info("listening", protocol=protocol, address=_bound_address(server), tls=tls is not None)
+    log.info("listening", protocol=protocol, address=server.address, tls=tls is not None)
     return server
-
-
-def _bound_address(server: asyncio.Server | None) -> str:
-    if server is None or not server.sockets:
-        return ""
-    name = server.sockets[0].getsockname()
-    host = f"[{name[0]}]" if ":" in name[0] else name[0]
-    return f"{host}:{name[1]}"
 
 
 def listen_error(key: str, address: Address, error: OSError) -> str:

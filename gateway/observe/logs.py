@@ -15,6 +15,7 @@ from typing import Any, Final, TextIO
 import structlog
 
 from gateway.config import LogConfig
+from gateway.kafka.away import away
 from gateway.secret import BLANK, Redactor, is_secret_name
 
 QUIET_LIBRARIES: Final = ("aiokafka", "kafka", "aiohttp", "amqtt", "asyncio", "transitions", "sqlalchemy")
@@ -125,10 +126,13 @@ class _CleanFormatter(structlog.stdlib.ProcessorFormatter):
 
 
 class _LibraryRepeats(RepeatFilter):
-    """Holds back repeated lines of libraries, never ours."""
+    """Holds back repeated lines of libraries, never ours, and all of aiokafka's while we say that Kafka is away."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.name.partition(".")[0] not in QUIET_LIBRARIES or super().filter(record)
+        library = record.name.partition(".")[0]
+        if library not in QUIET_LIBRARIES:
+            return True
+        return not (library == "aiokafka" and away.lasts) and super().filter(record)
 
 
 def _last_steps(console: bool, colours: bool) -> Sequence[Any]:

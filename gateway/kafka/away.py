@@ -1,0 +1,48 @@
+"""Kafka is away: said once a minute for the whole process, whoever notices it and however often it is tried."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+TELL_S: Final = 60.0
+LASTS_S: Final = 30.0
+"""So long after the last failed attempt it counts as away; attempts come every few seconds at least."""
+
+
+class Away:
+    """Whether Kafka is away, as far as the failed attempts tell."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds."""
+        self._clock = clock
+        self._told = self._noticed = float("-inf")
+        self._since = 0.0
+        self._parts: set[str] = set()
+
+    def notice(self, part: str, reason: str) -> None:
+        """A part's attempt to reach Kafka has failed; it will try again."""
+        now = self._clock()
+        if now - self._noticed > LASTS_S:
+            self._since = now
+        self._noticed = now
+        self._parts.add(part)
+        if now - self._told >= TELL_S:
+            self._told = now
+            log.warning(
+                "Kafka does not answer since %.0f s (%s): %s", now - self._since, ", ".join(sorted(self._parts)), reason
+            )
+            self._parts.clear()
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it is away now: what libraries say about it is not worth a line more."""
+        return self._clock() - self._noticed <= LASTS_S
+
+
+away: Final = Away()
+"""The process's."""

@@ -1,0 +1,130 @@
+"""Open files have an end: listeners pause before it, so that some are left for management, Kafka and the disk.
+
+The kernel gives the lowest number that is free, so the number of the next one tells whether the reserve is touched,
+for two system calls and whatever is open. A listener that is paused lets its clients wait in the kernel's backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import time
+from typing import Final, Protocol
+
+import msgspec
+
+from gateway.spawn import Spawn
+
+log = logging.getLogger(__name__)
+
+RESERVE: Final = 64
+RETRY_S: Final = 0.25
+TELL_S: Final = 60.0
+
+
+class Pausable(Protocol):
+    """A listener."""
+
+    def pause(self) -> None:
+        """Accept nothing; clients wait."""
+        ...
+
+    async def resume(self) -> None:
+        """Accept again."""
+        ...
+
+
+class DescriptorStatistics(msgspec.Struct, frozen=True):
+    """What the metrics tell.
+
+    Attributes:
+        limit: open files that the process may have.
+        paused: whether listeners wait for free ones.
+        pauses_total: how often they had to.
+    """
+
+    limit: int
+    paused: int
+    pauses_total: int
+
+
+class Descriptors:
+    """The process's open files."""
+
+    def __init__(self) -> None:
+        """Nobody listens yet."""
+        self.paused = False
+        self._pauses = 0
+        self._told = float("-inf")
+        self._listeners: set[Pausable] = set()
+        self._spawn: Spawn | None = None
+
+    def watch(self, spawn: Spawn) -> None:
+        """Begin to pause listeners; `spawn` starts what makes them go on."""
+        self._spawn = spawn
+
+    def join(self, listener: Pausable) -> None:
+        """Pause this one too."""
+        self._listeners.add(listener)
+
+    def leave(self, listener: Pausable) -> None:
+        """It has ended."""
+        self._listeners.discard(listener)
+
+    def accepted(self) -> None:
+        """A socket was accepted: when the reserve is touched, all listeners pause."""
+        if self.paused or self._spawn is None or not self._is_touched():
+            return
+        self.paused = True
+        self._pauses += 1
+        now = time.monotonic()
+        if now - self._told >= TELL_S:
+            self._told = now
+            log.error(
+                "all but %d of %d open files are in use: no connection is accepted until some are closed"
+                " (raise the limit: ulimit -n, LimitNOFILE)", RESERVE, _limit(),
+            )  # fmt: skip
+        asyncio.get_running_loop().call_soon(self._pause)  # uvloop's server cannot be closed while it accepts
+
+    def _pause(self) -> None:
+        for listener in self._listeners:
+            listener.pause()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
+
+    def _try_again(self) -> None:
+        if self._is_touched():
+            self._look_again()
+            return
+        self.paused = False
+        assert self._spawn is not None
+        self._spawn(self._resume())
+
+    async def _resume(self) -> None:
+        for listener in tuple(self._listeners):
+            await listener.resume()
+
+    def _is_touched(self) -> bool:
+        try:
+            number = os.dup(2)
+        except OSError:
+            return True
+        os.close(number)
+        limit = _limit()
+        return number >= max(limit - RESERVE, limit // 2)
+
+    def statistics(self) -> DescriptorStatistics:
+        """See `DescriptorStatistics`."""
+        return DescriptorStatistics(_limit(), int(self.paused), self._pauses)
+
+
+def _limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # it may be raised while we run (prlimit)
+
+
+descriptors: Final = Descriptors()
+"""The process's."""
