@@ -31,17 +31,7 @@ from gateway.failures import failures
 from gateway.kafka.contracts import Outlet
 from gateway.kafka.group_catchup import CatchUp, Readings
 from gateway.kafka.group_later import Later
-from gateway.kafka.group_parts import (
-    UNTRIED,
-    Condition,
-    Delivery,
-    Interest,
-    Member,
-    Part,
-    Pool,
-    Selector,
-    Tries,
-)
+from gateway.kafka.group_parts import UNTRIED, Condition, Delivery, Interest, Member, Part, Pool, Selector, Tries
 from mapping.record import Received
 
 WAITING_RECORDS: Final = 2000
