@@ -123,6 +123,22 @@ async def test_an_upload_that_breaks_off_has_stored_what_it_told(
         assert (await offsets.json(content_type=None))["end_offset"] == len(told) <= 50_000
 
 
+@pytest.mark.parametrize("coding", CODED)
+async def test_a_stream_of_version_3_that_breaks_off_has_stored_what_it_told(
+    gateway: Gateway, new_topic: Any, coding: str
+) -> None:
+    topic = await new_topic(partitions=1)
+    one = b'{"value":{"type":"JSON","data":1}}'
+    path = f"/v3/clusters/{await cluster(gateway)}/topics/{topic}/records"
+    whole = CODED[coding](one * 1000)
+    status, content = await post(gateway, path, "application/json", coding, whole[:-3], chunked=False)
+    *reports, end = unchunked(content).splitlines()
+    assert (status, json.loads(end)["error_code"]) == (200, 400)
+    assert [json.loads(report)["offset"] for report in reports] == list(range(len(reports)))
+    async with aiohttp.ClientSession(gateway.url) as http, http.get(f"/topics/{topic}/partitions/0/offsets") as offsets:
+        assert (await offsets.json(content_type=None))["end_offset"] == len(reports) <= 1000
+
+
 async def cluster(gateway: Gateway) -> str:
     async with aiohttp.ClientSession(gateway.url) as http, http.get("/v3/clusters") as clusters:
         return (await clusters.json())["data"][0]["cluster_id"]
