@@ -129,7 +129,7 @@ class KafkaConfig(Section):
     client_id: str = "trivium"
     linger_ms: Annotated[int, Field(ge=0, le=1000)] = 0  # the open batch fills while its predecessor is answered
     batch_bytes: Annotated[int, Field(ge=1024, le=16 * MEBIBYTE)] = 65536  # 505,000 records/s measured at 64 KiB
-    max_request_bytes: Annotated[int, Field(ge=1024)] = 4 * MEBIBYTE
+    max_request_bytes: Annotated[int, Field(ge=1024)] = 10 * MEBIBYTE  # an HTTP body or an AMQP message, and headers
     delivery_timeout_s: Annotated[float, Field(gt=0)] = 120.0  # as the Java client: a broker may restart in it
     request_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     metadata_max_age_s: Annotated[float, Field(gt=0)] = 30.0
@@ -226,7 +226,8 @@ class AmqpConfig(Section):
     # The engine announces it in whole frames, however small the transfers are: 128 MiB / 64 KiB = 2,048 of them, twice
     # one link's credit. It holds none of those bytes: each transfer is taken out of it as it is read.
     session_window_bytes: Annotated[int, Field(ge=65536)] = 128 * MEBIBYTE
-    max_message_bytes: Annotated[int, Field(ge=1024)] = MEBIBYTE
+    # 4 MiB of body, and 64 KiB for what AMQP's limit counts beside it: the other sections.
+    max_message_bytes: Annotated[int, Field(ge=1024)] = 4 * MEBIBYTE + 65536
     max_unsettled: Annotated[int, Field(ge=1)] = 10_000  # per receiver link: credit does not bound it
     dead_letter_topic: str | None = None  # such as {topic}-dlq; None: what is rejected is done with
     max_attempts: Annotated[int, Field(ge=1)] = 10  # Artemis's; then a record that fails is a dead letter

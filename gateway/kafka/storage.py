@@ -184,6 +184,7 @@ def server_properties(port: int, controller_port: int, data: str, extra: Mapping
         "num.partitions": "3",
         "auto.create.topics.enable": "false",  # the gateway decides (kafka.create_topics)
         "compression.type": "producer",
+        "message.max.bytes": "10485760",  # kafka.max_request_bytes: Kafka's 1 MiB is less than the protocols' limits
         "log.retention.hours": "168",  # by time only: a bound in bytes would lose what a load test has yet to read
         "log.cleaner.dedupe.buffer.size": "33554432",  # the default takes an eighth of the heap
         "offsets.topic.replication.factor": "1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from proton import symbol
+from proton import Message, symbol
 from proton.reactor import Copy, ReceiverOption
 from proton.utils import BlockingConnection, LinkDetached
 from pydantic import ValidationError
@@ -103,6 +103,30 @@ async def test_a_browser_is_shown_what_is_not_settled(front: AmqpFront, bootstra
         return [before, shown(4, "second")]
 
     assert await as_client(front, browse) == [[b"0", b"1", b"2", b"3", b"4"], [b"0", b"2", b"4", b"new"]]
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["data", "text"])
+async def test_a_large_body_with_all_sections(front: AmqpFront, new_topic: Any, binary: bool) -> None:
+    """4 MiB of body whatever stands around it, by the defaults; of a topic that takes as much."""
+    topic = await new_topic(partitions=1, max_message_bytes="10485760")
+    content = b"x" * (4 << 20)
+
+    def exchange(connection: BlockingConnection) -> Message:
+        message = data(content) if binary else Message(body=content.decode())
+        message.id, message.correlation_id, message.subject = "i" * 500, "c" * 500, "s" * 500
+        message.durable, message.priority, message.ttl = True, 7, 60.0
+        message.properties = {f"p{number}": "v" * 500 for number in range(60)}
+        message.annotations = {symbol("x-opt-a"): "a" * 500}
+        message.instructions = {symbol("x-opt-d"): "d" * 500}
+        sender: Any = connection.create_sender(topic)
+        assert sender.link.remote_max_message_size >= len(content)
+        receiver: Any = connection.create_receiver(topic, credit=1)
+        sender.send(message)
+        return receiver.receive(TIMEOUT)
+
+    got = await as_client(front, exchange)
+    assert (body_of(got) if binary else str(got.body).encode()) == content
+    assert (got.priority, got.subject, len(got.properties)) == (7, "s" * 500, 60)
 
 
 @pytest.mark.parametrize("pattern", ["", "a/#/b", "a#", "a/b+"])

@@ -374,7 +374,7 @@ async def test_statistics_and_reachability(bootstrap, new_topic, kit):
         assert k.publisher.reachable
         owner = k.recorder()
         k.submit(Record(topic, b"k", b"v" * 100), owner, 1)
-        k.submit(Record(topic, b"k", b"v" * 2_000_000), None)
+        k.submit(Record(topic, b"k", b"v" * 12_000_000), None)
         before = k.publisher.statistics()
         assert before.records_in_flight == 2
         await k.until(lambda: owner.fates)
