@@ -170,8 +170,10 @@ class Part:
         floor = checkpoint.committable
         if floor is None:
             floor = self._base
-        if floor is not None and not checkpoint.span:
-            floor = max(floor, self._passed)
+        if floor is not None and floor < self._passed:
+            if checkpoint.span:  # what was left out as settled lies behind what is open
+                return self._with_ledger(settled)
+            floor = self._passed
         return None if floor is None else OffsetAndMetadata(floor, "")
 
     def _with_ledger(self, settled: Collection[int]) -> OffsetAndMetadata:

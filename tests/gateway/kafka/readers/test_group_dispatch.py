@@ -626,6 +626,23 @@ def test_what_a_successor_leaves_out_is_passed(world: World) -> None:
     assert later.committable == 2
 
 
+def test_what_one_owner_has_settled_no_later_one_gives_out(world: World) -> None:
+    world.join(Sink(2))
+    two = world.join(Sink(2))
+    world.read(*"aaa")
+    two.done(two.held[-1])
+    assert open_of(world.parts[0]) == (opened := {0, 1, 2} - {two.offsets[-1]})
+    for _ in range(2):  # the second knows it from the first alone
+        stored = world.parts[0].committable()
+        later = World()
+        later.parts = [Part(PARTITION, 0, stored)]
+        later.dispatch.keep(later.parts)
+        later.dispatch.take(world.log.records, later.parts[0])
+        later.parts[0].position = 3
+        assert open_of(later.parts[0]) == opened
+        world.parts = later.parts
+
+
 QUEUE_ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("read"), st.sampled_from([b"a", b"b", b"c"])),
