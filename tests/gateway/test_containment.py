@@ -300,7 +300,7 @@ async def test_a_topic_made_again_with_fewer_partitions_under_load_is_served_on(
             stored |= {record.value for part in (await consumer.getmany(timeout_ms=500)).values() for record in part}
     first = min(int(text) for text in stored - after)
     assert {text for text in settled if int(text) > first + 1000} <= stored  # nothing acknowledged is lost
-    # No part of ours failed; a commit for the partition that is gone may fail in a task of aiokafka's that nobody awaits.
+    # No part of ours failed; a commit for the partition that is gone may fail in a task of aiokafka's own.
     assert (await contained(gateway)).keys() <= {"callback"}
     assert "Unrecognized partition" not in gateway.log.read_text()
     for client in (*readers, writer):
