@@ -185,6 +185,7 @@ class MqttConfig(Section):
     report_no_subscribers: bool = False  # Kafka's readers are not known: 0x10 is about connected MQTT clients only
     echo_wait_ms: Annotated[int, Field(ge=0, le=60_000)] = 0  # a client's own copy before its PUBACK: ADR 0021
     check_payload_format: bool = False  # reading every text payload costs
+    acknowledge_refused: bool = False  # to 3.1.1, which has no word for it: True ends resending, and loses the message
     response_information: str | None = "replies/{client}"  # for those who ask; the base of response topics
     server_reference: str | None = None  # where clients shall go when the gateway stops
     websocket_address: Address | None = None  # besides `/mqtt` on the HTTP port
