@@ -157,7 +157,8 @@ class Topics:
         self._wake = asyncio.Event()
         self._refreshed = float("-inf")
         self._refreshing = asyncio.Lock()
-        self._next_refresh: asyncio.Task[Refused | None] | None = None  # not begun yet
+        self._refreshes = 0  # that have begun
+        self._refused: Refused | None = None  # what the last of them came to
         self._configs_read = float("-inf")
         self._answered = float("-inf")
         self._stopped = False
@@ -466,20 +467,21 @@ class Topics:
         Raises:
             Refused: BUSY, Kafka does not answer.
         """
-        if self._next_refresh is None:
-            self._next_refresh = self._spawn(self._refresh_next())
-        refused = await asyncio.shield(self._next_refresh)
-        if refused is not None:
-            raise Refused(refused.outcome, refused.reason)
-
-    async def _refresh_next(self) -> Refused | None:
+        arrived = self._refreshes
         async with self._refreshing:
-            self._next_refresh = None
+            if self._refreshes > arrived:  # one has begun since, and is over
+                if self._refused is not None:
+                    raise Refused(self._refused.outcome, self._refused.reason)
+                return
+            self._refreshes, self._refused = self._refreshes + 1, None
             try:
                 await self._refresh()
-            except Refused as refused:
-                return refused
-            return None
+            except BaseException as error:
+                if isinstance(error, Refused):
+                    self._refused = error
+                else:
+                    self._refreshes -= 1  # cancelled with whoever asked: the next one asks anew
+                raise
 
     async def _refresh(self) -> None:
         begun = self._clock()
