@@ -6,8 +6,9 @@ Broken requests get answers of our own, and after an upgrade the socket is given
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, cast
 
 import structlog
@@ -30,6 +31,8 @@ HEADER_BYTES: Final = 16 * 1024  # of one field; proxies send long tokens, nobod
 HEADER_FIELDS: Final = 100
 HEAD_BYTES: Final = 64 * 1024
 _HEAD_END: Final = b"\r\n\r\n"
+_SPACE: Final = 0x20
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
 _TOO_MANY: Final = "Too many headers received"  # aiohttp has no exception of its own for it
 
 _HEAD_TOO_LARGE: Final = "the head is too large"
@@ -65,7 +68,7 @@ class HttpConnection(web.RequestHandler):
         self._admitted = False  # whether the client of the request now handled is known
         self._head_bytes = 0  # of a head that is not whole
         self._requests = 0  # heads that were whole
-        self._body: StreamReader | None = None  # of the last of them
+        self._body: StreamReader | None = None  # of the last of them, when it is not whole
         self._left = 0  # bytes of it that are still to come, where its head says so
         self._behind = _Behind()
         self._broken = False
@@ -88,13 +91,15 @@ class HttpConnection(web.RequestHandler):
 
     def admitted(self) -> None:
         """The client of the request now handled is known: what it sends of its body counts elsewhere."""
-        self._admitted = True
-        if self._stranger is not None:
-            self._stranger.leave()
+        if not self._admitted:
+            self._admitted = True
+            if self._stranger is not None:
+                self._stranger.leave()
 
-    def handled(self) -> None:
-        """The request is over; whose the next one is, is to be seen."""
-        self.admitted()
+    def _handled(self) -> None:
+        """The request has its answer; whose the next one is, is to be seen."""
+        if not self._admitted and self._stranger is not None:
+            self._stranger.leave()
         self._admitted = False
 
     def data_received(self, data: bytes) -> None:
@@ -106,17 +111,20 @@ class HttpConnection(web.RequestHandler):
             return
         if data and self._stranger is not None and not self._admitted and not self._stranger.took(len(data)):
             return
+        is_boundary = self._body is None and not (self._head_bytes or self._rest or self._upgraded)
+        if is_boundary and _is_one_request(data, self._max_head_bytes):  # the usual read: there is nothing to part
+            self._parse(data)
+            self._last = b""
+            return
         if self._rest:
             data, self._rest = self._rest + data, b""
         start = 0
         while True:
             end = self._end_of_piece(data, start)
-            if not self._take_piece(data[start:end]):
+            self._take_piece(data[start:end])
+            if self._broken:
                 return
             start = end
-            if self._messages and isinstance(self._messages[-1][0], _ErrInfo):
-                self._break()
-                return
             if start >= len(data):
                 break
             if not self._upgraded and (self._reading_paused or len(self._messages) >= self._max_msg_queue_size):
@@ -142,8 +150,8 @@ class HttpConnection(web.RequestHandler):
         found = data.find(_HEAD_END, start)
         return size if found < 0 else found + len(_HEAD_END)
 
-    def _take_piece(self, piece: bytes) -> bool:
-        """Parse what holds at most one end of a head; False: the head is too large, which is answered.
+    def _take_piece(self, piece: bytes) -> None:
+        """Parse what holds at most one end of a head; a head that is too large is answered, and nothing behind it.
 
         What begins behind a body in chunks in the same piece is not counted: that is one read at most.
         """
@@ -155,15 +163,29 @@ class HttpConnection(web.RequestHandler):
                 if self._waiter is not None and not self._waiter.done():
                     self._waiter.set_result(None)
                 self._break()
-                return False
+                return
+        self._parse(piece)
+
+    def _parse(self, piece: bytes) -> None:
+        """Parse, and note what has begun by it."""
         super().data_received(piece)
-        if self._request_count != self._requests:
-            self._requests = self._request_count
-            self._head_bytes = 0
-            if self._messages:
-                message, self._body = self._messages[-1]
-                self._left = 0 if isinstance(message, _ErrInfo) else int(message.headers.get("Content-Length", 0))
-        return True
+        if self._request_count == self._requests:
+            return
+        self._requests = self._request_count
+        self._head_bytes = 0
+        self._body = None
+        if self._messages:
+            message, body = self._messages[-1]
+            if isinstance(message, _ErrInfo):
+                self._break()
+            elif not body.is_eof():
+                self._body = body
+                self._left = int(message.headers.get("Content-Length", 0))
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Go on reading; aiohttp calls it whenever a body is read or ends, and seldom is anything held up by then."""
+        if self._reading_paused or self._buffer_paused or self._rest:
+            super().resume_reading(resume_parser)
 
     def _break(self) -> None:
         """The last message is about what is no HTTP. Nothing more is read; who waits for the rest of a body is told."""
@@ -177,21 +199,26 @@ class HttpConnection(web.RequestHandler):
         if not payload.is_eof():
             payload.set_exception(web.RequestPayloadError("the framing of the body is broken"))
 
-    async def finish_response(
+    def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        """Write an answer; behind the last one to what is no HTTP, wait while the client may be sending more.
+    ) -> Coroutine[Any, Any, tuple[web.StreamResponse, bool]]:
+        """Write an answer; behind the last one to what is no HTTP, wait while the client may be sending more."""
+        self._handled()
+        written = super().finish_response(request, resp, start_time)
+        return self._linger(written, resp) if self._broken else written
 
-        Closing at once would reset the connection, and the client might lose the answer (RFC 9112 section 9.6).
-        """
-        written = await super().finish_response(request, resp, start_time)
+    async def _linger(
+        self, written: Coroutine[Any, Any, tuple[web.StreamResponse, bool]], resp: web.StreamResponse
+    ) -> tuple[web.StreamResponse, bool]:
+        """Closing at once would reset the connection, and the client might lose the answer (RFC 9112 section 9.6)."""
+        result = await written
         transport = self.transport
-        if self._broken and not resp.keep_alive and transport is not None and not transport.is_closing():
+        if not resp.keep_alive and transport is not None and not transport.is_closing():
             if transport.can_write_eof():
                 transport.write_eof()
             self._gone = self._loop.create_future()
             await asyncio.wait([self._gone], timeout=LINGER_S)
-        return written
+        return result
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See `asyncio.Protocol`."""
@@ -253,6 +280,21 @@ class HttpConnection(web.RequestHandler):
         self.keep_alive(False)
         self.force_close()
         return transport, bytes(self._behind.data)
+
+
+def _is_one_request(data: bytes, max_head_bytes: int) -> bool:
+    """Whether `data` ends where its first head does, or where the body ends that this head announces.
+
+    It is asked of every read, and in doubt the answer is no.
+    """
+    found = data.find(_HEAD_END)
+    if found < 0 or data[0] <= _SPACE or len(data) > max_head_bytes:  # empty lines in front are no head yet
+        return False
+    end = found + len(_HEAD_END)
+    if end == len(data):
+        return True
+    length = _LENGTH.search(data, 0, end)
+    return length is not None and int(length[1]) == len(data) - end
 
 
 class _Behind:
@@ -331,15 +373,15 @@ class HttpServer(Bound, web.Server):
             **self._kwargs,
         )
 
-    async def _checked(self, request: web.BaseRequest) -> web.StreamResponse:
-        connection = cast("HttpConnection", request.protocol)
+    def _checked(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         try:
             self._heads.check(request)
-            return await self._handle(request)
         except HeadError as error:
-            return self._refuse(error.status, str(error))
-        finally:
-            connection.handled()
+            return self._refused(error)
+        return self._handle(request)
+
+    async def _refused(self, error: HeadError) -> web.StreamResponse:
+        return self._refuse(error.status, str(error))
 
     async def listen(self, key: str, address: Address, tls: ssl.SSLContext | None) -> None:
         """Bind and accept; ListenError, with the configuration's key, when the address cannot be had."""

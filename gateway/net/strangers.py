@@ -24,13 +24,14 @@ class StrangersStatistics(msgspec.Struct, frozen=True):
 class Stranger:
     """One connection of somebody who has sent something and has not logged in."""
 
-    __slots__ = ("_strangers", "address", "bytes", "drop")
+    __slots__ = ("_strangers", "address", "bytes", "drop", "share")
 
     def __init__(self, strangers: Strangers, address: str, drop: Callable[[], None]) -> None:
         self._strangers = strangers
         self.address = address
         self.drop = drop
         self.bytes = 0
+        self.share: _Share | None = None  # its address's, while it holds something
 
     def took(self, size: int) -> bool:
         """Count what came; False: the connection was cut off for it."""
@@ -72,10 +73,12 @@ class Strangers:
 
     def take(self, stranger: Stranger, size: int) -> bool:
         """See `Stranger.took`."""
-        share = self._shares.get(stranger.address)
+        share = stranger.share
         if share is None:
-            share = self._shares[stranger.address] = _Share()
-        if stranger not in share.members:
+            share = self._shares.get(stranger.address)
+            if share is None:
+                share = self._shares[stranger.address] = _Share()
+            stranger.share = share
             share.members[stranger] = None
             self._count += 1
         stranger.bytes += size
@@ -93,9 +96,10 @@ class Strangers:
 
     def leave(self, stranger: Stranger) -> None:
         """See `Stranger.leave`; without effect for one that holds nothing."""
-        share = self._shares.get(stranger.address)
-        if share is None or stranger not in share.members:
+        share = stranger.share
+        if share is None:
             return
+        stranger.share = None
         del share.members[stranger]
         self._count -= 1
         share.bytes -= stranger.bytes

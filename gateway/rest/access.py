@@ -51,42 +51,43 @@ class Access:
             RestError: 401 with the challenges; late, for a wrong password or token. 403 for a page of another site.
                 503: too many logins wait.
         """
-        try:
-            return await self._admit(request, token_in_query=token_in_query)
-        except Busy as wait:
-            raise busy(f"Logins are busy: {wait}") from None
-
-    async def _admit(self, request: web.BaseRequest, *, token_in_query: bool) -> Admitted:
-        header = request.headers.get("Authorization")
+        fields = request.headers
+        header = fields.get("Authorization")
         if header is None and token_in_query and TOKEN_PARAMETER in request.raw_path:
             token = request.rel_url.query.get(TOKEN_PARAMETER)
             header = None if token is None else f"Bearer {token}"
-        identity: Identity | None = None
-        expires_ms: int | None = None
+        secure = request.secure
         # A token is shown by who has it; everything else a browser brings by itself.
         if (header is None or header[:7].lower() != "bearer ") and not self._origins.admit(
-            request.raw_path, request.headers, secure=request.secure
+            request.raw_path, fields, secure=secure
         ):
             raise RestError(403, "Pages of other sites may not call; security.origins lists those that may", close=True)
         if header is not None:
-            scheme, _, credentials = header.partition(" ")
-            if scheme.lower() == "basic":
-                identity = await self._by_password(credentials, peer_of(request))
-            elif scheme.lower() == "bearer" and self._authenticator.takes_tokens:
-                shown = await self._authenticator.authenticate_token(credentials.strip(), peer=peer_of(request))
-                if shown is None:
-                    raise self._unauthorized("The token is not accepted", FAULT)
-                identity, expires_ms = shown.identity, shown.expires_ms
-            else:
-                raise self._unauthorized("This authentication scheme is not served")
-        else:
-            transport = request.transport
-            if request.secure and transport is not None:
-                identity = self._authenticator.identify_certificate(transport.get_extra_info("peercert"))
-            identity = identity or self._authenticator.anonymous()
-            if identity is None:
-                raise self._unauthorized("Authentication is needed")
-        return Admitted(self._access_list.for_identity(identity), expires_ms)
+            try:
+                identity, expires_ms = await self._by_credentials(header, peer_of(request))
+            except Busy as wait:
+                raise busy(f"Logins are busy: {wait}") from None
+            return Admitted(self._access_list.for_identity(identity), expires_ms)
+        transport = request.transport
+        proven: Identity | None = None
+        if secure and transport is not None:
+            proven = self._authenticator.identify_certificate(transport.get_extra_info("peercert"))
+        proven = proven or self._authenticator.anonymous()
+        if proven is None:
+            raise self._unauthorized("Authentication is needed")
+        return Admitted(self._access_list.for_identity(proven), None)
+
+    async def _by_credentials(self, header: str, peer: str) -> tuple[Identity, int | None]:
+        """Judge a field Authorization: who it is, and until when; RestError when it is not good."""
+        scheme, _, credentials = header.partition(" ")
+        if scheme.lower() == "basic":
+            return await self._by_password(credentials, peer), None
+        if scheme.lower() == "bearer" and self._authenticator.takes_tokens:
+            shown = await self._authenticator.authenticate_token(credentials.strip(), peer=peer)
+            if shown is None:
+                raise self._unauthorized("The token is not accepted", FAULT)
+            return shown.identity, shown.expires_ms
+        raise self._unauthorized("This authentication scheme is not served")
 
     async def _by_password(self, credentials: str, peer: str) -> Identity:
         """Judge the credentials of Basic; RestError when they are not good."""
@@ -112,8 +113,7 @@ class Access:
 
 def peer_of(request: web.BaseRequest) -> str:
     """The client's `host:port`."""
-    transport = request.transport
-    peer = None if transport is None else transport.get_extra_info("peername")
+    peer = request.protocol.peername  # which asks the socket once
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
 
 

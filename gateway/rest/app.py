@@ -108,8 +108,9 @@ class RestApp:
                 name = operation.name
                 handler, refuse = self._handlers[name]
                 admitted = await self._access.admit(request, token_in_query=TOKEN_PARAMETER in operation.query)
-                if isinstance(request.protocol, HttpConnection):
-                    request.protocol.admitted()
+                connection = request.protocol
+                if isinstance(connection, HttpConnection):
+                    connection.admitted()
                 client = self._load.enter(request, admitted.grant.identity)
                 call = Call(request, operation, admitted, self._bodies)
                 if shared:

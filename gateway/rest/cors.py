@@ -32,9 +32,9 @@ class Cors:
 
     def fields(self, request: web.BaseRequest) -> dict[str, str]:
         """The fields of any answer to `request`, a refusal too: a page must be able to see why."""
-        origin = request.headers.get("Origin")
         if self._none:
             return {}
+        origin = request.headers.get("Origin")
         if self._any:
             return {} if origin is None else {"Access-Control-Allow-Origin": ANY, "Access-Control-Expose-Headers": ANY}
         if origin is None or origin.lower() not in self._origins:

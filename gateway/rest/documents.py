@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.resources
 from collections.abc import Mapping
@@ -138,6 +139,7 @@ def _preferred(call: Call) -> str:
     return preferred(call.request.headers.get("Accept"), offered) or offered[0]
 
 
+@functools.cache  # to look it up reads files
 def version() -> str:
     """The package's version; "0" when run from a checkout that is not installed."""
     try:

@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from gateway.rest.access import peer_of
 from gateway.security.identity import ANONYMOUS, Identity
 from protocols.rest.errors import busy, too_many
 
@@ -50,7 +49,7 @@ class Load:
             raise busy(_FULL, close=True)
         client = identity.name
         if identity is ANONYMOUS or identity == ANONYMOUS:
-            client = "/" + peer_of(request).rpartition(":")[0]  # no login's name: those have no limit on letters
+            client = f"/{request.remote}"  # no login's name: those have no limit on letters
         active = self._clients.get(client, 0)
         if active >= self._limit_per_client:
             self._refused_clients += 1
