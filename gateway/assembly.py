@@ -221,7 +221,14 @@ async def open_log(process: Process, kafka: KafkaConfig, room: Room = any_room) 
     tail = Tail(client_settings(kafka, "tail"), spawn, lookup, replay)
     await tail.start()
     stack.push_async_callback(tail.stop)
-    groups = Groups(client_settings(kafka, "group"), spawn, lookup, replay, random=SystemRandom().random)
+    groups = Groups(
+        client_settings(kafka, "group"),
+        spawn,
+        lookup,
+        replay,
+        random=SystemRandom().random,
+        patience=topics.patience.bound,
+    )
     stack.push_async_callback(groups.stop)
     return Log(kafka=kafka, topics=topics, publisher=publisher, lookup=lookup, replay=replay, tail=tail, groups=groups)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Final, Literal
 from weakref import WeakValueDictionary
 
@@ -137,6 +138,7 @@ class Groups:
         return_wait_s: float = 30.0,
         session_timeout_ms: int = 10_000,
         join_timeout_s: float = 30.0,
+        patience: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
     ) -> None:
         """Nothing is opened before the first `join`.
 
@@ -151,7 +153,9 @@ class Groups:
             return_wait_s: how long records are kept for an interest that has lost its last outlet here, while others
                 keep its partitions here: clients come back.
             session_timeout_ms: Kafka's `session.timeout.ms`.
-            join_timeout_s: how long a join may take before it is Refused as BUSY.
+            join_timeout_s: how long a join may take, though Kafka answers, before it is Refused as BUSY: the group's
+                other members have their part in it.
+            patience: bounds a join; `Patience.bound` ends it sooner when Kafka is silent.
         """
         self._kafka = dict(kafka)
         self._spawn = spawn
@@ -163,6 +167,7 @@ class Groups:
         self._return_wait_s = return_wait_s
         self._session_timeout_ms = session_timeout_ms
         self._join_timeout_s = join_timeout_s
+        self._patience = patience
         self._readers: dict[str, GroupReader] = {}
         # A lock lives as long as somebody holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -221,7 +226,7 @@ class Groups:
         try:
             await self._subscribe(reader)
         except BaseException:
-            await self.leave(reader, member)
+            self._remove(reader, member, failed=True)  # nobody waits until Kafka has heard of it
             raise
         return Membership(self, reader, member)
 
@@ -241,13 +246,20 @@ class Groups:
 
     async def leave(self, reader: GroupReader, member: Member, *, failed: bool = True) -> None:
         """Called by `Membership.leave`."""
-        reader.remove(member, failed=failed)
-        if not reader.members and self._readers.get(reader.group) is reader:
+        closing = self._remove(reader, member, failed=failed)
+        if closing is not None:
             # Whoever leaves may be cancelled; the consumer would stay a member of the group, and read nothing.
-            closing = self._spawn(self._close(reader))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
             await asyncio.shield(closing)
+
+    def _remove(self, reader: GroupReader, member: Member, *, failed: bool) -> asyncio.Task[None] | None:
+        """Take a member away; the end of its reader, if it was the last one."""
+        reader.remove(member, failed=failed)
+        if reader.members or self._readers.get(reader.group) is not reader:
+            return None
+        closing = self._spawn(self._close(reader))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        return closing
 
     async def _close(self, reader: GroupReader) -> None:
         async with self._lock(reader.group):
@@ -331,7 +343,7 @@ class Groups:
 
     async def _subscribe(self, reader: GroupReader) -> None:
         try:
-            async with asyncio.timeout(self._join_timeout_s):
+            async with self._patience(self._join_timeout_s):
                 await reader.subscribe()
         except TimeoutError as error:
             raise Refused(Outcome.BUSY, f"group {reader.group!r} could not be joined in time") from error

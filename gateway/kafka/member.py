@@ -53,6 +53,7 @@ asks Kafka itself only where the tail does not know that there is nothing."""
 FETCHER_PAUSE_S: Final = 60.0  # aiokafka's fetcher looks for work so often when nobody, such as `fetch`, wakes it
 SESSION_TIMEOUT_MS: Final = 45_000  # Kafka's own default since 3.0
 LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one fails by itself on a busy machine
+START_S: Final = 8.0  # to connect: most clients wait ten seconds or more for an answer
 JOIN_S: Final = 5.0  # how long a subscription waits for its partitions; a broker holds new groups for 3 s
 COMMIT_S: Final = 10.0
 POLL_INTERVAL_MARGIN_S: Final = 60.0
@@ -174,10 +175,11 @@ class Member:
         self._recheck_s = RECHECK_S * (1 + zlib.crc32(f"{settings.group}/{settings.client_id}".encode()) % 64 / 64)
 
     async def start(self) -> None:
-        """Connect. Raises Refused BUSY when Kafka does not answer."""
+        """Connect within `START_S`. Raises Refused BUSY when Kafka does not answer."""
         try:
-            await start_consumer(self._consumer, self._spawn)
-        except KafkaError as error:
+            async with asyncio.timeout(START_S):
+                await start_consumer(self._consumer, self._spawn)
+        except (TimeoutError, KafkaError) as error:
             raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
 
     async def stop(self, timeout: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from aiokafka import errors
@@ -25,11 +25,13 @@ from gateway.kafka.away import away
 from gateway.kafka.client import client_settings, start_client
 from gateway.kafka.contracts import Refused
 from gateway.kafka.creation import Creation, Partitions, Room, Wanted, any_room, refused_by
+from gateway.kafka.patience import Patience
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
 """Kafka's own default of `max.message.bytes`; assumed where we may not read a topic's configuration."""
@@ -116,6 +118,7 @@ class Topics:
 
     Attributes:
         creation: makes topics, within the limits.
+        patience: hears of every answer.
     """
 
     def __init__(
@@ -137,6 +140,7 @@ class Topics:
             room: whether the broker can take more partitions.
         """
         self.creation = Creation(config, self, spawn=spawn, clock=clock, room=room)
+        self.patience = Patience(clock)
         self._config = config
         self._create = create
         self._spawn = spawn
@@ -160,7 +164,6 @@ class Topics:
         self._refreshes = 0  # that have begun
         self._refused: Refused | None = None  # what the last of them came to
         self._configs_read = float("-inf")
-        self._answered = float("-inf")
         self._stopped = False
 
     # Life
@@ -186,7 +189,7 @@ class Topics:
             age = WATCHED_REFRESH_S if self._watchers else self._config.metadata_max_age_s
             try:
                 if not self.reachable or self._clock() - self._refreshed >= age:
-                    await self.refresh()
+                    await self._refresh_in_turn()
                 else:
                     await self.request(MetadataRequest([], allow_auto_topic_creation=False))
             except Refused as refused:
@@ -202,7 +205,7 @@ class Topics:
     @property
     def reachable(self) -> bool:
         """Whether Kafka has answered a request of ours within `REACHABLE_S`."""
-        return self._clock() - self._answered < REACHABLE_S
+        return self.patience.silent_s < REACHABLE_S
 
     # Looking up
 
@@ -250,7 +253,7 @@ class Topics:
             lookup = self._lookups.get(name)
             if lookup is None:
                 lookup = self._lookups[name] = self._spawn(self._look_up(name))
-            found = await asyncio.shield(lookup)
+            found = await self._answer(lookup)
             if isinstance(found, TopicInfo):
                 return found
             missing = self._unknown.get(name)
@@ -267,7 +270,7 @@ class Topics:
             if making is None:
                 making = self._making[name] = (principal, self._spawn(self._make(name, principal)))
             maker, task = making
-            found = await asyncio.shield(task)
+            found = await self._answer(task)
             if isinstance(found, TopicInfo):
                 return found
             if found.outcome is not Outcome.FULL or maker == principal:
@@ -467,6 +470,14 @@ class Topics:
         Raises:
             Refused: BUSY, Kafka does not answer.
         """
+        try:
+            async with self.patience.bound():
+                await self._refresh_in_turn()
+        except TimeoutError:
+            raise _silent() from None
+
+    async def _refresh_in_turn(self) -> None:
+        """As `refresh`, for as long as the request may take: what it comes to is the connection's end, or not."""
         arrived = self._refreshes
         async with self._refreshing:
             if self._refreshes > arrived:  # one has begun since, and is over
@@ -535,6 +546,14 @@ class Topics:
 
     # Requests
 
+    async def _answer(self, asked: asyncio.Task[T]) -> T:
+        """What comes of a question that others may share. It goes on when Kafka is silent: then Refused BUSY."""
+        try:
+            async with self.patience.bound():
+                return await asyncio.shield(asked)
+        except TimeoutError:
+            raise _silent() from None
+
     async def request(self, request: Any) -> Any:
         """Send to any broker.
 
@@ -548,7 +567,7 @@ class Topics:
         except (errors.KafkaError, OSError) as error:
             await self._drop(client)
             raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
-        self._answered = self._clock()
+        self.patience.heard()
         return response
 
     async def _drop(self, client: Any) -> None:
@@ -567,6 +586,10 @@ class Topics:
                 await start_client(client.bootstrap, client.close, self._spawn)
                 self._client = client
             return self._client
+
+
+def _silent() -> Refused:
+    return Refused(Outcome.BUSY, "Kafka does not answer")
 
 
 def _no_topic(name: str) -> Refused | None:

@@ -90,7 +90,14 @@ async def kafka_side(
     replay = Replay(client_settings(config, "replay"), spawn, lookup)
     tail = Tail(client_settings(config, "tail"), spawn, lookup, replay)
     await tail.start()
-    groups = Groups(client_settings(config, "group"), spawn, lookup, replay, random=random.Random(7).random)
+    groups = Groups(
+        client_settings(config, "group"),
+        spawn,
+        lookup,
+        replay,
+        random=random.Random(7).random,
+        patience=topics.patience.bound,
+    )
     failures: list[ConfigError] = []
     state = StateTopics(
         client_settings(config, "state"),

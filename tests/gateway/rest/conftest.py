@@ -104,7 +104,14 @@ async def running_gateway(
         lookup = Lookup(client_settings(kafka_config, "lookup"), spawn=spawn, ensure=topics.get)
         replay = Replay(client_settings(kafka_config, "replay"), spawn, lookup)
         tail = Tail(client_settings(kafka_config, "tail"), spawn, lookup, replay)
-        groups = Groups(client_settings(kafka_config, "group"), spawn, lookup, replay, random=random.Random(2).random)
+        groups = Groups(
+            client_settings(kafka_config, "group"),
+            spawn,
+            lookup,
+            replay,
+            random=random.Random(2).random,
+            patience=topics.patience.bound,
+        )
         state = StateTopics(
             client_settings(kafka_config, "state"),
             topics,
