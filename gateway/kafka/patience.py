@@ -16,9 +16,10 @@ a living Kafka answers the heartbeat of `Topics` every five."""
 class Patience:
     """Tells a Kafka that is slow, or waits for a group's members, from one that is silent."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock`: monotonic seconds."""
+    def __init__(self, clock: Callable[[], float], silence_s: float = SILENT_S) -> None:
+        """`clock` gives monotonic seconds; after `silence_s` without an answer Kafka is silent."""
         self._clock = clock
+        self._silence_s = silence_s
         self._heard = -math.inf
 
     def heard(self) -> None:
@@ -38,7 +39,7 @@ class Patience:
             limit_s: for how many seconds at most, though Kafka answers.
 
         Raises:
-            TimeoutError: nothing was heard for `SILENT_S`, or the limit is reached.
+            TimeoutError: nothing was heard for `silence_s`, or the limit is reached.
         """
         loop = asyncio.get_running_loop()
         begun = self._clock()
@@ -47,7 +48,7 @@ class Patience:
 
             def look() -> None:
                 nonlocal timer
-                left = min(max(begun, self._heard) + SILENT_S, begun + limit_s) - self._clock()
+                left = min(max(begun, self._heard) + self._silence_s, begun + limit_s) - self._clock()
                 if left > 0:
                     timer = loop.call_later(left, look)
                 else:
