@@ -333,7 +333,8 @@ class Publisher:
                 while held := self._held.get(name):
                     principal = getattr(held[0][1], "principal", None)
                     try:
-                        await self.topic(name, internal=internal, principal=principal)
+                        # Unbounded: what waits here is kept for its senders, as what waits for a known topic is.
+                        await self.topic(name, internal=internal, principal=principal, bounded=False)
                     except Refused as error:
                         if error.outcome is not Outcome.FULL:
                             raise
@@ -372,13 +373,15 @@ class Publisher:
         elif refused is not None:
             self._forget_budget(name)
 
-    async def topic(self, name: str, *, internal: bool = False, principal: str | None = None) -> TopicInfo:
+    async def topic(
+        self, name: str, *, internal: bool = False, principal: str | None = None, bounded: bool = True
+    ) -> TopicInfo:
         """What is known of `name`, after asking, and creating the topic, where need be.
 
         Raises:
             Refused: UNKNOWN_TOPIC, DENIED, FULL or BUSY; see `Topics.get`, also for the arguments.
         """
-        info = await self._topics.get(name, internal=internal, principal=principal)
+        info = await self._topics.get(name, internal=internal, principal=principal, bounded=bounded)
         if name not in self._writers_like(name):
             self._open(info)
         return info

@@ -7,6 +7,7 @@ refresh of everything, which also finds the topics that appeared or disappeared,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, TypeVar
@@ -220,7 +221,13 @@ class Topics:
         return self._known.get(name) if internal or not name.startswith(INTERNAL_TOPIC_PREFIX) else None
 
     async def get(
-        self, name: str, *, internal: bool = False, create: bool = True, principal: str | None = None
+        self,
+        name: str,
+        *,
+        internal: bool = False,
+        create: bool = True,
+        principal: str | None = None,
+        bounded: bool = True,
     ) -> TopicInfo:
         """What is known of `name`, after asking, and making the topic, where need be.
 
@@ -230,6 +237,7 @@ class Topics:
                 refused, so that no client's wish reaches such a topic, whatever we ourselves know of it.
             create: whether the topic may be made when it is missing and the policy allows.
             principal: who asks; what is made is counted for them.
+            bounded: whether a silent Kafka is BUSY after `SILENT_S`; else when its connection is given up.
 
         Raises:
             Refused: UNKNOWN_TOPIC (no such topic and none may be made, or no legal name), DENIED (an internal
@@ -253,7 +261,7 @@ class Topics:
             lookup = self._lookups.get(name)
             if lookup is None:
                 lookup = self._lookups[name] = self._spawn(self._look_up(name))
-            found = await self._answer(lookup)
+            found = await self._answer(lookup, bounded=bounded)
             if isinstance(found, TopicInfo):
                 return found
             missing = self._unknown.get(name)
@@ -261,16 +269,16 @@ class Topics:
                 raise Refused(found.outcome, found.reason)
         if not missing.absent or not may_make:
             raise Refused(missing.refused.outcome, missing.refused.reason)
-        return await self._made(name, principal)
+        return await self._made(name, principal, bounded=bounded)
 
-    async def _made(self, name: str, principal: str | None) -> TopicInfo:
+    async def _made(self, name: str, principal: str | None, *, bounded: bool) -> TopicInfo:
         """A topic that was missing. Whoever asks for it meanwhile shares the wish, and not its maker's limit."""
         while True:
             making = self._making.get(name)
             if making is None:
                 making = self._making[name] = (principal, self._spawn(self._make(name, principal)))
             maker, task = making
-            found = await self._answer(task)
+            found = await self._answer(task, bounded=bounded)
             if isinstance(found, TopicInfo):
                 return found
             if found.outcome is not Outcome.FULL or maker == principal:
@@ -546,10 +554,10 @@ class Topics:
 
     # Requests
 
-    async def _answer(self, asked: asyncio.Task[T]) -> T:
+    async def _answer(self, asked: asyncio.Task[T], *, bounded: bool) -> T:
         """What comes of a question that others may share. It goes on when Kafka is silent: then Refused BUSY."""
         try:
-            async with self.patience.bound():
+            async with self.patience.bound() if bounded else contextlib.nullcontext():
                 return await asyncio.shield(asked)
         except TimeoutError:
             raise _silent() from None

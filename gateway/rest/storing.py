@@ -6,11 +6,13 @@ import asyncio
 
 from aiohttp import web
 
+from gateway.kafka.contracts import Refused
 from gateway.kafka.publisher import Publisher
 from gateway.rest.answers import control_answer
 from gateway.rest.call import Call
 from gateway.rest.keyed import KeyedRequests
 from gateway.rest.tickets import Ticket, common_failure, submit_allowed
+from mapping.outcomes import Outcome
 from mapping.record import Record
 from protocols.rest.responses import encode_results
 
@@ -35,9 +37,11 @@ class Storing:
 
         Raises:
             RestError: what became of all of them; or 409 and 422 for the request's key.
+            Refused: Kafka is silent, and nothing was given to it.
         """
         if key is not None:
             return await self.keyed.store(call, records, body, key)
+        await self._look_up(records[0].topic, call.grant.identity.name)
         ticket = Ticket(len(records), asyncio.get_running_loop().create_future(), call.grant.identity.name)
         submit_allowed(self._publisher, call.grant, records, ticket)
         del records, body  # as in the caller
@@ -48,3 +52,13 @@ class Storing:
             if failure is not None:
                 raise failure
         return control_answer(encode_results(ticket.results))
+
+    async def _look_up(self, topic: str, principal: str) -> None:
+        """Tell a client in time that Kafka is silent. Whatever else forbids the topic, each record is told."""
+        if self._publisher.known_topic(topic) is not None:
+            return
+        try:
+            await self._publisher.topic(topic, principal=principal)
+        except Refused as refused:
+            if refused.outcome is Outcome.BUSY:
+                raise
