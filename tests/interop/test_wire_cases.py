@@ -38,7 +38,7 @@ mqtt = "test"  # in another run's topic a consumer group's place would be that r
 topic = "{fresh}"
 [[security.access]]
 action = "publish"  # a case publishes to it for nobody, and the next one's group would begin with that
-topic = "{fresh}"
+kafka = "{fresh}"
 allow = false
 [[security.access]]
 """
@@ -92,7 +92,7 @@ async def test_every_case(
     config = CONFIG.format(one=await new_topic(1), fresh=await new_topic(1))
     gateway = await new_gateway(bootstrap, config=config).start()
     contradicting = named("Cases that contradict the standard")
-    assert len(contradicting) == 6
+    assert len(contradicting) == 7
     await forget_retained(gateway)
     rows = await replay(gateway, tmp_path / "all.json")
     assert len(rows) == CASES

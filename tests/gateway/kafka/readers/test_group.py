@@ -21,9 +21,11 @@ def group() -> str:
     return f"g-{uuid.uuid4().hex[:12]}"
 
 
-async def fill(producer: AIOKafkaProducer, topic: str, count: int, partitions: int = 3) -> None:
+async def fill(
+    producer: AIOKafkaProducer, topic: str, count: int, partitions: int = 3, key: bytes | None = None
+) -> None:
     for number in range(count):
-        await producer.send(topic, b"%d" % number, partition=number % partitions)
+        await producer.send(topic, b"%d" % number, key=key, partition=number % partitions)
     await producer.flush()
 
 
@@ -67,7 +69,7 @@ async def test_two_outlets_share_the_partitions_of_one_consumer(readers, produce
 async def test_order_holds_while_outlets_have_room(readers, producer, new_topic, group) -> None:
     topic = await new_topic(partitions=3)
     holders = [await join(readers, group, [topic], readers.Holder()) for _ in range(3)]
-    await fill(producer, topic, 3000)
+    await fill(producer, topic, 3000, key=b"k")
     await readers.wait_until(lambda: sum(len(holder.got) for holder in holders) == 3000)
     for holder in holders:
         assert len(holder.by_partition()) == 1  # one partition each

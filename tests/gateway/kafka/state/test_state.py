@@ -13,6 +13,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+from gateway.config import KafkaConfig
 from gateway.kafka.contracts import Refused
 from gateway.kafka.partitioner import partition_of
 from mapping.outcomes import Outcome
@@ -48,7 +49,7 @@ async def test_a_missing_topic_is_created_compacted_whatever_the_policy_for_clie
     (answer,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
     configs = {entry[0]: entry[1] for entry in answer.resources[0][4]}
     assert configs["cleanup.policy"] == "compact"
-    assert configs["max.message.bytes"] == str(4 * 1024 * 1024)
+    assert configs["max.message.bytes"] == str(KafkaConfig().max_request_bytes)
     assert int(configs["segment.bytes"]) == 16 * 1024 * 1024
     assert configs["delete.retention.ms"] == "86400000"
 
