@@ -15,15 +15,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 from aiokafka import errors
 from aiokafka.admin.config_resource import ConfigResourceType
-from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.admin import DescribeConfigsRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka import wire
+from gateway.kafka.any_broker import AnyBroker
 from gateway.kafka.away import away
-from gateway.kafka.client import client_settings, start_client
 from gateway.kafka.contracts import Refused
 from gateway.kafka.creation import Creation, Partitions, Room, Wanted, any_room, refused_by
 from gateway.kafka.patience import Patience
@@ -142,12 +141,11 @@ class Topics:
         """
         self.creation = Creation(config, self, spawn=spawn, clock=clock, room=room)
         self.patience = Patience(clock)
+        self._kafka = AnyBroker(config, "topics", spawn, self.patience.heard)
         self._config = config
         self._create = create
         self._spawn = spawn
         self._clock = clock
-        self._client: Any = None  # AIOKafkaClient; aiokafka carries no types
-        self._connecting = asyncio.Lock()
         self._known: dict[str, TopicInfo] = {}
         self._internal: dict[str, InternalTopic] = {}
         self._unknown: dict[str, _Missing] = {}
@@ -165,7 +163,6 @@ class Topics:
         self._refreshes = 0  # that have begun
         self._refused: Refused | None = None  # what the last of them came to
         self._configs_read = float("-inf")
-        self._stopped = False
 
     # Life
 
@@ -198,10 +195,7 @@ class Topics:
 
     async def stop(self) -> None:
         """Close the connection."""
-        self._stopped = True
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        await self._kafka.stop()
 
     @property
     def reachable(self) -> bool:
@@ -568,32 +562,7 @@ class Topics:
         Raises:
             Refused: BUSY, none answers.
         """
-        client: Any = None
-        try:
-            client = await self._connected()
-            response = await client.send(client.get_random_node(), request)
-        except (errors.KafkaError, OSError) as error:
-            await self._drop(client)
-            raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
-        self.patience.heard()
-        return response
-
-    async def _drop(self, client: Any) -> None:
-        """Begin again with the bootstrap servers at the next request: the brokers that we know may all have moved."""
-        if client is None or client is not self._client:
-            return
-        self._client = None
-        await client.close()
-
-    async def _connected(self) -> AIOKafkaClient:
-        async with self._connecting:
-            if self._client is None:
-                if self._stopped:
-                    raise errors.ProducerClosed("stopped")
-                client = AIOKafkaClient(**client_settings(self._config, "topics"))
-                await start_client(client.bootstrap, client.close, self._spawn)
-                self._client = client
-            return self._client
+        return await self._kafka.request(request)
 
 
 def _silent() -> Refused:

@@ -236,7 +236,7 @@ class Incoming:
                 and self._services.config.acknowledge_refused
             ):
                 send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
-                send(slot.packet_id)  # and dropped [MQTT-3.3.5-2]
+                send(slot.packet_id)  # and dropped [MQTT311-3.3.5-2]
                 continue
             # A failure cannot be said in 3.1.1, and 0x95 is no code of PUBACK: the connection is the scope left.
             if connection.version is not Version.V5 or code == ReasonCode.PACKET_TOO_LARGE:
