@@ -41,22 +41,42 @@ class Patience:
         Raises:
             TimeoutError: nothing was heard for `silence_s`, or the limit is reached.
         """
-        loop = asyncio.get_running_loop()
-        begun = self._clock()
-        timer: asyncio.TimerHandle | None = None
         async with asyncio.timeout(None) as scope:
-
-            def look() -> None:
-                nonlocal timer
-                left = min(max(begun, self._heard) + self._silence_s, begun + limit_s) - self._clock()
-                if left > 0:
-                    timer = loop.call_later(left, look)
-                else:
-                    scope.reschedule(loop.time())
-
-            look()
+            wait = _Wait(self._left, self._clock() + limit_s, self._clock(), scope)
+            wait.look()
             try:
                 yield
             finally:
-                if timer is not None:
-                    timer.cancel()
+                wait.end()
+
+    def _left(self, begun: float, end: float) -> float:
+        """Seconds until a wait that has begun then is over, unless Kafka answers before; at `end` in any case."""
+        return min(max(begun, self._heard) + self._silence_s, end) - self._clock()
+
+
+class _Wait:
+    """Ends a scope when its time is over, which answers put off; no cycle is left when it ends itself."""
+
+    __slots__ = ("_begun", "_end", "_left", "_scope", "_timer")
+
+    def __init__(self, left: Callable[[float, float], float], end: float, begun: float, scope: asyncio.Timeout) -> None:
+        self._left = left
+        self._end = end
+        self._begun = begun
+        self._scope: asyncio.Timeout | None = scope
+        self._timer: asyncio.TimerHandle | None = None
+
+    def look(self) -> None:
+        if self._scope is None:
+            return
+        loop = asyncio.get_running_loop()
+        left = self._left(self._begun, self._end)
+        if left > 0:
+            self._timer = loop.call_later(left, self.look)
+        else:
+            self._scope.reschedule(loop.time())
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._scope = None
