@@ -48,6 +48,7 @@ class Flood:
     def __init__(self, *, ceaseless: bool) -> None:
         self.answers: list[int] = []
         self.ceaseless = ceaseless
+        self.over = False
         self.writers: list[asyncio.StreamWriter] = []
 
     async def attack(self, address: tuple[str, int], number: int) -> None:
@@ -61,12 +62,23 @@ class Flood:
         self.writers.append(writer)
         connect = Connect(Version.V5, f"flood-{guess}", username="ann", password=guess.encode())
         try:
+            if self.over:
+                return
             writer.write(encode_packet(connect, Version.V5))
             head = await reader.readexactly(2)
             packet = decode_packet(head[0], await reader.readexactly(head[1]), Version.V5)
             if isinstance(packet, Connack):
                 self.answers.append(packet.reason_code)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            if not self.over:
+                raise
         finally:
+            writer.close()
+
+    def end(self) -> None:
+        """Nobody is cancelled: who is while it connects leaves its socket open."""
+        self.ceaseless, self.over = False, True
+        for writer in self.writers:
             writer.close()
 
 
@@ -74,11 +86,11 @@ class Flood:
 async def flood(address: tuple[str, int], *, ceaseless: bool = False) -> AsyncIterator[Flood]:
     made = Flood(ceaseless=ceaseless)
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(made.attack(address, number)) for number in range(FLOOD)]
+        for number in range(FLOOD):
+            group.create_task(made.attack(address, number))
         await wait_until(lambda: len(made.writers) >= FLOOD and ReasonCode.SERVER_BUSY in made.answers)
         yield made
-        for task in tasks:
-            task.cancel()
+        made.end()
 
 
 async def by_mqtt(gateway: GatewayProcess) -> None:
