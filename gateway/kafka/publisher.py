@@ -49,7 +49,8 @@ class Statistics(msgspec.Struct, frozen=True):
     Attributes:
         records_in_flight: submitted and not settled.
         bytes_in_flight: their size.
-        records: settled records by outcome, those without an owner included.
+        records: settled records of clients by outcome, those without an owner included.
+        state_records: settled records of the gateway's own state topics (heartbeats, sessions, retained messages).
         unowned: records that nobody answers for (MQTT QoS 0) and that were not stored, by outcome.
         batches: batches that were stored.
         latency: stored batches by the milliseconds from their first record to Kafka's answer; see `LATENCY_MS`.
@@ -60,6 +61,7 @@ class Statistics(msgspec.Struct, frozen=True):
     records_in_flight: int
     bytes_in_flight: int
     records: dict[Outcome, int]
+    state_records: dict[Outcome, int]
     unowned: dict[Outcome, int]
     batches: int
     latency: tuple[int, ...]
@@ -118,6 +120,7 @@ class Publisher:
         self._drained: asyncio.Event | None = None
         self._answered = float("-inf")
         self._records = dict.fromkeys(Outcome, 0)
+        self._state_records = dict.fromkeys(Outcome, 0)
         self._unowned = dict.fromkeys(Outcome, 0)
         self._batches = 0
         self._latency = [0] * (len(LATENCY_MS) + 1)
@@ -262,6 +265,7 @@ class Publisher:
                 failures.tell("partition", error, f"{lane.topic.name}-{lane.number}")
         refusals, self._refusals = self._refusals, {}
         for (_, outcome, reason), (owner, tokens) in refusals.items():
+            self._records[outcome] += len(tokens)
             self._tell(owner, tokens, (), Result(outcome=outcome, reason=reason))
         self._check_drained()
 
@@ -456,7 +460,9 @@ class Publisher:
             took_ms = (now - batch.born) * 1000
             self._latency_sum_ms += took_ms
             self._latency[bisect.bisect_left(LATENCY_MS, took_ms)] += 1
+        counts = self._state_records if topic in self._internal else self._records
         for share in batch.shares.values():
+            counts[result.outcome] += len(share.tokens)
             offsets = share.offsets(base) if stored else ()
             self._tell(share.owner, share.tokens, offsets, result)
         batch.release()
@@ -464,7 +470,6 @@ class Publisher:
         self._check_drained()
 
     def _tell(self, owner: Owner | None, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        self._records[result.outcome] += len(tokens)
         if owner is None:
             if result.outcome is not Outcome.STORED:
                 self._unowned[result.outcome] += len(tokens)
@@ -526,6 +531,7 @@ class Publisher:
             records_in_flight=self.budget.records,
             bytes_in_flight=self.budget.bytes,
             records=dict(self._records),
+            state_records=dict(self._state_records),
             unowned=dict(self._unowned),
             batches=self._batches,
             latency=tuple(self._latency),

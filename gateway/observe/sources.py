@@ -28,7 +28,7 @@ COUNTERS: Final[dict[str, frozenset[str]]] = {
             "connections", "refused_logins", "refused_links", "broken",
         }
     ),
-    "publisher": frozenset({"records", "unowned", "batches", "producers"}),
+    "publisher": frozenset({"records", "state_records", "unowned", "batches", "producers"}),
     "tail": frozenset(
         {"records", "offers", "offered", "dropped", "fell_behind", "gaps", "assignments"},
     ),
@@ -39,7 +39,7 @@ COUNTERS: Final[dict[str, frozenset[str]]] = {
 LABELS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "amqp": {"incoming": ("outcome",)},
     "http": {"answers_total": ("operation", "status")},
-    "publisher": {"records": ("outcome",), "unowned": ("outcome",)},
+    "publisher": {"records": ("outcome",), "state_records": ("outcome",), "unowned": ("outcome",)},
     "kafka": {"group": ("group",)},
     "failures": {"contained_total": ("place",), "retrying": ("place",)},
 }

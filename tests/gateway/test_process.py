@@ -175,6 +175,7 @@ async def test_alone_with_its_broker_from_start_to_crash(
         "trivium_http_requests_total": 1,
     }.items():
         assert after[name] - before.get(name, 0) == by, name
+    assert after["trivium_publisher_state_records_total"] > 0  # the heartbeat, which is nobody's message
     for prefix in ("trivium_tail_", "trivium_authentication_", "trivium_event_loop_", "process_"):
         assert any(name.startswith(prefix) for name in after), prefix
 

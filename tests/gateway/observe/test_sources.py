@@ -34,7 +34,7 @@ def test_every_counter_is_a_field() -> None:
 def test_publisher_and_groups() -> None:
     metrics = Metrics()
     latency = (0, 3, *[0] * (len(LATENCY_MS) - 2), 1)
-    published = Statistics(2, 200, dict.fromkeys(Outcome, 0) | {Outcome.STORED: 9}, {}, 4, latency, 130_005.0, 1)
+    published = Statistics(2, 200, dict.fromkeys(Outcome, 0) | {Outcome.STORED: 9}, {}, {}, 4, latency, 130_005.0, 1)
     add_source(metrics, "publisher", lambda: published)
     first = GroupStatistics("g", ("a",), 1, {"a": {0: 7}}, {"a": {0: 5}}, {"a": 2}, 1, 0, 3, 0, 0, 1)
     second = GroupStatistics("g", ("b", "c"), 1, {}, {}, {}, 0, 0, 0, 0, 0, 0)
