@@ -15,12 +15,12 @@ import msgspec
 
 from gateway.amqp.addresses import AddressError
 from gateway.kafka.positions import AtOffset, AtTime, Place, Start
-from mapping.amqp_selection import selector
+from mapping.amqp.selection import selector
 from mapping.record import GW_CLIENT, GW_PROTOCOL, Received
-from mapping.selectors import SelectorError
 from protocols.amqp.links import Filter
 from protocols.amqp.outcomes import INVALID_FIELD
 from protocols.amqp.primitives import Timestamp
+from protocols.amqp.selectors.parser import SelectorError
 
 Condition = Callable[[Received], bool]
 

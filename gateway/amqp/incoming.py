@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowcontrol.window import Window
 from gateway.amqp.answers import delivery_state
-from mapping.amqp import Destination, Unmappable, to_record
-from mapping.amqp_runs import Likeness, likeness
+from mapping.amqp.incoming import Destination, Unmappable, to_record
+from mapping.amqp.runs import Likeness, likeness
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from protocols.amqp.events import TransferReceived

@@ -18,7 +18,7 @@ from gateway.amqp.sources import Source
 from gateway.failures import failures
 from gateway.kafka.contracts import Refused
 from gateway.kafka.group import Membership
-from mapping.amqp_out import from_record
+from mapping.amqp.outgoing import from_record
 from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
 from mapping.record import Received
 from protocols.amqp import outcomes

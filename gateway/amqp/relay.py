@@ -13,7 +13,7 @@ from gateway.amqp.addresses import AddressError, TargetAddress, parse_target
 from gateway.amqp.incoming import Allowed, IncomingLink
 from gateway.kafka.contracts import Refused
 from gateway.kafka.topics import TopicInfo
-from mapping.amqp import Destination, Unmappable, recipient
+from mapping.amqp.incoming import Destination, Unmappable, recipient
 from mapping.outcomes import Outcome
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import NOT_FOUND, PRECONDITION_FAILED, UNAUTHORIZED_ACCESS

@@ -34,7 +34,7 @@ from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.expiry import Expiry
 from gateway.security.identity import Identity
 from gateway.turns import in_turns
-from mapping.amqp import Destination, gateway_headers
+from mapping.amqp.incoming import Destination, gateway_headers
 from mapping.outcomes import Outcome
 from protocols.amqp.connection import Connection
 from protocols.amqp.engine import Engine

@@ -33,8 +33,8 @@ from gateway.kafka.records import Records
 from gateway.security.authorization import AccessList
 from gateway.security.identity import ANONYMOUS
 from loadtest.clients.amqp_messages import NOW, many_keys, minimal, typical
-from mapping.amqp import Destination, gateway_headers, to_record
-from mapping.amqp_out import from_record
+from mapping.amqp.incoming import Destination, gateway_headers, to_record
+from mapping.amqp.outgoing import from_record
 from mapping.outcomes import Outcome
 from mapping.record import Received, Record
 from protocols.amqp.connection import Connection

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 
 from loadtest.bench.amqp_engine import outgoing, session, transfers
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
-from mapping.amqp import Destination, gateway_headers, to_record
-from mapping.amqp_out import from_record
+from mapping.amqp.incoming import Destination, gateway_headers, to_record
+from mapping.amqp.outgoing import from_record
 from mapping.record import Received
 
 COUNT = 4_000  # messages in a round

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from proton import Message
 
-from mapping.amqp_out import from_record
+from mapping.amqp.outgoing import from_record
 from mapping.dead_letters import REASON_LIMIT, Cause, dead_letter, dead_letter_topic
 from mapping.record import Received
 

@@ -27,7 +27,7 @@ from loadtest.clients.amqp_wire import (
     read_value,
     transfer,
 )
-from mapping.amqp_out import COORDINATE_NAMES
+from mapping.amqp.outgoing import COORDINATE_NAMES
 from protocols.amqp.primitives import compound, decode, skip
 from protocols.amqp.sections import HEADER, MESSAGE_ANNOTATIONS, scan
 from tests.support.amqp_messages import messages_of

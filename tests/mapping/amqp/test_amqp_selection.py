@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import Message, int32, symbol, timestamp, ubyte, ulong
 
-from mapping.amqp import Destination, gateway_headers, to_record
-from mapping.amqp_selection import selector
+from mapping.amqp.incoming import Destination, gateway_headers, to_record
+from mapping.amqp.selection import selector
 from mapping.record import AMQP_SECTIONS, AMQP_TYPES, CORRELATION_ID, Headers, Received
-from mapping.selectors import SelectorError
+from protocols.amqp.selectors.parser import SelectorError
 
 ONE = "00000000-0000-0000-0000-000000000001"
 NOW = 1_700_000_000_000

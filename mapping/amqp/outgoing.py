@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from mapping import amqp_body
-from mapping.amqp_values import id_value, property_name, property_value, text_or_binary
+from mapping.amqp import body as amqp_body
+from mapping.amqp.values import id_value, property_name, property_value, text_or_binary
 from mapping.record import (
     AMQP_BODY,
     AMQP_PRIORITY,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mapping.amqp import Destination, Unmappable, gateway_headers, to_record
-from mapping.amqp_runs import likeness
+from mapping.amqp.incoming import Destination, Unmappable, gateway_headers, to_record
+from mapping.amqp.runs import likeness
 from mapping.record import Record
 from protocols.amqp import primitives
 

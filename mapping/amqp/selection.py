@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
-from mapping.amqp_values import BINARY_ID, ID_PREFIX, STRING_ID, ULONG_ID, header_name, property_name
+from mapping.amqp.values import BINARY_ID, ID_PREFIX, STRING_ID, ULONG_ID, header_name, property_name
 from mapping.record import (
     AMQP_DURABLE,
     AMQP_PRIORITY,
@@ -35,10 +35,10 @@ from mapping.record import (
     USER_ID,
     Received,
 )
-from mapping.selector_logic import Untyped, Value
-from mapping.selectors import compile_selector
 from protocols.amqp.primitives import DecodeError, Described, Pairs, decode
 from protocols.amqp.sections import MESSAGE_ANNOTATIONS, scan
+from protocols.amqp.selectors.logic import Untyped, Value
+from protocols.amqp.selectors.parser import compile_selector
 
 AMQP_PREFIX: Final = "amqp."
 ANNOTATION_PREFIX: Final = "amqp.annotation."

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from mapping.selector_logic import (
+from protocols.amqp.selectors.logic import (
     ARITHMETIC,
     Calculate,
     Getter,

@@ -2,8 +2,8 @@
 
 The side-car, header `amqp.sections`, holds what the readable headers may not restore to the byte: header, message
 annotations, properties, application properties and footer (delivery annotations are hop by hop, part 3.2.2). There
-is none when the way back (`mapping.amqp_out`) makes the same message without it: one Data section, with or without a
-header that says `durable` alone and with or without annotations that are coordinates of the record anyway.
+is none when the way back (`mapping.amqp.outgoing`) makes the same message without it: one Data section, with or without
+a header that says `durable` alone and with or without annotations that are coordinates of the record anyway.
 
 A message whose sections begin as every client writes them, with any one body section, is taken apart in one pass; any
 other one (delivery annotations, a footer, a body of several sections, other descriptors) is looked through first and
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from mapping import amqp_body
-from mapping.amqp_fields import (
+from mapping.amqp import body as amqp_body
+from mapping.amqp.fields import (
     KEY_ALONE,
     Destination,
     Unmappable,
@@ -27,8 +27,8 @@ from mapping.amqp_fields import (
     properties,
     short_annotation_fields,
 )
-from mapping.amqp_out import PLAIN_HEADER
-from mapping.amqp_values import checked_text
+from mapping.amqp.outgoing import PLAIN_HEADER
+from mapping.amqp.values import checked_text
 from mapping.outcomes import Outcome
 from mapping.record import (
     AMQP_BODY,

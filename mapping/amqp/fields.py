@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from mapping.amqp_out import COORDINATE_NAMES
-from mapping.amqp_values import (
+from mapping.amqp.outgoing import COORDINATE_NAMES
+from mapping.amqp.values import (
     FIXED,
     ID_PREFIX,
     STRING_ID,

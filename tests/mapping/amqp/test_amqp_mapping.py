@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import Described, Message, int32, symbol, timestamp, ubyte, uint, ulong
 
-from mapping.amqp import (
+from mapping.amqp.incoming import (
     CREATION_WINDOW_MS,
     Destination,
     Unmappable,
@@ -21,7 +21,7 @@ from mapping.amqp import (
     to_record,
     usual_record,
 )
-from mapping.amqp_out import COORDINATE_NAMES, from_record
+from mapping.amqp.outgoing import COORDINATE_NAMES, from_record
 from mapping.outcomes import Outcome
 from mapping.record import AMQP_SECTIONS, EXPIRY, Headers, Received, Record
 from protocols.amqp import primitives

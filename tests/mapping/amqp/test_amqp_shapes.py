@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
-from mapping import amqp_body
-from mapping.amqp import Destination, Unmappable, gateway_headers, general_record, to_record, usual_record
-from mapping.amqp_out import from_record
+from mapping.amqp import body as amqp_body
+from mapping.amqp.incoming import Destination, Unmappable, gateway_headers, general_record, to_record, usual_record
+from mapping.amqp.outgoing import from_record
 from mapping.record import AMQP_SECTIONS, Received, Record
 from protocols.amqp import primitives
 from protocols.amqp.primitives import DecodeError, Described, Pairs, Raw, decode

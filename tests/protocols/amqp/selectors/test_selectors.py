@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mapping.selector_logic import LIKE_LIMIT, Untyped
-from mapping.selectors import DEPTH_LIMIT, TEXT_LIMIT, WILD_LIMIT, SelectorError, compile_selector
+from protocols.amqp.selectors.logic import LIKE_LIMIT, Untyped
+from protocols.amqp.selectors.parser import DEPTH_LIMIT, TEXT_LIMIT, WILD_LIMIT, SelectorError, compile_selector
 
 Message = dict[str, Any]
 
