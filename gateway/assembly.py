@@ -34,22 +34,22 @@ from gateway.kafka.tail import Tail
 from gateway.kafka.topics import Topics
 from gateway.kafka.transactions import Transactions
 from gateway.kafka.transactors import Transactors
-from gateway.mqtt.accounting import Accounting
+from gateway.mqtt.connection.login import Login
 from gateway.mqtt.counters import Counters
-from gateway.mqtt.echoes import Echoes
-from gateway.mqtt.exchanges import Floors
 from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
 from gateway.mqtt.front import MqttFront
-from gateway.mqtt.login import Login
-from gateway.mqtt.recovery import find_exchanges
-from gateway.mqtt.retained import Retained
-from gateway.mqtt.router import Router
+from gateway.mqtt.registry.crash_recovery import Accounting
+from gateway.mqtt.registry.qos2_scan import find_exchanges
+from gateway.mqtt.registry.session_registry import TOPIC as SESSIONS
+from gateway.mqtt.registry.session_registry import Sessions
+from gateway.mqtt.registry.wills import Wills
+from gateway.mqtt.routing.retained import Retained
+from gateway.mqtt.routing.router import Router
+from gateway.mqtt.routing.shared_groups import Sharing
 from gateway.mqtt.services import Services as MqttServices
-from gateway.mqtt.session import topics_changed
-from gateway.mqtt.sessions import TOPIC as SESSIONS
-from gateway.mqtt.sessions import Sessions
-from gateway.mqtt.sharing import Sharing
-from gateway.mqtt.wills import Wills
+from gateway.mqtt.session.qos2 import Floors
+from gateway.mqtt.session.self_delivery import Echoes
+from gateway.mqtt.session.session import topics_changed
 from gateway.net.strangers import Strangers
 from gateway.net.upgrade import WebSocketEndpoint, WebSocketFront
 from gateway.observe.tracing import Tracing, make_tracing

@@ -25,7 +25,7 @@ TRIES: Final = 10_000
 
 
 class Selector(Protocol):
-    """Tells which of a group's interests a record is for; one for each group (`gateway.mqtt.sharing`)."""
+    """Tells which of a group's interests a record is for; one for each group (`gateway.mqtt.routing.shared_groups`)."""
 
     def select(self, record: Received) -> Collection[Hashable]:
         """The names of the interests that the record matches; one without members is ignored."""

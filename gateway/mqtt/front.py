@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.mqtt.client import Client
+from gateway.mqtt.connection.client import Client
 from gateway.mqtt.counters import Counters, SessionStatistics
 from gateway.mqtt.services import Services
 from gateway.net.front import SocketFront

@@ -1,0 +1,522 @@
+"""One network connection: login, what the client publishes, what it subscribes to, the goodbye.
+
+What outlives the connection is the `Session`; this is the pump's handler and the owner of the records of QoS 0 and 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable
+from typing import Any, Final
+
+import structlog
+
+from gateway.kafka.contracts import Refused
+from gateway.mqtt.connection.login import Dialogue
+from gateway.mqtt.connection.publishing import EXACTLY_ONCE, REFUSED, Incoming
+from gateway.mqtt.connection.subscribing import ANSWER_S, subscribe, unsubscribe
+from gateway.mqtt.services import Services
+from gateway.mqtt.session.session import Session
+from gateway.mqtt.session.state_records import Testament
+from gateway.net.pump import Pump
+from gateway.security.authorization import Grant
+from gateway.security.exchange import Done, Failed
+from gateway.security.identity import Identity
+from gateway.security.turns import Busy
+from mapping.outcomes import Outcome
+from mapping.record import Received
+from protocols.connection import ConnectionFailed
+from protocols.mqtt import events
+from protocols.mqtt.connection import Connection
+from protocols.mqtt.encoding import PreparedPublish
+from protocols.mqtt.packets import Connect, Version
+from protocols.mqtt.properties import NONE, Properties
+from protocols.mqtt.reasons import ReasonCode
+
+log = structlog.get_logger(__name__)
+
+V5: Final = Version.V5  # looked up once: Python 3.11 takes 0.2 us for a member of an enumeration
+KAFKA_SHUT: Final = "kafka"
+OWN_SHARE_SHUT: Final = "connection"
+WRITE_AT: Final = 65_536  # bytes of deliveries that wait for their turn to be written; more are written at once
+
+
+class Client:
+    """The client at the other end of one connection."""
+
+    __slots__ = (
+        "_connection",
+        "_dialogue",
+        "_gone",
+        "_holding",
+        "_incoming",
+        "_pump",
+        "_services",
+        "_starved",
+        "client_id",
+        "grant",
+        "session",
+    )
+
+    def __init__(self, connection: Connection, services: Services) -> None:
+        """Nobody is known yet."""
+        self.client_id = ""
+        self.grant: Grant | None = None
+        self.session: Session | None = None
+        self._connection = connection
+        self._services = services
+        self._pump: Pump | None = None
+        self._dialogue: Dialogue | None = None
+        self._incoming: Incoming | None = None
+        self._starved = False
+        self._gone = False
+        self._holding: object | None = None  # messages are held back, since then
+
+    # the pump's handler
+
+    def connected(self, pump: Pump) -> None:
+        """The socket is open."""
+        self._pump = pump
+
+    def handle(self, received: list[Any]) -> Awaitable[None] | None:
+        """Act on events in order; what has to wait holds the rest back."""
+        waiting = self._act(received)
+        return None if waiting is None else self._wait(*waiting)
+
+    def _act(self, received: list[Any]) -> tuple[Any, list[Any]] | None:
+        """Act on events until one has to wait: that one, and those behind it."""
+        position, count = 0, len(received)
+        while position < count:
+            event = received[position]
+            kind = type(event)
+            if kind is events.PublishReceived:
+                assert self._incoming is not None  # nothing is parsed before CONNACK
+                position = self._incoming.publish(received, position)
+                continue
+            position += 1
+            if kind is events.PubackReceived:
+                self._acknowledged(event.packet_id)
+            elif kind in _WAITING:
+                self._feed()
+                return event, received[position:]
+            elif kind is events.PubrecReceived:
+                self._received(event)
+            elif kind is events.PubrelReceived:
+                assert self._incoming is not None
+                self._incoming.release(event.packet_id)
+            elif kind is events.PubcompReceived:
+                self._acknowledged(event.packet_id)
+            elif kind is events.DisconnectReceived:
+                self._disconnect(event)
+            elif kind is ConnectionFailed:
+                self._services.counters.failed_connections += 1
+                log.info("connection failed", client=self.client_id, reason=event.reason, code=event.code)
+                self._leave(with_will=True)
+        self._feed()
+        return None
+
+    def _feed(self) -> None:
+        """The client's window has room again: once for all the acknowledgements of one read."""
+        if self._starved:
+            self._starved = False
+            if self.session is not None:
+                self.session.feed()
+
+    def writable(self) -> None:
+        """The socket has room again."""
+        if self.session is not None:
+            self.session.feed()
+            self.session.feed_lossy()
+
+    def disconnected(self, reason: str) -> None:
+        """The socket is gone; records on their way to Kafka stay on it."""
+        self._gone = True
+        self._incoming = None
+        if self._dialogue is not None:
+            self._dialogue.end()
+        self._leave(with_will=True)
+        if self.client_id:
+            log.info("client gone", client=self.client_id, reason=reason)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing is left to be said."""
+        return self._gone or self._connection.closing
+
+    def _leave(self, *, with_will: bool) -> None:
+        """Give the session up; without effect after the first time."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.budget.gate.unsubscribe(self._own_gate)
+            self._services.sessions.leave(session, with_will=with_will)
+
+    # login
+
+    async def _wait(self, event: Any, rest: list[Any]) -> None:
+        """Do what has to wait, then go on with the events behind it."""
+        waiting: tuple[Any, list[Any]] | None = (event, rest)
+        while waiting is not None:
+            event, rest = waiting
+            kind = type(event)
+            self._connection.suspend_keepalive()  # the socket is not read for long meanwhile
+            if self._connection.is_open and self._pump is not None:
+                self._pump.read_ahead()  # the answer to a ping waits for nothing
+            if kind is events.ConnectReceived:
+                rest = await self._connect(event) + rest
+            elif kind is events.AuthReceived:
+                rest = await self._authenticate(event) + rest
+            elif kind is events.SubscribeReceived:
+                await subscribe(self, self._connection, self._services, event)
+            else:
+                await unsubscribe(self, self._connection, self._services, event)
+            if self._pump is not None and not self._pump.is_braked_by(KAFKA_SHUT, OWN_SHARE_SHUT):
+                self._connection.resume_keepalive(self._services.clock())
+            self.flush()
+            waiting = self._act(rest) if rest and not self._gone else None
+
+    async def _connect(self, event: events.ConnectReceived) -> list[Any]:
+        """Judge a CONNECT; the events in return are what the client had sent ahead."""
+        pump, login = self._pump, self._services.login
+        assert pump is not None
+        if pump.transport is None:  # it was gone before its turn came
+            return []
+        method = event.properties.authentication_method if event.properties is not None else None
+        if method is not None:
+            assert event.properties is not None
+            self._dialogue = login.dialogue(self._connection, method, peer=pump.peer, said=self.flush)
+            if self._dialogue is None:
+                return self._refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, "this authentication method is not served")
+            return await self._judged(event, await self._dialogue.begin(event.properties.authentication_data))
+        certificate = pump.transport.get_extra_info("peercert")
+        try:
+            identity = await login.identify(event, peer=pump.peer, certificate=certificate)
+        except Busy as busy:
+            return self._refuse(ReasonCode.SERVER_BUSY, str(busy))
+        if identity is None:
+            return self._refuse(*login.refusal(event))
+        return await self._admit(event, identity, NONE)
+
+    async def _authenticate(self, event: events.AuthReceived) -> list[Any]:
+        """Go on with an exchange of AUTH, before CONNACK or for a re-authentication (section 4.12)."""
+        assert self._dialogue is not None  # the connection refuses AUTH without a method
+        step = await self._dialogue.receive(event)
+        if self._connection.is_open or self._connection.connect is None:
+            return []
+        return await self._judged(self._connection.connect, step)
+
+    async def _judged(self, connect: Connect, step: Done | Failed | None) -> list[Any]:
+        """What an exchange came to."""
+        if isinstance(step, Failed):
+            self._services.counters.refused_connections += 1
+            log.info("authentication failed", client=connect.client_id, reason=step.reason)
+        if not isinstance(step, Done):
+            return []
+        assert self._dialogue is not None
+        return await self._admit(connect, step.identity, self._dialogue.properties(step.data))
+
+    def _refuse(self, code: ReasonCode, reason: str) -> list[Any]:
+        if not self._is_over:
+            self._services.counters.refused_connections += 1
+            self._connection.refuse(code, reason)
+        return []
+
+    async def _admit(self, connect: Connect, identity: Identity, proof: Properties) -> list[Any]:
+        """The client is known: give it its session and say CONNACK."""
+        services, pump = self._services, self._pump
+        if self._is_over:
+            return []
+        assert pump is not None
+        asked = connect.properties if connect.properties is not None else NONE
+        grant = self.grant = services.access.for_identity(identity)
+        self.client_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
+        refusal = self._judge_will(connect, grant)
+        if refusal is not None:
+            return self._refuse(*refusal)
+        will = Testament(connect.will, connect.version) if connect.will is not None else None
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                session, present = await services.sessions.open(
+                    self.client_id,
+                    identity.name,
+                    clean_start=connect.clean_start,
+                    expiry=self._expiry(connect, asked),
+                    will=will,
+                    services=services,
+                )
+        except TimeoutError:
+            return self._refuse(ReasonCode.SERVER_UNAVAILABLE, "Kafka does not answer")
+        except Refused as refused:
+            return self._refuse(_REFUSALS.get(refused.outcome, ReasonCode.SERVER_UNAVAILABLE), refused.reason)
+        if self._is_over:
+            services.sessions.leave(session, with_will=True)
+            return []
+        log.info("client connected", client=self.client_id, principal=identity.name, peer=pump.peer, present=present)
+        ahead = self._connection.accept(
+            present,
+            self._announcement(connect, asked, proof, session.expiry),
+            received=session.exchanges.open_ids if session.exchanges is not None else (),
+            reserved=session.reserved_ids,
+        )
+        pump.admitted()
+        self.session = session
+        self._incoming = Incoming(self, self._connection, session, grant, services)
+        if not services.publisher.gate.is_open:
+            self._brake(KAFKA_SHUT)
+        if not session.budget.gate.is_open:
+            self._brake(OWN_SHARE_SHUT)
+        session.budget.gate.subscribe(self._own_gate)
+        session.attach(self)
+        return ahead
+
+    def _judge_will(self, connect: Connect, grant: Grant) -> tuple[ReasonCode, str] | None:
+        """Why the will of a CONNECT is refused, if it is."""
+        will = connect.will
+        if will is None:
+            return None
+        if will.qos > self._services.config.maximum_qos:
+            return ReasonCode.QOS_NOT_SUPPORTED, f"QoS {will.qos} is not available"  # [MQTT-3.2.2-12]
+        if not grant.mqtt_publish.of_topic(will.topic):
+            return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
+        return None
+
+    def _expiry(self, connect: Connect, asked: Properties) -> int:
+        """Session Expiry Interval in seconds, at most what the configuration allows."""
+        longest = self._services.config.session_expiry_max_s
+        if connect.version is not Version.V5:
+            return 0 if connect.clean_start else longest  # clean session 0: for as long as it is kept at all
+        return min(asked.session_expiry_interval or 0, longest)
+
+    def _announcement(self, connect: Connect, asked: Properties, proof: Properties, expiry: int) -> Properties:
+        """CONNACK says what differs from what was asked and from the standard's defaults."""
+        config = self._services.config
+        too_long = connect.keep_alive == 0 or connect.keep_alive > config.max_keep_alive_s
+        information = None
+        if asked.request_response_information and config.response_information is not None:
+            information = config.response_information.replace("{client}", self.client_id)
+        return Properties(
+            session_expiry_interval=None if expiry == (asked.session_expiry_interval or 0) else expiry,
+            receive_maximum=config.receive_maximum,
+            maximum_qos=config.maximum_qos if config.maximum_qos < EXACTLY_ONCE else None,
+            assigned_client_identifier=None if connect.client_id else self.client_id,
+            topic_alias_maximum=config.topic_alias_maximum,
+            server_keep_alive=config.max_keep_alive_s if too_long else None,
+            response_information=information,
+            authentication_method=proof.authentication_method,
+            authentication_data=proof.authentication_data,
+        )
+
+    # the goodbye
+
+    def _disconnect(self, event: events.DisconnectReceived) -> None:
+        """The client says goodbye; 0x00 takes its will back [MQTT-3.14.4-3], everything else does not."""
+        self._connection.finish()
+        session = self.session
+        if session is None:
+            return
+        changed = event.properties.session_expiry_interval if event.properties is not None else None
+        if changed is not None:
+            session.expiry = min(changed, self._services.config.session_expiry_max_s)
+        self._leave(with_will=event.reason_code != ReasonCode.SUCCESS)
+
+    def taken_over(self) -> None:
+        """Another connection has the client id now [MQTT-3.1.4-3]."""
+        self.say_goodbye(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
+
+    def shut_down(self) -> None:
+        """The gateway stops; everything acknowledged so far has been said."""
+        reference = self._services.config.server_reference
+        if reference is None:
+            self.say_goodbye(ReasonCode.SERVER_SHUTTING_DOWN, "the gateway is stopping")
+        else:
+            properties = Properties(server_reference=reference)
+            self.say_goodbye(ReasonCode.USE_ANOTHER_SERVER, "the gateway is stopping", properties)
+
+    # what a session's exchanges need (`gateway.mqtt.session.qos2.Talker`)
+
+    @property
+    def tells_failures(self) -> bool:
+        """Whether PUBREC can say that a message was not stored."""
+        return self._connection.is_open and self.is_v5
+
+    def answered(self) -> None:
+        """Results of publishes are known."""
+        if self._incoming is not None:
+            self._incoming.answered()
+
+    def complete(self, packet_id: int) -> None:
+        """Say PUBCOMP."""
+        self._connection.send_pubcomp(packet_id)
+        self.flush_soon()
+
+    def hold_messages(self) -> None:
+        """Send no messages for a moment: the acknowledgement of the client's own comes first."""
+        if self._holding is None and self._services.echoes is not None:
+            self._holding = object()
+            self._connection.hold_messages()
+            self._services.echoes.later((self._held_long_enough, self._holding))
+
+    def _held_long_enough(self, since: object) -> None:
+        if self._holding is since:
+            self.let_out()
+
+    def let_out(self) -> None:
+        """Send the messages that were held back."""
+        if self._holding is not None:
+            self._holding = None
+            self._connection.release_messages()
+            self.flush()
+            self.writable()
+
+    def say_goodbye(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> None:
+        """Close from our side; the will is published all the same."""
+        self._leave(with_will=True)
+        self._connection.send_disconnect(code, reason, properties)
+        self.flush()
+
+    # brakes: TCP is the last one, and silence is not judged while it is on
+
+    def kafka_gate(self, is_open: bool) -> None:
+        """The process's budget has shut or opened; who is not logged in yet sends nothing that counts."""
+        if is_open:
+            self._release(KAFKA_SHUT)
+        elif self._connection.is_open:
+            self._brake(KAFKA_SHUT)
+
+    def _own_gate(self, is_open: bool) -> None:
+        if is_open:
+            self._release(OWN_SHARE_SHUT)
+        else:
+            self._brake(OWN_SHARE_SHUT)
+
+    def _brake(self, reason: str) -> None:
+        if self._pump is not None:
+            self._pump.pause_reading(reason)
+            self._connection.suspend_keepalive()
+
+    def _release(self, reason: str) -> None:
+        if self._pump is not None:
+            self._pump.resume_reading(reason)
+            if self._pump.reading:
+                self._connection.resume_keepalive(self._services.clock())
+                self.flush()
+
+    # deliveries: the session's side
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something can be sent."""
+        return self._connection.is_open
+
+    @property
+    def version(self) -> Version:
+        """Of the protocol; CONNECT has come."""
+        version = self._connection.version
+        assert version is not None
+        return version
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether something can be sent, and the socket's buffer is below its mark."""
+        if self._holding is not None and self._connection.unsent > WRITE_AT:
+            return False
+        return self._connection.is_open and self._pump is not None and self._pump.writable
+
+    @property
+    def takes_packets(self) -> bool:
+        """Whether a PUBLISH at QoS 0 has the same bytes for this client as for others of its version."""
+        return not self._connection.gives_aliases
+
+    @property
+    def is_v5(self) -> bool:
+        """Whether the client speaks MQTT 5.0."""
+        return self._connection.version is V5
+
+    @property
+    def window(self) -> int:
+        """Free places in the client's Receive Maximum."""
+        return self._connection.outbound.free
+
+    def may_receive(self, topic: str, record: Received) -> bool:
+        """Whether the client may read a record, which has this MQTT topic."""
+        return self.grant is not None and self.grant.mqtt_subscribe(topic, record.topic, record.key)
+
+    def may_receive_retained(self, topic: str) -> bool:
+        """Whether the client may read the retained message of an MQTT topic."""
+        return self.grant is not None and self.grant.mqtt_subscribe.of_topic(topic)
+
+    def send(
+        self,
+        message: PreparedPublish,
+        qos: int,
+        *,
+        retain: bool = False,
+        dup: bool = False,
+        packet_id: int | None = None,
+    ) -> int | None:
+        """Send a PUBLISH; see `protocols.mqtt.sending.Sender.send_prepared`."""
+        sent = self._connection.send_prepared(message, qos, retain=retain, dup=dup, packet_id=packet_id)
+        if sent is None:
+            self._services.counters.too_large += 1
+            return None
+        self._services.counters.delivered += 1
+        if self._connection.unsent > WRITE_AT:
+            self.flush()
+        else:
+            self.flush_soon()
+        return sent
+
+    def send_packet(self, packet: bytes) -> None:
+        """Send a PUBLISH at QoS 0 that is encoded already; see `takes_packets`."""
+        connection, counters = self._connection, self._services.counters
+        if not connection.send_encoded(packet):
+            counters.too_large += 1
+            return
+        counters.delivered += 1
+        if connection.unsent > WRITE_AT:
+            self.flush()
+        elif self._pump is not None:
+            self._pump.flush_soon()
+
+    def release_reserved(self, packet_id: int) -> None:
+        """Free an identifier that will not be sent again."""
+        self._connection.release_reserved(packet_id)
+
+    def send_pubrel(self, packet_id: int) -> None:
+        """Send PUBREL."""
+        self._connection.send_pubrel(packet_id)
+        self.flush_soon()
+
+    def _acknowledged(self, packet_id: int) -> None:
+        """PUBACK or PUBCOMP."""
+        self._services.counters.delivered_acknowledged += 1
+        self._starved = True
+        if self.session is not None:
+            self.session.deliveries.acknowledged(packet_id)
+
+    def _received(self, event: events.PubrecReceived) -> None:
+        """PUBREC: PUBREL is due; with an error the delivery is over [MQTT-4.3.3-4]."""
+        session = self.session
+        if session is None:
+            return
+        if event.reason_code >= REFUSED:
+            self._starved = True
+            session.deliveries.acknowledged(event.packet_id)
+        elif not session.deliveries.received(event.packet_id):
+            self._connection.send_pubrel(event.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
+
+    def flush_soon(self) -> None:
+        """Write at the end of this loop turn."""
+        if self._pump is not None:
+            self._pump.flush_soon()
+
+    def flush(self) -> None:
+        """Write what waits to be said."""
+        if self._pump is not None:
+            self._pump.flush()
+
+
+_REFUSALS: Final = {Outcome.DENIED: ReasonCode.NOT_AUTHORIZED, Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
+_WAITING: Final = frozenset(
+    {events.ConnectReceived, events.AuthReceived, events.SubscribeReceived, events.UnsubscribeReceived}
+)

@@ -1,0 +1,225 @@
+"""SUBSCRIBE and UNSUBSCRIBE: what is granted, and when that may be said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from gateway.kafka.contracts import Refused
+from gateway.mqtt.session.state_records import Owed, Wish
+from mapping.outcomes import Outcome
+from protocols.mqtt import events
+from protocols.mqtt.connection import Connection
+from protocols.mqtt.packets import Subscription
+from protocols.mqtt.properties import Properties
+from protocols.mqtt.reasons import ReasonCode
+from protocols.mqtt.topics import is_shared, parse_share
+
+if TYPE_CHECKING:
+    from gateway.mqtt.connection.client import Client
+    from gateway.mqtt.services import Services
+    from gateway.mqtt.session.session import Session
+
+ANSWER_S: Final = 8.0
+"""How long a client waits for what depends on Kafka: it is told so then. Most clients give up after ten or more."""
+
+JOIN_S: Final = 15.0
+"""The same for a place in a group: its other members have their part in it."""
+
+AT_EACH, IF_NEW, NEVER = 0, 1, 2  # Retain Handling (section 3.8.3.1)
+_NAMES: Final = {
+    Outcome.DENIED: ReasonCode.NOT_AUTHORIZED,
+    Outcome.UNFIT: ReasonCode.TOPIC_FILTER_INVALID,
+}
+_SILENT: Final = "Kafka does not answer"
+_GOODBYES: Final = {Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
+
+
+class _Answer:
+    """What SUBACK will say: a code for each filter, and one reason string for all."""
+
+    def __init__(self, count: int) -> None:
+        self.codes: list[int] = [ReasonCode.UNSPECIFIED_ERROR] * count
+        self.reason: str | None = None
+        self.retained: list[tuple[Wish, Owed | None]] = []
+        self.new: list[str] = []
+
+    def refuse(self, place: int, code: ReasonCode, reason: str) -> None:
+        self.codes[place] = code
+        self.reason = reason
+
+    def not_now(self, place: int, refused: Refused) -> None:
+        self.refuse(place, _NAMES.get(refused.outcome, ReasonCode.UNSPECIFIED_ERROR), refused.reason)
+
+
+async def subscribe(
+    client: Client, connection: Connection, services: Services, event: events.SubscribeReceived
+) -> None:
+    """Grant each filter that may be granted; SUBACK follows when what comes now will be delivered.
+
+    All filters are looked up together. What a kept session subscribes to is stored before SUBACK. The retained messages
+    follow it.
+    """
+    session = client.session
+    if session is None:
+        return
+    identifiers = event.properties.subscription_identifiers if event.properties is not None else ()
+    identifier = identifiers[0] if identifiers else 0
+    answer = _Answer(len(event.subscriptions))
+    allowed = _judge(client, session, services, event.subscriptions, identifier, answer)
+    shared = {place: wish for place, wish in allowed.items() if is_shared(wish.options.topic_filter)}
+    own = {place: wish for place, wish in allowed.items() if place not in shared}
+    await asyncio.gather(_hold(client, session, services, own, answer), _join(session, shared, answer))
+    if client.session is not session:
+        return  # it left meanwhile
+    if session.kept:
+        refused = await _save(services, session)
+        if refused is not None:
+            if refused.outcome is Outcome.TOO_LARGE:
+                for topic_filter in answer.new:
+                    session.unsubscribed(topic_filter)
+            client.say_goodbye(_GOODBYES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
+            return
+        if client.session is not session:
+            return
+    explained = Properties(reason_string=answer.reason) if answer.reason is not None else None
+    connection.send_suback(event.packet_id, answer.codes, explained)
+    for wish, owed in answer.retained:
+        session.deliveries.send_retained(wish, owed)
+    if answer.retained:
+        session.feed()
+
+
+async def _save(services: Services, session: Session) -> Refused | None:
+    """Store a kept session; why that is not certain, if it is not."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await services.sessions.save(session)
+    except TimeoutError:
+        return Refused(Outcome.BUSY, _SILENT)
+    except Refused as refused:
+        return refused
+    return None
+
+
+def _judge(  # noqa: PLR0917 - who asks, and what
+    client: Client,
+    session: Session,
+    services: Services,
+    subscriptions: Sequence[Subscription],
+    identifier: int,
+    answer: _Answer,
+) -> dict[int, Wish]:
+    """Those that may be granted, by their places in the SUBSCRIBE; the others are refused."""
+    assert client.grant is not None
+    known = session.filters.keys() | session.shares.wishes.keys()
+    allowed: dict[int, Wish] = {}
+    for place, options in enumerate(subscriptions):
+        topic_filter = options.topic_filter
+        share = parse_share(topic_filter) if is_shared(topic_filter) else None
+        if share is None and is_shared(topic_filter):  # 3.1.1: 5.0 was disconnected
+            answer.refuse(place, ReasonCode.TOPIC_FILTER_INVALID, "not a shared subscription")
+        elif not client.grant.mqtt_subscribe.filter(share.topic_filter if share is not None else topic_filter):
+            answer.refuse(place, ReasonCode.NOT_AUTHORIZED, "not allowed to subscribe to this filter")
+        elif topic_filter not in known and len(known) >= services.config.max_subscriptions:
+            answer.refuse(place, ReasonCode.QUOTA_EXCEEDED, "too many subscriptions")
+        else:
+            known.add(topic_filter)
+            allowed[place] = Wish(_at(options, min(options.qos, services.config.maximum_qos)), identifier)
+    return allowed
+
+
+async def _hold(
+    client: Client, session: Session, services: Services, wishes: Mapping[int, Wish], answer: _Answer
+) -> None:
+    """Let the session have what is stored from now on."""
+    if not wishes:
+        return
+    router = services.router
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            held = await router.hold(dict.fromkeys(wish.options.topic_filter for wish in wishes.values()))
+    except TimeoutError:
+        answer.reason = _SILENT
+        return
+    except Refused as refused:
+        for place in wishes:
+            answer.not_now(place, refused)
+        return
+    if client.session is not session:
+        for topic_filter, found in held.items():
+            if not isinstance(found, Refused):
+                router.drop(topic_filter)
+        return
+    taken: set[str] = set()
+    for place, wish in wishes.items():
+        options = wish.options
+        since = held[options.topic_filter]
+        if isinstance(since, Refused):
+            answer.not_now(place, since)
+            continue
+        if options.topic_filter in taken:
+            router.hold_again(options.topic_filter)
+        taken.add(options.topic_filter)
+        known = options.topic_filter in session.filters
+        if session.subscribed(wish, since):
+            answer.new.append(options.topic_filter)
+        if options.retain_handling == AT_EACH or (options.retain_handling == IF_NEW and not known):
+            answer.retained.append((wish, session.deliveries.owe_retained(wish)))
+        answer.codes[place] = options.qos
+
+
+async def _join(session: Session, wishes: Mapping[int, Wish], answer: _Answer) -> None:
+    """Make the session a member of the shared subscriptions, in their order where one stands twice."""
+    places: dict[str, list[int]] = {}
+    for place, wish in wishes.items():
+        places.setdefault(wish.options.topic_filter, []).append(place)
+
+    async def join(place: int) -> None:
+        try:
+            async with asyncio.timeout(JOIN_S):
+                await session.shares.join(wishes[place])
+            answer.codes[place] = wishes[place].options.qos
+        except TimeoutError:
+            answer.reason = _SILENT
+        except Refused as refused:
+            answer.not_now(place, refused)
+
+    async def join_in_order(several: Sequence[int]) -> None:
+        for place in several:
+            await join(place)
+
+    await asyncio.gather(*(join_in_order(several) for several in places.values()))
+
+
+def _at(options: Subscription, qos: int) -> Subscription:
+    if options.qos == qos:
+        return options
+    return Subscription(
+        options.topic_filter, qos, options.no_local, options.retain_as_published, options.retain_handling
+    )
+
+
+async def unsubscribe(
+    client: Client, connection: Connection, services: Services, event: events.UnsubscribeReceived
+) -> None:
+    """Take subscriptions out; nothing new is delivered for them [MQTT-3.10.4-2]."""
+    session = client.session
+    if session is None:
+        return
+    codes = []
+    for topic_filter in event.topic_filters:
+        if client.session is not session:
+            return
+        if topic_filter in session.shares.wishes:
+            found = await session.shares.part(topic_filter)
+        else:
+            found = session.unsubscribed(topic_filter)
+        codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
+    if client.session is session and session.kept:
+        refused = await _save(services, session)
+        if refused is not None:
+            client.say_goodbye(_GOODBYES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
+            return
+    connection.send_unsuback(event.packet_id, codes)

@@ -1,0 +1,104 @@
+"""Which gateways share this Kafka, and which of them are dead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from gateway.identity import GatewayIdentity
+from gateway.mqtt.session.state_records import GatewayRecord
+
+log = structlog.get_logger(__name__)
+
+SIGN_S: Final = 5.0  # between two signs of life
+SILENT_S: Final = 15.0  # three are missing
+
+
+class Gateways:
+    """Signs of life: ours is written every `SIGN_S`, those of the others are noted as they come.
+
+    Attributes:
+        owner: what this process writes into the sessions that it has.
+        changed: since the last `bury` one may have gone.
+    """
+
+    def __init__(self, identity: GatewayIdentity, clock: Callable[[], float], wall_clock: Callable[[], int]) -> None:
+        """Nobody is known.
+
+        Args:
+            identity: of this gateway.
+            clock: monotonic seconds.
+            wall_clock: epoch milliseconds.
+        """
+        self.name = identity.name
+        self.owner = f"{identity.name}/{identity.incarnation}"
+        self.changed = True
+        self._incarnation = identity.incarnation
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._heard: dict[str, tuple[str, float]] = {}  # gateway id -> incarnation, when
+        self._began = clock()
+        self._loaded = False
+
+    def sign(self) -> GatewayRecord:
+        """Our sign of life."""
+        return GatewayRecord(self._incarnation, self._wall_clock())
+
+    def loaded(self) -> None:
+        """From now on signs are new when they come; and who is alive will give one within `SILENT_S`."""
+        self._loaded = True
+        self._began = self._clock()
+
+    def apply(self, name: str, sign: GatewayRecord | None) -> None:
+        """A sign of another gateway, or its goodbye."""
+        if name == self.name:
+            return  # of our predecessor
+        if sign is None:
+            self._heard.pop(name, None)
+            self.changed = True
+        elif self._loaded or self._wall_clock() - sign.at < SILENT_S * 1000:
+            self._heard[name] = (sign.incarnation, self._clock())
+
+    def is_alive(self, owner: str) -> bool:
+        """Whether the gateway process that wrote `owner` into a session lives."""
+        if owner == self.owner:
+            return True
+        name, _, incarnation = owner.rpartition("/")
+        if name == self.name:
+            return False  # we are its successor
+        heard = self._heard.get(name)
+        return heard is not None and heard[0] == incarnation and self._clock() - heard[1] < SILENT_S
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other gateway is heard of."""
+        return not self._heard
+
+    def is_predecessor(self, owner: str) -> bool:
+        """Whether `owner` was this gateway before it was started again."""
+        return owner != self.owner and owner.rpartition("/")[0] == self.name
+
+    def adopts(self, owner: str) -> bool:
+        """Whether we care for what a gateway left: our predecessor's, and as the first of those alive any other's."""
+        if self.is_alive(owner):
+            return False
+        if self.is_predecessor(owner):
+            return True
+        now = self._clock()
+        others = {name for name, (_, when) in self._heard.items() if now - when < SILENT_S}
+        return owner.rpartition("/")[0] not in others and all(self.name <= name for name in others)  # or its successor
+
+    def bury(self) -> bool:
+        """Forget who fell silent; whether there may be sessions that nobody has."""
+        now = self._clock()
+        for name, (_, when) in list(self._heard.items()):
+            if now - when > SILENT_S:
+                del self._heard[name]
+                self.changed = True
+                log.warning("a gateway fell silent", gateway=name)
+        if not self.changed or now - self._began < SILENT_S:
+            return False
+        self.changed = False
+        return True

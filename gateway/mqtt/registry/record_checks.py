@@ -1,0 +1,112 @@
+"""Whether a record in `__trivium_sessions` can be used: any Kafka client with the right to may have written it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway.mqtt.session.inflight import PUBACK, PUBCOMP
+from gateway.mqtt.session.state_records import (
+    FLIGHT,
+    GATEWAY,
+    NEVER,
+    SESSION,
+    FlightRecord,
+    Places,
+    SessionRecord,
+    Testament,
+    decode_flight,
+    decode_gateway,
+    decode_session,
+)
+from mapping.record import Received
+from protocols.mqtt.states import UNLIMITED
+from protocols.mqtt.topics import is_valid_filter, is_valid_name
+
+_QOS: Final = range(3)
+_HANDLING: Final = range(3)  # Retain Handling
+_LATEST_MS: Final = 1 << 53  # of a time stamp: what JSON keeps exactly
+
+
+def kind_and_name(record: Received, *, trusted: bool = False) -> tuple[str, str] | None:
+    """What a record is about: its kind and whose it is; None when it is no gateway's, or says what cannot be.
+
+    A tombstone is one of ours when its key is.
+
+    Args:
+        record: of the topic.
+        trusted: we have written it.
+    """
+    try:
+        key = (record.key or b"").decode()
+    except UnicodeDecodeError:
+        return None
+    kind, slash, name = key.partition("/")
+    kind += slash
+    check = _CHECKS.get(kind)
+    if check is None or not (trusted or record.value is None or check(record.value)):
+        return None
+    return kind, name
+
+
+def _is_session(value: bytes) -> bool:
+    record = decode_session(value)
+    return record is not None and _is_possible(record)
+
+
+def _is_possible(record: SessionRecord) -> bool:
+    return (
+        record.epoch >= 0
+        and 0 <= record.expiry <= NEVER
+        and (record.gone_at is None or 0 <= record.gone_at <= _LATEST_MS)
+        and (record.will is None or _is_will(record.will))
+        and all(
+            is_valid_filter(wish.options.topic_filter)
+            and wish.options.qos in _QOS
+            and wish.options.retain_handling in _HANDLING
+            and wish.identifier >= 0
+            for wish in record.subscriptions
+        )
+    )
+
+
+def _is_will(testament: Testament) -> bool:
+    will = testament.will
+    return will.qos in _QOS and is_valid_name(will.topic) and 0 <= (testament.due or 0) <= _LATEST_MS
+
+
+def _is_flight(value: bytes) -> bool:
+    record = decode_flight(value)
+    return record is not None and _is_possible_flight(record)
+
+
+def _is_possible_flight(record: FlightRecord) -> bool:
+    counted = (record.epoch, record.mark, *record.released, *record.open.values(), *record.doubts.values())
+    return (
+        all(number >= 0 for number in counted)
+        and all(1 <= packet_id <= UNLIMITED for packet_id in (*record.open, *record.doubts))
+        and _are_places(record.reached)
+        and _are_places(record.scan)
+        and all(is_valid_filter(owed.topic_filter) for owed in record.owed)
+        and all(
+            1 <= flight.packet_id <= UNLIMITED
+            and PUBACK <= flight.stage <= PUBCOMP
+            and flight.partition >= 0
+            and flight.offset >= 0
+            and (not flight.name or is_valid_name(flight.name))
+            for flight in record.flights
+        )
+    )
+
+
+def _are_places(places: Places) -> bool:
+    return all(
+        partition >= 0 and offset >= 0 for partitions in places.values() for partition, offset in partitions.items()
+    )
+
+
+_CHECKS: Final[dict[str, Callable[[bytes], bool]]] = {
+    SESSION: _is_session,
+    FLIGHT: _is_flight,
+    GATEWAY: lambda value: decode_gateway(value) is not None,
+}

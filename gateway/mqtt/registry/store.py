@@ -1,0 +1,124 @@
+"""The records in `__trivium_sessions` as this process knows them, and how they are written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from gateway.kafka.contracts import Owner, Refused, Result
+from gateway.kafka.state import StateTopic, Written
+from gateway.mqtt.registry.record_checks import kind_and_name
+from gateway.mqtt.session.session import Session
+from gateway.mqtt.session.state_records import FLIGHT, GATEWAY, SESSION, GatewayRecord, encode
+from mapping.outcomes import Outcome
+from mapping.record import GW_OWNER, Received
+
+log = structlog.get_logger(__name__)
+
+AGAIN_S: Final = 1.0  # after Kafka refused a write
+
+
+class SessionStore:
+    """See the module.
+
+    Attributes:
+        records: client id -> session record, of all gateways.
+        flights: client id -> flight record.
+        stopped: nothing is tried again.
+        invalid: records that were ignored.
+    """
+
+    def __init__(self, owner: str) -> None:
+        """Nothing is known; `owner` is written into every record."""
+        self.records: dict[str, bytes] = {}
+        self.flights: dict[str, bytes] = {}
+        self.stopped = False
+        self.invalid = 0
+        self._owner = owner
+        self._mark = ((GW_OWNER, owner.encode()),)
+        self._table: StateTopic | None = None
+
+    def bind(self, table: StateTopic) -> None:
+        """The table that is written."""
+        self._table = table
+
+    def read(self, record: Received) -> tuple[str, str] | None:
+        """The kind of a record and whose it is; None, and counted, for what cannot be used."""
+        found = kind_and_name(record, trusted=self.is_own(record))
+        if found is None:
+            self.invalid += 1
+            if self.invalid == 1:
+                log.warning(
+                    "a record of the sessions' topic is not one of a gateway; it and others like it are ignored",
+                    topic=record.topic,
+                    partition=record.partition,
+                    offset=record.offset,
+                )
+        return found
+
+    def is_own(self, record: Received) -> bool:
+        """Whether this process wrote a record."""
+        return bool(record.headers) and record.headers[0] == self._mark[0]
+
+    def put(self, kind: str, client_id: str, value: bytes | None, owner: Owner | None = None) -> None:
+        """Write a record; without an owner it is written until Kafka takes it."""
+        assert self._table is not None
+        place = client_id.encode()
+        self._table.write(
+            kind.encode() + place, value, self._mark, owner=owner or self, token=(kind, client_id), place=place
+        )
+
+    def settle(self, tokens: Sequence[tuple[str, str]], offsets: Sequence[int], result: Result) -> None:
+        """Kafka answered (contract: `gateway.kafka.contracts.Owner`): what it did not take is written again.
+
+        Not what it will never take: then the record that it has is what is left of the session after a crash.
+        """
+        if result.outcome is Outcome.TOO_LARGE:
+            log.error("sessions are too large to be stored", sessions=len(tokens), reason=result.reason)
+        elif result.outcome is not Outcome.STORED and not self.stopped:
+            log.warning("sessions are not stored, trying again", sessions=len(tokens), reason=result.reason)
+            asyncio.get_running_loop().call_later(AGAIN_S, self._put_again, tokens)
+
+    def _put_again(self, tokens: Sequence[tuple[str, str]]) -> None:
+        """Write records as they are by now."""
+        for kind, client_id in tokens:
+            if not self.stopped:
+                self.put(kind, client_id, (self.records if kind == SESSION else self.flights).get(client_id))
+
+    def put_all(self) -> None:
+        """Write down everything that is known."""
+        for client_id, value in self.records.items():
+            self.put(SESSION, client_id, value)
+        for client_id, value in self.flights.items():
+            self.put(FLIGHT, client_id, value)
+
+    def put_sign(self, name: str, sign: GatewayRecord | None) -> None:
+        """Write our sign of life, or None for the goodbye; nobody waits for it."""
+        assert self._table is not None
+        self._table.write((GATEWAY + name).encode(), encode(sign) if sign else None, self._mark, owner=None)
+
+    def write_flight(self, client_id: str, value: bytes, owner: Owner | None = None) -> None:
+        """Write a session's flight record."""
+        self.flights[client_id] = value
+        self.put(FLIGHT, client_id, value, owner)
+
+    def write_session(self, session: Session, owner: Owner | None = None) -> None:
+        """Write a session's record as it is now."""
+        value = encode(session.describe(self._owner))
+        self.records[session.client_id] = value
+        self.put(SESSION, session.client_id, value, owner)
+
+    async def save(self, session: Session) -> None:
+        """Write both records, and wait until they are stored; Refused when Kafka does not take them."""
+        writes = [Written()]
+        if session.kept:  # first: a subscription without a place in the log would begin at the log's beginning
+            writes.append(Written())
+            self.write_flight(session.client_id, encode(session.flight_record()), writes[1])
+        self.write_session(session, writes[0])
+        for written in writes:
+            result = await written.done
+            if result.outcome is not Outcome.STORED:
+                raise Refused(result.outcome, result.reason)

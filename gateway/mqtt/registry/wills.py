@@ -1,0 +1,83 @@
+"""Wills: published for a client that is gone without a goodbye (section 3.1.2.5), also when its gateway is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from gateway.kafka.contracts import Result
+from gateway.kafka.publisher import Publisher
+from gateway.mqtt.routing.retained import Retained
+from gateway.mqtt.session.state_records import NEVER, Testament
+from mapping.mqtt import Inbound
+from mapping.outcomes import Outcome
+from mapping.rules import Rules
+from protocols.mqtt.properties import NONE
+
+log = structlog.get_logger(__name__)
+
+
+def due_at(testament: Testament, expiry: int, gone_at: int) -> int:
+    """When a will is to be published: after its delay, or when the session ends, whichever comes first.
+
+    Args:
+        testament: the will.
+        expiry: Session Expiry Interval in seconds.
+        gone_at: end of the connection, epoch milliseconds.
+
+    Returns:
+        Epoch milliseconds [MQTT-3.1.2-8].
+    """
+    properties = testament.will.properties or NONE
+    delay = properties.will_delay_interval or 0
+    return gone_at + 1000 * (delay if expiry == NEVER else min(delay, expiry))
+
+
+class _Ticket:
+    """The publisher's owner of one will."""
+
+    __slots__ = ("_client_id", "_then", "principal")
+
+    def __init__(self, client_id: str, principal: str, then: Callable[[], None]) -> None:
+        self._client_id = client_id
+        self.principal = principal
+        self._then = then
+
+    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        """Kafka answered (contract: `gateway.kafka.contracts.Owner`)."""
+        if result.outcome is not Outcome.STORED:
+            log.warning("a will is not stored", client=self._client_id, reason=result.reason)
+        self._then()
+
+
+class Wills:
+    """Publishes wills.
+
+    Attributes:
+        published: how many were, ever.
+    """
+
+    def __init__(self, rules: Rules, publisher: Publisher, retained: Retained, wall_clock: Callable[[], int]) -> None:
+        """A will goes the way of any other message."""
+        self._rules = rules
+        self._publisher = publisher
+        self._retained = retained
+        self._wall_clock = wall_clock
+        self.published = 0
+
+    def publish(self, client_id: str, principal: str, testament: Testament, then: Callable[[], None]) -> None:
+        """Publish the will of a principal's client; `then` follows when Kafka has answered, whatever it said.
+
+        Its message expiry counts from now (section 3.1.3.2.4).
+        """
+        will = testament.will
+        inbound = Inbound(self._rules, testament.version, client_id)
+        record = inbound.to_record(will.topic, will.payload, will.qos, will.retain, will.properties, self._wall_clock())
+        self.published += 1
+        ticket = _Ticket(client_id, principal, then)
+        if will.retain:
+            self._retained.put(record, will.topic, ticket, None)
+        else:
+            self._publisher.submit(record, ticket)

@@ -1,0 +1,465 @@
+"""From the tail of the log to MQTT sessions: one subscription trie, and the Kafka topics that its filters need.
+
+The router is the `Fanout` of every Kafka topic that some filter may match. A record is turned into its MQTT form
+once, matched once, and offered to each session once, whatever number of its filters match.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+
+from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.tail import Tail
+from gateway.kafka.topics import Topics
+from gateway.mqtt.routing.needed_topics import needed_topics
+from gateway.mqtt.session.state_records import Places, Wish
+from gateway.spawn import keep_on
+from mapping.mqtt import Delivery, from_record
+from mapping.record import Received
+from mapping.rules import Rules
+from protocols.mqtt.encoding import PreparedPublish, encode_prepared, prepare_publish
+from protocols.mqtt.packets import Version
+from protocols.mqtt.topics import SubscriptionTrie
+
+log = structlog.get_logger(__name__)
+
+AHEAD_S: Final = 3.0  # for Kafka to tell where the logs end that are read already
+AGAIN_S: Final = 0.5  # before Kafka is asked again for new topics
+FILTERS_PER_TURN: Final = 500  # compared with new topics between two looks at the event loop
+PLANNED: Final = 100_000  # topics and outlets in plans that are remembered, about 16 bytes each
+
+Since = dict[tuple[str, int], int]
+"""Kafka topic and partition -> offset."""
+
+
+class Match(msgspec.Struct, frozen=True, gc=False):
+    """How one session gets one message: all its matching filters in one delivery [MQTT-3.3.4-2, MQTT-3.3.4-3]."""
+
+    qos: int
+    retain: bool
+    identifiers: tuple[int, ...]
+
+
+class NotingOutlet(Outlet, Protocol):
+    """An outlet that is told beforehand how the record matched that it will be offered."""
+
+    noted: tuple[Received, Match] | None
+
+
+class Subscriber(Protocol):
+    """A session as the router sees it. Its two outlets differ in what may be dropped."""
+
+    client_id: str
+
+    def __hash__(self) -> int:
+        """By identity."""
+        ...
+
+    def outlet_for(self, match: Match) -> NotingOutlet:
+        """The outlet of deliveries that match so; the same for as long as the session's subscriptions stay."""
+        ...
+
+
+class _Entry(msgspec.Struct):
+    """A subscription in the trie; `since` holds partitions of which it wants only what lies at or after an offset."""
+
+    wish: Wish
+    since: Since | None
+
+    def is_early(self, record: Received) -> bool:
+        """Whether the record was stored before the subscription; forgets a mark that is passed."""
+        since = self.since
+        if since is None:
+            return False
+        place = (record.topic, record.partition)
+        first = since.get(place)
+        if first is None:
+            return False
+        if record.offset < first:
+            return True
+        del since[place]
+        if not since:
+            self.since = None
+        return False
+
+
+class _Held:
+    """A filter in use.
+
+    Attributes:
+        users: how many subscriptions, or holds, there are.
+        topics: the Kafka topics that are watched for it.
+        looked: whether it was found out which exist; what appears after that is newer than the filter.
+    """
+
+    __slots__ = ("looked", "topics", "users")
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.topics: set[str] = set()
+        self.looked = False
+
+
+class _Plan:
+    """Who gets the messages of one topic.
+
+    Attributes:
+        outlets: those that get every one of them.
+        alike: the same, by how they match.
+        judged: subscriptions that may not want a message: No Local, or one that was stored before.
+    """
+
+    __slots__ = ("alike", "judged", "outlets")
+
+    def __init__(self) -> None:
+        self.outlets: list[NotingOutlet] = []
+        self.alike: list[tuple[Match, list[NotingOutlet]]] = []
+        self.judged: list[tuple[Subscriber, list[_Entry]]] = []
+
+
+class Router:
+    """Subscriptions of all sessions of this process."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        topics: Topics,
+        tail: Tail,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        """`topics` tells of new Kafka topics; `tail` reads them."""
+        self._rules = rules
+        self._topics = topics
+        self._tail = tail
+        self._spawn = spawn
+        self._trie: SubscriptionTrie[Subscriber, _Entry] = SubscriptionTrie()
+        self._held: dict[str, _Held] = {}  # by filter
+        self._watched: dict[str, set[str]] = {}  # Kafka topic -> filters that need it
+        self._watching = asyncio.Lock()
+        self._new: dict[str, asyncio.Event] = {}  # topics that have appeared, until what needs them watches them
+        self._last: tuple[Received, Delivery | None] | None = None
+        self._plans: dict[tuple[str, int, bool], _Plan] = {}
+        self._planned = 0
+        self._prepared: dict[Version, tuple[Received, PreparedPublish]] = {}
+        self._packets: tuple[Received | None, list[bytes | None]] = (None, [])
+        self.unmapped = 0  # records without an MQTT topic name
+        topics.watch(self._topics_changed)
+
+    def __len__(self) -> int:
+        """Subscriptions."""
+        return len(self._trie)
+
+    def unsubscribe(self, subscriber: Subscriber, topic_filter: str) -> bool:
+        """Take a subscription out; False when there was none."""
+        found = self._trie.remove(topic_filter, subscriber)
+        if found:
+            self._forget_plans()
+            self.drop(topic_filter)
+        return found
+
+    async def hold(self, wanted: Mapping[str, Collection[str] | None]) -> dict[str, Since | Refused]:
+        """Watch what filters need until `add` and `unsubscribe`, or `drop`: one pass for all of them.
+
+        A topic that a filter names and that does not exist is watched from its beginning when it appears.
+
+        Args:
+            wanted: filters, each with None; or any other name, with the Kafka topics that it needs.
+
+        Returns:
+            By filter: what of the log was there before and is still to be fanned out, not for a new subscription; or
+            why the filter is not held: its topic is not for clients.
+
+        Raises:
+            Refused: Kafka does not answer; nothing is held.
+        """
+        for name in wanted:
+            self._held.setdefault(name, _Held()).users += 1
+        try:
+            needs = await self._needs(wanted)
+            topics = {topic for needed in needs.values() if not isinstance(needed, Refused) for topic in needed}
+            while begun := {self._new[topic] for topic in topics & self._new.keys()}:
+                for one in begun:
+                    await one.wait()
+            running = topics & self._watched.keys()
+            if running != topics:
+                async with self._watching:  # what another has begun meanwhile is running by now
+                    running = topics & self._watched.keys()
+                    topics = running | await self._watch(topics - running)
+            for name, needed in needs.items():
+                if not isinstance(needed, Refused):
+                    self._note_need(name, needed & topics)
+            ahead: dict[str, Since] = {}
+            for place, end in (await self._ahead(running)).items():
+                ahead.setdefault(place[0], {})[place] = end
+        except BaseException:
+            for name in wanted:
+                self.drop(name)
+            raise
+        found: dict[str, Since | Refused] = {}
+        for name, needed in needs.items():
+            if isinstance(needed, Refused):
+                self.drop(name)
+                found[name] = needed
+            else:
+                found[name] = {place: end for topic in needed & ahead.keys() for place, end in ahead[topic].items()}
+        return found
+
+    async def _needs(self, wanted: Mapping[str, Collection[str] | None]) -> dict[str, set[str] | Refused]:
+        """The topics that each needs. From here on what appears is newer than they are."""
+        needs: dict[str, set[str] | Refused] = {
+            name: set(topics) for name, topics in wanted.items() if topics is not None
+        }
+        filters = [name for name, topics in wanted.items() if topics is None]
+        if filters:
+            needs |= await needed_topics(filters, self._rules, self._topics)
+            for name in filters:
+                self._held[name].looked = True
+        return needs
+
+    async def _watch(self, topics: set[str]) -> set[str]:
+        """Watch topics from their ends; those that are there. Another is watched when it appears again."""
+        try:
+            found = await self._tail.watch_all(topics, self)
+            if topics - found:
+                await self._topics.refresh()  # its disappearance is noticed, so that its return will be
+        except BaseException:
+            for topic in topics - self._watched.keys():
+                self._tail.unwatch(topic, self)
+            raise
+        return found & self._topics.names
+
+    async def _ahead(self, topics: Collection[str]) -> Since:
+        """What of topics that are watched is older than this call.
+
+        While Kafka is silent it is what the last fetch has told: nothing that is stored later is missed by that, and
+        what was stored in between may come though it is older.
+        """
+        try:
+            async with asyncio.timeout(AHEAD_S):
+                return await self._tail.ahead(topics)
+        except (TimeoutError, Refused):
+            return self._tail.fetched(topics)
+
+    def _note_need(self, name: str, topics: Iterable[str]) -> None:
+        held = self._held[name]
+        for topic in topics:
+            self._watched.setdefault(topic, set()).add(name)
+            held.topics.add(topic)
+
+    def hold_again(self, topic_filter: str) -> None:
+        """Hold a filter once more that is held."""
+        self._held[topic_filter].users += 1
+
+    def add(self, subscriber: Subscriber, wish: Wish, since: Since | None = None) -> bool:
+        """Add or replace a subscription whose filter is held.
+
+        Args:
+            subscriber: whose it is.
+            wish: the subscription.
+            since: what `hold` returned, if messages from before are not wanted.
+
+        Returns:
+            Whether it is new; if not, the hold is dropped.
+        """
+        topic_filter = wish.options.topic_filter
+        self._forget_plans()
+        new = self._trie.add(topic_filter, subscriber, _Entry(wish, since or None))
+        if not new:
+            self.drop(topic_filter)
+        return new
+
+    def drop(self, topic_filter: str) -> None:
+        """Give up a hold; what nobody needs any more is no longer watched."""
+        held = self._held[topic_filter]
+        held.users -= 1
+        if held.users:
+            return
+        del self._held[topic_filter]
+        for topic in held.topics:
+            users = self._watched[topic]
+            users.discard(topic_filter)
+            if not users:
+                del self._watched[topic]
+                self._tail.unwatch(topic, self)
+
+    def places(self, filters: Collection[str], outlet: Outlet) -> Places:
+        """How far the log of the filters' topics was offered to an outlet."""
+        topics = {topic for name in filters if name in self._held for topic in self._held[name].topics}
+        return {topic: self._tail.places(topic, outlet) for topic in topics}
+
+    async def ends(self, filters: Collection[str], outlet: Outlet, places: Places) -> Places:
+        """Where the log ends in partitions of which more was offered elsewhere, or before, than is read here.
+
+        Raises:
+            Refused: Kafka does not answer.
+        """
+        behind = [
+            topic
+            for topic, partitions in self.places(filters, outlet).items()
+            if any(here < places.get(topic, {}).get(number, 0) for number, here in partitions.items())
+        ]
+        ahead = await self._tail.ahead(behind) if behind else {}
+        return {
+            topic: {number: ahead.get((topic, number), here) for number, here in partitions.items()}
+            for topic, partitions in self.places(filters, outlet).items()  # as they are by now
+            if topic in behind
+        }
+
+    def has_subscribers(self, topic: str) -> bool:
+        """Whether a subscription of a connected session matches an MQTT topic."""
+        return bool(self._trie.match(topic))
+
+    def delivery(self, record: Received) -> Delivery | None:
+        """The record as MQTT sees it; computed once while the same record is offered around."""
+        last = self._last
+        if last is not None and last[0] is record:
+            return last[1]
+        delivery = from_record(record, self._rules)
+        self._last = (record, delivery)
+        return delivery
+
+    def prepared(self, record: Received, delivery: Delivery, version: Version) -> PreparedPublish:
+        """The encoded PUBLISH that all receivers of one version share; encoded once while a record is offered."""
+        found = self._prepared.get(version)
+        if found is None or found[0] is not record:
+            message = prepare_publish(delivery.topic, delivery.payload, delivery.properties, version)
+            found = self._prepared[version] = (record, message)
+        return found[1]
+
+    def packet(self, record: Received, v5: bool, retain: bool) -> bytes | None:
+        """The whole PUBLISH that all receivers of one version get at QoS 0; encoded once while a record is offered.
+
+        Returns:
+            None: it has an expiry, which is counted down and checked for each receiver.
+        """
+        packets = self._packets
+        if packets[0] is not record:
+            packets = self._packets = (record, [None] * 4)
+        packet = packets[1][2 * v5 + retain]
+        if packet is None:
+            delivery = self.delivery(record)
+            if delivery is None or delivery.expires is not None:
+                return None
+            version = Version.V5 if v5 else Version.V311
+            packet = encode_prepared(self.prepared(record, delivery, version), retain=retain)
+            packets[1][2 * v5 + retain] = packet
+        return packet
+
+    def select(self, record: Received) -> Collection[Outlet]:
+        """The outlets of the sessions whose filters match."""
+        delivery = self.delivery(record)
+        if delivery is None:
+            self.unmapped += 1
+            return ()
+        shape = (delivery.topic, delivery.qos, delivery.retain)
+        plan = self._plans.get(shape)
+        if plan is None:
+            plan = self._plan(shape)
+        for match, alike in plan.alike:
+            noted = (record, match)
+            for outlet in alike:
+                outlet.noted = noted
+        if not plan.judged:
+            return plan.outlets
+        outlets = list(plan.outlets)
+        for subscriber, entries in plan.judged:
+            wishes = [entry.wish for entry in entries if entry.since is None or not entry.is_early(record)]
+            found = combine(delivery, subscriber.client_id, wishes)
+            if found is not None:
+                outlet = subscriber.outlet_for(found)
+                outlet.noted = (record, found)
+                outlets.append(outlet)
+        return outlets
+
+    def _plan(self, shape: tuple[str, int, bool]) -> _Plan:
+        """Who gets the messages of one topic, QoS and RETAIN flag, for as long as no subscription changes."""
+        topic, qos, retain = shape
+        entries: dict[Subscriber, list[_Entry]] = {}
+        for subscriber, entry in self._trie.match(topic):
+            entries.setdefault(subscriber, []).append(entry)
+        if self._planned >= PLANNED:
+            self._forget_plans()
+        self._planned += 1 + len(entries)
+        plan = self._plans[shape] = _Plan()
+        alike: dict[Match, list[NotingOutlet]] = {}
+        for subscriber, matching in entries.items():
+            if any(entry.since is not None or entry.wish.options.no_local for entry in matching):
+                plan.judged.append((subscriber, matching))
+                continue
+            match = merge(qos, retain, [entry.wish for entry in matching])
+            outlet = subscriber.outlet_for(match)
+            alike.setdefault(match, []).append(outlet)
+            plan.outlets.append(outlet)
+        plan.alike = list(alike.items())
+        return plan
+
+    def _forget_plans(self) -> None:
+        self._plans.clear()
+        self._planned = 0
+
+    def _topics_changed(self, appeared: Collection[str], disappeared: Collection[str]) -> None:
+        for topic in disappeared:
+            for name in self._watched.pop(topic, ()):
+                self._held[name].topics.discard(topic)
+            self._tail.unwatch(topic, self)
+        looked = [name for name, held in self._held.items() if held.looked]
+        new = set(appeared) - self._watched.keys() - self._new.keys()
+        if looked and new:
+            begun = asyncio.Event()
+            self._new.update(dict.fromkeys(new, begun))
+            self._spawn(self._follow(new, looked, begun))
+
+    async def _follow(self, new: set[str], filters: list[str], begun: asyncio.Event) -> None:
+        """Topics appeared: all that is in them is newer than these filters, so it is read from the beginning."""
+        try:
+            await keep_on(partial(self._begin, new, filters), "topic", ", ".join(sorted(new)[:3]))
+        finally:
+            for topic in new:
+                del self._new[topic]
+            begun.set()
+
+    async def _begin(self, new: set[str], filters: list[str]) -> None:
+        needs: dict[str, list[str]] = {}
+        for number, name in enumerate(filters, 1):
+            for topic in self._rules.kafka_topics(name, new):
+                needs.setdefault(topic, []).append(name)
+            if number % FILTERS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        while wanted := needs.keys() & self._topics.names:
+            try:
+                found = await self._tail.watch_all(wanted, self, beginning=True)
+            except Refused as refused:
+                log.warning("new topics cannot be read yet", topics=len(wanted), reason=refused.reason)
+                found = set()
+            for topic in found:
+                for name in needs.pop(topic):
+                    if name in self._held:
+                        self._note_need(name, (topic,))
+                if topic not in self._watched:
+                    self._tail.unwatch(topic, self)
+            if wanted - found:
+                await asyncio.sleep(AGAIN_S)
+
+
+def combine(delivery: Delivery, client_id: str, wishes: Iterable[Wish]) -> Match | None:
+    """One delivery for all matching subscriptions of a session.
+
+    None when no subscription wants it: No Local, and the session published it itself [MQTT-3.8.3-3].
+    """
+    if delivery.client is not None and delivery.client == client_id:
+        wishes = [wish for wish in wishes if not wish.options.no_local]
+    wishes = list(wishes)
+    return merge(delivery.qos, delivery.retain, wishes) if wishes else None
+
+
+def merge(qos: int, retain: bool, wishes: Collection[Wish]) -> Match:
+    """One delivery of a message for subscriptions that all want it: the highest QoS, every identifier."""
+    wanted = max(wish.options.qos for wish in wishes)
+    kept = retain and any(wish.options.retain_as_published for wish in wishes)
+    return Match(min(wanted, qos), kept, tuple(wish.identifier for wish in wishes if wish.identifier))

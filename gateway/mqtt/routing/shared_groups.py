@@ -1,0 +1,290 @@
+"""Shared subscriptions (section 4.8.2): `$share/{group}/{filter}` is the Kafka consumer group `{group}`.
+
+    share = await sharing.join(session, Shared("workers", "jobs/#"), wish)
+    share.done(record)        # the client has acknowledged it, or it is settled in another way
+    await share.leave()       # what it has not acknowledged goes to another member at once
+
+Each share name and filter are a shared subscription of their own: a message goes to one subscriber of each that it
+matches. Those of one name are one member of the Kafka group in this process, next to its AMQP receivers, which take
+their turns with them, and to its members elsewhere. docs/adr/0019-shared-subscriptions.md says who gets what, and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from typing import Final, Protocol
+
+from gateway.kafka.contracts import Refused
+from gateway.kafka.group import Groups, Membership
+from gateway.kafka.group_parts import Interest
+from gateway.kafka.topics import Topics
+from gateway.mqtt.routing.needed_topics import needed_topics
+from gateway.mqtt.routing.router import Match, combine
+from gateway.mqtt.session.state_records import Wish
+from mapping.mqtt import Delivery
+from mapping.record import Received
+from mapping.rules import Rules
+from protocols.mqtt.topics import Shared, SubscriptionTrie
+
+BATCH: Final = 100  # demand of a member at QoS 0, which only the socket bounds
+
+
+class SharedSubscriber(Protocol):
+    """A session as its shared subscriptions see it."""
+
+    client_id: str
+
+    def __hash__(self) -> int:
+        """By identity."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """Free places in the client's window (QoS 1 and 2); 0 while the socket is full."""
+        ...
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether the socket's buffer is below its mark (QoS 0)."""
+        ...
+
+    def take_shared(self, record: Received, match: Match, share: Share) -> None:
+        """Send the record; there is room. Sooner or later it is told to `share`, exactly once.
+
+        `share.done`: acknowledged (QoS 0: at once), or refused by the client [MQTT-4.8.2-6], or expired.
+        `share.decline`: too large for this client, or not allowed to it; another may have it.
+        `share.again`: not sent after all.
+        """
+        ...
+
+
+class Share:
+    """A session's place in a shared subscription; an outlet of the group (`gateway.kafka.contracts.Outlet`).
+
+    Attributes:
+        group: the share name.
+        topic_filter: without `$share/` and the name.
+        wish: the options as of the last SUBSCRIBE.
+        lossy: False: what has no room waits in Kafka's log, at QoS 0 too.
+    """
+
+    __slots__ = ("_delivery", "_entering", "_left", "_membership", "_sharing", "_subscriber", "group", "lossy",
+                 "topic_filter", "wish")  # fmt: skip
+
+    def __init__(
+        self,
+        sharing: Sharing,
+        subscriber: SharedSubscriber,
+        shared: Shared,
+        wish: Wish,
+        delivery: Callable[[Received], Delivery | None],
+    ) -> None:
+        """Made by `Sharing.join`."""
+        self.group = shared.group
+        self.topic_filter = shared.topic_filter
+        self.wish = wish
+        self.lossy = False
+        self._sharing = sharing
+        self._subscriber = subscriber
+        self._delivery = delivery
+        self._membership: Membership | None = None
+        self._entering = asyncio.Lock()
+        self._left = False
+
+    # What the session says.
+
+    def done(self, record: Received) -> None:
+        """The record is settled: nobody else gets it. It must be the very object that `take_shared` got."""
+        if self._membership is not None:
+            self._membership.done(record)
+
+    def again(self, record: Received, *, failed: bool = True) -> None:
+        """The record is not settled: it is offered again, to any member, after a back-off that grows if it `failed`."""
+        if self._membership is not None:
+            self._membership.again(record, failed=failed)
+
+    def decline(self, record: Received) -> None:
+        """The record is not for this client: it is offered to the other members; settled when it is for none."""
+        if self._membership is not None:
+            self._membership.decline(record)
+
+    def wake(self) -> None:
+        """There is room again."""
+        if self._membership is not None and self.demand > 0:
+            self._membership.wake()
+
+    async def enter(self, join: Callable[[], Awaitable[Membership]]) -> bool:
+        """Take the place by `join`, unless it is taken; called by `Sharing.join`.
+
+        Returns:
+            False when the place was given up meanwhile.
+        """
+        async with self._entering:
+            if self._membership is None and not self._left:
+                try:
+                    self._membership = await join()
+                except BaseException:
+                    await self.leave()
+                    raise
+                if self._left:
+                    await self._membership.leave()
+            return not self._left
+
+    async def leave(self) -> None:
+        """The subscription has ended, or its connection has: unsettled records go to other members at once.
+
+        Settle QoS 2 deliveries first: they belong to this session [MQTT-4.8.2-4], or to nobody [MQTT-4.8.2-5].
+        """
+        if not self._left:
+            self._left = True
+            self._sharing.forget(self._subscriber, self)
+            if self._membership is not None:
+                await self._membership.leave()
+
+    # The outlet.
+
+    @property
+    def demand(self) -> int:
+        """How many records the session would take now."""
+        if self._membership is None or self._left:
+            return 0
+        if self.wish.options.qos:
+            return self._subscriber.room
+        return BATCH if self._subscriber.takes_more else 0
+
+    def offer_nowait(self, record: Received) -> bool:
+        """Have the session send the record, at the lower of its QoS and the member's [MQTT-4.8.2-3]."""
+        if self.demand <= 0:
+            return False
+        delivery = self._delivery(record)
+        match = combine(delivery, self._subscriber.client_id, (self.wish,)) if delivery is not None else None
+        if match is None:
+            self.decline(record)  # the mapping has no topic for it
+        else:
+            self._subscriber.take_shared(record, match, self)
+        return True
+
+
+class _Filter:
+    """A shared subscription: its filter in a group, and the Kafka topics that it needs."""
+
+    __slots__ = ("interest", "shares", "topics")
+
+    def __init__(self, interest: Interest) -> None:
+        self.interest = interest
+        self.shares: dict[SharedSubscriber, Share] = {}
+        self.topics: frozenset[str] = frozenset()
+
+
+class _Group:
+    """The shared subscriptions of one share name; finds those that a record matches (`group_parts.Selector`)."""
+
+    __slots__ = ("_emptied", "_rules", "_trie", "filters")
+
+    def __init__(self, rules: Rules, emptied: Callable[[], object]) -> None:
+        self._rules = rules
+        self._emptied = emptied
+        self._trie: SubscriptionTrie[str, None] = SubscriptionTrie()
+        self.filters: dict[str, _Filter] = {}
+
+    def filter(self, text: str) -> _Filter:
+        """The shared subscription of a filter; made when it is new."""
+        found = self.filters.get(text)
+        if found is None:
+            found = self.filters[text] = _Filter(Interest(self, text))
+            self._trie.add(text, text, None)
+        return found
+
+    def forget(self, name: Hashable) -> None:
+        """Nothing is kept any more for a shared subscription, unless it has members again."""
+        text = str(name)
+        one = self.filters.get(text)
+        if one is not None and not one.shares:
+            del self.filters[text]
+            self._trie.remove(text, text)
+            if not self.filters:
+                self._emptied()
+
+    def select(self, record: Received) -> Sequence[str]:
+        """The filters that the record's topic matches; none when it has no MQTT topic."""
+        topic = self._rules.mqtt_topic(record.topic, record.key, record.headers)
+        return () if topic is None else [text for text, _ in self._trie.match(topic)]
+
+
+class Sharing:
+    """All shared subscriptions of connected sessions of this process."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        rules: Rules,
+        topics: Topics,
+        delivery: Callable[[Received], Delivery | None],
+    ) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            groups: the process's Kafka consumer groups.
+            rules: which Kafka topics a filter needs, and which MQTT topic a record has.
+            topics: tells of new Kafka topics.
+            delivery: a record as MQTT sees it (`Router.delivery`).
+        """
+        self._groups = groups
+        self._rules = rules
+        self._topics = topics
+        self._delivery = delivery
+        self._names: dict[str, _Group] = {}
+        topics.watch(self._topics_changed)
+
+    def __len__(self) -> int:
+        """Members of shared subscriptions."""
+        return sum(len(one.shares) for group in self._names.values() for one in group.filters.values())
+
+    async def join(self, subscriber: SharedSubscriber, shared: Shared, wish: Wish) -> Share:
+        """Make a session a member of a shared subscription; replaces its options when it is one already.
+
+        Returns when Kafka has assigned this process its part of the group. What is stored from then on is delivered
+        to the group; so is what the group, if it exists, has not had yet.
+
+        Raises:
+            Refused: no legal group, no right to it or to the topic, or Kafka does not answer.
+        """
+        while True:
+            group = self._names.get(shared.group)
+            if group is None:
+                emptied = functools.partial(self._names.pop, shared.group)
+                group = self._names[shared.group] = _Group(self._rules, emptied)
+            one = group.filter(shared.topic_filter)
+            share = one.shares.get(subscriber)
+            if share is None:
+                share = one.shares[subscriber] = Share(self, subscriber, shared, wish, self._delivery)
+            share.wish = wish
+            if await share.enter(lambda share=share, one=one: self._enter(share, one)):  # type: ignore[misc]
+                share.wake()
+                return share
+
+    async def _enter(self, share: Share, one: _Filter) -> Membership:
+        topics = (await needed_topics((share.topic_filter,), self._rules, self._topics))[share.topic_filter]
+        if isinstance(topics, Refused):
+            raise topics
+        one.topics |= topics
+        return await self._groups.join(share.group, one.topics, share, offset_reset="latest", interest=one.interest)
+
+    def forget(self, subscriber: SharedSubscriber, share: Share) -> None:
+        """Called by `Share.leave`."""
+        group = self._names[share.group]
+        one = group.filters[share.topic_filter]
+        del one.shares[subscriber]
+        if not self._groups.knows(share.group, one.interest):
+            group.forget(share.topic_filter)  # it has never come so far
+
+    def _topics_changed(self, appeared: Iterable[str], disappeared: Iterable[str]) -> None:
+        appeared, gone = frozenset(appeared), frozenset(disappeared)
+        for name, group in self._names.items():
+            for text, one in group.filters.items():
+                topics = (one.topics | self._rules.kafka_topics(text, appeared)) - gone
+                if topics != one.topics:
+                    one.topics = topics
+                    self._groups.follow(name, one.interest, topics)

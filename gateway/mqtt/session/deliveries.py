@@ -1,0 +1,414 @@
+"""What a session sends to its client: new messages, those of before a reconnect, retained ones, and their answers.
+
+A kept session notes each delivery at QoS 1 and 2 in its `Flights`; at QoS 2 that is stored before the message leaves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from gateway.mqtt.routing.router import Match
+from gateway.mqtt.session.inflight import PUBACK, PUBCOMP, PUBREC, Flights
+from gateway.mqtt.session.pending_retained import RetainedQueue
+from gateway.mqtt.session.self_delivery import OwnCopies
+from gateway.mqtt.session.shared import AT_LEAST_ONCE
+from gateway.mqtt.session.state_records import Flight, Owed, Wish
+from mapping.mqtt import Delivery, for_subscriber
+from mapping.record import Received
+from protocols.mqtt.encoding import PreparedPublish, prepare_publish
+from protocols.mqtt.packets import Subscription
+from protocols.mqtt.states import UNLIMITED
+
+if TYPE_CHECKING:
+    from gateway.mqtt.connection.client import Client
+    from gateway.mqtt.routing.shared_groups import Share
+    from gateway.mqtt.services import Services
+    from gateway.mqtt.session.session import Session
+
+_PLAIN: Final = Match(0, False, ())
+_NOTHING: Final = Wish(Subscription("", 0))
+
+
+class Deliveries:
+    """See the module: the sender behind the session's outlets, and its shared subscriptions' subscriber.
+
+    Attributes:
+        client: the session's connection, or None.
+        client_id: the session's.
+        copies: notes which of the client's own messages come too early; None where nobody asks for it.
+        flights: what is on the way; None: the session ends with its connection.
+    """
+
+    __slots__ = ("_back", "_retained", "_services", "_session", "_unsent", "client", "client_id", "copies", "flights")
+
+    def __init__(self, session: Session, flights: Flights | None, services: Services) -> None:
+        """There is no connection yet."""
+        self.client: Client | None = None
+        self.client_id = session.client_id
+        self.copies: OwnCopies | None = None
+        self.flights = flights
+        self._session = session
+        self._services = services
+        self._back = False  # some of the log is read a second time
+        self._retained: RetainedQueue | None = None
+        # Deliveries that have an identifier and wait for the journal; those of a group with where they are from.
+        self._unsent: dict[int, tuple[Share, Received] | None] = {}
+
+    # with a connection, and without
+
+    def go_on(self, at_once: list[Flight], lost: list[Flight]) -> None:
+        """The session is back: send what needs no reading of the log (see `Flights.rewind`)."""
+        assert self.flights is not None
+        self._back = self.flights.is_back
+        for flight in at_once:
+            self._send_at_once(flight)
+        for flight in lost:
+            self._abandon(flight)
+        if self._retained is not None:
+            for owed in self._retained.owed:
+                wish = self._session.filters.get(owed.topic_filter)
+                after = owed.partition, owed.offset
+                found = self._services.retained.placed(owed.topic_filter, after) if wish is not None else ()
+                self._retained.add(wish or _NOTHING, found, owed)
+        self.feed_retained()
+
+    def forget_topic(self, topic: str) -> None:
+        """A Kafka topic was deleted."""
+        if self.flights is not None:
+            for flight in self.flights.forget(topic):
+                if self.client is not None:
+                    self._abandon(flight)
+            self._back = self.flights.is_back
+
+    def stop(self) -> None:
+        """The connection is gone."""
+        self.client = None
+        for packet_id, given in self._unsent.items():
+            if given is not None and self.flights is not None:
+                self.flights.end(packet_id)  # it was not sent: another member of the group gets it
+        self._unsent.clear()
+        if self._retained is not None:
+            self._retained.clear()
+
+    def dissolve(self) -> None:
+        """The session is over: what is still to come, from a group that is being left, is for nobody."""
+        del self._session
+
+    def _send_at_once(self, flight: Flight) -> None:
+        """A delivery of which the client has the message already, or whose message is a retained one."""
+        assert self.client is not None
+        if flight.stage == PUBCOMP:
+            self.client.send_pubrel(flight.packet_id)
+            return
+        wish = Wish(Subscription(flight.name, flight.stage))
+        self._retained_queue().add_again(flight.name, wish, flight.packet_id)
+
+    def _abandon(self, flight: Flight) -> None:
+        """A delivery on the way cannot be sent again: its message is gone, or too large for the client.
+
+        At QoS 2 the client may have the message: PUBREL completes that, so that the identifier can be used again.
+        """
+        client = self.client
+        assert client is not None
+        if flight.stage == PUBREC:
+            self._release_when_stored(client, flight)
+        else:
+            client.release_reserved(flight.packet_id)
+            self._end(flight.packet_id)
+
+    # room
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether the socket's buffer is below its mark."""
+        return self.client is not None and self.client.takes_more
+
+    @property
+    def room(self) -> int:
+        """Free places in the client's window [MQTT-3.3.4-9], 0 while the socket is full."""
+        client = self.client
+        if client is None or not client.takes_more:
+            return 0
+        room = client.window - len(self._unsent)
+        return max(0, room if self.flights is None else min(room, UNLIMITED - len(self.flights)))
+
+    # retained messages
+
+    @property
+    def owed(self) -> tuple[Owed, ...]:
+        """Subscriptions of a kept session that are still to be sent retained messages."""
+        return self._retained.owed if self._retained is not None and self.flights is not None else ()
+
+    def restore_owed(self, owed: tuple[Owed, ...]) -> None:
+        """Begin with what the flight record told."""
+        self._retained = RetainedQueue(owed) if owed else None
+
+    def _retained_queue(self) -> RetainedQueue:
+        if self._retained is None:
+            self._retained = RetainedQueue()
+        return self._retained
+
+    def owe_retained(self, wish: Wish) -> Owed | None:
+        """A new subscription is to be sent retained messages: note it, so that SUBACK promises them.
+
+        Returns:
+            What `send_retained` is to be given; None where no note is needed: at QoS 0, or there are no messages.
+        """
+        topic_filter = wish.options.topic_filter
+        if self.flights is None or not wish.options.qos or not self._services.retained.matching(topic_filter):
+            return None
+        return self._retained_queue().owe(topic_filter)
+
+    def send_retained(self, wish: Wish, owed: Owed | None) -> None:
+        """Queue the retained messages that a new subscription gets (section 3.3.1.3)."""
+        found = self._services.retained.placed(wish.options.topic_filter)
+        if found or owed is not None:
+            self._retained_queue().add(wish, found, owed)
+
+    def forget_retained(self, topic_filter: str) -> None:
+        """The client has unsubscribed."""
+        if self._retained is not None:
+            self._retained.forget(topic_filter)
+
+    def feed_retained(self) -> None:
+        """Send what is queued as it is now: a message that was replaced meanwhile is not sent in its old form."""
+        retained, queue = self._services.retained, self._retained
+        while queue:  # None: there is nothing
+            first = queue.first()
+            topic, wish = first.topic, first.wish
+            kept = retained.get(topic)
+            flight = self.flights.find(first.packet_id) if self.flights is not None else None
+            version = (kept.partition, kept.offset) if kept is not None else None
+            if flight is not None and version != (flight.partition, flight.offset):
+                self._abandon(flight)
+                first.packet_id = 0
+                continue
+            if kept is None:
+                queue.pop()
+                continue
+            qos = min(wish.options.qos, kept.delivery.qos)
+            if not (self.room if qos else self.takes_more):
+                return
+            queue.pop()
+            if flight is not None:
+                self._send_again(flight, self._message(kept.delivery, ()), retain=True)
+                continue
+            identifiers = (wish.identifier,) if wish.identifier else ()
+            place = Received(retained.name, topic.encode(), None, (), 0, kept.partition, kept.offset)
+            self._deliver(place, kept.delivery, Match(qos, True, identifiers), name=topic)
+
+    # deliveries
+
+    def send_lossy(self, record: Received, match: Match) -> bool:
+        """Send one message of the log at QoS 0, if there is room (contract: `gateway.mqtt.session.outbox.Sender`)."""
+        client = self.client
+        if client is None or not client.takes_more:
+            return False
+        if self.copies is not None:
+            self._hold_if_early(client, record)
+        packet = None
+        if client.takes_packets and not match.identifiers:
+            packet = self._services.router.packet(record, client.is_v5, match.retain)
+        if packet is None:
+            self.deliver(record, match)
+            return True
+        delivery = self._services.router.delivery(record)
+        if delivery is not None and client.may_receive(delivery.topic, record):
+            client.send_packet(packet)
+        return True
+
+    def deliver(self, record: Received, match: Match) -> None:
+        """Send one message of the log (contract: `gateway.mqtt.session.outbox.Sender`)."""
+        if self._back and match.qos:
+            self.deliver_again(record, match)
+            return
+        delivery = self._services.router.delivery(record)
+        if delivery is not None:
+            if self.copies is not None and self.client is not None:
+                self._hold_if_early(self.client, record)
+            self._deliver(record, delivery, match)
+
+    def _hold_if_early(self, client: Client, record: Received) -> None:
+        """Have messages wait when the next one is the client's own and its PUBREC was not said."""
+        assert self.copies is not None
+        delivery = self._services.router.delivery(record)
+        if delivery is not None and self.copies.is_early(record, delivery):
+            client.hold_messages()
+
+    def deliver_again(self, record: Received, match: Match | None = None) -> None:
+        """A record that is caught up on: new, or on the way already, or finished, or for somebody else."""
+        flight, dup = None, False
+        if self.flights is not None and self._back:
+            verdict = self.flights.judge(record)
+            self._back = self.flights.is_back
+            flight, dup = verdict.flight, verdict.unclear
+            for lost in verdict.lost:
+                self._abandon(lost)
+            if verdict.finished:
+                return
+        delivery = self._services.router.delivery(record)
+        if delivery is None:
+            if flight is not None:
+                self._abandon(flight)
+            return
+        if match is None:
+            match = self._session.match(delivery)
+        if flight is not None:
+            match = match or _PLAIN
+            message = self._message(delivery, match.identifiers)  # it was sent: it does not expire [MQTT-4.3.3-7]
+            self._send_again(flight, message, retain=match.retain)
+            return
+        if match is not None and match.qos:  # what goes out at QoS 0 is not for those who were away
+            self._deliver(record, delivery, match, dup=dup)
+
+    def _send_again(self, flight: Flight, message: PreparedPublish, *, retain: bool) -> None:
+        """Send a delivery on the way under its old identifier [MQTT-4.4.0-1]."""
+        client, packet_id = self.client, flight.packet_id
+        assert client is not None
+        if client.send(message, flight.stage, retain=retain, dup=True, packet_id=packet_id) is None:
+            self._abandon(flight)
+
+    def take_shared(self, record: Received, match: Match, share: Share) -> None:
+        """Send one message of a group (contract: `gateway.mqtt.routing.shared_groups.SharedSubscriber`)."""
+        client, delivery = self.client, self._services.router.delivery(record)
+        if client is None or not client.is_open or delivery is None:
+            share.again(record, failed=False)
+        elif not client.may_receive(delivery.topic, record):
+            share.decline(record)
+        else:
+            message = self._prepare(record, delivery, match)
+            if message is None:
+                share.done(record)
+                return
+            sent = self._dispatch(client, message, record, match, share=share)
+            if sent is None:
+                share.decline(record)
+            elif not sent:
+                share.done(record)
+
+    def _deliver(
+        self, record: Received, delivery: Delivery, match: Match, *, dup: bool = False, name: str = ""
+    ) -> None:
+        """Send one message; one that is expired, too large for the client or not allowed counts as delivered."""
+        client = self.client
+        if client is None or not client.is_open:
+            return
+        if not (client.may_receive_retained(name) if name else client.may_receive(delivery.topic, record)):
+            return
+        message = self._prepare(record, delivery, match) if not name else self._message(delivery, match.identifiers)
+        if message is not None:
+            self._dispatch(client, message, record, match, dup=dup, name=name)
+
+    def _dispatch(
+        self,
+        client: Client,
+        message: PreparedPublish,
+        record: Received,
+        match: Match,
+        *,
+        dup: bool = False,
+        name: str = "",
+        share: Share | None = None,
+    ) -> int | None:
+        """Send one message that may be sent.
+
+        Returns:
+            Its packet identifier, 0 at QoS 0; None: it is larger than the client takes.
+        """
+        flights, qos = self.flights, match.qos
+        if flights is None or not qos:
+            packet_id = client.send(message, qos, retain=match.retain)
+        elif qos == AT_LEAST_ONCE and (share is not None or not self._unsent):
+            # What a group gave is not sent again to this session: it goes to another member.
+            packet_id = flights.begin(record if share is None else None, PUBACK, name)
+            if client.send(message, qos, retain=match.retain, dup=dup, packet_id=packet_id) is None:
+                flights.end(packet_id)
+                packet_id = None
+        else:
+            # The identifier is stored before the message leaves: after a crash it goes out under the same one. A QoS 1
+            # message stays behind those that wait for it: sending again has the log's order [MQTT311-4.6.0-1].
+            packet_id = flights.begin(record, PUBACK if qos == AT_LEAST_ONCE else PUBREC, name)
+            self._unsent[packet_id] = None if share is None else (share, record)
+            journal = self._session.journal
+            assert journal is not None
+            again = dup and qos == AT_LEAST_ONCE
+            journal.save((self._send_stored, (client, packet_id, message, qos, match.retain, again)))
+            return packet_id
+        if not packet_id:
+            return packet_id
+        if share is not None:
+            self._session.shares.gave(packet_id, share, record, qos)
+        elif flights is not None:
+            self._services.sessions.touch(self._session)
+        return packet_id
+
+    def _prepare(self, record: Received, delivery: Delivery, match: Match) -> PreparedPublish | None:
+        """The message's bytes; None when its time has run out [MQTT-3.3.2-5]."""
+        services = self._services
+        assert self.client is not None
+        if delivery.expires is None and not match.identifiers:
+            return services.router.prepared(record, delivery, self.client.version)
+        if delivery.expires is not None and delivery.expires <= services.wall_clock():
+            services.counters.expired += 1
+            return None
+        return self._message(delivery, match.identifiers)
+
+    def _message(self, delivery: Delivery, identifiers: tuple[int, ...]) -> PreparedPublish:
+        assert self.client is not None
+        now_ms = self._services.wall_clock() if delivery.expires is not None else 0
+        properties = for_subscriber(delivery, identifiers, now_ms)
+        return prepare_publish(delivery.topic, delivery.payload, properties, self.client.version)
+
+    def _send_stored(self, argument: tuple[Client, int, PreparedPublish, int, bool, bool]) -> None:
+        client, packet_id, message, qos, retain, dup = argument
+        if client is not self.client:
+            return  # it is sent when the session comes back
+        given = self._unsent.pop(packet_id)
+        if given is not None:
+            share, record = given
+            share.done(record)  # it is this session's from now on [MQTT-4.8.2-4]
+        if client.is_open and client.send(message, qos, retain=retain, dup=dup, packet_id=packet_id) is None:
+            self._end(packet_id)
+            self._session.feed()  # the room that was kept for it
+
+    # the client's answers to them
+
+    def acknowledged(self, packet_id: int) -> None:
+        """PUBACK, PUBCOMP, or a PUBREC with an error came: the delivery is over."""
+        self._session.shares.settle(packet_id)
+        if self.flights is not None:
+            self._end(packet_id)
+
+    def _end(self, packet_id: int) -> None:
+        assert self.flights is not None
+        self.flights.end(packet_id)
+        self._services.sessions.touch(self._session)
+
+    def received(self, packet_id: int) -> bool:
+        """PUBREC came: PUBREL follows, from a kept session when that is stored.
+
+        Returns:
+            False when the identifier is not in use.
+        """
+        client = self.client
+        assert client is not None
+        if self.flights is None or packet_id in self._session.shares:
+            client.send_pubrel(packet_id)
+            return True
+        flight = self.flights.find(packet_id)
+        if flight is None or packet_id in self._unsent:
+            return False
+        self._release_when_stored(client, flight)
+        return True
+
+    def _release_when_stored(self, client: Client, flight: Flight) -> None:
+        flight.stage = PUBCOMP
+        journal = self._session.journal
+        assert journal is not None
+        journal.save((self._release, (client, flight.packet_id)))
+
+    def _release(self, argument: tuple[Client, int]) -> None:
+        client, packet_id = argument
+        if client is self.client and self.flights is not None and packet_id in self.flights:
+            client.send_pubrel(packet_id)
+            client.flush_soon()

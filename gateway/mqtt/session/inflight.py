@@ -1,0 +1,210 @@
+"""Deliveries of a kept session that its client has not acknowledged to the end, and how far the log was offered to it.
+
+The queue of such a session is the log. What is kept here is which records are on the way under which packet
+identifiers, and per partition the offset below which everything was offered (`reached`). After a reconnect the log is
+read again from the first unfinished record: one that is on the way is sent again under its old identifier
+[MQTT-4.4.0-1], one below `reached` was finished, and the rest is new.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+
+import msgspec
+
+from gateway.mqtt.session.state_records import Flight, Places
+from mapping.record import Received
+from protocols.mqtt.states import UNLIMITED
+
+PUBACK, PUBREC, PUBCOMP = 1, 2, 3  # what is awaited: the stages of a flight
+
+Place = tuple[str, int]
+"""Kafka topic and partition."""
+
+
+class Verdict(msgspec.Struct, frozen=True, gc=False):
+    """What a record that is read again is.
+
+    Attributes:
+        flight: it is on the way: send it again as that.
+        finished: it was offered before and needs nothing.
+        unclear: it may have been sent before, by a gateway that died.
+        lost: deliveries on the way whose records are not in the log any more.
+    """
+
+    flight: Flight | None = None
+    finished: bool = False
+    unclear: bool = False
+    lost: tuple[Flight, ...] = ()
+
+
+NEW = Verdict()
+FINISHED = Verdict(finished=True)
+UNCLEAR = Verdict(unclear=True)
+
+
+class Flights:
+    """The deliveries on the way of one session, in the order in which they were sent."""
+
+    __slots__ = ("_floors", "_ids", "_last", "_unclear_until", "_waiting", "reached")
+
+    def __init__(self, flights: Iterable[Flight] = (), reached: Places | None = None) -> None:
+        """Begin with what a flight record says."""
+        self._ids: dict[int, Flight | None] = {flight.packet_id: flight for flight in flights}
+        self._last = 0
+        self._waiting: dict[Place, collections.deque[Flight]] = {}
+        self._floors: dict[Place, int] = {}  # what is below was offered before the session came back
+        self._unclear_until = 0
+        self.reached: Places = reached if reached is not None else {}
+
+    def __len__(self) -> int:
+        """Packet identifiers in use."""
+        return len(self._ids)
+
+    def __contains__(self, packet_id: int) -> bool:
+        """Whether the identifier is in use."""
+        return packet_id in self._ids
+
+    def on_the_way(self) -> tuple[Flight, ...]:
+        """What a flight record tells of them."""
+        return tuple(flight for flight in self._ids.values() if flight is not None)
+
+    # sending
+
+    def begin(self, record: Received | None, stage: int, name: str = "") -> int:
+        """A delivery gets a packet identifier that is not in use [MQTT-2.2.1-4].
+
+        Args:
+            record: where it is; None for one that is not sent again (a shared subscription's).
+            stage: what the client owes.
+            name: the MQTT topic of a retained message.
+        """
+        packet_id = self._last % UNLIMITED + 1
+        while packet_id in self._ids:
+            packet_id = packet_id % UNLIMITED + 1
+        self._last = packet_id
+        self._ids[packet_id] = (
+            None if record is None else Flight(packet_id, record.topic, record.partition, record.offset, stage, name)
+        )
+        return packet_id
+
+    def find(self, packet_id: int) -> Flight | None:
+        """The delivery under an identifier."""
+        return self._ids.get(packet_id)
+
+    def end(self, packet_id: int) -> None:
+        """The client has it, or it is given up: the identifier is free."""
+        self._ids.pop(packet_id, None)
+
+    # coming back
+
+    def fit(self, ends: Places) -> None:
+        """Fit what was reached into the log.
+
+        Args:
+            ends: where the log ends, of partitions where it seems to end below what was reached. Where it does, it was
+                made anew, and all of it is new.
+        """
+        for topic, partitions in ends.items():
+            for partition, end in partitions.items():
+                if end < self.reached.get(topic, {}).get(partition, 0):
+                    self.reached[topic][partition] = 0
+
+    def rewind(
+        self, unclear_until: int, wanted: Places, others: Places
+    ) -> tuple[dict[Place, int], list[Flight], list[Flight]]:
+        """The session has a connection again.
+
+        Args:
+            unclear_until: epoch milliseconds up to which a gateway that died may have sent what no flight record
+                tells; 0: there is nothing such.
+            wanted: how far the log is fanned out in the partitions that the subscriptions need. One that is not in
+                the record appeared while the client was away: all of it is wanted.
+            others: the same of those that only deliveries on the way need.
+
+        Returns:
+            Where to read each partition from; what needs no reading: the deliveries that were received already (PUBREL
+            is due) and the retained ones; and those whose partitions do not exist any more.
+        """
+        self._waiting.clear()
+        self._unclear_until = unclear_until
+        self._floors = {
+            (topic, partition): offset for topic, places in self.reached.items() for partition, offset in places.items()
+        }
+        starts: dict[Place, int] = {}
+        for topic, partitions in wanted.items():
+            for partition in partitions:
+                starts[topic, partition] = self._floors.setdefault((topic, partition), 0)
+        at_once: list[Flight] = []
+        lost: list[Flight] = []
+        for packet_id, flight in list(self._ids.items()):
+            if flight is None:
+                del self._ids[packet_id]
+            elif flight.stage == PUBCOMP or flight.name:
+                at_once.append(flight)
+            else:
+                place = (flight.topic, flight.partition)
+                here = others.get(flight.topic, {}).get(flight.partition)
+                if place not in starts:
+                    if here is None:
+                        lost.append(flight)
+                        continue
+                    self._floors[place] = here  # nothing but what is on the way is wanted of what is there
+                self._waiting.setdefault(place, collections.deque()).append(flight)
+                starts[place] = min(starts.get(place, flight.offset), flight.offset)
+        for place, waiting in self._waiting.items():
+            self._waiting[place] = collections.deque(sorted(waiting, key=lambda flight: flight.offset))
+        return starts, at_once, lost
+
+    def forget(self, topic: str) -> list[Flight]:
+        """A Kafka topic was deleted: of another one nothing was offered, and what waits to be read in it is lost."""
+        lost: list[Flight] = []
+        self.reached.pop(topic, None)
+        for place in [place for place in self._floors if place[0] == topic]:
+            del self._floors[place]
+            lost += filter(self._is_unsent, self._waiting.pop(place, ()))
+        return lost
+
+    @property
+    def is_back(self) -> bool:
+        """Whether some of the log is still read a second time."""
+        return bool(self._floors)
+
+    def judge(self, record: Received) -> Verdict:
+        """What a record is to a session that came back; call it once it can be sent."""
+        place = (record.topic, record.partition)
+        floor = self._floors.get(place)
+        if floor is None:
+            return NEW
+        waiting = self._waiting.get(place)
+        if waiting and waiting[0].offset < record.offset:
+            lost = []
+            while waiting and waiting[0].offset < record.offset:
+                flight = waiting.popleft()
+                if self._is_unsent(flight):
+                    lost.append(flight)
+            return msgspec.structs.replace(self.judge(record), lost=tuple(lost))
+        if waiting and waiting[0].offset == record.offset:
+            flight = waiting.popleft()
+            return Verdict(flight) if self._is_unsent(flight) else FINISHED
+        if record.offset < floor:
+            return FINISHED
+        if record.timestamp <= self._unclear_until:
+            return UNCLEAR
+        if not waiting:
+            del self._floors[place]
+        return NEW
+
+    def _is_unsent(self, flight: Flight) -> bool:
+        """Whether it is to be sent again; not when the client has answered before."""
+        return self._ids.get(flight.packet_id) is flight and flight.stage != PUBCOMP
+
+    def places(self, live: Places) -> Places:
+        """How far the log was offered: `live`, but never behind what was reached before."""
+        for (topic, partition), floor in self._floors.items():
+            partitions = live.get(topic)
+            if partitions is None:
+                partitions = live[topic] = {}
+            partitions[partition] = max(partitions.get(partition, 0), floor)
+        return live

@@ -1,0 +1,454 @@
+"""The client's QoS 2 messages, from PUBLISH to PUBREL: each is stored once, whatever is repeated or killed.
+
+A session that is kept needs no transaction for it: **the log is the proof**. Every record of such a message carries
+its exchange (session, packet identifier, sequence) in a header. The session's flight record says which sequences are
+accounted for (`mark`, `open`, `released`), and from which offsets the others can be found in the log (`scan`). So
+PUBREC leaves when the record is stored, PUBCOMP when a flight record without the identifier is stored, and after a
+crash `gateway.mqtt.registry.qos2_scan` finds what was stored and not yet accounted for. The offsets are in a stored
+flight record before the first record goes to a topic.
+
+The other sessions end with their connection, and with them every exchange: nothing is written for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from flowcontrol.budget import Budget
+from gateway.failures import failures
+from gateway.kafka.contracts import Refused, Result
+from gateway.kafka.lookup import Lookup
+from gateway.kafka.publisher import Publisher
+from gateway.mqtt.routing.retained import Retained
+from gateway.mqtt.session.acks import Slot
+from gateway.mqtt.session.journal import Journal
+from gateway.mqtt.session.self_delivery import Echoes, OwnCopies
+from gateway.mqtt.session.state_records import FlightRecord, Places
+from mapping.outcomes import Outcome
+from mapping.record import MQTT_EXCHANGE, Record
+
+HELD_OVERHEAD: Final = 64  # what a held record is counted for beside its key and value
+_STORED: Final = Result(Outcome.STORED)
+
+
+class Floors:
+    """Offsets at or above which everything lies that is stored from now on, of the topics that were asked for."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        """`lookup` is asked once per topic."""
+        self._lookup = lookup
+        self._ends: Places = {}
+
+    def __contains__(self, topic: str) -> bool:
+        """Whether they are known."""
+        return topic in self._ends
+
+    async def learn(self, topic: str) -> None:
+        """Ask for them; Refused when there is no such topic or Kafka does not answer."""
+        ends = await self._lookup.ends(await self._lookup.partitions(topic))
+        known = self._ends.setdefault(topic, {})
+        for partition, end in ends.items():
+            known[partition.partition] = max(end, known.get(partition.partition, 0))
+
+    def of(self, topics: Iterable[str]) -> Places:
+        """As they are now."""
+        return {topic: dict(self._ends[topic]) for topic in topics if topic in self._ends}
+
+    def passed(self, topic: str, partition: int, offset: int) -> None:
+        """A record was stored at `offset`."""
+        known = self._ends.get(topic)
+        if known is not None and partition in known:
+            known[partition] = max(known[partition], offset)
+
+
+class Exchange:
+    """One QoS 2 message of the client.
+
+    Attributes:
+        packet_id: the client's.
+        sequence: counts the exchanges of the session.
+        topic: where it is stored.
+        retained: its MQTT topic, if it is to be retained.
+        slots: the places of its PUBLISHes in the line of acknowledgements; it may come again before Kafka answers.
+        stored: Kafka has it.
+        released: PUBREL came, and the exchange has not ended: Kafka has not answered, or an echo is awaited.
+        echoed: the session is sent a copy, which is to come before PUBCOMP (`gateway.mqtt.session.self_delivery`).
+        place: partition and offset of one that is echoed.
+    """
+
+    __slots__ = ("echoed", "packet_id", "place", "released", "retained", "sequence", "slots", "stored", "topic")
+
+    def __init__(self, packet_id: int, sequence: int, topic: str = "", *, stored: bool = False) -> None:
+        self.packet_id = packet_id
+        self.sequence = sequence
+        self.topic = topic
+        self.retained = ""
+        self.slots: list[Slot] = []
+        self.stored = stored
+        self.released = False
+        self.echoed = False
+        self.place: tuple[int, int] | None = None
+
+
+class Talker(Protocol):
+    """The connection that the session has now, if any.
+
+    Attributes:
+        tells_failures: whether PUBREC can say that a message was not stored: not in 3.1.1.
+    """
+
+    @property
+    def tells_failures(self) -> bool: ...  # noqa: D102 - above
+
+    def answered(self) -> None:
+        """Results of publishes are known: send the acknowledgements that are due."""
+        ...
+
+    def complete(self, packet_id: int) -> None:
+        """Send PUBCOMP."""
+        ...
+
+    def let_out(self) -> None:
+        """Copies of the client's own messages need not be held back any more."""
+        ...
+
+
+class Exchanges:
+    """All open exchanges of one session; the publisher's owner of their records."""
+
+    def __init__(  # noqa: PLR0917 - what a session's exchanges touch
+        self,
+        nonce: str,
+        principal: str,
+        publisher: Publisher,
+        retained: Retained,
+        floors: Floors,
+        budget: Budget,
+        journal: Journal | None,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        talker: Callable[[], Talker | None],
+        echoes: Echoes | None = None,
+        copies: OwnCopies | None = None,
+    ) -> None:
+        """Nothing is open.
+
+        Args:
+            nonce: names the session's life in the header.
+            principal: whose session it is; see `Publisher.submit`.
+            publisher: the way into Kafka.
+            retained: the way into Kafka of a message that is to be retained.
+            floors: of the process.
+            budget: what the client has on the way.
+            journal: writes the flight record; None: the session ends with its connection.
+            spawn: starts a task of the application.
+            talker: gives the connection that the session has now.
+            echoes: PUBCOMP waits there for the session's own copy.
+            copies: notes which own copies come before PUBREC; goes with `echoes`.
+        """
+        self.budget = budget
+        self.nonce = nonce
+        self.principal = principal
+        self._publisher = publisher
+        self._retained = retained
+        self._floors = floors
+        self._journal = journal
+        self._spawn = spawn
+        self._talker = talker
+        self._echoes = echoes
+        self._copies = copies
+        self._known: dict[int, Exchange] = {}
+        # PUBCOMP waits for the journal: packet identifier -> sequence, and who sent PUBREL last.
+        self._releasing: dict[int, tuple[int, Talker | None]] = {}
+        self._next = 0
+        self._unanswered: dict[int, None] = {}  # sequences, ascending
+        self._released: set[int] = set()
+        self.scan: Places = {}
+        self._fresh: tuple[int, Places] | None = None  # right from this sequence on
+        self._covered: set[str] = set()  # topics whose floor is in a stored flight record
+        self._held: list[tuple[Record, Exchange, int]] = []  # each with what it is counted for
+        self._learning = False
+        self._quiet = False
+        self._doubts: dict[int, int] = {}  # packet identifier -> sequence of records whose fate is unknown
+        self._when_idle: Callable[[], None] | None = None
+
+    def restore(self, record: FlightRecord) -> None:
+        """Begin with what a flight record says; nothing of it is left to be scanned."""
+        self._known = {
+            packet_id: Exchange(packet_id, sequence, stored=True) for packet_id, sequence in record.open.items()
+        }
+        self._next = max((record.mark, *(sequence + 1 for sequence in record.released)))
+
+    def confirm(self, found: Iterable[tuple[int, int]]) -> None:
+        """Settle the doubts: what is found of them (packet identifier, sequence) is stored."""
+        doubts, self._doubts = self._doubts, {}
+        for packet_id, sequence in found:
+            if doubts.get(packet_id) == sequence and packet_id not in self._known:
+                self._known[packet_id] = Exchange(packet_id, sequence, stored=True)
+
+    def describe(self, *, leaving: bool) -> dict[str, Any]:
+        """The exchanges' part of the flight record, as of now; `leaving`: the session has no connection."""
+        if leaving and not (self._unanswered or self._held or self._doubts):
+            self.scan, self._fresh = {}, None
+            self._covered.clear()
+        mark = next(iter(self._unanswered), self._next)
+        self._released = {sequence for sequence in self._released if sequence >= mark}
+        if not self._unanswered and not self._doubts:
+            self.scan = self._floors.of(self.scan)
+            self._fresh = None
+        elif self._fresh is None:
+            self._fresh = (self._next, self._floors.of(self.scan))
+        elif mark >= self._fresh[0] and not self._doubts:
+            self.scan = self.scan | self._fresh[1]
+            self._fresh = None
+        return {
+            "mark": mark,
+            "open": {one.packet_id: one.sequence for one in self._known.values() if one.stored and one.sequence < mark},
+            "released": tuple(self._released),
+            "scan": self.scan,
+            "doubts": self._doubts,
+        }
+
+    @property
+    def open_ids(self) -> list[int]:
+        """Packet identifiers between PUBLISH and PUBREL."""
+        return list(self._known)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the log must be looked into before the client sends its last messages again."""
+        return bool(self._doubts)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a record is on its way to Kafka."""
+        return bool(self._unanswered)
+
+    def when_idle(self, then: Callable[[], None]) -> None:
+        """The session goes elsewhere: forget what is held, and call `then` when Kafka has answered for the rest."""
+        for _, exchange, _ in self._held:
+            self._unanswered.pop(exchange.sequence, None)
+            if self._known.get(exchange.packet_id) is exchange:
+                del self._known[exchange.packet_id]
+        self._let_go(len(self._held))
+        if self._unanswered:
+            self._when_idle = then
+        else:
+            then()
+
+    # from the client
+
+    def publish(self, record: Record, packet_id: int, slot: Slot, retained: str = "", *, echoed: bool = False) -> None:
+        """A PUBLISH came: store it, unless it is one that came before [MQTT-4.3.3-10].
+
+        Args:
+            record: of the message.
+            packet_id: the client's.
+            slot: gets its result when PUBREC may be sent, at once or later.
+            retained: the MQTT topic, if the message is to be retained.
+            echoed: the session will be sent it.
+        """
+        exchange = self._known.get(packet_id)
+        if exchange is not None:
+            if exchange.stored:
+                slot.result = _STORED
+            else:
+                exchange.slots.append(slot)
+            return
+        self._quiet = False
+        exchange = self._known[packet_id] = Exchange(packet_id, self._next, record.topic)
+        exchange.slots.append(slot)
+        exchange.retained = retained
+        if echoed and self._copies is not None:
+            exchange.echoed = True
+            self._copies.published()
+        self._next += 1
+        self._unanswered[exchange.sequence] = None
+        if self._journal is None:
+            self._submit(record, exchange)
+            return
+        header = (MQTT_EXCHANGE, f"{self.nonce}/{packet_id}/{exchange.sequence}".encode())
+        record = msgspec.structs.replace(record, headers=(*record.headers, header))
+        if record.topic in self._covered and not self._held:
+            self._submit(record, exchange)
+            return
+        size = HELD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
+        self.budget.take(size)
+        self._held.append((record, exchange, size))
+        if not self._learning:
+            self._learning = True
+            self._spawn(self._cover())
+
+    def _submit(self, record: Record, exchange: Exchange) -> None:
+        if exchange.retained:
+            self._retained.put(record, exchange.retained, self, exchange)
+        else:
+            self._publisher.submit(record, self, exchange)
+
+    def release(self, packet_id: int) -> bool:
+        """PUBREL came; PUBCOMP follows through the talker.
+
+        Returns:
+            False when the identifier is not known: the caller answers [MQTT-4.3.3-11].
+        """
+        exchange = self._known.get(packet_id)
+        if exchange is None:
+            releasing = self._releasing.get(packet_id)
+            if releasing is None:
+                return False
+            self._complete_when_stored(packet_id, releasing[0])
+        elif exchange.released:
+            pass  # again, before the end
+        else:
+            exchange.released = True
+            if exchange.stored:
+                self._finish_in_turn(exchange)
+        return True
+
+    def _finish_in_turn(self, exchange: Exchange) -> None:
+        """The exchange is stored and released: it ends, at once or when the client was sent its own message."""
+        if exchange.place is not None and self._echoes is not None:
+            self._echoes.after(exchange.topic, *exchange.place, (self._finish, exchange))
+        else:
+            self._finish(exchange)
+
+    def _finish(self, exchange: Exchange) -> None:
+        packet_id = exchange.packet_id
+        del self._known[packet_id]
+        if self._journal is not None:
+            self._released.add(exchange.sequence)
+        self._complete_when_stored(packet_id, exchange.sequence)
+
+    def _complete_when_stored(self, packet_id: int, sequence: int) -> None:
+        self._releasing[packet_id] = (sequence, self._talker())
+        if self._journal is None:
+            self._complete((packet_id, sequence))
+        else:
+            self._journal.save((self._complete, (packet_id, sequence)))
+
+    def _complete(self, exchange: tuple[int, int]) -> None:
+        """Say PUBCOMP, once, to the connection that sent PUBREL; another one sends it again, and is answered then."""
+        packet_id, sequence = exchange
+        found, talker = self._releasing.get(packet_id, (None, None))
+        if found != sequence:
+            return  # said already; the identifier may be another message's by now
+        del self._releasing[packet_id]
+        if talker is not None and talker is self._talker():
+            talker.complete(packet_id)
+
+    # from Kafka
+
+    def settle(self, tokens: Sequence[Exchange], offsets: Sequence[int], result: Result) -> None:
+        """Kafka answered (contract: `gateway.kafka.contracts.Owner`)."""
+        stored = result.outcome is Outcome.STORED
+        if stored:
+            self._floors.passed(tokens[0].topic, result.partition, offsets[-1])
+            if self._copies is not None:
+                for exchange, offset in zip(tokens, offsets, strict=True):
+                    exchange.place = (result.partition, offset) if exchange.echoed else None
+        talker = self._talker()
+        for exchange in tokens:
+            self._answer(exchange, result, stored, talker)
+        if talker is not None:
+            talker.answered()
+        if self._copies is not None:
+            self._note_copies(tokens, offsets, result, talker)
+        if self._when_idle is not None and not self._unanswered:
+            then, self._when_idle = self._when_idle, None
+            then()
+
+    def _answer(self, exchange: Exchange, result: Result, stored: bool, talker: Talker | None) -> None:
+        self._unanswered.pop(exchange.sequence, None)
+        exchange.stored = stored
+        for slot in exchange.slots:
+            slot.result = result
+        exchange.slots.clear()
+        if not stored:
+            # The exchange is over, by PUBREC with an error or by the end of the connection [MQTT-4.3.3-9].
+            if self._known.get(exchange.packet_id) is exchange:
+                del self._known[exchange.packet_id]
+                if result.outcome is Outcome.BUSY and self._journal is not None:
+                    # It may be stored after all. A client that is told that it failed takes the identifier for
+                    # another message; one that is not told sends this one again.
+                    if talker is None or not talker.tells_failures:
+                        self._doubts[exchange.packet_id] = exchange.sequence
+                    self._journal.save()
+        elif exchange.released:
+            self._finish_in_turn(exchange)
+
+    def _note_copies(
+        self, tokens: Sequence[Exchange], offsets: Sequence[int], result: Result, talker: Talker | None
+    ) -> None:
+        assert self._copies is not None
+        count = sum(exchange.echoed for exchange in tokens)
+        may_leave = count and self._copies.answered(count, tokens[0].topic, result.partition, offsets)
+        if may_leave and talker is not None:
+            talker.let_out()
+
+    # the floors of a topic are stored before its first record
+
+    async def _cover(self) -> None:
+        for topic in dict.fromkeys(record.topic for record, _, _ in self._held):
+            if topic in self._covered:
+                continue
+            try:
+                if topic not in self._floors:
+                    await self._publisher.topic(topic, principal=self.principal)
+                    await self._floors.learn(topic)
+            except Refused as refused:
+                self._refuse(topic, Result(refused.outcome, reason=refused.reason))
+                continue
+            except Exception as error:  # contained: what waits for the topic has a clear outcome
+                failures.tell("session", error)
+                self._refuse(topic, Result(Outcome.BUSY, reason="internal error"))
+                continue
+            self.scan |= self._floors.of((topic,))
+        assert self._journal is not None
+        self._journal.save((self._submit_held, frozenset(self.scan)))
+
+    def _refuse(self, topic: str, result: Result) -> None:
+        refused = [held for held in self._held if held[0].topic == topic]
+        self._held = [held for held in self._held if held[0].topic != topic] + refused
+        self._let_go(len(refused))
+        if refused:
+            self.settle([exchange for _, exchange, _ in refused], (), result)
+            for _, exchange, _ in refused:
+                self._doubts.pop(exchange.packet_id, None)  # Kafka was not given it
+
+    def _let_go(self, count: int) -> None:
+        """The last `count` held records are held no longer."""
+        for _ in range(count):
+            self.budget.give(self._held.pop()[2])
+
+    def _submit_held(self, covered: frozenset[str]) -> None:
+        self._learning = False
+        self._covered |= covered
+        submitted = 0
+        for record, exchange, _ in self._held:
+            if record.topic not in self._covered:
+                self._learning = True
+                self._spawn(self._cover())
+                break
+            self._submit(record, exchange)
+            submitted += 1
+        done = self._held[:submitted]
+        del self._held[:submitted]
+        for _, _, size in done:  # after taking again, so that the gate does not flap
+            self.budget.give(size)
+
+    def rest(self) -> bool:
+        """Called now and then: a session that is quiet for that long gives up its floors, so that they do not age.
+
+        Returns:
+            Whether the flight record should be written.
+        """
+        if self._unanswered or self._held or self._doubts or not self.scan:
+            return False
+        if not self._quiet:
+            self._quiet = True
+            return False
+        self.scan = {}
+        self._covered.clear()
+        return True

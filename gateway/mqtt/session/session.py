@@ -1,0 +1,349 @@
+"""An MQTT session: subscriptions, deliveries on the way, open exchanges (section 4.1), with a connection or without.
+
+A session that is kept (its expiry is not 0) has its records in Kafka (see `state_records`); while its client is away it
+is nothing but these records. What is delivered from the log is queued in the log: see `inflight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from flowcontrol.budget import Budget
+from gateway.kafka.contracts import Owner, Refused
+from gateway.mqtt.routing.router import Match, Since, combine
+from gateway.mqtt.session.deliveries import Deliveries
+from gateway.mqtt.session.inflight import Flights
+from gateway.mqtt.session.journal import Journal
+from gateway.mqtt.session.outbox import Outbox
+from gateway.mqtt.session.qos2 import Exchanges
+from gateway.mqtt.session.self_delivery import OwnCopies
+from gateway.mqtt.session.shared import Shares
+from gateway.mqtt.session.state_records import FlightRecord, Places, SessionRecord, Testament, Wish, encode
+from mapping.mqtt import Delivery
+from protocols.mqtt.reasons import ReasonCode
+from protocols.mqtt.topics import SubscriptionTrie, is_shared
+
+if TYPE_CHECKING:
+    from gateway.mqtt.connection.client import Client
+    from gateway.mqtt.services import Services
+
+log = structlog.get_logger(__name__)
+
+HEARD: Final = 1000
+"""Topics of which a session remembers whether its own filters match."""
+
+
+class Session:
+    """One session; the router's subscriber and the owner of its outlets."""
+
+    __slots__ = (
+        "_flights",
+        "_gaps",
+        "_heard",
+        "_held",
+        "_lossless",
+        "_lossy",
+        "_own",
+        "_places",
+        "_services",
+        "budget",
+        "client",
+        "client_id",
+        "deliveries",
+        "epoch",
+        "exchanges",
+        "expiry",
+        "filters",
+        "gone_at",
+        "journal",
+        "nonce",
+        "principal",
+        "shares",
+        "unclear_until",
+        "will",
+    )
+
+    def __init__(self, client_id: str, principal: str, nonce: str, services: Services, *, kept: bool) -> None:
+        """A new session of `principal`; `kept`: it may outlive its connection."""
+        self.client_id = client_id
+        self.principal = principal
+        self.nonce = nonce
+        self.epoch = 0
+        self.expiry = 0
+        self.gone_at: int | None = None
+        self.will: Testament | None = None
+        self.unclear_until = 0  # epoch ms: its last gateway died then, and may have sent what no flight record tells
+        self.client: Client | None = None
+        self.budget: Budget = services.publisher.connection_budget()
+        self.filters: dict[str, Wish] = {}
+        self.journal = Journal(self._write_flight, self._too_large) if kept else None
+        self.exchanges: Exchanges | None = None
+        self._flights = Flights() if kept else None
+        self.deliveries = Deliveries(self, self._flights, services)
+        self.shares = Shares(self.deliveries, services)
+        self._services = services
+        self._lossy: Outbox | None = None
+        self._lossless: Outbox | None = None
+        self._own: SubscriptionTrie[int, Wish] | None = None
+        self._heard: dict[str, bool] = {}  # what `hears` has found
+        self._places: Places = {}  # of a session without a connection
+        self._held: list[str] = []  # names of what the router holds for this session, beside `filters` once attached
+        self._gaps = 0
+
+    @property
+    def kept(self) -> bool:
+        """Whether it has records in Kafka."""
+        return self.journal is not None
+
+    # records
+
+    def describe(self, owner: str) -> SessionRecord:
+        """The session's record as of now."""
+        return SessionRecord(
+            nonce=self.nonce,
+            principal=self.principal,
+            epoch=self.epoch,
+            owner=owner,
+            expiry=self.expiry,
+            gone_at=self.gone_at,
+            subscriptions=(*self.filters.values(), *self.shares.wishes.values()),
+            will=self.will,
+            unclean=self.unclear_until > 0,
+        )
+
+    def restore(self, record: SessionRecord, flight: FlightRecord | None) -> None:
+        """Become what the records say."""
+        self.epoch, self.expiry, self.gone_at, self.will = record.epoch, record.expiry, record.gone_at, record.will
+        if record.unclean or record.gone_at is None:
+            self.unclear_until = record.gone_at or self._services.wall_clock()
+        for wish in record.subscriptions:
+            topic_filter = wish.options.topic_filter
+            (self.shares.wishes if is_shared(topic_filter) else self.filters)[topic_filter] = wish
+        if flight is None or flight.nonce != self.nonce:
+            return
+        self._flights = self.deliveries.flights = Flights(flight.flights, flight.reached)
+        self._places = flight.reached
+        self.deliveries.restore_owed(flight.owed)
+        if flight.open or flight.mark or flight.released:
+            self._make_exchanges().restore(flight)
+
+    def flight_record(self) -> FlightRecord:
+        """The flight record as of now."""
+        assert self._flights is not None
+        return FlightRecord(
+            nonce=self.nonce,
+            epoch=self.epoch,
+            reached=self._reached(),
+            flights=self._flights.on_the_way(),
+            owed=self.deliveries.owed,
+            **(self.exchanges.describe(leaving=self.client is None) if self.exchanges is not None else {}),
+        )
+
+    def _write_flight(self, owner: Owner) -> None:
+        self._services.sessions.write_flight(self.client_id, encode(self.flight_record()), owner)
+
+    def _too_large(self) -> None:
+        """Kafka will not take the flight record as it is; the next one, after a change, may be smaller."""
+        if self.client is not None:
+            log.error("a session has more on the way than a record in Kafka can tell", client=self.client_id)
+            self.client.say_goodbye(ReasonCode.QUOTA_EXCEEDED, "the session's state is too large")
+
+    def _reached(self) -> Places:
+        """How far the log was offered to this session."""
+        if self.client is None or self._lossless is None:
+            return self._places
+        assert self._flights is not None
+        filters = {name for name, wish in self.filters.items() if wish.options.qos}
+        return self._flights.places(self._services.router.places(filters.union(self._held), self._lossless))
+
+    def _make_exchanges(self) -> Exchanges:
+        services, deliveries = self._services, self.deliveries
+        if services.echoes is not None:
+            self.deliveries.copies = OwnCopies(self.client_id)
+        self.exchanges = Exchanges(
+            self.nonce,
+            self.principal,
+            services.publisher,
+            services.retained,
+            services.floors,
+            self.budget,
+            self.journal,
+            services.spawn,
+            lambda: deliveries.client,
+            services.echoes,
+            self.deliveries.copies,
+        )
+        return self.exchanges
+
+    def receiving(self) -> Exchanges:
+        """The exchanges of the client's QoS 2 messages; made when the first comes."""
+        return self.exchanges if self.exchanges is not None else self._make_exchanges()
+
+    @property
+    def reserved_ids(self) -> list[int]:
+        """Packet identifiers of deliveries on the way."""
+        return [flight.packet_id for flight in self._flights.on_the_way()] if self._flights is not None else []
+
+    # with a connection
+
+    async def prepare(self) -> None:
+        """Watch what the subscriptions and the deliveries on the way need; Refused when Kafka does not answer."""
+        router = self._services.router
+        wanted: dict[str, tuple[str, ...] | None] = dict.fromkeys(self.filters)
+        flights = self._flights.on_the_way() if self._flights is not None else ()
+        for topic in {flight.topic for flight in flights if not flight.name}:
+            wanted[f"\0{self.client_id}\0{topic}"] = (topic,)
+        for name, refusal in (await router.hold(wanted)).items():
+            if isinstance(refusal, Refused):
+                log.warning("a topic of a session cannot be read", client=self.client_id, reason=refusal.reason)
+                await router.hold({name: ()})
+        self._held = [*wanted]
+        try:
+            if self._flights is not None:
+                reached = self._flights.reached
+                self._flights.fit(await router.ends(self._held, self._make_outlets(), reached))
+        except BaseException:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        """Give up what is held."""
+        held, self._held = self._held, []
+        for name in held:
+            self._services.router.drop(name)
+
+    def attach(self, client: Client) -> None:
+        """The session has a connection, and CONNACK was said; `prepare` came before."""
+        self.client = self.deliveries.client = client
+        self.gone_at = None
+        router, tail = self._services.router, self._services.tail
+        self._held = [name for name in self._held if name not in self.filters]  # the router's entries have them now
+        for wish in self.filters.values():
+            router.add(self, wish)
+        self.shares.resume()
+        if self._flights is None or not (self.filters or len(self._flights)):
+            return
+        outlet = self._make_outlets()
+        wanted = router.places({name for name, wish in self.filters.items() if wish.options.qos}, outlet)
+        starts, at_once, lost = self._flights.rewind(self.unclear_until, wanted, router.places(self._held, outlet))
+        self.unclear_until = 0
+        self.deliveries.go_on(at_once, lost)
+        for (topic, number), offset in starts.items():
+            tail.catch_up(topic, router, outlet, number, offset, self._lost)
+
+    def detach(self) -> None:
+        """The connection is gone: leave the tail, remember how far the log was offered."""
+        services = self._services
+        if self.kept:
+            self._places = self._reached()
+            if self._flights is not None:
+                self._flights.reached = self._places
+        self.client = None
+        self.deliveries.stop()
+        for topic_filter in self.filters:
+            services.router.unsubscribe(self, topic_filter)
+        self._drop()
+        for outlet in (self._lossy, self._lossless):
+            if outlet is not None:
+                services.tail.forget(outlet)
+        self._lossy = self._lossless = None
+        self._forget_matches()
+        self.shares.leave()
+
+    def dissolve(self) -> None:
+        """Nobody will ask for this object again: its parts let go of it, so that it needs no collector."""
+        self.deliveries.dissolve()
+        if self.journal is not None:
+            self.journal.stop()
+
+    def forget_topic(self, topic: str) -> None:
+        """A Kafka topic was deleted: should there be one of the name again, all of it is new."""
+        self._places.pop(topic, None)
+        self.deliveries.forget_topic(topic)
+
+    def _lost(self, count: int) -> None:
+        """Retention was faster than the client."""
+        self._services.counters.gaps += count
+        if not self._gaps:
+            log.warning("messages of a session are gone by retention", client=self.client_id, messages=count)
+        self._gaps += count
+
+    # subscriptions
+
+    def subscribed(self, wish: Wish, since: Since) -> bool:
+        """Put a subscription in whose filter is held by the router, which said `since`; whether it is new."""
+        self._make_outlets()
+        self._forget_matches()
+        if wish.options.topic_filter in self.filters:
+            since = {}  # it goes on: nothing is lost by replacing a subscription [MQTT-3.8.4-4]
+        self.filters[wish.options.topic_filter] = wish
+        return self._services.router.add(self, wish, since)
+
+    def unsubscribed(self, topic_filter: str) -> bool:
+        """Take a subscription out; what is on the way is still completed [MQTT-3.10.4-3]. Whether there was one."""
+        self._forget_matches()
+        self.deliveries.forget_retained(topic_filter)
+        found = self.filters.pop(topic_filter, None) is not None
+        return self._services.router.unsubscribe(self, topic_filter) if found else False
+
+    def match(self, delivery: Delivery) -> Match | None:
+        """How the session's own filters match."""
+        return combine(delivery, self.client_id, (wish for _, wish in self._own_filters().match(delivery.topic)))
+
+    def hears(self, topic: str) -> bool:
+        """Whether the session is sent what its own client publishes to a topic."""
+        heard = self._heard.get(topic)
+        if heard is None:
+            if len(self._heard) >= HEARD:
+                self._heard.clear()
+            matching = self._own_filters().match(topic)
+            heard = self._heard[topic] = any(not wish.options.no_local for _, wish in matching)
+        return heard
+
+    def _own_filters(self) -> SubscriptionTrie[int, Wish]:
+        own = self._own
+        if own is None:
+            own = self._own = SubscriptionTrie()
+            for topic_filter, wish in self.filters.items():
+                own.add(topic_filter, 0, wish)
+        return own
+
+    def _forget_matches(self) -> None:
+        self._own = None
+        if self._heard:
+            self._heard = {}
+
+    def _make_outlets(self) -> Outbox:
+        if self._lossless is None:
+            counters = self._services.counters
+            self._lossless = Outbox(self.deliveries, counters, lossy=False)
+            self._lossy = Outbox(self.deliveries, counters, lossy=True)
+        return self._lossless
+
+    def outlet_for(self, match: Match) -> Outbox:
+        """The outlet of this delivery's QoS (contract: `gateway.mqtt.routing.router.Subscriber`)."""
+        outlet = self._lossless if match.qos else self._lossy
+        assert outlet is not None
+        return outlet
+
+    def feed(self) -> None:
+        """The window or the socket has room again."""
+        self.deliveries.feed_retained()
+        if self._lossless is not None:
+            self._services.tail.room(self._lossless)
+        self.shares.wake()
+
+    def feed_lossy(self) -> None:
+        """The socket has room again."""
+        if self._lossy is not None:
+            self._services.tail.room(self._lossy)
+
+
+def topics_changed(live: Mapping[str, Session], appeared: Iterable[str], disappeared: Iterable[str]) -> None:
+    """Kafka's topics are others: what `gateway.kafka.topics.Topics.watch` is to call for the sessions that live."""
+    for topic in disappeared:
+        for session in live.values():
+            session.forget_topic(topic)

@@ -1,0 +1,170 @@
+"""Records that somebody else wrote into the topics of sessions and retained messages: ignored, counted, logged once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from gateway.mqtt.registry.record_checks import kind_and_name
+from gateway.mqtt.session import state_records as records
+from gateway.mqtt.session.state_records import Flight, FlightRecord, Owed, SessionRecord, Wish, encode
+from mapping.record import Received
+from protocols.mqtt.packets import Publish, Subscription, Version, Will
+from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.mqtt import RawClient
+
+SOUND = SessionRecord(
+    "n", "anonymous", 1, "g/1", 60, 1, (Wish(Subscription("a/#", 1)),), records.Testament(Will("a", b""), Version.V5, 5)
+)
+FLIGHT = FlightRecord(
+    "n", 1, {"t": {0: 5}}, (Flight(1, "t", 0, 4, 1),), (Owed("a/#"),), 3, {7: 2}, (4,), {"t": {0: 1}}, {8: 3}
+)
+
+
+def changed(record: Any, **fields: Any) -> bytes:
+    return encode(msgspec.structs.replace(record, **fields))
+
+
+def wish(topic_filter: str = "a", qos: int = 1, handling: int = 0, identifier: int = 0) -> tuple[Wish]:
+    return (Wish(Subscription(topic_filter, qos, retain_handling=handling), identifier),)
+
+
+SESSIONS: dict[str, bytes] = {
+    "no JSON": b"\xff\x00",
+    "another JSON": b'["n"]',
+    "fields are missing": b'{"nonce":"n"}',
+    "a field of another type": json.dumps({"nonce": "n", "principal": 5, "epoch": 1}).encode(),
+    "a filter that is none": changed(SOUND, subscriptions=wish("a/#/b")),
+    "an empty filter": changed(SOUND, subscriptions=wish("")),
+    "QoS 7": changed(SOUND, subscriptions=wish(qos=7)),
+    "a handling that is none": changed(SOUND, subscriptions=wish(handling=3)),
+    "an identifier below 0": changed(SOUND, subscriptions=wish(identifier=-1)),
+    "an epoch below 0": changed(SOUND, epoch=-1),
+    "an expiry that is too long": changed(SOUND, expiry=1 << 32),
+    "gone before time": changed(SOUND, gone_at=-1),
+    "gone after all time": changed(SOUND, gone_at=1 << 62),
+    "a will to a filter": changed(SOUND, will=records.Testament(Will("a/#", b""), Version.V5)),
+    "a will at QoS 3": changed(SOUND, will=records.Testament(Will("a", b"", 3), Version.V5)),
+    "a will before time": changed(SOUND, will=records.Testament(Will("a", b""), Version.V5, -1)),
+}
+FLIGHTS: dict[str, bytes] = {
+    "no JSON": b"{",
+    "packet identifier 0": changed(FLIGHT, flights=(Flight(0, "t", 0, 0, 1),)),
+    "packet identifier 65,536": changed(FLIGHT, flights=(Flight(65_536, "t", 0, 0, 1),)),
+    "a stage that is none": changed(FLIGHT, flights=(Flight(1, "t", 0, 0, 4),)),
+    "an offset below 0": changed(FLIGHT, flights=(Flight(1, "t", 0, -1, 1),)),
+    "a retained message of a filter": changed(FLIGHT, flights=(Flight(1, "t", 0, 0, 1, "a/#"),)),
+    "reached below 0": changed(FLIGHT, reached={"t": {0: -1}}),
+    "a floor below 0": changed(FLIGHT, scan={"t": {-1: 0}}),
+    "open: identifier 0": changed(FLIGHT, open={0: 1}),
+    "open: sequence below 0": changed(FLIGHT, open={1: -1}),
+    "doubts: identifier 0": changed(FLIGHT, doubts={0: 1}),
+    "released below 0": changed(FLIGHT, released=(-1,)),
+    "a mark below 0": changed(FLIGHT, mark=-1),
+    "owed to no filter": changed(FLIGHT, owed=(Owed("#/a"),)),
+}
+KEYS = [None, b"", b"session", b"sessions/x", b"\xff/x", b"session/\xff", "ключ".encode()]
+
+
+def received(key: bytes | None, value: bytes | None) -> Received:
+    return Received("__trivium_sessions", key, value, (), 0, 0, 0)
+
+
+def test_what_is_sound() -> None:
+    assert kind_and_name(received(b"session/a/b", encode(SOUND))) == ("session/", "a/b")
+    assert kind_and_name(received(b"flight/a", encode(FLIGHT))) == ("flight/", "a")
+    assert kind_and_name(received(b"gateway/a", b'{"incarnation":"i","at":1}')) == ("gateway/", "a")
+    for kind in ("session/", "flight/", "gateway/"):
+        assert kind_and_name(received(kind.encode() + b"a", None)) == (kind, "a")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_what_is_no_key(key: bytes | None) -> None:
+    assert kind_and_name(received(key, encode(SOUND))) is None
+    assert kind_and_name(received(key, None)) is None
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_what_is_no_session(name: str) -> None:
+    assert kind_and_name(received(b"session/a", SESSIONS[name])) is None
+
+
+@pytest.mark.parametrize("name", FLIGHTS)
+def test_what_is_no_flight(name: str) -> None:
+    assert kind_and_name(received(b"flight/a", FLIGHTS[name])) is None
+
+
+async def invalid(gateway: GatewayProcess) -> tuple[int, int]:
+    """How many records it has ignored: of sessions, and of retained messages."""
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(f"http://{gateway.addresses['management']}/metrics") as answer,
+    ):
+        lines = (await answer.text()).splitlines()
+    found = {line.split()[0]: int(float(line.split()[1])) for line in lines if line and line[0] != "#"}
+    return found["trivium_mqtt_sessions_invalid_total"], found["trivium_retained_invalid_total"]
+
+
+async def test_a_gateway_starts_and_serves_beside_them(
+    bootstrap: str, new_gateway: Callable[..., GatewayProcess], tmp_path: Path
+) -> None:
+    config = "[kafka]\ncreate_topics = true\n"
+    first = await new_gateway(bootstrap, "--data-dir", str(tmp_path / "1"), config=config, name="1").start()
+    before = await invalid(first)
+    name = f"foreign-{uuid.uuid4().hex[:8]}"
+    headers = [
+        ("expiry", b"soon"),
+        ("mqtt.qos", b"9"),
+        ("mqtt.format", b"\xff"),
+        ("content-type", b"\xff"),
+        ("x", None),
+    ]
+    bad_keys = 0
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        for key in KEYS[1:]:  # a compacted topic takes no record without a key
+            await producer.send("__trivium_sessions", b"x", key=key)
+        for number, value in enumerate(SESSIONS.values()):
+            await producer.send("__trivium_sessions", value, key=f"session/{name}-{number}".encode())
+        for number, value in enumerate(FLIGHTS.values()):
+            await producer.send("__trivium_sessions", value, key=f"flight/{name}-{number}".encode())
+        await producer.send("__trivium_sessions", b"now", key=f"gateway/{name}".encode())
+        for key in (b"", b"\xff", b"a/#", b"a\x00b"):
+            await producer.send("__trivium_retained", b"x", key=key)
+            bad_keys += 1
+        await producer.send("__trivium_retained", b"odd", key=f"{name}/odd".encode(), headers=headers)
+        await producer.flush()
+        count = len(KEYS[1:]) + len(SESSIONS) + len(FLIGHTS) + 1
+
+        async with asyncio.timeout(30):
+            now = before
+            while now[0] < before[0] + count or now[1] < before[1] + bad_keys:
+                now = await invalid(first)
+        second = await new_gateway(bootstrap, "--data-dir", str(tmp_path / "2"), config=config, name="2").start()
+        for gateway in (first, second):
+            client = await RawClient.connect(
+                gateway.address("mqtt"), f"{name}-{len(SESSIONS) - 1}", clean_start=False, session_expiry_interval=60
+            )
+            assert not client.connack.session_present
+            await client.subscribe(Subscription(f"{name}/#", 1))
+            message = await client.expect(Publish)
+            assert (message.topic, message.payload, message.retain) == (f"{name}/odd", b"odd", True)
+            await client.disconnect(session_expiry_interval=0)
+        for key in {f"session/{name}-{number}" for number in range(20)} | {f"flight/{name}-{n}" for n in range(20)}:
+            await producer.send("__trivium_sessions", None, key=key.encode())
+        await producer.send("__trivium_retained", None, key=f"{name}/odd".encode())
+    for gateway in (first, second):
+        text = gateway.log.read_text()
+        assert "Traceback" not in text
+        await wait_until(lambda text=text: text.count("it and others like it are ignored") >= 1)
+        assert text.count("is not one of a gateway") == 1
+        assert text.count("is no MQTT topic; it and others") == 1
+        assert await gateway.stop() == 0

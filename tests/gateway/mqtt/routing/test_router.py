@@ -1,0 +1,266 @@
+"""SUBSCRIBE over many topics: a few questions to Kafka, none of them in turn; and over topics that do not exist."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from gateway.config import KafkaConfig
+from gateway.kafka.arrivals import Arrivals
+from gateway.kafka.client import client_settings
+from gateway.kafka.contracts import Refused
+from gateway.kafka.lookup import Lookup
+from gateway.kafka.replay import Replay
+from gateway.kafka.tail import Tail
+from gateway.kafka.topics import Topics
+from gateway.mqtt.routing.router import Router
+from mapping.record import Received
+from mapping.rules import Rules
+from protocols.mqtt import packets
+from protocols.mqtt.encoding import encode_packet
+from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.mqtt import RawClient
+from tests.support.topics import produce, until_led
+
+Connect = Callable[..., Awaitable[RawClient]]
+MANY = 120
+
+
+class Parts:
+    """The way from Kafka to the router, as the application wires it; `seen` is what came to it."""
+
+    def __init__(self, bootstrap: str) -> None:
+        config = KafkaConfig(bootstrap_servers=bootstrap)
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.topics = Topics(config, create=False, spawn=self.spawn, clock=asyncio.get_running_loop().time)
+        self.lookup = Lookup(client_settings(config, "lookup"), spawn=self.spawn, ensure=self.topics.get)
+        self.replay = Replay(client_settings(config, "replay"), self.spawn, self.lookup)
+        self.tail = Tail(client_settings(config, "tail"), self.spawn, self.lookup, self.replay)
+        self.router = Router(Rules(), self.topics, self.tail, self.spawn)
+        self.seen: list[bytes | None] = []
+        self.router.select = self._select  # type: ignore[method-assign]
+
+    def _select(self, record: Received) -> tuple[()]:
+        self.seen.append(record.value)
+        return ()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        return task
+
+    async def settled(self) -> None:
+        """A broker answers for the metadata of new topics before it has made their logs."""
+        await self.topics.refresh()
+        found = await self.lookup.existing(self.topics.names)
+        await self.lookup.ends([one for numbers in found.values() for one in numbers], existing=True)
+        self.lookup.requests = 0
+
+    async def stop(self) -> None:
+        await self.tail.stop()
+        await self.replay.stop()
+        await self.lookup.stop()
+        await self.topics.stop()
+
+
+@pytest.fixture
+async def parts(bootstrap: str) -> AsyncIterator[Parts]:
+    made = Parts(bootstrap)
+    await made.tail.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def connect(gateway: GatewayProcess) -> AsyncIterator[Connect]:
+    clients: list[RawClient] = []
+
+    async def one(client_id: str | None = None, **options: Any) -> RawClient:
+        clients.append(await RawClient.connect(gateway.address("mqtt"), client_id, **options))
+        return clients[-1]
+
+    yield one
+    for client in clients:
+        client.drop()
+
+
+@pytest.fixture
+async def many(admin: AIOKafkaAdminClient) -> AsyncIterator[list[str]]:
+    """Many topics of one partition; they go again, since other tests subscribe to everything."""
+    name = uuid.uuid4().hex[:8]
+    names = [f"many-{name}-{number}" for number in range(MANY)]
+    await admin.create_topics([NewTopic(one, 1, 1) for one in names])
+    await until_led(admin, names[-1])
+    yield names
+    await admin.delete_topics(names)
+
+
+def a_name() -> str:
+    return f"sub-{uuid.uuid4().hex[:10]}"
+
+
+async def test_everything_is_one_pass_and_the_next_subscriber_one_question(
+    parts: Parts, many: list[str], bootstrap: str
+) -> None:
+    await parts.settled()
+    await parts.router.hold({"#": None})
+    watched = parts.tail.statistics().positions
+    assert watched.keys() >= set(many)
+    assert parts.lookup.requests <= 4  # metadata, at most twice for what it lacked, and the ends
+    await wait_until(lambda: parts.tail.statistics().assignments == 1)
+
+    requests = parts.lookup.requests
+    for name in ("#", "+/x", f"{many[0]}/#"):
+        await parts.router.hold({name: None})
+    assert parts.lookup.requests == requests + 3  # where the log ends, of each
+    assert parts.tail.statistics().assignments == 1
+
+    later = f"later in {many[-1]}".encode()  # others' messages come by `#`, too
+    await produce(bootstrap, many[-1], [later])
+    await wait_until(lambda: later in parts.seen)
+    for name in ("#", "#", "+/x", f"{many[0]}/#"):
+        parts.router.drop(name)
+    assert parts.tail.statistics().positions == {}
+
+
+async def test_many_filters_are_one_pass(parts: Parts, many: list[str]) -> None:
+    filters = {f"{name}/#": None for name in many} | {f"{name}-none/#": None for name in many}
+    await parts.settled()
+    assert await parts.router.hold(filters) == {name: {} for name in filters}
+    assert parts.tail.statistics().positions.keys() == set(many)
+    assert parts.lookup.requests <= 4
+    await wait_until(lambda: parts.tail.statistics().assignments == 1)
+
+
+async def test_an_http_consumer_of_many_topics_sleeps_after_one_pass(parts: Parts, many: list[str]) -> None:
+    """One with a `topic_pattern`, say: its fetcher sleeps until the tail sees something."""
+    await parts.settled()
+    woken: list[bool] = []
+
+    class Sleeper:
+        def arrived(self) -> None:
+            woken.append(True)
+
+    arrivals = Arrivals(parts.tail, parts.lookup)
+    assert await arrivals.wait_for(Sleeper(), {TopicPartition(name, 0): 0 for name in many})
+    assert parts.lookup.requests <= 4
+    assert parts.tail.statistics().positions.keys() == set(many)
+    with pytest.raises(Refused):
+        await arrivals.wait_for(Sleeper(), {TopicPartition(a_name(), 0): 0})
+    arrivals.stop()
+    assert not woken
+
+
+async def test_what_is_stored_in_a_new_topic_before_it_is_found_is_not_missed(
+    parts: Parts, admin: AIOKafkaAdminClient, bootstrap: str
+) -> None:
+    """Whoever found it first, and from wherever he reads it."""
+    names = [a_name(), a_name()]
+    await parts.router.hold({f"{name}/#": None for name in names})
+    await admin.create_topics([NewTopic(name, 1, 1) for name in names])
+    for name in names:
+        await until_led(admin, name)
+        await produce(bootstrap, name, [b"1 " + name.encode(), b"2 " + name.encode()])
+    other: list[bytes | None] = []
+
+    class Other:
+        def select(self, record: Received) -> tuple[()]:
+            other.append(record.value)
+            return ()
+
+    await parts.tail.watch(names[0], Other())  # it wants what comes from now on, and is there before
+    await parts.topics.refresh()
+    await wait_until(lambda: len(parts.seen) == 4)
+    for name in names:
+        await produce(bootstrap, name, [b"3 " + name.encode()])
+    await wait_until(lambda: len(parts.seen) == 6 and len(other) == 1)
+    for name in names:
+        mine = [value for value in parts.seen if value is not None and name.encode() in value]
+        assert mine == [b"%d " % number + name.encode() for number in (1, 2, 3)]
+    assert other == [b"3 " + names[0].encode()]
+
+
+async def test_a_later_filter_does_not_move_a_new_topic_on(
+    parts: Parts, admin: AIOKafkaAdminClient, bootstrap: str
+) -> None:
+    name = a_name()
+    await parts.router.hold({f"{name}/#": None})
+    await admin.create_topics([NewTopic(name, 1, 1)])
+    await until_led(admin, name)
+    first = f"first of {name}".encode()  # others' messages come by `#`, too
+    await produce(bootstrap, name, [first])
+    since = (await parts.router.hold({"#": None}))["#"]  # it is this look that finds the topic
+    await wait_until(lambda: first in parts.seen)
+    assert since in ({}, {(name, 0): 1})  # the later one begins behind it
+
+
+async def test_subscribing_makes_no_topic(connect: Connect, admin: AIOKafkaAdminClient, bootstrap: str) -> None:
+    """However many are named; each is granted, and what is stored in it later is delivered."""
+    names = [a_name() for _ in range(300)]
+    client = await connect()
+    assert (await client.subscribe(*(f"{name}/#" for name in names))).reason_codes == (2,) * 300
+    assert set(names).isdisjoint(await admin.list_topics())
+    sender = await connect()
+    assert await sender.publish(f"{names[7]}/a", b"by a client of ours") == 0
+    assert (await client.message()).payload == b"by a client of ours"
+    await admin.create_topics([NewTopic(names[8], 1, 1)])
+    await until_led(admin, names[8])
+    await produce(bootstrap, names[8], [b"by somebody else"], key=b"b")
+    message = await client.message()
+    assert (message.topic, message.payload) == (f"{names[8]}/b", b"by somebody else")
+    assert set(names).intersection(await admin.list_topics()) == {names[7], names[8]}
+
+
+async def test_a_shared_subscription_makes_no_topic(connect: Connect, admin: AIOKafkaAdminClient) -> None:
+    name = a_name()
+    client = await connect()
+    assert (await client.subscribe(f"$share/{name}/{name}/#")).reason_codes == (2,)
+    assert name not in await admin.list_topics()
+    sender = await connect()
+    assert await sender.publish(f"{name}/a", b"later") == 0
+    assert (await client.message(60)).payload == b"later"
+
+
+async def test_a_filter_that_stands_twice_is_subscribed_to_once(connect: Connect) -> None:
+    name = a_name()
+    client = await connect()
+    twice = packets.Subscription(f"{name}/#", 0), packets.Subscription(f"{name}/#", 1)
+    assert (await client.subscribe(*twice)).reason_codes == (0, 1)
+    sender = await connect()
+    await sender.publish(f"{name}/a", b"once")
+    assert (await client.message()).qos == 1
+    assert (await client.unsubscribe(f"{name}/#")).reason_codes == (0,)
+    await sender.publish(f"{name}/a", b"nobody's")
+    await client.ping()
+
+
+async def test_thousands_in_one_read_are_answered_one_by_one(connect: Connect) -> None:
+    client = await connect()
+    filters = [packets.Unsubscribe(number, ("a",)) for number in range(1, 3001)]
+    client.send_bytes(b"".join(encode_packet(one, client.version) for one in filters))
+    for number in range(1, 3001):
+        assert (await client.expect(packets.Unsuback)).packet_id == number
+    await client.ping()
+
+
+async def test_what_is_sent_behind_a_subscribe_keeps_its_order(connect: Connect) -> None:
+    """Much more than is read ahead; the subscription is in force for all of it, and a goodbye comes last."""
+    name, count = a_name(), 2000
+    client, other = await connect(), await connect()
+    await other.subscribe(packets.Subscription(f"{name}/#", 1))
+    data = encode_packet(packets.Subscribe(1, (packets.Subscription(f"{name}/own", 0),)), client.version)
+    for number in range(count):
+        payload = b"%d" % number + b"." * 100
+        data += encode_packet(packets.Publish(f"{name}/own", payload), client.version)
+    client.send_bytes(data + encode_packet(packets.Pingreq(), client.version))
+    client.close_writing()
+    said = [one for one in await client.expect_end() if isinstance(one, packets.Suback)]
+    assert [one.reason_codes for one in said] == [(0,)]
+    numbers = [int((await other.message()).payload.partition(b".")[0]) for _ in range(count)]
+    assert numbers == list(range(count))

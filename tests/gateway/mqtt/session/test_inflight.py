@@ -1,0 +1,249 @@
+"""Deliveries of a kept session: whatever breaks, QoS 2 comes once, QoS 1 at least once, each partition in order.
+
+The log, the reader and the topic of sessions are lists here: what is tested is the arithmetic of flights and places.
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.mqtt.session.inflight import PUBACK, PUBCOMP, PUBREC, Flights
+from gateway.mqtt.session.state_records import Flight, FlightRecord, Places, decode_flight, encode
+from mapping.record import Received
+
+PARTITIONS = 3
+WINDOW = 3
+
+
+def record(partition: int, offset: int) -> Received:
+    return Received("t", b"k", b"v", (), 1000, partition, offset)
+
+
+class Client:
+    """What a client keeps, as section 4.4 has it."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[int, int, int]] = []  # partition, offset, QoS
+        self.unreleased: dict[int, tuple[int, int]] = {}  # identifiers between PUBLISH and PUBREL
+        self.answers: collections.deque[tuple[str, int]] = collections.deque()
+
+    def publish(self, packet_id: int, place: tuple[int, int], qos: int, *, dup: bool) -> None:
+        if qos == 2 and packet_id in self.unreleased:
+            assert dup
+            assert self.unreleased[packet_id] == place, "an identifier that the client knows is another message's"
+        else:
+            self.got.append((*place, qos))
+        if qos == 2:
+            self.unreleased[packet_id] = place
+        self.answers.append(("PUBACK" if qos == 1 else "PUBREC", packet_id))
+
+    def pubrel(self, packet_id: int) -> None:
+        self.unreleased.pop(packet_id, None)
+        self.answers.append(("PUBCOMP", packet_id))
+
+
+class Gateway:
+    """One life of the gateway's half: a reader per partition, a window, and writes that are stored in order."""
+
+    def __init__(self, chance: random.Random, log: list[list[int]], stored: bytes, client: Client) -> None:
+        self.chance, self.log, self.stored, self.client = chance, log, stored, client
+        found = decode_flight(stored)
+        assert found is not None
+        self.flights = Flights(found.flights, found.reached)
+        self.writes: collections.deque[tuple[bytes, list[tuple[str, int, tuple[int, int]]]]] = collections.deque()
+        self.waiting: list[tuple[str, int, tuple[int, int]]] = []
+        self.positions = [0] * PARTITIONS
+        self.window = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """A connection: read again from where the client was."""
+        self.client.answers.clear()
+        self.waiting.clear()
+        self.writes.clear()
+        self.window = WINDOW
+        wanted = {"t": dict.fromkeys(range(PARTITIONS), 0)}
+        starts, at_once, lost = self.flights.rewind(0, wanted, {})
+        assert lost == []
+        for (_, partition), offset in starts.items():
+            self.positions[partition] = offset
+        for flight in at_once:
+            assert flight.stage == PUBCOMP
+            self.client.pubrel(flight.packet_id)
+
+    def reached(self) -> Places:
+        return self.flights.places({"t": dict(enumerate(self.positions))})
+
+    def drop(self) -> None:
+        """The connection breaks; CONNACK of the next one means that all is stored."""
+        self.flights.reached = self.reached()
+        self.save()
+        self.stored, _ = self.writes.pop()
+        self.begin()
+
+    def save(self) -> None:
+        value = encode(FlightRecord("n", 1, self.reached(), self.flights.on_the_way()))
+        self.writes.append((value, list(self.waiting)))
+        self.waiting.clear()
+
+    def store(self) -> None:
+        if self.waiting or not self.writes:
+            self.save()
+        self.stored, then = self.writes.popleft()
+        for action, packet_id, place in then:
+            if action == "PUBLISH":
+                self.client.publish(packet_id, place, 2, dup=False)
+            else:
+                self.client.pubrel(packet_id)
+
+    def read(self) -> None:
+        """Offer the next record of some partition, if there is room."""
+        behind = [number for number in range(PARTITIONS) if self.positions[number] < len(self.log[number])]
+        if not behind or not self.window:
+            return
+        partition = self.chance.choice(behind)
+        offset = self.positions[partition]
+        self.positions[partition] += 1
+        verdict = self.flights.judge(record(partition, offset))
+        assert verdict.lost == ()
+        if verdict.finished:
+            return
+        self.window -= 1
+        if verdict.flight is not None:
+            flight = verdict.flight
+            self.client.publish(flight.packet_id, (partition, offset), flight.stage, dup=True)
+            return
+        qos = self.log[partition][offset]
+        used = {flight.packet_id for flight in self.flights.on_the_way()}
+        packet_id = self.flights.begin(record(partition, offset), PUBACK if qos == 1 else PUBREC)
+        assert packet_id not in used
+        if qos == 1:
+            self.client.publish(packet_id, (partition, offset), 1, dup=False)
+        else:
+            self.waiting.append(("PUBLISH", packet_id, (partition, offset)))
+
+    def hear(self) -> None:
+        """One answer of the client."""
+        if not self.client.answers:
+            return
+        kind, packet_id = self.client.answers.popleft()
+        flight = self.flights.find(packet_id)
+        if kind == "PUBREC" and flight is not None:
+            flight.stage = PUBCOMP
+            self.waiting.append(("PUBREL", packet_id, (0, 0)))
+        elif kind != "PUBREC" and flight is not None:
+            resumed = flight.stage == PUBCOMP and self.window == WINDOW
+            self.flights.end(packet_id)
+            self.window += not resumed
+
+
+@pytest.mark.clause("MQTT-4.3.2-1", "MQTT-4.3.3-1", "MQTT-4.4.0-1", "MQTT-4.6.0-5", "MQTT-2.2.1-4")
+@given(st.randoms(use_true_random=False), st.integers(1, 150))
+@settings(max_examples=100, deadline=None)
+def test_what_comes_whatever_breaks(chance: random.Random, steps: int) -> None:
+    log: list[list[int]] = [[] for _ in range(PARTITIONS)]
+    client = Client()
+    stored = encode(FlightRecord("n", 1, {"t": dict.fromkeys(range(PARTITIONS), 0)}))
+    gateway = Gateway(chance, log, stored, client)
+    for _ in range(steps):
+        step = chance.random()
+        if step < 0.25:
+            chance.choice(log).append(chance.choice((1, 2)))
+        elif step < 0.5:
+            gateway.read()
+        elif step < 0.7:
+            gateway.hear()
+        elif step < 0.9:
+            gateway.store()
+        elif step < 0.96:
+            gateway.drop()
+        else:
+            gateway = Gateway(chance, log, gateway.stored, client)  # killed
+    for _ in range(2000):
+        gateway.read()
+        gateway.hear()
+        if gateway.waiting or gateway.writes:
+            gateway.store()
+    assert len(gateway.flights) == 0
+    assert client.unreleased == {}
+    for partition in range(PARTITIONS):
+        expected = list(enumerate(log[partition]))
+        first: dict[int, int] = {}
+        for number, offset, qos in client.got:
+            if number == partition:
+                assert qos == 1 or offset not in first, "QoS 2 comes once"
+                first.setdefault(offset, qos)
+        assert sorted(first.items()) == expected
+        once = [offset for number, offset, qos in client.got if number == partition and qos == 2]
+        assert once == sorted(once)
+
+
+def flight(packet_id: int, offset: int, stage: int = PUBREC) -> Flight:
+    return Flight(packet_id, "t", 0, offset, stage)
+
+
+@pytest.mark.clause("MQTT-2.2.1-4")
+def test_identifiers_wrap_around_those_in_use() -> None:
+    flights = Flights([flight(1, 0), flight(65_535, 1)])
+    flights._last = 65_534
+    assert [flights.begin(record(0, offset), PUBACK) for offset in (2, 3)] == [2, 3]
+
+
+def test_what_left_the_log_is_told_once() -> None:
+    flights = Flights([flight(1, 3), flight(2, 4), flight(3, 9, PUBACK)], {"t": {0: 10}})
+    flights.rewind(0, {"t": {0: 20}}, {})
+    verdict = flights.judge(record(0, 9))
+    assert [one.packet_id for one in verdict.lost] == [1, 2]
+    assert verdict.flight is not None
+    assert verdict.flight.packet_id == 3
+    assert flights.judge(record(0, 10)).lost == ()
+
+
+def test_what_is_answered_before_it_is_sent_again_is_not_sent() -> None:
+    flights = Flights([flight(1, 3), flight(2, 4)], {"t": {0: 10}})
+    flights.rewind(0, {"t": {0: 20}}, {})
+    found = flights.find(1)
+    assert found is not None
+    found.stage = PUBCOMP
+    flights.end(2)
+    flights.begin(record(0, 11), PUBREC)
+    assert flights.judge(record(0, 3)).finished
+    assert flights.judge(record(0, 4)).finished
+
+
+def test_only_what_is_on_the_way_is_wanted_of_a_topic_without_subscription() -> None:
+    """It may be subscribed to again while the log is still read for the deliveries."""
+    flights = Flights([flight(1, 3)], {})
+    starts, _, lost = flights.rewind(0, {}, {"t": {0: 7}})
+    assert (starts, lost) == ({("t", 0): 3}, [])
+    assert flights.judge(record(0, 3)).flight is not None
+    assert all(flights.judge(record(0, offset)).finished for offset in (4, 5, 6))
+    assert not flights.judge(record(0, 7)).finished
+
+
+def test_a_partition_that_is_gone_gives_up_its_deliveries() -> None:
+    _, _, lost = Flights([flight(1, 3)], {}).rewind(0, {}, {})
+    assert [one.packet_id for one in lost] == [1]
+
+
+def test_a_topic_that_was_made_anew_is_read_from_its_beginning() -> None:
+    flights = Flights([], {"t": {0: 10, 1: 4}})
+    flights.fit({"t": {0: 2, 1: 4}})
+    starts, _, _ = flights.rewind(0, {"t": {0: 2, 1: 4}}, {})
+    assert starts == {("t", 0): 0, ("t", 1): 4}
+    assert not flights.judge(record(0, 0)).finished
+
+
+def test_what_a_dead_gateway_may_have_sent_is_marked() -> None:
+    flights = Flights([], {"t": {0: 2}})
+    flights.rewind(1000, {"t": {0: 5}}, {})
+    assert flights.judge(record(0, 1)).finished
+    assert flights.judge(record(0, 2)).unclear
+    later = Received("t", b"k", b"v", (), 1001, 0, 3)
+    assert not flights.judge(later).unclear
+    assert not flights.is_back

@@ -1,0 +1,141 @@
+"""Retained messages that a kept session is owed are sent after its return, whatever ended the connection."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.mqtt.session.pending_retained import RetainedQueue
+from gateway.mqtt.session.state_records import Owed, Wish
+from protocols.mqtt import packets
+from protocols.mqtt.packets import Publish, Subscription
+from tests.support.gateway import GatewayProcess
+from tests.support.mqtt import RawClient
+
+KEPT: dict[str, Any] = {"clean_start": False, "session_expiry_interval": 60, "receive_maximum": 2}
+
+
+def wish(topic_filter: str) -> Wish:
+    return Wish(Subscription(topic_filter, 1))
+
+
+def test_what_is_owed_is_a_place() -> None:
+    queue = RetainedQueue()
+    first, second, empty = (queue.owe(name) for name in ("a/+", "b/+", "c/+"))
+    queue.add(wish("a/+"), [("a/1", (0, 7)), ("a/2", (0, 9)), ("a/3", (1, 2))], first)
+    queue.add(wish("b/+"), [("b/1", (0, 3))], second)
+    queue.add(wish("c/+"), [], empty)
+    assert queue.owed == (Owed("a/+"), Owed("b/+"))
+    queue.add_again("x", wish("x"), 5)
+    queue.pop()
+    queue.pop()
+    assert queue.owed == (Owed("a/+", 0, 9), Owed("b/+"))
+    again = RetainedQueue(queue.owed)
+    assert not again
+    queue.pop()
+    assert queue.owed == (Owed("b/+"),)
+    queue.pop()
+    assert queue.owed == ()
+    assert queue.first().packet_id == 5
+    queue.pop()
+    assert not queue
+
+
+def test_what_was_unsubscribed_is_not_owed() -> None:
+    queue = RetainedQueue([Owed("a/+", 0, 9), Owed("b/+")])
+    for owed in queue.owed:
+        queue.add(wish(owed.topic_filter), [("x", (0, 10)), ("y", (0, 11))], owed)
+    queue.add_again("a/+", wish("a/+"), 5)
+    queue.forget("a/+")
+    assert queue.owed == (Owed("b/+"),)
+    assert [queue.first().wish.options.topic_filter for _ in range(2) if queue.pop() is None] == ["b/+", "a/+"]
+    queue.clear()
+    assert not queue
+
+
+async def some_retained(gateway: GatewayProcess, name: str, qos: int) -> list[bytes]:
+    """Five retained messages, published in this order."""
+    sender = await RawClient.connect(gateway.address("mqtt"))
+    payloads = [b"%d" % number for number in range(5)]
+    for payload in payloads:
+        await sender.publish(f"{name}/{payload.decode()}", payload, qos, retain=True)
+    sender.drop()
+    return payloads
+
+
+async def rest(client: RawClient, qos: int, seen: list[Publish]) -> list[bytes]:
+    """What a client gets after its return, acknowledged one by one, up to the end of five."""
+    got: list[bytes] = []
+    again = {message.packet_id: message.payload for message in seen}
+    while len(got) < 5:
+        packet = await client.receive(30)
+        if isinstance(packet, packets.Pubrel):
+            client.send(packets.Pubcomp(packet.packet_id))
+            continue
+        assert isinstance(packet, Publish)
+        assert packet.retain
+        assert packet.dup is (packet.packet_id in again)
+        assert again.pop(packet.packet_id, packet.payload) == packet.payload
+        got.append(packet.payload)
+        client.send((packets.Puback if qos == 1 else packets.Pubrec)(packet.packet_id))
+    await client.publish(f"{uuid.uuid4().hex}/a", b"")
+    assert not any(isinstance(packet, Publish) for packet in client._aside)
+    return got
+
+
+@pytest.mark.clause("MQTT-4.4.0-1", "MQTT-3.3.1-9")
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_they_are_sent_after_a_reconnect(gateway: GatewayProcess, qos: int) -> None:
+    name = f"owed-{uuid.uuid4().hex[:8]}"
+    payloads = await some_retained(gateway, name, qos)
+    client = await RawClient.connect(gateway.address("mqtt"), name, **KEPT)
+    await client.subscribe(Subscription(f"{name}/+", qos))
+    seen = [await client.expect(Publish), await client.expect(Publish)]
+    assert len({message.payload for message in seen}) == 2
+    client.drop()
+    client = await RawClient.connect(gateway.address("mqtt"), name, **KEPT)
+    assert client.connack.session_present
+    assert sorted(await rest(client, qos, seen)) == payloads
+    await client.unsubscribe(f"{name}/+")
+    client.drop()
+
+
+@pytest.mark.clause("MQTT-3.10.4-2")
+async def test_not_for_what_was_unsubscribed(gateway: GatewayProcess) -> None:
+    name = f"owed-{uuid.uuid4().hex[:8]}"
+    await some_retained(gateway, name, 1)
+    client = await RawClient.connect(gateway.address("mqtt"), name, **KEPT)
+    await client.subscribe(Subscription(f"{name}/+", 1))
+    seen = [await client.expect(Publish), await client.expect(Publish)]
+    await client.unsubscribe(f"{name}/+")
+    client.drop()
+    client = await RawClient.connect(gateway.address("mqtt"), name, **KEPT)
+    again = [await client.message(), await client.message()]
+    assert sorted(message.payload for message in again) == sorted(message.payload for message in seen)
+    await client.publish(f"{name}/x", b"")
+    await client.ping()
+    client.drop()
+
+
+async def test_also_when_the_gateway_was_killed(
+    bootstrap: str, new_gateway: Callable[..., GatewayProcess], tmp_path: Path
+) -> None:
+    """At QoS 2 none of them comes twice: how far it came is stored with the identifier, before the message leaves."""
+    options = ("--data-dir", str(tmp_path / "data"))
+    gateway = await new_gateway(bootstrap, *options, config="[kafka]\ncreate_topics = true\n").start()
+    name = f"owed-{uuid.uuid4().hex[:8]}"
+    payloads = await some_retained(gateway, name, 2)
+    client = await RawClient.connect(gateway.address("mqtt"), name, **KEPT)
+    await client.subscribe(Subscription(f"{name}/+", 2))
+    seen = [await client.expect(Publish), await client.expect(Publish)]
+    await gateway.kill()
+    client.drop()
+    await gateway.start()
+    client = await RawClient.connect(gateway.address("mqtt"), name, **KEPT)
+    assert client.connack.session_present
+    assert sorted(await rest(client, 2, seen)) == payloads
+    client.drop()

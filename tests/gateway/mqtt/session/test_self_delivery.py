@@ -1,0 +1,303 @@
+"""A client's own messages before their acknowledgements, where `mqtt.echo_wait_ms` asks for it, within its bound."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from flowcontrol.budget import Budget
+from gateway.kafka.contracts import Result
+from gateway.kafka.lookup import Lookup
+from gateway.kafka.replay import Replay
+from gateway.kafka.tail import Tail
+from gateway.mqtt.session.acks import Slot
+from gateway.mqtt.session.qos2 import Exchanges, Floors
+from gateway.mqtt.session.self_delivery import Echoes, OwnCopies
+from mapping.mqtt import Delivery
+from mapping.outcomes import Outcome
+from mapping.record import Received, Record
+from protocols.mqtt import packets
+from protocols.mqtt.packets import Publish, Subscription
+from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.mqtt import RawClient
+
+LONG_S = 60.0
+STORED = Result(Outcome.STORED, 0)
+
+
+class Tailing:
+    """A tail that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.passed: Callable[[str, int, int], None] | None = None
+        self.at: dict[tuple[str, int], int] = {("t", 0): 10, ("t", 1): 10}
+
+    def position(self, topic: str, partition: int) -> int | None:
+        return self.at.get((topic, partition))
+
+    def move(self, topic: str, partition: int, position: int) -> None:
+        self.at[topic, partition] = position
+        assert self.passed is not None
+        self.passed(topic, partition, position)
+
+
+def make(wait_s: float = LONG_S) -> tuple[Tailing, Echoes, list[str]]:
+    tail = Tailing()
+    return tail, Echoes(tail, wait_s, asyncio.get_running_loop().time), []
+
+
+async def test_what_the_tail_has_passed_waits_for_nothing() -> None:
+    _, echoes, said = make()
+    echoes.after("t", 0, 9, (said.append, "passed"))
+    assert said == ["passed"]
+    assert len(echoes) == 0
+
+
+async def test_what_the_tail_does_not_read_yet_is_waited_for() -> None:
+    tail, echoes, said = make()
+    echoes.after("new", 0, 0, (said.append, "made by its first message"))
+    assert said == []
+    tail.move("new", 0, 1)
+    await wait_until(lambda: said == ["made by its first message"])
+
+
+async def test_the_rest_waits_for_the_tail() -> None:
+    tail, echoes, said = make()
+    for offset in (10, 11, 12):
+        echoes.after("t", 0, offset, (said.append, f"a{offset}"))
+    echoes.after("t", 1, 10, (said.append, "b10"))
+    tail.move("t", 0, 12)
+    await wait_until(lambda: said == ["a10", "a11"])
+    tail.move("t", 1, 11)
+    await wait_until(lambda: said == ["a10", "a11", "b10"])
+    assert len(echoes) == 1
+    echoes.release()
+    assert said == ["a10", "a11", "b10", "a12"]
+    tail.move("t", 0, 13)
+    assert len(echoes) == 0
+
+
+async def test_nothing_waits_longer_than_the_bound() -> None:
+    tail, echoes, said = make(wait_s=0.05)
+    begun = asyncio.get_running_loop().time()
+    echoes.after("t", 0, 10, (said.append, "first"))
+    echoes.later((said.append, "anyway"))
+    echoes.after("t", 0, 11, (said.append, "second"))
+    await wait_until(lambda: len(said) == 3)
+    assert said == ["first", "anyway", "second"]
+    assert asyncio.get_running_loop().time() - begun >= 0.05
+    tail.move("t", 0, 50)
+    await asyncio.sleep(0)
+    assert len(said) == 3  # each is called once
+    echoes.after("t", 0, 50, (said.append, "third"))
+    tail.move("t", 0, 51)
+    await wait_until(lambda: said[-1] == "third")
+
+
+async def test_a_frozen_tail_holds_no_longer_either(bootstrap: str, new_topic: Any) -> None:
+    """The tail of the gateway, of which nothing is read: it was not started."""
+    topic = await new_topic(1)
+    tasks: list[asyncio.Task[None]] = []
+    kafka = {"bootstrap_servers": bootstrap, "metadata_max_age_ms": 1000, "request_timeout_ms": 10_000}
+
+    def spawn(work: Any) -> asyncio.Task[None]:
+        tasks.append(asyncio.get_running_loop().create_task(work))
+        return tasks[-1]
+
+    lookup = Lookup(kafka, spawn=spawn, timeout_s=10.0)
+    replay = Replay(kafka, spawn, lookup, consumers=1)
+    tail = Tail(kafka, spawn, lookup, replay)
+    said: list[str] = []
+
+    class Nobody:
+        def select(self, record: Received) -> tuple[()]:
+            return ()
+
+    try:
+        await tail.watch(topic, Nobody())
+        echoes = Echoes(tail, 0.1, asyncio.get_running_loop().time)
+        echoes.after(topic, 0, 0, (said.append, "late"))
+        assert said == []
+        await wait_until(lambda: said == ["late"])
+    finally:
+        await tail.stop()
+        await replay.stop()
+        await lookup.stop()
+
+
+def own(offset: int, *, client: str = "me", qos: int = 2) -> tuple[Received, Delivery]:
+    record = Received("t", None, b"", (), 0, 0, offset)
+    return record, Delivery("t", b"", qos, False, client, None, None)
+
+
+def test_a_copy_is_early_until_kafka_has_answered() -> None:
+    copies = OwnCopies("me")
+    assert not copies.is_early(*own(5))  # it is of an earlier connection
+    for _ in range(3):
+        copies.published()
+    assert not copies.answered(1, "t", 0, [5])  # nothing was held back
+    assert not copies.is_early(*own(5))
+    assert not copies.is_early(*own(6, client="you"))
+    assert not copies.is_early(*own(6, qos=1))
+    assert copies.is_early(*own(6))
+    assert not copies.answered(1, "t", 1, [6])  # another partition
+    assert copies.answered(1, "t", 0, [6])
+    copies.published()
+    assert copies.is_early(*own(7))
+    assert copies.answered(1, "t", 0, [])  # refused: there is nothing to wait for
+
+
+class Link:
+    def __init__(self) -> None:
+        self.tells_failures = True
+        self.said: list[Any] = []
+
+    def answered(self) -> None:
+        self.said.append("PUBREC")
+
+    def complete(self, packet_id: int) -> None:
+        self.said.append(packet_id)
+
+    def let_out(self) -> None:
+        self.said.append("let out")
+
+
+class Sink:
+    """The way into Kafka; nothing comes back."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Any] = []
+
+    def submit(self, record: Record, owner: Any, token: Any) -> None:
+        self.tokens.append(token)
+
+
+def exchanges(echoes: Echoes, link: Link) -> tuple[Exchanges, Sink]:
+    sink = Sink()
+    made = Exchanges(
+        "n", "somebody", sink, sink, Floors(None), Budget(1 << 30, 1 << 30), None, lambda _: None, lambda: link,  # type: ignore[arg-type]
+        echoes, OwnCopies("me"),
+    )  # fmt: skip
+    return made, sink
+
+
+@pytest.mark.parametrize("first", ["answer", "pubrel"])
+async def test_pubcomp_waits_for_the_copy_and_is_said_once(first: str) -> None:
+    tail, echoes, _ = make()
+    link = Link()
+    one, sink = exchanges(echoes, link)
+    one.publish(Record("t", None, b""), 1, Slot(1), echoed=True)
+    if first == "pubrel":
+        assert one.release(1)
+    one.settle(sink.tokens, [10], STORED)
+    for _ in range(3):
+        assert one.release(1)  # again and again
+    slot = Slot(1)
+    one.publish(Record("t", None, b""), 1, slot, echoed=True)
+    assert slot.result is not None  # it came before [MQTT-4.3.3-10]
+    assert len(sink.tokens) == 1
+    assert link.said == ["PUBREC"]
+    tail.move("t", 0, 11)
+    await wait_until(lambda: link.said == ["PUBREC", 1])
+    assert one.open_ids == []
+
+
+async def test_what_is_not_stored_waits_for_nothing() -> None:
+    _, echoes, _ = make()
+    link = Link()
+    one, sink = exchanges(echoes, link)
+    slot = Slot(1)
+    one.publish(Record("t", None, b""), 1, slot, echoed=True)
+    one.settle(sink.tokens, [], Result(Outcome.BUSY))
+    assert slot.result == Result(Outcome.BUSY)
+    assert len(echoes) == 0
+
+
+@pytest.fixture(scope="module")
+async def echoing(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
+    config = "[kafka]\ncreate_topics = true\n[mqtt]\necho_wait_ms = 60000\n"
+    gateway = GatewayProcess(tmp_path_factory.mktemp("echoing"), bootstrap, config=config)
+    yield await gateway.start()
+    await gateway.stop()
+
+
+KEPT = {"clean_start": False, "session_expiry_interval": 60}
+
+
+async def order(client: RawClient, topic: str, qos: int, granted: int, number: int) -> list[type]:
+    """Publish one message to oneself; what comes, and in which order."""
+    client.send(Publish(topic, b"%d" % number, qos, packet_id=number))
+    came: list[type] = []
+    last = packets.Puback if qos == 1 else packets.Pubcomp
+    while not came or came[-1] is not last:
+        packet = await client.receive(30)
+        came.append(type(packet))
+        if isinstance(packet, Publish):
+            assert packet.payload == b"%d" % number
+            if granted == 1:
+                client.send(packets.Puback(packet.packet_id))
+            elif granted == 2:
+                client.send(packets.Pubrec(packet.packet_id))
+        elif isinstance(packet, packets.Pubrec):
+            client.send(packets.Pubrel(number))
+        elif isinstance(packet, packets.Pubrel):
+            came.pop()
+            client.send(packets.Pubcomp(packet.packet_id))
+    return came
+
+
+@pytest.mark.parametrize("options", [{}, KEPT], ids=["", "kept"])
+async def test_the_copy_is_before_puback(echoing: GatewayProcess, options: dict[str, Any]) -> None:
+    name = f"echo-{uuid.uuid4().hex[:8]}"
+    client = await RawClient.connect(echoing.address("mqtt"), **options)
+    await client.subscribe(Subscription(f"{name}/#", 1))
+    for number in range(1, 201):
+        assert await order(client, f"{name}/a", 1, 1, number) == [Publish, packets.Puback]
+    client.drop()
+
+
+@pytest.mark.parametrize("granted", [0, 2])
+async def test_the_copy_is_between_pubrec_and_pubcomp(echoing: GatewayProcess, granted: int) -> None:
+    name = f"echo-{uuid.uuid4().hex[:8]}"
+    client = await RawClient.connect(echoing.address("mqtt"))
+    await client.subscribe(Subscription(f"{name}/#", granted))
+    for number in range(1, 201):
+        assert await order(client, f"{name}/a", 2, granted, number) == [packets.Pubrec, Publish, packets.Pubcomp]
+    client.drop()
+
+
+async def test_many_at_once_come_all_and_in_order(echoing: GatewayProcess) -> None:
+    """Of all QoS at once, without a look at what comes in between."""
+    name = f"echo-{uuid.uuid4().hex[:8]}"
+    client = await RawClient.connect(echoing.address("mqtt"))
+    await client.subscribe(Subscription(f"{name}/#", 2))
+    await client.subscribe(Subscription(f"other-{name}/#", 2, no_local=True))
+    for number in range(1, 201):
+        client.send(Publish(f"{name}/{number % 3}", b"%d" % number, number % 3, packet_id=number if number % 3 else 0))
+    client.send(Publish(f"other-{name}/a", b"not for me", 1, packet_id=201))
+    got: dict[bytes, int] = {}
+    completed: set[int] = set()
+    while len(got) < 200 or len(completed) < 134:
+        packet = await client.receive(30)
+        if isinstance(packet, Publish):
+            assert packet.payload not in got
+            got[packet.payload] = packet.qos
+            if packet.qos == 1:
+                client.send(packets.Puback(packet.packet_id))
+            elif packet.qos == 2:
+                client.send(packets.Pubrec(packet.packet_id))
+        elif isinstance(packet, packets.Pubrec):
+            client.send(packets.Pubrel(packet.packet_id))
+        elif isinstance(packet, packets.Pubrel):
+            client.send(packets.Pubcomp(packet.packet_id))
+        else:
+            assert isinstance(packet, packets.Puback | packets.Pubcomp)
+            completed.add(packet.packet_id)
+    for qos in range(3):
+        mine = [int(payload) for payload, granted in got.items() if granted == qos]
+        assert mine == sorted(mine)
+    client.drop()
