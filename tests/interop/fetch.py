@@ -1,6 +1,6 @@
 """`python -m tests.interop.fetch` fetches and builds every foreign client (`make clients`); `lock` writes their locks.
 
-A test run fetches what it misses itself.
+`classpath SET` prints the class path of a set of jars (`qpid-jms`, `hivemq`). A test run fetches what it misses itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.interop.amqp import clients as amqp
 from tests.interop.mqtt import clients as mqtt
-from tests.interop.toolchains import ToolchainError, lock_crates, node_packages
+from tests.interop.toolchains import ToolchainError, classpath, lock_crates, node_packages
 
 
 def main(arguments: list[str]) -> int:
@@ -18,6 +18,9 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments == ["lock"]:
             lock_crates(amqp.RUST)
+            return 0
+        if arguments[:1] == ["classpath"]:
+            print(classpath(*arguments[1:]))
             return 0
         for command in (*mqtt.DRIVERS.values(), *amqp.DRIVERS.values()):
             command()

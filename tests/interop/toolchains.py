@@ -32,7 +32,7 @@ class ToolchainError(Exception):
 
 def node_packages(directory: Path) -> str:
     """Install the packages of `package-lock.json`; the path of node."""
-    node, npm = _tool("node", "nodejs npm"), _tool("npm", "nodejs npm")
+    node, npm = tool("node", "nodejs npm"), tool("npm", "nodejs npm")
     version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     if int(version.lstrip("v").partition(".")[0]) < OLDEST_NODE:
         raise ToolchainError(f"node is {version}, the clients need {OLDEST_NODE} or newer")
@@ -41,16 +41,30 @@ def node_packages(directory: Path) -> str:
     return node
 
 
-def java_command(directory: Path, jar_set: str, artifact: str) -> list[str]:
-    """Compile `Driver.java` with the jars of a set; how it is started. Its argument is the artifact's version."""
+def find_jdk() -> Path:
+    """The path of java, with a compiler beside it."""
     try:
         java = find_java().path
-        compiler = java.resolve().with_name("javac")
-        if not compiler.exists():
-            raise ToolchainError(f"{java} is no JDK (Debian, Ubuntu: apt-get install default-jdk-headless)")
-        jars = os.pathsep.join(map(str, ensure_jars(jar_set, lock=JARS_LOCK)))
     except SetupError as error:
         raise ToolchainError(str(error)) from error
+    if not java.resolve().with_name("javac").exists():
+        raise ToolchainError(f"{java} is no JDK (Debian, Ubuntu: apt-get install default-jdk-headless)")
+    return java
+
+
+def classpath(jar_set: str) -> str:
+    """The jars of a set, fetched, as java's class path."""
+    try:
+        return os.pathsep.join(map(str, ensure_jars(jar_set, lock=JARS_LOCK)))
+    except SetupError as error:
+        raise ToolchainError(str(error)) from error
+
+
+def java_command(directory: Path, jar_set: str, artifact: str) -> list[str]:
+    """Compile `Driver.java` with the jars of a set; how it is started. Its argument is the artifact's version."""
+    java = find_jdk()
+    compiler = java.resolve().with_name("javac")
+    jars = classpath(jar_set)
     source, classes = directory / "Driver.java", directory / "build"
     command = [str(compiler), "--release", "17", "-cp", jars, "-d", str(classes), str(source)]
     once(directory, [source, JARS_LOCK], classes, lambda: _run(command, directory))
@@ -60,19 +74,19 @@ def java_command(directory: Path, jar_set: str, artifact: str) -> list[str]:
     return [str(java), *flags, "-cp", os.pathsep.join([jars, str(classes)]), "Driver", version]
 
 
-def go_program(directory: Path) -> Path:
-    """Build the module of a directory; its program."""
-    go = _tool("go", "golang-go")
-    program = directory / "build" / "driver"
-    sources = [directory / "go.mod", directory / "go.sum", *directory.glob("*.go")]
-    command = [go, "build", "-mod=readonly", "-trimpath", "-o", str(program), "."]
+def go_program(directory: Path, file: Path | None = None) -> Path:
+    """Build the module of a directory, or a file that uses what the module requires; the program."""
+    go = tool("go", "golang-go")
+    program = directory / "build" / ("driver" if file is None else file.stem)
+    sources = [directory / "go.mod", directory / "go.sum", *(directory.glob("*.go") if file is None else [file])]
+    command = [go, "build", "-mod=readonly", "-trimpath", "-o", str(program), "." if file is None else str(file)]
     once(directory, sources, program, lambda: _run(command, directory))
     return program
 
 
 def cargo_program(directory: Path) -> Path:
     """Build the crate of a directory with exactly the crates of `crates.lock`; its program."""
-    cargo = _tool("cargo", "cargo")
+    cargo = tool("cargo", "cargo")
     program = directory / "build" / "target" / "debug" / "driver"
     lock = directory / "crates.lock"
     sources = [directory / "Cargo.toml", lock, *sorted((directory / "src").glob("*.rs"))]
@@ -114,7 +128,7 @@ def without_source(lock: str) -> str:
 
 def lock_crates(directory: Path) -> None:
     """Write `crates.lock` anew; versions stay where they fit the manifest."""
-    cargo = _tool("cargo", "cargo")
+    cargo = tool("cargo", "cargo")
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         shutil.copytree(directory / "src", place / "src")
@@ -126,7 +140,8 @@ def lock_crates(directory: Path) -> None:
         lock.write_text(without_source((place / "Cargo.lock").read_text()))
 
 
-def _tool(name: str, packages: str) -> str:
+def tool(name: str, packages: str) -> str:
+    """The path of a program; `packages` are what Debian has it in."""
     found = shutil.which(name)
     if found is None:
         raise ToolchainError(f"{name} is not installed (Debian, Ubuntu: apt-get install {packages})")
