@@ -27,7 +27,7 @@ check-python:
 		|| { echo "$(PYTHON) has no venv: install it (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 
 check-java: check-python
-	@$(PYTHON) -I gateway/kafka/java.py
+	@$(PYTHON) -I gateway/embedded/java.py
 
 $(INSTALLED): $(LOCKS) pyproject.toml | check-java
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,7 +41,7 @@ $(INSTALLED): $(LOCKS) pyproject.toml | check-java
 	@touch $@
 
 jars: $(INSTALLED)
-	@$(BIN)/python -m gateway.kafka.jars
+	@$(BIN)/python -m gateway.embedded.jars
 
 run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=30 ends by itself
 	@$(BIN)/python -m loadtest.demo $(if $(DURATION),--duration $(DURATION)) $(if $(TRIGGER),--trigger $(TRIGGER))

@@ -26,15 +26,15 @@ from gateway.assembly import (
     parts_with_statistics,
 )
 from gateway.config import Config, ConfigError, KafkaConfig
+from gateway.embedded.broker import STOP_LIMIT_S, EmbeddedBroker, embedded_broker
+from gateway.embedded.jars import console_report
+from gateway.embedded.java import SetupError
+from gateway.embedded.open_files import BrokerRoom
+from gateway.embedded.storage import BrokerError
 from gateway.failures import failures
-from gateway.kafka.creation import any_room
-from gateway.kafka.descriptors import BrokerRoom
-from gateway.kafka.embedded import STOP_LIMIT_S, EmbeddedBroker, embedded_broker
-from gateway.kafka.jars import console_report
-from gateway.kafka.java import SetupError
-from gateway.kafka.publisher import Publisher
+from gateway.kafka.cluster.topic_creation import any_room
+from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
-from gateway.kafka.storage import BrokerError
 from gateway.net.descriptors import descriptors
 from gateway.net.listener import ListenError, listen_error
 from gateway.observe.collector import Collector, calm

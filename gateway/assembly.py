@@ -23,17 +23,17 @@ from gateway.amqp.front import AmqpFront
 from gateway.amqp.services import Services as AmqpServices
 from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig
 from gateway.identity import GatewayIdentity
-from gateway.kafka.client import client_settings
-from gateway.kafka.creation import Room, any_room
-from gateway.kafka.group import Groups
-from gateway.kafka.lookup import Lookup
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.replay import Replay
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topic_creation import Room, any_room
+from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.driver.client_settings import client_settings
+from gateway.kafka.groups.membership import Groups
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.read.catch_up_reader import Replay
+from gateway.kafka.read.live_reader import Tail
 from gateway.kafka.state import StateTopics
-from gateway.kafka.tail import Tail
-from gateway.kafka.topics import Topics
-from gateway.kafka.transactions import Transactions
-from gateway.kafka.transactors import Transactors
+from gateway.kafka.transactions.kafka_transaction import Transactions
+from gateway.kafka.transactions.transactional_producers import Transactors
 from gateway.mqtt.connection.login import Login
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS

@@ -136,8 +136,8 @@ def spark_run(
     bootstrap_servers: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Kafka.")] = "127.0.0.1:9092",
 ) -> None:
     """Run a Spark job with the pinned jars; further options go to the job (see `-- --help`)."""
-    from gateway.kafka.jars import console_report, ensure_jars  # noqa: PLC0415
-    from gateway.kafka.java import SetupError, find_java  # noqa: PLC0415
+    from gateway.embedded.jars import console_report, ensure_jars  # noqa: PLC0415
+    from gateway.embedded.java import SetupError, find_java  # noqa: PLC0415
 
     try:
         java = find_java()

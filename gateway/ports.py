@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from gateway.config import Address, Config, ConfigError
-from gateway.kafka.storage import HOST
+from gateway.embedded.storage import HOST
 
 EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound to
 

@@ -1,6 +1,6 @@
 """What became of a record, and how each protocol says so: one table.
 
-Only `gateway.kafka.publisher` turns Kafka's errors into an `Outcome`; only this table turns an `Outcome` into a
+Only `gateway.kafka.publish.publisher` turns Kafka's errors into an `Outcome`; only this table turns an `Outcome` into a
 reason code (MQTT 5.0 section 2.4), a delivery outcome (AMQP 1.0 part 3.4) or an HTTP status (RFC 9110 section 15).
 """
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from gateway.kafka.embedded import EmbeddedBroker
-from gateway.kafka.jars import ensure_jars
-from gateway.kafka.java import find_java
+from gateway.embedded.broker import EmbeddedBroker
+from gateway.embedded.jars import ensure_jars
+from gateway.embedded.java import find_java
 from tests.support import hung
 from tests.support.by_file import ByFile, longest_first
 from tests.support.gateway import GatewayProcess

@@ -1,6 +1,6 @@
 """Write the locks of jars: resolve the sets with Ivy and note every jar with its SHA-256.
 
-`gateway/kafka/jars.lock` holds the product's, `tests/interop/jars.lock` what only tests need.
+`gateway/embedded/jars.lock` holds the product's, `tests/interop/jars.lock` what only tests need.
 
 Called as `python -m tools.lock_jars` (part of `make lock`). Ivy checks each file against the repository's own
 checksum while it fetches; the lock pins what it found from then on.
@@ -14,14 +14,14 @@ import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from gateway.kafka import jars
-from gateway.kafka.java import find_java
+from gateway.embedded import jars
+from gateway.embedded.java import find_java
 
 LOCK = Path(jars.__file__).with_name("jars.lock")
 TESTS_LOCK = Path(__file__).parents[1] / "tests" / "interop" / "jars.lock"
 HEAD = """\
 # Written by `make lock` (tools/lock_jars.py). Each line is one jar: "group:artifact:version" = its SHA-256.
-# gateway/kafka/jars.py fetches exactly these.
+# gateway/embedded/jars.py fetches exactly these.
 """
 
 Wish = tuple[str, bool]  # coordinate, whether with all that it needs at run time

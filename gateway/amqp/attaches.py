@@ -24,8 +24,8 @@ from gateway.amqp.sources import Source, filters_of_node, resumed, source_of, su
 from gateway.amqp.transactions import CAPABILITIES as COORDINATOR_CAPABILITIES
 from gateway.amqp.transactions import COMMAND_BYTES, Coordinator
 from gateway.kafka.contracts import Refused
-from gateway.kafka.group import OffsetReset
-from gateway.kafka.positions import AtOffset, AtOffsets, BeyondEnd, Place
+from gateway.kafka.groups.membership import OffsetReset
+from gateway.kafka.read.start_positions import AtOffset, AtOffsets, BeyondEnd, Place
 from mapping.outcomes import Outcome
 from mapping.record import Received, is_topic_name
 from protocols.amqp.links import SETTLED, Link, TerminusKind

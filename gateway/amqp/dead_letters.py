@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gateway.kafka.contracts import Result
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.senders import Sender
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.publish.sender_partitions import Sender
 from mapping.dead_letters import Cause, dead_letter, dead_letter_topic
 from mapping.outcomes import Outcome
 from mapping.record import Received

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.amqp.addresses import path_of
 from gateway.amqp.sources import Source
+from gateway.kafka.cluster.topics import TopicInfo
 from gateway.kafka.contracts import Outlet
-from gateway.kafka.lingering import LingeringWatch
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.tail import Tail
-from gateway.kafka.topics import TopicInfo
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.read.lingering import LingeringWatch
+from gateway.kafka.read.live_reader import Tail
 from mapping.record import Received
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Node:
 
 
 class Seat:
-    """A link's place at a node: what `gateway.kafka.group.Membership` is in a group; the outlet of a topic's receiver.
+    """A link's place at a node: what a group's `Membership` is in a group; the outlet of a topic's receiver.
 
     Attributes:
         link: whose it is.

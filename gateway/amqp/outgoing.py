@@ -17,7 +17,7 @@ import structlog
 from gateway.amqp.sources import Source
 from gateway.failures import failures
 from gateway.kafka.contracts import Refused
-from gateway.kafka.group import Membership
+from gateway.kafka.groups.membership import Membership
 from mapping.amqp.outgoing import from_record
 from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
 from mapping.record import Received
@@ -28,8 +28,8 @@ from protocols.amqp.outcomes import STATE_FAILED, Error, State
 if TYPE_CHECKING:
     from gateway.amqp.nodes import Seat
     from gateway.amqp.session import AmqpSession
-    from gateway.kafka.group_parts import Part
-    from gateway.kafka.group_reader import GroupReader
+    from gateway.kafka.groups.assignment import Part
+    from gateway.kafka.groups.reader import GroupReader
 
 log = structlog.get_logger(__name__)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gateway.amqp.addresses import AddressError, TargetAddress, parse_target
 from gateway.amqp.incoming import Allowed, IncomingLink
+from gateway.kafka.cluster.topics import TopicInfo
 from gateway.kafka.contracts import Refused
-from gateway.kafka.topics import TopicInfo
 from mapping.amqp.incoming import Destination, Unmappable, recipient
 from mapping.outcomes import Outcome
 from protocols.amqp.links import Link

@@ -16,11 +16,11 @@ from gateway.amqp.nodes import Nodes
 from gateway.amqp.sources import Kinds
 from gateway.amqp.transactions import Coordinators
 from gateway.config import AmqpConfig
-from gateway.kafka.group import Groups
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.senders import Places
-from gateway.kafka.tail import Tail
-from gateway.kafka.transactions import Transactions
+from gateway.kafka.groups.membership import Groups
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.publish.sender_partitions import Places
+from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
 from mapping.outcomes import Outcome

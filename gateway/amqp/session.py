@@ -25,9 +25,9 @@ from gateway.amqp.nodes import Node
 from gateway.amqp.outgoing import OutgoingLink
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator, Transaction
+from gateway.kafka.cluster.topics import TopicInfo
 from gateway.kafka.contracts import Result
-from gateway.kafka.senders import Sender
-from gateway.kafka.topics import TopicInfo
+from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
 from gateway.security.exchange import Continue, Done, Failed

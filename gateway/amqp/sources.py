@@ -30,7 +30,7 @@ import msgspec
 from gateway.amqp.addresses import GROUP_LIMIT, AddressError, SourceAddress, is_plain, parse_source
 from gateway.amqp.filters import Condition, Filters, both, read_filters
 from gateway.config import AddressRule
-from gateway.kafka.positions import Place, Start
+from gateway.kafka.read.start_positions import Place, Start
 from gateway.security.filters import matches
 from mapping.record import Received
 from protocols.amqp.links import Filter, Link, Terminus

@@ -20,9 +20,9 @@ import structlog
 from gateway.amqp.answers import delivery_state
 from gateway.failures import failures
 from gateway.kafka.contracts import Result
-from gateway.kafka.group_parts import Part
-from gateway.kafka.group_reader import GroupReader
-from gateway.kafka.transactions import TransactionFailed, Transactions
+from gateway.kafka.groups.assignment import Part
+from gateway.kafka.groups.reader import GroupReader
+from gateway.kafka.transactions.kafka_transaction import TransactionFailed, Transactions
 from mapping.outcomes import Outcome
 from mapping.record import Received, Record
 from protocols.amqp.events import Retired

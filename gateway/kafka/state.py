@@ -21,8 +21,10 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from gateway.config import ConfigError
 from gateway.failures import failures
-from gateway.kafka.away import away
-from gateway.kafka.consumers import (
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topics import InternalTopic, TopicInfo, Topics
+from gateway.kafka.contracts import Owner, Refused, Result
+from gateway.kafka.driver.kafka_consumer import (
     CHUNK,
     ConsumerOptions,
     close_consumer,
@@ -30,11 +32,9 @@ from gateway.kafka.consumers import (
     log_consumer,
     start_consumer,
 )
-from gateway.kafka.contracts import Owner, Refused, Result
-from gateway.kafka.lookup import Lookup
-from gateway.kafka.partitioner import partition_of
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.topics import InternalTopic, TopicInfo, Topics
+from gateway.kafka.driver.outage import away
+from gateway.kafka.publish.partitioner import partition_of
+from gateway.kafka.publish.publisher import Publisher
 from gateway.spawn import Spawn, keep_on
 from mapping.record import Headers, Received, Record
 

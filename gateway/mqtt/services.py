@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from gateway.config import MqttConfig
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.tail import Tail
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.read.live_reader import Tail
 from gateway.mqtt.connection.login import Login
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.registry.session_registry import Sessions

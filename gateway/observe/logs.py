@@ -15,7 +15,7 @@ from typing import Any, Final, TextIO
 import structlog
 
 from gateway.config import LogConfig
-from gateway.kafka.away import away
+from gateway.kafka.driver.outage import away
 from gateway.secret import BLANK, Redactor, is_secret_name
 
 QUIET_LIBRARIES: Final = ("aiokafka", "kafka", "aiohttp", "amqtt", "asyncio", "transitions", "sqlalchemy")

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.kafka.group_parts import GroupStatistics
-from gateway.kafka.publisher import LATENCY_MS
-from gateway.kafka.publisher import Statistics as PublisherStatistics
+from gateway.kafka.groups.assignment import GroupStatistics
+from gateway.kafka.publish.publisher import LATENCY_MS
+from gateway.kafka.publish.publisher import Statistics as PublisherStatistics
 from gateway.observe.metrics import Histogram, Metrics
 
 MESSAGES: Final = frozenset(

@@ -12,10 +12,10 @@ import msgspec
 from aiohttp import web
 from aiokafka import TopicPartition
 
-from gateway.kafka.cluster_admin import ClusterAdmin, ConfigEntry
-from gateway.kafka.group_admin import DEAD
-from gateway.kafka.lookup import Lookup
-from gateway.kafka.topics import Topics
+from gateway.kafka.cluster.cluster_admin import ClusterAdmin, ConfigEntry
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.groups.group_admin import DEAD
 from gateway.rest.access import forbidden
 from gateway.rest.answers import control_answer, no_content
 from gateway.rest.call import Call, Handler, Module

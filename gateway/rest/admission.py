@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Final, Self
 
-from gateway.kafka.publisher import Publisher
+from gateway.kafka.publish.publisher import Publisher
 from protocols.rest.errors import busy
 
 UPLOAD_LIMIT: Final = 64 * 1024 * 1024

@@ -15,7 +15,7 @@ from aiohttp import web
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
-from gateway.kafka.member import NotAssignedError
+from gateway.kafka.groups.polled_member import NotAssignedError
 from gateway.rest.access import forbidden
 from gateway.rest.admission import Admission
 from gateway.rest.answers import control_answer, no_content

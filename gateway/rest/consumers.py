@@ -17,9 +17,9 @@ from aiohttp import web
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
-from gateway.kafka.arrivals import Arrivals
 from gateway.kafka.contracts import Refused
-from gateway.kafka.member import SESSION_TIMEOUT_MS, Chunk, Member, MemberSettings, NotAssignedError
+from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, Chunk, Member, MemberSettings, NotAssignedError
+from gateway.kafka.read.arrivals import Arrivals
 from gateway.rest.access import forbidden
 from gateway.rest.answers import control_answer, no_content, records_answer
 from gateway.rest.call import Call, Handler, Module

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from gateway.kafka.group import Membership, OffsetReset
+from gateway.kafka.groups.membership import Membership, OffsetReset
 from gateway.net.pump import Writes
 from gateway.rest.access import forbidden
 from gateway.rest.call import Call, Handler, Module

@@ -1,6 +1,6 @@
 """Live streams of a topic: what the tail reads once goes to all listeners, encoded once for all who want the same form.
 
-A listener is an outlet of the tail (`gateway.kafka.tail`): one without room falls behind and is brought what it missed,
+A listener is an outlet of the live reader (`gateway.kafka.read`): one without room falls behind and gets all later,
 so nothing is dropped and nothing waits in memory. With each record it is told a position, from which a later stream
 goes on exactly behind it. All who are at the end of the log have the same position, so that even this is encoded once.
 """
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from gateway.kafka.contracts import Outlet
-from gateway.kafka.tail import Tail
+from gateway.kafka.read.live_reader import Tail
 from gateway.security.permissions import Permission
 from mapping.record import Received
 from mapping.rest_view import RecordFilter

@@ -18,9 +18,9 @@ from aiohttp import web
 from aiokafka import TopicPartition
 
 from gateway.failures import failures
+from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
-from gateway.kafka.lookup import Lookup
-from gateway.kafka.publisher import Publisher
+from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics, Written
 from gateway.rest.answers import control_answer
 from gateway.rest.call import Call

@@ -18,7 +18,7 @@ from aiohttp import web
 from wsproto.frame_protocol import CloseReason
 
 from gateway.kafka.contracts import Refused
-from gateway.kafka.senders import Sender
+from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.pump import Pump, Writes
 from gateway.net.upgrade import check_upgrade
 from gateway.rest.access import forbidden

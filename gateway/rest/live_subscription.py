@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
-from gateway.kafka.group import OffsetReset
+from gateway.kafka.groups.membership import OffsetReset
 from gateway.rest.access import forbidden
 from gateway.rest.feeds import Listener
 from gateway.rest.places import find_span

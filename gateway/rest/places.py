@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
-from gateway.kafka.lookup import Lookup
 from mapping.outcomes import Outcome
 from protocols.rest.errors import RestError
 from protocols.rest.positions import BEGINNING, Wanted, beyond_end

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from aiohttp import web
 
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.senders import Sender
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.publish.sender_partitions import Sender
 from gateway.rest.access import forbidden
 from gateway.rest.admission import Admission
 from gateway.rest.answers import control_answer, no_content

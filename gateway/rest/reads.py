@@ -1,7 +1,7 @@
 """Stateless reads: a page of a topic's log from any place, and where the next one begins.
 
 Nothing is kept between two requests. The pages are read by the consumers that bring other clients what they are behind
-on (`gateway.kafka.replay`), and whoever waits at the end sleeps until the tail has something for it.
+on (`gateway.kafka.read.catch_up_reader`), and whoever waits at the end sleeps until the tail has something for it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import msgspec
 from aiohttp import web
 from aiokafka import TopicPartition
 
-from gateway.kafka.arrivals import Arrivals
-from gateway.kafka.replay import Reading, Replay
+from gateway.kafka.read.arrivals import Arrivals
+from gateway.kafka.read.catch_up_reader import Reading, Replay
 from gateway.net.http_server import SERVER
 from gateway.rest.access import forbidden
 from gateway.rest.call import Call, Handler, Module

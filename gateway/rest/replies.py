@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from gateway.kafka.contracts import Outlet
-from gateway.kafka.lingering import LingeringWatch
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.tail import Tail
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.read.lingering import LingeringWatch
+from gateway.kafka.read.live_reader import Tail
 from mapping.record import Received
 from mapping.rest_requests import correlation_of
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
-from gateway.kafka.consumers import CHUNK, close_consumer, log_consumer, start_consumer
+from gateway.kafka.driver.kafka_consumer import CHUNK, close_consumer, log_consumer, start_consumer
 from gateway.spawn import Spawn
 from mapping.record import GW_REQUEST
 from protocols.rest.errors import busy

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from gateway.config import HttpConfig
-from gateway.kafka.group import Groups
-from gateway.kafka.lookup import Lookup
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.replay import Replay
-from gateway.kafka.tail import Tail
-from gateway.kafka.topics import Topics
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.groups.membership import Groups
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.read.catch_up_reader import Replay
+from gateway.kafka.read.live_reader import Tail
 from gateway.net.strangers import Strangers
 from gateway.observe.tracing import Tracing
 from gateway.rest.keyed import KeyedRequests
@@ -43,7 +43,7 @@ class RestServices(msgspec.Struct, frozen=True):
         hosts: the names that the gateway may be called by.
         rules: from MQTT topics to Kafka.
         keyed: requests that are done once, by their `Idempotency-Key`.
-        kafka: connection arguments of an aiokafka client; see `gateway.kafka.client.client_settings`.
+        kafka: connection arguments of an aiokafka client; see `gateway.kafka.driver.client_settings.client_settings`.
         spawn: starts background work in the app's task group.
         clock: monotonic seconds; the loop's.
         wall_clock: epoch milliseconds.

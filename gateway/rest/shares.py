@@ -1,10 +1,10 @@
-"""A stream's place in a consumer group: an outlet of the group's shared reader (`gateway.kafka.group`)."""
+"""A stream's place in a consumer group: an outlet of the group's shared reader (`gateway.kafka.groups.membership`)."""
 
 from __future__ import annotations
 
 from typing import Final, Protocol
 
-from gateway.kafka.group import Membership
+from gateway.kafka.groups.membership import Membership
 from mapping.record import Received
 from mapping.rest_view import RecordFilter
 

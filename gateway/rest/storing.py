@@ -7,7 +7,7 @@ import asyncio
 from aiohttp import web
 
 from gateway.kafka.contracts import Refused
-from gateway.kafka.publisher import Publisher
+from gateway.kafka.publish.publisher import Publisher
 from gateway.rest.answers import control_answer
 from gateway.rest.call import Call
 from gateway.rest.keyed import KeyedRequests

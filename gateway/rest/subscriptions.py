@@ -9,7 +9,7 @@ from aiohttp import web
 from aiokafka import TopicPartition
 
 from gateway.kafka.contracts import Refused
-from gateway.kafka.member import NotAssignedError
+from gateway.kafka.groups.polled_member import NotAssignedError
 from gateway.rest.access import forbidden
 from gateway.rest.answers import control_answer, no_content
 from gateway.rest.call import Call, Handler, Module

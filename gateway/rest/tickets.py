@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.kafka.contracts import Result
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.senders import Sender
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.publish.sender_partitions import Sender
 from gateway.security.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Headers, Record

@@ -11,10 +11,10 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from gateway.kafka.admin_connection import AdminConnection
-from gateway.kafka.lookup import Lookup
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.topics import Topics
+from gateway.kafka.cluster.admin_connection import AdminConnection
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.publish.publisher import Publisher
 from gateway.rest.access import forbidden
 from gateway.rest.answers import control_answer
 from gateway.rest.call import Call, Handler, Module

@@ -17,8 +17,8 @@ import msgspec
 from aiohttp import web
 
 from gateway.kafka.contracts import Result
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.senders import Sender
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.publish.sender_partitions import Sender
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Record
 from protocols.rest.responses import ErrorBody, encode

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import msgspec
 from aiohttp import StreamReader, web
 
-from gateway.kafka.publisher import Publisher
+from gateway.kafka.publish.publisher import Publisher
 from gateway.rest.access import forbidden
 from gateway.rest.admission import Admission
 from gateway.rest.call import Call, Handler, Module

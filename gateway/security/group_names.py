@@ -21,8 +21,8 @@ from weakref import WeakValueDictionary
 import msgspec
 import structlog
 
+from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
-from gateway.kafka.lookup import Lookup
 from gateway.kafka.state import StateTopic, StateTopics, Written
 from gateway.security.authorization import Grant
 from gateway.security.identity import ANONYMOUS_NAME
@@ -66,7 +66,7 @@ class GroupNamesStatistics(msgspec.Struct, frozen=True):
 
 
 class KafkaGroups(Protocol):
-    """What is asked of `gateway.kafka.group.Groups`."""
+    """What is asked of `gateway.kafka.groups.membership.Groups`."""
 
     async def exists(self, group: str) -> bool:
         """Whether Kafka knows it."""
@@ -82,7 +82,7 @@ class KafkaGroups(Protocol):
 
 
 class KnownTopics(Protocol):
-    """What is asked of `gateway.kafka.topics.Topics`."""
+    """What is asked of `gateway.kafka.cluster.topics.Topics`."""
 
     @property
     def names(self) -> frozenset[str]:

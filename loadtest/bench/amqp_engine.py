@@ -29,7 +29,7 @@ from gateway.amqp.services import Services
 from gateway.amqp.session import AmqpSession
 from gateway.config import AmqpConfig
 from gateway.kafka.contracts import Result
-from gateway.kafka.records import Records
+from gateway.kafka.publish.batch_format import Records
 from gateway.security.authorization import AccessList
 from gateway.security.identity import ANONYMOUS
 from loadtest.clients.amqp_messages import NOW, many_keys, minimal, typical

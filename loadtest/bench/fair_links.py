@@ -21,10 +21,10 @@ import uvloop
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.config import BudgetConfig, KafkaConfig
+from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Result
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.senders import Sender
-from gateway.kafka.topics import Topics
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.publish.sender_partitions import Sender
 from mapping.record import Record
 
 PARTITIONS = 3

@@ -23,9 +23,9 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.config import BudgetConfig, KafkaConfig
+from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Result
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.topics import Topics
+from gateway.kafka.publish.publisher import Publisher
 from mapping.record import Record
 
 PARTITIONS = 3

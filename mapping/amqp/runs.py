@@ -1,7 +1,8 @@
 """Messages of one link that differ in their value only: the first is mapped, the others are like it.
 
 Senders of telemetry write the same annotations before each value. What is in front of the value then need not be read
-again, and the record's key and headers are the same objects, which Kafka's batch writes once (`gateway.kafka.records`).
+again, and the record's key and headers are the same objects, which
+`gateway.kafka.publish.batch_format` writes once.
 """
 
 from __future__ import annotations

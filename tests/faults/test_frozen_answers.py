@@ -15,7 +15,7 @@ import aiohttp
 from proton import Message
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.kafka.embedded import EmbeddedBroker
+from gateway.embedded.broker import EmbeddedBroker
 from tests.support.amqp_transactions import Transacted
 from tests.support.frozen import freeze
 from tests.support.gateway import GatewayProcess

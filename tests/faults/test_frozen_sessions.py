@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gateway.kafka.embedded import EmbeddedBroker
+from gateway.embedded.broker import EmbeddedBroker
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Publish, Subscription, Version
 from protocols.mqtt.properties import Properties

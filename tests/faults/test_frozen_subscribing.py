@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from gateway.kafka.embedded import EmbeddedBroker
+from gateway.embedded.broker import EmbeddedBroker
 from protocols.mqtt import packets
 from protocols.mqtt.properties import Properties
 from tests.support.frozen import freeze

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.kafka.embedded import EmbeddedBroker
+from gateway.embedded.broker import EmbeddedBroker
 from loadtest.clients.topics import create_topic
 from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.topics import read_all

@@ -31,7 +31,7 @@ OURS = (
     "wsproto.",
 )
 """What connections and messages are made of. aiokafka's own cycles end with an assignment or a consumer; they hold no
-records (`kafka/readers/test_fetching.py`)."""
+records (`kafka/driver/test_fetching.py`)."""
 WAIT_S = 40
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 CONSUMERS = {"Content-Type": "application/vnd.kafka.v2+json"}

@@ -18,9 +18,9 @@ import aiokafka
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.kafka.embedded import EmbeddedBroker
-from gateway.kafka.jars import ensure_jars
-from gateway.kafka.java import find_java
+from gateway.embedded.broker import EmbeddedBroker
+from gateway.embedded.jars import ensure_jars
+from gateway.embedded.java import find_java
 from tests.support.amqp import ThreadedSender
 from tests.support.frozen import freeze
 from tests.support.gateway import GatewayProcess, wait_until

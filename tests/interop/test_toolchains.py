@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.kafka.jars import locked_jars
+from gateway.embedded.jars import locked_jars
 from tests.interop import toolchains
 from tests.interop.toolchains import JARS_LOCK, ToolchainError, go_program, with_source, without_source
 

@@ -18,8 +18,8 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from gateway.kafka.jars import ensure_jars, locked_jars
-from gateway.kafka.java import SetupError, find_java
+from gateway.embedded.jars import ensure_jars, locked_jars
+from gateway.embedded.java import SetupError, find_java
 
 JARS_LOCK = Path(__file__).with_name("jars.lock")
 OLDEST_NODE = 18

@@ -34,8 +34,8 @@ def test_wheel_holds_exactly_our_packages(wheel):
 
 
 def test_wheel_holds_the_data_files(wheel):
-    assert "gateway/kafka/jars.lock" in wheel.namelist()
-    assert wheel.read("gateway/kafka/jars.lock") == (ROOT / "gateway/kafka/jars.lock").read_bytes()
+    assert "gateway/embedded/jars.lock" in wheel.namelist()
+    assert wheel.read("gateway/embedded/jars.lock") == (ROOT / "gateway/embedded/jars.lock").read_bytes()
 
 
 def test_wheel_has_command_and_licence(wheel):

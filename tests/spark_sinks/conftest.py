@@ -13,7 +13,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from pyspark.sql import SparkSession
 
-from gateway.kafka.jars import ensure_jars
+from gateway.embedded.jars import ensure_jars
 from spark_sinks import runner
 from spark_sinks.job import JobOptions, known_jobs
 from spark_sinks.process import end_jvm

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gateway.config import BudgetConfig, ConfigError, KafkaConfig
-from gateway.kafka.client import client_settings
-from gateway.kafka.publisher import Publisher
+from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.driver.client_settings import client_settings
+from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
-from gateway.kafka.topics import Topics
 from mapping.outcomes import Outcome
 from mapping.record import Received
 

@@ -25,7 +25,7 @@ Find = Callable[[Mapping[TopicPartition, int]], Awaitable[Found]]
 
 
 class Partitions(Protocol):
-    """Who knows a topic's partitions: `gateway.kafka.consumers.Lookup`."""
+    """Who knows a topic's partitions: `gateway.kafka.driver.kafka_consumer.Lookup`."""
 
     async def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
         """The partitions; Refused when there is no such topic."""

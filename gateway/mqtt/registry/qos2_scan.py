@@ -14,7 +14,9 @@ from typing import Final
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
-from gateway.kafka.consumers import (
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.kafka_consumer import (
     CHUNK,
     ConsumerOptions,
     close_consumer,
@@ -22,8 +24,6 @@ from gateway.kafka.consumers import (
     log_consumer,
     start_consumer,
 )
-from gateway.kafka.contracts import Refused
-from gateway.kafka.lookup import Lookup
 from gateway.spawn import Spawn
 from mapping.record import MQTT_EXCHANGE, Received
 

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from gateway.kafka.contracts import Result
-from gateway.kafka.publisher import Publisher
+from gateway.kafka.publish.publisher import Publisher
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.session.state_records import NEVER, Testament
 from mapping.mqtt import Inbound

@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.kafka.contracts import Owner, Result
-from gateway.kafka.publisher import Publisher
+from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
 from gateway.spawn import Spawn, keep_on
 from mapping.mqtt import Delivery, from_record

@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
+from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Outlet, Refused
-from gateway.kafka.tail import Tail
-from gateway.kafka.topics import Topics
+from gateway.kafka.read.live_reader import Tail
 from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.session.state_records import Places, Wish
 from gateway.spawn import keep_on

@@ -16,10 +16,10 @@ import functools
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Final, Protocol
 
+from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
-from gateway.kafka.group import Groups, Membership
-from gateway.kafka.group_parts import Interest
-from gateway.kafka.topics import Topics
+from gateway.kafka.groups.assignment import Interest
+from gateway.kafka.groups.membership import Groups, Membership
 from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.routing.router import Match, combine
 from gateway.mqtt.session.state_records import Wish

@@ -19,9 +19,9 @@ import msgspec
 
 from flowcontrol.budget import Budget
 from gateway.failures import failures
+from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Result
-from gateway.kafka.lookup import Lookup
-from gateway.kafka.publisher import Publisher
+from gateway.kafka.publish.publisher import Publisher
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.journal import Journal

@@ -343,7 +343,7 @@ class Session:
 
 
 def topics_changed(live: Mapping[str, Session], appeared: Iterable[str], disappeared: Iterable[str]) -> None:
-    """Kafka's topics are others: what `gateway.kafka.topics.Topics.watch` is to call for the sessions that live."""
+    """Kafka's topics have changed: what `Topics.watch` calls for the sessions that are open."""
     for topic in disappeared:
         for session in live.values():
             session.forget_topic(topic)

@@ -15,16 +15,16 @@ import pytest
 from gateway.amqp.front import AmqpFront
 from gateway.amqp.services import Services
 from gateway.config import Address, AmqpConfig, BudgetConfig, ConfigError, KafkaConfig, SecurityConfig
-from gateway.kafka.client import client_settings
-from gateway.kafka.group import Groups
-from gateway.kafka.lookup import Lookup
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.replay import Replay
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.driver.client_settings import client_settings
+from gateway.kafka.groups.membership import Groups
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.read.catch_up_reader import Replay
+from gateway.kafka.read.live_reader import Tail
 from gateway.kafka.state import StateTopics
-from gateway.kafka.tail import Tail
-from gateway.kafka.topics import Topics
-from gateway.kafka.transactions import Transactions
-from gateway.kafka.transactors import Transactors
+from gateway.kafka.transactions.kafka_transaction import Transactions
+from gateway.kafka.transactions.transactional_producers import Transactors
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.amqp.addresses import AddressError
 from gateway.amqp.filters import Filters, read_filters
-from gateway.kafka.positions import AtOffset, AtTime, Place
+from gateway.kafka.read.start_positions import AtOffset, AtTime, Place
 from mapping.record import Received
 from protocols.amqp.links import Filter
 from protocols.amqp.outcomes import INVALID_FIELD

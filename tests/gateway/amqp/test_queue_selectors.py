@@ -13,8 +13,8 @@ from proton.utils import BlockingConnection
 
 from flowcontrol.offsets import read_ledger
 from gateway.amqp.front import AmqpFront
-from gateway.kafka import group_dispatch
-from gateway.kafka.consumers import committed_positions
+from gateway.kafka.driver.kafka_consumer import committed_positions
+from gateway.kafka.groups import dispatch as group_dispatch
 from tests.gateway.amqp.conftest import Backend, amqp_front, kafka_side
 from tests.support.amqp import TIMEOUT, as_client, body_of
 from tests.support.amqp_transactions import Transacted, TransactedClient

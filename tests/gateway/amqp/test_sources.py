@@ -6,7 +6,7 @@ import pytest
 
 from gateway.amqp.addresses import AddressError
 from gateway.amqp.sources import Source, resumed, source_of
-from gateway.kafka.positions import AtOffset, Place
+from gateway.kafka.read.start_positions import AtOffset, Place
 from protocols.amqp.links import Filter, Link, Session, Terminus, TerminusKind
 from protocols.amqp.outcomes import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED
 

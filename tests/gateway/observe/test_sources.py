@@ -5,10 +5,10 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.amqp.services import AmqpStatistics
-from gateway.kafka.group_reader import GroupStatistics
-from gateway.kafka.publisher import LATENCY_MS, Statistics
-from gateway.kafka.replay import ReplayStatistics
-from gateway.kafka.tail_parts import TailStatistics
+from gateway.kafka.groups.reader import GroupStatistics
+from gateway.kafka.publish.publisher import LATENCY_MS, Statistics
+from gateway.kafka.read.catch_up_reader import ReplayStatistics
+from gateway.kafka.read.watched_topics import TailStatistics
 from gateway.mqtt.counters import Counters
 from gateway.observe.metrics import Metrics
 from gateway.observe.sources import COUNTERS, add_source

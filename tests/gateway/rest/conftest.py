@@ -19,14 +19,14 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import ConsumerRecord
 
 from gateway.config import Address, BudgetConfig, ConfigError, HttpConfig, KafkaConfig, SecurityConfig
-from gateway.kafka.client import client_settings
-from gateway.kafka.group import Groups
-from gateway.kafka.lookup import Lookup
-from gateway.kafka.publisher import Publisher
-from gateway.kafka.replay import Replay
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.driver.client_settings import client_settings
+from gateway.kafka.groups.membership import Groups
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.read.catch_up_reader import Replay
+from gateway.kafka.read.live_reader import Tail
 from gateway.kafka.state import StateTopics
-from gateway.kafka.tail import Tail
-from gateway.kafka.topics import Topics
 from gateway.observe.tracing import Tracing
 from gateway.rest.keyed import KeyedRequests
 from gateway.rest.listener import RestListener

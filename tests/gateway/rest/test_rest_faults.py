@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.kafka.embedded import EmbeddedBroker
+from gateway.embedded.broker import EmbeddedBroker
 from tests.conftest import make_broker
 from tests.support.frozen import freeze
 

@@ -9,8 +9,8 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from gateway.kafka import member
-from gateway.kafka.arrivals import Arrivals
+from gateway.kafka.groups import polled_member as member
+from gateway.kafka.read.arrivals import Arrivals
 from tests.support.topics import until_led
 
 from .conftest import CONTROL, JSON_RECORDS, Gateway, ask, running_gateway, until

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import AccessRule, ConfigError
+from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
-from gateway.kafka.group import Groups
-from gateway.kafka.lookup import Lookup
-from gateway.kafka.replay import Replay
+from gateway.kafka.groups.membership import Groups
+from gateway.kafka.read.catch_up_reader import Replay
 from gateway.security.authorization import AccessList, Grant
 from gateway.security.group_names import TOPIC, YOUNG_MS, GroupNames
 from gateway.security.identity import Identity

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.config import BudgetConfig, KafkaConfig
 from gateway.kafka.contracts import Refused
-from gateway.kafka.partitioner import partition_of
+from gateway.kafka.publish.partitioner import partition_of
 from mapping.outcomes import Outcome
 from mapping.record import Record
 
@@ -288,7 +288,7 @@ async def test_an_owner_that_fails_harms_nobody_else(bootstrap, new_topic, kit, 
     async with kit(bootstrap) as k:
         await k.publisher.topic(topic)
         owner = k.recorder()
-        with caplog.at_level(logging.ERROR, "gateway.kafka.publisher"):
+        with caplog.at_level(logging.ERROR, "gateway.kafka.publish.publisher"):
             k.submit(Record(topic, b"k", b"v"), owner, 1)
             k.publisher.submit(Record(topic, b"k", b"v"), Broken(), 2)
             k.submit(Record(topic, b"k", b"v"), owner, 3)
@@ -387,7 +387,7 @@ async def test_statistics_and_reachability(bootstrap, new_topic, kit):
 
 def test_settings_for_clients():
     from gateway.config import ConfigError
-    from gateway.kafka.client import client_settings
+    from gateway.kafka.driver.client_settings import client_settings
 
     settings = client_settings(
         KafkaConfig(

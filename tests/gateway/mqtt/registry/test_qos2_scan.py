@@ -13,7 +13,7 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import RecordsToDelete
 
-from gateway.kafka.lookup import Lookup
+from gateway.kafka.cluster.lookup import Lookup
 from gateway.mqtt.registry.qos2_scan import find_exchanges, parse
 from mapping.record import MQTT_EXCHANGE
 from tests.support.gateway import wait_until

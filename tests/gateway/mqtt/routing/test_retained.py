@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from gateway.kafka.partitioner import partition_of
+from gateway.kafka.publish.partitioner import partition_of
 from gateway.mqtt.routing.retained import ENTRY_BYTES, GRACE_MS, Retained
 from mapping.mqtt import Inbound
 from mapping.outcomes import Outcome

@@ -12,13 +12,13 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.config import KafkaConfig
-from gateway.kafka.arrivals import Arrivals
-from gateway.kafka.client import client_settings
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
-from gateway.kafka.lookup import Lookup
-from gateway.kafka.replay import Replay
-from gateway.kafka.tail import Tail
-from gateway.kafka.topics import Topics
+from gateway.kafka.driver.client_settings import client_settings
+from gateway.kafka.read.arrivals import Arrivals
+from gateway.kafka.read.catch_up_reader import Replay
+from gateway.kafka.read.live_reader import Tail
 from gateway.mqtt.routing.router import Router
 from mapping.record import Received
 from mapping.rules import Rules

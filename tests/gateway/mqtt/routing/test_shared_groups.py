@@ -16,12 +16,12 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
 from gateway.config import KafkaConfig
-from gateway.kafka.client import client_settings
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
-from gateway.kafka.group import GROUP_LIMIT, Groups
-from gateway.kafka.lookup import Lookup
-from gateway.kafka.replay import Replay
-from gateway.kafka.topics import Topics
+from gateway.kafka.driver.client_settings import client_settings
+from gateway.kafka.groups.membership import GROUP_LIMIT, Groups
+from gateway.kafka.read.catch_up_reader import Replay
 from gateway.mqtt.routing.router import Match
 from gateway.mqtt.routing.shared_groups import Share, Sharing
 from gateway.mqtt.session.state_records import Wish

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from flowcontrol.budget import Budget
+from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Result
-from gateway.kafka.lookup import Lookup
-from gateway.kafka.replay import Replay
-from gateway.kafka.tail import Tail
+from gateway.kafka.read.catch_up_reader import Replay
+from gateway.kafka.read.live_reader import Tail
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.qos2 import Exchanges, Floors
 from gateway.mqtt.session.self_delivery import Echoes, OwnCopies

@@ -1,0 +1,368 @@
+"""The jars of Kafka and of Spark's Kafka source: pinned in `jars.lock`, fetched by Ivy, verified, kept in a cache.
+
+A jar enters the cache only by an atomic move after its SHA-256 was found equal to the lock's. Its size and time of
+change are noted then (`verified.json`); a later start compares only these and hashes again what differs.
+`python -m gateway.embedded.jars [SET...]` fetches from the command line (docs/adr/0001-jars-by-ivy.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import importlib.resources
+import importlib.util
+import os
+import shutil
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gateway.embedded import ivy
+from gateway.embedded.java import SetupError, find_java
+
+SETS = ("kafka", "spark")
+ATTEMPTS = 3  # a repository that answers 503 or resets a connection usually serves the next one
+PAUSES_S = (1.0, 4.0)
+
+
+class JarError(SetupError):
+    """The jars cannot be provided."""
+
+
+class Jar(msgspec.Struct, frozen=True):
+    """One pinned jar.
+
+    Attributes:
+        group: Maven's group id.
+        artifact: Maven's artifact id.
+        version: exactly this one.
+        sha256: of the file, in hexadecimal digits.
+    """
+
+    group: str
+    artifact: str
+    version: str
+    sha256: str
+
+    @property
+    def file_name(self) -> str:
+        """The name in the cache."""
+        return f"{self.artifact}-{self.version}.jar"
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a fetch is.
+
+    Attributes:
+        text: what is being done, one line.
+        done: jars that are there.
+        total: jars of the set.
+    """
+
+    text: str
+    done: int
+    total: int
+
+
+Report = Callable[[Progress], None]
+
+
+class _Stamp(msgspec.Struct, frozen=True, array_like=True):
+    """A file's look when it was verified."""
+
+    sha256: str
+    size: int
+    mtime_ns: int
+
+
+def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return where what was fetched is kept: `TRIVIUM_CACHE`, or `trivium` in the user's cache directory (XDG)."""
+    own = environment.get("TRIVIUM_CACHE")
+    if own:
+        return Path(own).expanduser().absolute()
+    xdg = environment.get("XDG_CACHE_HOME", "")
+    base = Path(xdg) if xdg.startswith("/") else Path.home() / ".cache"  # XDG: a relative path is to be ignored
+    return base / "trivium"
+
+
+def locked_jars(set_name: str, lock: Path | None = None) -> list[Jar]:
+    """Return the pinned jars of a set, in the order of the lock.
+
+    Args:
+        set_name: such as `kafka` or `spark`.
+        lock: the lock file; None for the product's own.
+    """
+    file = lock or importlib.resources.files("gateway.embedded").joinpath("jars.lock")
+    jars = []
+    for coordinate, sha256 in tomllib.loads(file.read_text())[set_name].items():
+        group, artifact, version = coordinate.split(":")
+        jars.append(Jar(group, artifact, version, sha256))
+    return jars
+
+
+def locked_version(set_name: str, artifact: str) -> str:
+    """Return the pinned version of one artifact; KeyError when the set does not hold it."""
+    versions = {jar.artifact: jar.version for jar in locked_jars(set_name)}
+    return versions[artifact]
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def ivy_jar() -> Path:
+    """Return Apache Ivy, which the pyspark package ships; JarError when it is not installed."""
+    spec = importlib.util.find_spec("pyspark")
+    for location in (spec and spec.submodule_search_locations) or ():
+        for path in sorted(Path(location, "jars").glob("ivy-*.jar")):
+            return path
+    raise JarError("pyspark is missing, whose Apache Ivy fetches the jars: install trivium[spark] or run `make setup`")
+
+
+def ensure_jars(
+    set_name: str,
+    cache: Path | None = None,
+    report: Report = lambda progress: None,
+    environment: Mapping[str, str] = os.environ,
+    lock: Path | None = None,
+) -> list[Path]:
+    """Return the paths of a set's jars, fetching what is not there yet.
+
+    Quick and without Java when all is there. Two processes may call it at the same time: one fetches, the other
+    waits. What an interrupted fetch had completed is not fetched again.
+
+    Args:
+        set_name: such as `kafka` or `spark`.
+        cache: the cache directory; None for `cache_directory()`.
+        report: told how far the fetch is; not called when nothing is to do.
+        environment: read for `TRIVIUM_IVY_SETTINGS` (an Ivy settings file, for a mirror), `JAVA_HOME`, `PATH`
+            and the cache directory.
+        lock: the lock file that holds the set; None for the product's own.
+
+    Raises:
+        JarError: no network, a wrong hash, no space, no Ivy.
+        JavaError: no Java to run Ivy with.
+    """
+    directory = (cache or cache_directory(environment)) / "jars"
+    jars = locked_jars(set_name, lock)
+    paths = [directory / jar.file_name for jar in jars]
+    try:
+        stamps = _read_stamps(directory)
+        if all(_is_verified(directory, jar, stamps) for jar in jars):
+            return paths
+        directory.mkdir(parents=True, exist_ok=True)
+        with _held(directory / ".lock", lambda: report(Progress("another process is fetching: waiting", 0, len(jars)))):
+            _complete(set_name, directory, jars, report, environment)
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise _disk_full(directory) from error
+        raise JarError(
+            f"cannot write the jars to {directory} (TRIVIUM_CACHE chooses another place): {error}"
+        ) from error
+    return paths
+
+
+def _complete(
+    set_name: str, directory: Path, jars: Sequence[Jar], report: Report, environment: Mapping[str, str]
+) -> None:
+    """Verify what is there and fetch the rest, attempt by attempt, with the lock held."""
+    for attempt in range(ATTEMPTS):
+        missing = _verify_present(directory, jars)
+        if not missing:
+            break
+        try:
+            _fetch(set_name, directory, missing, total=len(jars), report=report, environment=environment)
+        except ivy.NetworkError as error:
+            if attempt + 1 == ATTEMPTS:
+                raise JarError(
+                    f"cannot fetch the {set_name} jars, the network or the repository does not answer: {error}"
+                    " (TRIVIUM_IVY_SETTINGS names an Ivy settings file for a mirror)"
+                ) from error
+            report(Progress(f"trying again: {error}", len(jars) - len(missing), len(jars)))
+            time.sleep(PAUSES_S[attempt])
+        except ivy.DiskFullError as error:
+            raise _disk_full(directory) from error
+        except ivy.IvyError as error:
+            raise JarError(f"cannot fetch the {set_name} jars: {error}") from error
+        else:
+            shutil.rmtree(_staging(directory, set_name), ignore_errors=True)
+            break
+
+
+def _fetch(
+    set_name: str,
+    directory: Path,
+    missing: Sequence[Jar],
+    *,
+    total: int,
+    report: Report,
+    environment: Mapping[str, str],
+) -> None:
+    """Let Ivy fetch the missing jars into the staging directory, verify each and move it to its place."""
+    settings = environment.get("TRIVIUM_IVY_SETTINGS")
+    if settings and not Path(settings).is_file():
+        raise JarError(f"TRIVIUM_IVY_SETTINGS names {settings}, which is not a file")
+    there = total - len(missing)
+    staging = _staging(directory, set_name)
+    fetched = 0
+    for name in ivy.retrieve(
+        java=find_java(environment).path,
+        ivy=ivy_jar(),
+        settings=Path(settings) if settings else None,
+        modules=[(jar.group, jar.artifact, jar.version) for jar in missing],
+        staging=staging,
+        environment=environment,
+    ):
+        if name.is_fetched:
+            fetched += 1
+        verb = "fetched" if name.is_fetched else "found"
+        report(Progress(f"{set_name} jars: {verb} {name.text}", there + fetched, total))
+    wrong = []
+    for jar in missing:
+        staged = ivy.retrieved(staging, jar.file_name)
+        found = sha256_of(staged) if staged.exists() else "nothing"
+        if found == jar.sha256:
+            _move_into_place(staged, directory, jar)
+        else:
+            ivy.forget(staging, jar.group, jar.artifact, jar.file_name)
+            wrong.append(f"{jar.file_name} is not the one in the lock (SHA-256 {found}, expected {jar.sha256})")
+    if wrong:
+        raise JarError(f"{wrong[0]}: the repository or a proxy served something else, nothing of it was kept")
+    report(Progress(f"{set_name} jars: all verified", total, total))
+
+
+def _verify_present(directory: Path, jars: Sequence[Jar]) -> list[Jar]:
+    """Hash what is there without a valid stamp; delete what is wrong; return what is missing."""
+    missing = []
+    stamps = _read_stamps(directory)
+    for jar in jars:
+        path = directory / jar.file_name
+        if _is_verified(directory, jar, stamps):
+            continue
+        if path.exists() and sha256_of(path) == jar.sha256:
+            _note(directory, jar)
+        else:
+            path.unlink(missing_ok=True)
+            missing.append(jar)
+    return missing
+
+
+def _is_verified(directory: Path, jar: Jar, stamps: Mapping[str, _Stamp]) -> bool:
+    """Whether the file looks as it did when its hash was found right."""
+    stamp = stamps.get(jar.file_name)
+    if stamp is None or stamp.sha256 != jar.sha256:
+        return False
+    try:
+        look = (directory / jar.file_name).stat()
+    except FileNotFoundError:
+        return False
+    return (look.st_size, look.st_mtime_ns) == (stamp.size, stamp.mtime_ns)
+
+
+def _move_into_place(staged: Path, directory: Path, jar: Jar) -> None:
+    """Put a verified file where it belongs: wholly or not at all."""
+    os.replace(staged, directory / jar.file_name)  # noqa: PTH105 - the word says it: it replaces
+    _note(directory, jar)
+
+
+def _note(directory: Path, jar: Jar) -> None:
+    """Remember that the file in place was verified; with the lock held."""
+    look = (directory / jar.file_name).stat()
+    stamps = {**_read_stamps(directory), jar.file_name: _Stamp(jar.sha256, look.st_size, look.st_mtime_ns)}
+    fresh = directory / "verified.json.new"
+    fresh.write_bytes(msgspec.json.encode(stamps))
+    fresh.replace(directory / "verified.json")
+
+
+def _read_stamps(directory: Path) -> dict[str, _Stamp]:
+    """Return what was noted; nothing when there is no note or it cannot be read (then all is hashed again)."""
+    try:
+        return msgspec.json.decode((directory / "verified.json").read_bytes(), type=dict[str, _Stamp])
+    except (FileNotFoundError, msgspec.DecodeError):
+        return {}
+
+
+def _staging(directory: Path, set_name: str) -> Path:
+    """Return where a set is fetched to: on the same file system, so that a move is atomic."""
+    return directory / f".fetch-{set_name}"
+
+
+def _disk_full(directory: Path) -> JarError:
+    return JarError(f"the disk is full: {directory} needs 120 MB while fetching (TRIVIUM_CACHE chooses another place)")
+
+
+@contextlib.contextmanager
+def _held(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold a file lock, which the kernel lets go of when the process ends in whatever way."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def console_report() -> Iterator[Report]:
+    """Show progress on standard error: a bar on a terminal, a line every tenth of the way otherwise."""
+    from rich.console import Console  # noqa: PLC0415 - half of a warm start's time, and rarely needed
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        with Bar(console=console, transient=True) as bar:
+            task = bar.add_task("jars", total=None)
+            yield lambda at: bar.update(task, description=at.text, completed=at.done, total=at.total)
+        return
+    shown: set[tuple[int, int]] = set()
+
+    def show(at: Progress) -> None:
+        step = (at.total, at.done * 10 // at.total)
+        if step not in shown or at.text.startswith(("another", "trying")):
+            shown.add(step)
+            console.print(f"{at.text} ({at.done} of {at.total})", soft_wrap=True)
+
+    yield show
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Fetch the given sets, or all; one line on standard error and 1 when that fails."""
+    unknown = [name for name in arguments if name not in SETS]
+    if unknown:
+        sys.stderr.write(f"no such set of jars: {unknown[0]} (there are {', '.join(SETS)})\n")
+        return 2
+    try:
+        with _lazy_console() as report:
+            for name in arguments or SETS:
+                ensure_jars(name, report=report)
+    except SetupError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+@contextlib.contextmanager
+def _lazy_console() -> Iterator[Report]:
+    """Open the console at the first report only: mostly there is none."""
+    with contextlib.ExitStack() as stack:
+        opened: list[Report] = []
+
+        def report(progress: Progress) -> None:
+            if not opened:
+                opened.append(stack.enter_context(console_report()))
+            opened[0](progress)
+
+        yield report
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""The embedded broker's open files: how many it has, how many it may have, and whether more partitions fit.
+
+Every partition keeps a log file open for as long as it exists, and two maps of its indexes. A broker that runs into its
+limit ends, and cannot start again on its data: so topics are refused long before.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.embedded.storage import BrokerError
+
+SHARE: Final = 0.7
+"""Of the limit, for what there is with the new topic: the rest is for clients, new segments and compaction."""
+BESIDE_LOGS: Final = 300
+"""Open files of a broker without data: jars, sockets, its own topics."""
+_MAPS_OF_A_LOG: Final = 2
+_MAP_LIMIT: Final = Path("/proc/sys/vm/max_map_count")
+_USUAL_MAP_LIMIT: Final = 65530
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """Of the embedded broker; 0 while it does not run."""
+
+    open_files: int
+    open_files_limit: int
+
+
+class BrokerRoom:
+    """Watches one broker; a `gateway.kafka.cluster.topic_creation.Room`."""
+
+    def __init__(self, pid: Callable[[], int | None]) -> None:
+        """`pid` gives the broker's process id, None while it does not run."""
+        self._pid = pid
+
+    def __call__(self, partitions: int, more: int) -> str | None:
+        """Why `more` partitions do not fit beside those that there are; None when they do."""
+        found = self.statistics()
+        most = int(SHARE * found.open_files_limit)
+        # It opens a new partition's log a moment after it tells of it.
+        files = max(found.open_files, BESIDE_LOGS + partitions)
+        if not found.open_files_limit or files + more <= most:
+            return None
+        return (
+            f"the embedded Kafka needs {files} open files for its {partitions} partitions and may have"
+            f" {found.open_files_limit}: {more} more do not fit"
+        )
+
+    def statistics(self) -> Statistics:
+        """As of now."""
+        pid = self._pid()
+        if pid is None:
+            return Statistics(0, 0)
+        try:
+            limit, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            return Statistics(sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()), min(limit, most_logs()))
+        except OSError:  # it has just ended
+            return Statistics(0, 0)
+
+
+def most_logs() -> int:
+    """How many logs the kernel lets one process map."""
+    try:
+        maps = int(_MAP_LIMIT.read_text())
+    except (OSError, ValueError):
+        maps = _USUAL_MAP_LIMIT
+    return maps // _MAPS_OF_A_LOG
+
+
+def check_descriptors(directory: Path) -> None:
+    """Raise BrokerError when the data in `directory` have more logs than a broker of ours may open."""
+    logs = sum(1 for _ in directory.glob("data/*/*.log"))
+    needed = logs + BESIDE_LOGS
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and needed > limit:
+        raise BrokerError(
+            f"the embedded Kafka has {logs} log files in {directory} and may open {limit} files: allow at least"
+            f" {needed * 2} (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of docker) and start again"
+        )
+    if needed > most_logs():
+        raise BrokerError(
+            f"the embedded Kafka has {logs} log files in {directory}, and the kernel lets it map {most_logs()}: set"
+            f" vm.max_map_count to {needed * 2 * _MAPS_OF_A_LOG} at least and start again"
+        )

@@ -1,0 +1,221 @@
+"""What lies beside the embedded broker's data: its ports, its settings, and who wrote it with which version."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import os
+import random
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from gateway.embedded.java import SetupError
+
+LAYOUT = 1  # of our own files; raised when an older Trivium could not use them
+HOST = "127.0.0.1"
+LEAST_SPACE_BYTES = 64 * 1024 * 1024  # Kafka stops in the middle of a write when the disk is full: say it before
+
+# Free ports are taken from below the range that the kernel gives to clients (from 32768 on Linux): there a client that
+# hammers the port of a killed broker would in the end connect to itself and keep the broker from coming back.
+FREE_PORTS = (20_000, 32_000)
+
+
+class BrokerError(SetupError):
+    """The embedded broker cannot start or has ended."""
+
+
+class PortTakenError(BrokerError):
+    """Another program listens on a port that the broker was told to use."""
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """`broker.json`: what a later start must know.
+
+    Attributes:
+        layout: of these files.
+        kafka: the version that wrote the data.
+        cluster_id: Kafka's own.
+        port: of the last start.
+        controller_port: of the last start.
+    """
+
+    layout: int
+    kafka: str
+    cluster_id: str
+    port: int
+    controller_port: int
+
+
+def read_marker(directory: Path, kafka: str) -> Marker | None:
+    """Return what the last start left, None when there was none.
+
+    Raises:
+        BrokerError: the data were written by another version, or not by us.
+    """
+    try:
+        marker = msgspec.json.decode((directory / "broker.json").read_bytes(), type=Marker)
+    except FileNotFoundError:
+        marker = None
+    except msgspec.DecodeError as error:
+        raise BrokerError(f"{directory / 'broker.json'} cannot be read ({error}): move {directory} away") from error
+    if not (directory / "data").exists():
+        return marker
+    if marker is None:
+        raise BrokerError(f"{directory / 'data'} was not written by Trivium: use another --data-dir or move it away")
+    if (marker.layout, marker.kafka) != (LAYOUT, kafka):
+        raise BrokerError(
+            f"the data in {directory} were written by Kafka {marker.kafka} (layout {marker.layout}), this is"
+            f" {kafka} (layout {LAYOUT}): use another --data-dir, or move the directory away and start empty"
+        )
+    return marker
+
+
+def write_marker(directory: Path, marker: Marker) -> None:
+    """Replace `broker.json`, wholly or not at all."""
+    fresh = directory / "broker.json.new"
+    fresh.write_bytes(msgspec.json.encode(marker))
+    fresh.replace(directory / "broker.json")
+
+
+def new_cluster_id() -> str:
+    """Return a random cluster id as Kafka writes them: 16 bytes in URL-safe base64, not beginning with a dash."""
+    while True:
+        text = base64.urlsafe_b64encode(secrets.token_bytes(16)).rstrip(b"=").decode()
+        if not text.startswith("-"):
+            return text
+
+
+def lock(directory: Path) -> int:
+    """Take the data directory for us alone and return the lock's file descriptor, which the broker inherits.
+
+    So the lock lasts as long as either lives. Closing the descriptor and the broker's end let go of it.
+
+    Raises:
+        BrokerError: a running broker uses the directory.
+    """
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise BrokerError(
+            f"{directory} is in use by another running broker ({holder or 'just starting'}):"
+            " stop it or use another --data-dir"
+        ) from None
+    return descriptor
+
+
+def note_holder(descriptor: int, pid: int) -> None:
+    """Write into the lock file who holds it, for the error that another start gets."""
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"process {pid}\n".encode(), 0)
+
+
+def check_space(directory: Path) -> None:
+    """Raise BrokerError when the disk is all but full."""
+    free = shutil.disk_usage(directory).free
+    if free < LEAST_SPACE_BYTES:
+        raise BrokerError(
+            f"the disk is full: {free // 1024 // 1024} MiB are left for {directory},"
+            f" the broker needs {LEAST_SPACE_BYTES // 1024 // 1024} MiB at least"
+        )
+
+
+def is_free(port: int) -> bool:
+    """Whether the broker could listen on `port` now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java: old connections do not matter
+        try:
+            probe.bind((HOST, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def choose_port(wanted: int, last: int, key: str, taken: int, draw: Callable[[int, int], int] = random.randint) -> int:
+    """Return the port to listen on.
+
+    Args:
+        wanted: the configured one; 0 asks for a free one.
+        last: that of the last start, used again when any is wanted, so that clients find the broker; 0 for none.
+        key: the configuration's name for it.
+        taken: one that is promised already.
+        draw: `random.randint` or its like.
+
+    Raises:
+        PortTakenError: `wanted` is in use.
+    """
+    if wanted:
+        if not is_free(wanted):
+            raise PortTakenError(
+                f"port {wanted} on {HOST} is taken ({key}): stop the program that uses it, or set {key}"
+                " to another port (0: a free one)"
+            )
+        return wanted
+    if last and last != taken and is_free(last):
+        return last
+    for _ in range(100):
+        port = draw(*FREE_PORTS)
+        if port != taken and is_free(port):
+            return port
+    raise PortTakenError(f"no free port found between {FREE_PORTS[0]} and {FREE_PORTS[1]}: set {key}")
+
+
+def server_properties(port: int, controller_port: int, data: str, extra: Mapping[str, str]) -> str:
+    """Return the broker's settings: one node, for one machine, small internal topics, nothing made by accident.
+
+    `data` is relative to the broker's working directory, so that no path needs quoting.
+    """
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{HOST}:{controller_port}",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
+        "log.dirs": data,
+        "num.partitions": "3",
+        "auto.create.topics.enable": "false",  # the gateway decides (kafka.create_topics)
+        "compression.type": "producer",
+        "message.max.bytes": "10485760",  # kafka.max_request_bytes: Kafka's 1 MiB is less than the protocols' limits
+        "log.retention.hours": "168",  # by time only: a bound in bytes would lose what a load test has yet to read
+        "log.cleaner.dedupe.buffer.size": "33554432",  # the default takes an eighth of the heap
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "4",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "4",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "share.coordinator.state.topic.num.partitions": "4",
+        "group.initial.rebalance.delay.ms": "0",  # it waits for members that start together; here they come singly
+        "broker.session.timeout.ms": "3000",  # a restart after a crash waits for it: the node fences its former self
+        "broker.heartbeat.interval.ms": "500",
+        **extra,
+    }
+    return "".join(f"{key}={value}\n" for key, value in settings.items())
+
+
+LOG4J2 = """\
+status=error
+appender.file.type=RollingFile
+appender.file.name=file
+appender.file.fileName=logs/broker.log
+appender.file.filePattern=logs/broker.log.%i
+appender.file.layout.type=PatternLayout
+appender.file.layout.pattern=%d{yyyy-MM-dd'T'HH:mm:ss.SSS} %p %m (%c)%n
+appender.file.policies.type=Policies
+appender.file.policies.size.type=SizeBasedTriggeringPolicy
+appender.file.policies.size.size=10MB
+appender.file.strategy.type=DefaultRolloverStrategy
+appender.file.strategy.max=3
+rootLogger.level=info
+rootLogger.appenderRef.file.ref=file
+"""

@@ -1,0 +1,267 @@
+"""Partitions of topics, and offsets in them, over a connection on which nothing is fetched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Final
+
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
+
+from gateway.kafka.contracts import Refused
+from gateway.kafka.driver import wire
+from gateway.kafka.driver.brokers import Brokers
+from gateway.kafka.driver.client_settings import start_client
+from gateway.kafka.driver.kafka_consumer import ConsumerOptions
+from gateway.spawn import Spawn
+from mapping.outcomes import Outcome
+from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
+
+AGAIN_S: Final = 0.1
+"""Before a question is asked again whose partitions have no leader, or another one."""
+
+
+class _Batch:
+    """Partitions whose offsets are asked for by one request."""
+
+    __slots__ = ("error", "partitions", "result")
+
+    def __init__(self) -> None:
+        self.partitions: set[TopicPartition] = set()
+        self.result: dict[TopicPartition, int] | None = None
+        self.error: Refused | None = None
+
+
+class Lookup:
+    """See the module.
+
+    A fetch that waits for data holds back everything behind it on its connection, so a subscription would
+    wait for it. Questions that arrive while one is being asked share the next request.
+
+    Attributes:
+        requests: how many requests were sent, for offsets and for metadata.
+    """
+
+    def __init__(
+        self,
+        kafka: ConsumerOptions,
+        *,
+        spawn: Spawn,
+        ensure: Callable[[str], Awaitable[object]] | None = None,
+        timeout_s: float = 8.0,
+    ) -> None:
+        """Take what is needed to connect; the connection is made with the first question.
+
+        Args:
+            kafka: see `ConsumerOptions`.
+            spawn: starts background work.
+            ensure: asked by `partitions` first; may create the topic, or raise Refused (`Topics.get`).
+            timeout_s: how long a question may take before it is Refused as BUSY.
+        """
+        self._kafka = dict(kafka)
+        self._spawn = spawn
+        self._ensure = ensure
+        self._timeout_s = timeout_s
+        self._client: Brokers | None = None
+        self._opening = asyncio.Lock()
+        self._asking = asyncio.Lock()
+        self._next_batch = _Batch()
+        self._listeners: list[Callable[[Brokers], None]] = []
+        self.requests = 0
+
+    def listen(self, listener: Callable[[Brokers], None]) -> None:
+        """Call `listener(brokers)` after each update of the metadata, which cover every topic."""
+        self._listeners.append(listener)
+
+    async def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
+        """The partitions of a topic that somebody has asked for by name.
+
+        Raises:
+            Refused: no legal or public name, unknown, or Kafka does not answer.
+        """
+        if topic.startswith(INTERNAL_TOPIC_PREFIX):
+            raise Refused(Outcome.DENIED, "topics that begin with __ are internal")
+        if not is_topic_name(topic):
+            raise Refused(Outcome.UNKNOWN_TOPIC, f"{topic!r} is not the name of a topic")
+        if self._ensure is not None:
+            await self._ensure(topic)
+        found = await self.existing((topic,))
+        if topic not in found:
+            raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {topic!r} does not exist")
+        return found[topic]
+
+    async def existing(self, topics: Collection[str]) -> dict[str, tuple[TopicPartition, ...]]:
+        """The partitions of those topics that exist; nobody is asked where it is known, and once for all others.
+
+        Raises:
+            Refused: Kafka does not answer.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                client = await self._open()
+                for _ in range(2):  # the first answer may be to a question from before
+                    if all(topic in client.topics for topic in topics):
+                        break
+                    await self._update(client)
+        except (TimeoutError, KafkaError) as error:
+            raise _silence(error) from error
+        return {
+            topic: tuple(TopicPartition(topic, number) for number in numbers)
+            for topic in topics
+            if (numbers := client.partitions_for_topic(topic)) is not None
+        }
+
+    async def refresh(self) -> None:
+        """Fetch the metadata of all topics now; listeners learn of it. Nothing happens when Kafka is away."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._update(await self._open())
+        except (TimeoutError, KafkaError):
+            return  # the periodic update comes anyway
+
+    async def ends(
+        self, partitions: Collection[TopicPartition], *, existing: bool = False
+    ) -> dict[TopicPartition, int]:
+        """The offsets after the last committed record, asked for after this call.
+
+        Args:
+            partitions: asked for.
+            existing: leave out those that do not exist any more.
+
+        Raises:
+            Refused: Kafka does not answer in time, or a topic does not exist any more.
+        """
+        batch = self._next_batch
+        batch.partitions.update(partitions)
+        async with self._asking:
+            if batch.error is not None:
+                raise batch.error
+            if batch.result is None:  # we are the first of this batch, or the first was cancelled
+                if batch is self._next_batch:
+                    self._next_batch = _Batch()
+                try:
+                    batch.result = await self._ask(wire.LATEST, batch.partitions)
+                except Refused as error:
+                    batch.error = error
+                    raise
+        return _all_of(partitions, batch.result, existing=existing)
+
+    async def beginnings(
+        self, partitions: Collection[TopicPartition], *, existing: bool = False
+    ) -> dict[TopicPartition, int]:
+        """The offsets of the first records still there. Arguments and Raises: as `ends`."""
+        async with self._asking:
+            return _all_of(partitions, await self._ask(wire.EARLIEST, partitions), existing=existing)
+
+    async def since(self, partitions: Collection[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
+        """The offsets of the first records that are not older than a time; a partition without one is left out.
+
+        Args:
+            partitions: asked for.
+            timestamp: ms since the epoch.
+
+        Raises:
+            Refused: Kafka does not answer in time, or a topic does not exist any more.
+        """
+        async with self._asking:
+            found = _all_of(partitions, await self._ask(max(0, timestamp), partitions))
+        return {partition: offset for partition, offset in found.items() if offset != wire.NOWHERE}
+
+    async def _ask(self, timestamp: int, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Ask the leaders; partitions that are gone are left out: two new answers with metadata lack them."""
+        found: dict[TopicPartition, int] = {}
+        left = set(partitions)
+        lacking: set[TopicPartition] = set()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                client = await self._open()
+                while True:
+                    await self._ask_leaders(client, timestamp, left, found)
+                    left -= found.keys()
+                    if not left:
+                        return found
+                    if await self._update(client):
+                        missing = {place for place in left if not _exists(client, place)}
+                        left -= missing & lacking
+                        lacking = missing
+                    await asyncio.sleep(AGAIN_S)
+        except (TimeoutError, KafkaError) as error:
+            raise _silence(error) from error
+
+    async def _ask_leaders(
+        self,
+        client: Brokers,
+        timestamp: int,
+        partitions: Iterable[TopicPartition],
+        found: dict[TopicPartition, int],
+    ) -> None:
+        """One request to each leader; what it knows is put into `found`."""
+        by_leader: dict[int, list[TopicPartition]] = {}
+        for place in partitions:
+            leader = client.leader(place.topic, place.partition)
+            if leader is not None:
+                by_leader.setdefault(leader, []).append(place)
+        self.requests += len(by_leader)
+        answers = await asyncio.gather(
+            *(client.send(leader, wire.offsets_of(places, timestamp)) for leader, places in by_leader.items()),
+            return_exceptions=True,
+        )
+        for answer in answers:
+            if isinstance(answer, KafkaError):
+                continue  # its partitions may have another leader by now
+            if isinstance(answer, BaseException):
+                raise answer
+            for place, error, offset in wire.read_offsets(answer):
+                if not error:
+                    found[place] = offset
+                elif error == TopicAuthorizationFailedError.errno:
+                    raise Refused(Outcome.DENIED, f"Kafka does not let us read topic {place.topic!r}")
+
+    async def _update(self, client: Brokers) -> bool:
+        """New metadata; False when no broker has answered."""
+        self.requests += 1
+        updated: bool = await client.force_metadata_update()
+        return updated
+
+    async def _open(self) -> Brokers:
+        async with self._opening:
+            if self._client is None:
+                client = Brokers(self._updated, **self._kafka)
+                await start_client(client.bootstrap, client.close, self._spawn)
+                try:
+                    await self._update(client)  # the first answer of aiokafka's bootstrap lists brokers only
+                except BaseException:
+                    await client.close()
+                    raise
+                self._client = client
+            return self._client
+
+    def _updated(self, client: Brokers) -> None:
+        for listener in self._listeners:
+            listener(client)
+
+    async def stop(self) -> None:
+        """Close the connection."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+
+def _exists(client: Brokers, place: TopicPartition) -> bool:
+    numbers = client.partitions_for_topic(place.topic)
+    return numbers is not None and place.partition in numbers
+
+
+def _silence(error: BaseException) -> Refused:
+    return Refused(Outcome.BUSY, f"Kafka does not answer: {error!r}")
+
+
+def _all_of(
+    partitions: Collection[TopicPartition], found: Mapping[TopicPartition, int], *, existing: bool = False
+) -> dict[TopicPartition, int]:
+    """What was found; without `existing`, Refused when there is none for a partition."""
+    for partition in partitions:
+        if partition not in found and not existing:
+            raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {partition.topic!r} does not exist any more")
+    return {partition: found[partition] for partition in partitions if partition in found}

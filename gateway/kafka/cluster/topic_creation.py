@@ -1,0 +1,358 @@
+"""Topics are made within limits, several in one request, and everybody's in turn.
+
+A topic that was made stays, and each of its partitions costs the cluster descriptors and memory for good: so clients,
+who make topics by naming them, have a limit each and one in all (docs/adr/0035-topics-that-clients-make.md). What there
+is in all is counted by Kafka itself, so a restart forgets nothing of it; who made how many is known since the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
+
+import msgspec
+from aiokafka import errors
+from aiokafka.protocol.admin import CreateTopicsRequest
+
+from gateway.config import KafkaConfig
+from gateway.failures import failures
+from gateway.kafka.contracts import Refused
+from gateway.spawn import Spawn
+from mapping.outcomes import Outcome
+
+log = logging.getLogger(__name__)
+
+ROUND: Final = 20
+"""Topics in one request; the next request waits until all of them have leaders."""
+COUNTED_FOR_S: Final = 5.0
+"""How old a count may be that a creation is judged by: others make and delete topics too."""
+CREATION_S: Final = 15.0
+"""How long a new topic may take until all its partitions have leaders."""
+SETTLED_S: Final = 60.0
+"""A topic that is missing so long after it was made, or wished for, was deleted."""
+CREATION_POLL_S: Final = 0.05
+
+Partitions = list[tuple[Any, ...]]
+"""A topic's partitions as Kafka's metadata has them."""
+Room = Callable[[int, int], str | None]
+"""Asked whether a broker that has so many partitions has room for so many more; None is yes, a text says why not."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A topic to be made.
+
+    Attributes:
+        name: a legal name.
+        partitions: how many; None: `kafka.topic_partitions`.
+        replication: how many copies; None: `kafka.topic_replication`.
+        configs: Kafka's names and values.
+    """
+
+    name: str
+    partitions: int | None = None
+    replication: int | None = None
+    configs: tuple[tuple[str, str], ...] = ()
+
+
+class Made(msgspec.Struct, frozen=True):
+    """A topic that is there now. `new`: it was made for this wish."""
+
+    partitions: Partitions
+    new: bool
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """What there is, and what was made here since the start.
+
+    Attributes:
+        topics: in Kafka, as of the last count; ours and Kafka's own left out.
+        partitions: of all topics, those included.
+        topics_made_total: by this gateway.
+        topics_refused_total: wishes beyond a limit.
+        topics_waiting: wishes that wait for their turn.
+    """
+
+    topics: int
+    partitions: int
+    topics_made_total: int
+    topics_refused_total: int
+    topics_waiting: int
+
+
+class Catalogue(Protocol):
+    """What Kafka is known to have; `gateway.kafka.cluster.topics.Topics`."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The topics that clients may see."""
+        ...
+
+    @property
+    def partitions_in_all(self) -> int:
+        """Of every topic."""
+        ...
+
+    @property
+    def counted(self) -> float:
+        """When that was read, by the clock."""
+        ...
+
+    async def refresh(self) -> None:
+        """Read it now. Raises Refused (BUSY)."""
+        ...
+
+    async def request(self, request: Any) -> Any:
+        """Ask any broker. Raises Refused (BUSY)."""
+        ...
+
+    async def describe(self, names: Iterable[str]) -> dict[str, Partitions | Refused]:
+        """Ask Kafka for topics. Raises Refused (BUSY)."""
+        ...
+
+
+class _Wish(msgspec.Struct, frozen=True):
+    wanted: Wanted
+    principal: str | None
+    made: asyncio.Future[Made | Refused]
+
+
+class Creation:
+    """Makes the topics that clients name."""
+
+    def __init__(
+        self, config: KafkaConfig, catalogue: Catalogue, *, spawn: Spawn, clock: Callable[[], float], room: Room
+    ) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            config: the limits, and what a topic is made with.
+            catalogue: what there is.
+            spawn: starts background work.
+            clock: monotonic seconds.
+            room: see `Room`.
+        """
+        self._config = config
+        self._catalogue = catalogue
+        self._spawn = spawn
+        self._clock = clock
+        self._room = room
+        self._waiting: dict[str | None, deque[_Wish]] = {}  # by principal; the first one's turn is next
+        self._working = False
+        self._makers: dict[str | None, dict[str, float]] = {}  # what each made or waits for, and since when
+        self._made = 0
+        self._refused = 0
+        self._warned: set[str] = set()
+
+    async def make(self, wanted: Wanted, principal: str | None) -> Made:
+        """Make a topic for a client, or find that it is there.
+
+        Args:
+            wanted: the topic.
+            principal: whom it is counted for; None: those who are not known count as one.
+
+        Raises:
+            Refused: FULL beyond a limit; what Kafka says of the name or the numbers; BUSY.
+        """
+        limit = self._config.max_topics_per_principal
+        mine = self._makers.setdefault(principal, {})
+        if len(mine) >= limit and wanted.name not in mine and wanted.name not in self._catalogue.names:
+            self._forget_gone(mine)
+            if len(mine) >= limit:
+                self._refused += 1
+                raise self._full(f"principal {principal}", f"{limit} were made for {principal or 'others'} already",
+                                 "kafka.max_topics_per_principal")  # fmt: skip
+        mine[wanted.name] = self._clock()
+        wish = _Wish(wanted, principal, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(principal, deque()).append(wish)
+        if not self._working:
+            self._working = True
+            self._spawn(self._work())
+        made = await wish.made
+        if isinstance(made, Refused):
+            raise Refused(made.outcome, made.reason)
+        return made
+
+    async def make_own(self, wanted: Wanted) -> Made:
+        """Make one of our own topics: without limit, and at once. Raises Refused."""
+        made = (await self._ask_for([wanted]))[wanted.name]
+        if isinstance(made, Refused):
+            raise made
+        return made
+
+    def _forget_gone(self, mine: dict[str, float]) -> None:
+        """Topics that are there no longer make room for others of their maker."""
+        names = self._catalogue.names
+        before = self._clock() - SETTLED_S
+        for name in [name for name, since in mine.items() if since < before and name not in names]:
+            del mine[name]
+
+    async def _work(self) -> None:
+        """Serve who waits, round by round, until nobody does."""
+        try:
+            while self._waiting:
+                batch = self._next_round()
+                try:
+                    answers = await self._serve(batch)
+                except Refused as refused:
+                    answers = {wish.wanted.name: refused for wish in batch}
+                except Exception as error:  # our bug, in one round
+                    failures.tell("topic", error)
+                    answers = {}
+                for wish in batch:
+                    name = wish.wanted.name
+                    answer = answers.get(name, Refused(Outcome.BROKEN, f"topic {name} could not be made"))
+                    if isinstance(answer, Refused) or not answer.new:
+                        self._makers[wish.principal].pop(name, None)
+                    if not wish.made.done():
+                        wish.made.set_result(answer)
+        finally:
+            self._working = False
+
+    def _next_round(self) -> list[_Wish]:
+        """One wish of each principal in turn, until the round is full."""
+        batch: list[_Wish] = []
+        while self._waiting and len(batch) < ROUND:
+            principal = next(iter(self._waiting))
+            queue = self._waiting.pop(principal)
+            batch.append(queue.popleft())
+            if queue:
+                self._waiting[principal] = queue  # behind the others
+        return batch
+
+    async def _serve(self, batch: list[_Wish]) -> dict[str, Made | Refused]:
+        catalogue, config = self._catalogue, self._config
+        if self._clock() - catalogue.counted >= COUNTED_FOR_S:
+            await catalogue.refresh()
+        topics, partitions = len(catalogue.names), catalogue.partitions_in_all
+        planned = 0
+        answers: dict[str, Made | Refused] = {}
+        wanted: list[Wanted] = []
+        there: set[str] = set()
+        for wish in batch:
+            if wish.wanted.name in catalogue.names:
+                there.add(wish.wanted.name)
+                continue
+            more = wish.wanted.partitions or config.topic_partitions
+            refused = self._refusal(topics + len(wanted), partitions + planned, more)
+            if refused is not None:
+                self._refused += 1
+                answers[wish.wanted.name] = refused
+                continue
+            planned += more
+            wanted.append(wish.wanted)
+        if wanted:
+            answers |= await self._ask_for(wanted)
+        for name, found in (await self._led(there)).items():
+            answers[name] = found if isinstance(found, Refused) else Made(found, new=False)
+        return answers
+
+    def _refusal(self, topics: int, partitions: int, more: int) -> Refused | None:
+        """Why there may not be one more topic, with `more` partitions beside the `partitions` that there are."""
+        config = self._config
+        if topics >= config.max_topics:
+            return self._full("topics", f"Kafka has {topics} topics already", "kafka.max_topics")
+        if partitions + more > config.max_partitions:
+            return self._full("partitions", f"Kafka would have {partitions + more} partitions", "kafka.max_partitions")
+        why = self._room(partitions, more)
+        return None if why is None else self._full("room", why, "the broker's limit of open files")
+
+    def _full(self, what: str, why: str, key: str) -> Refused:
+        if what not in self._warned:
+            if len(self._warned) >= self._config.max_topics:
+                self._warned.clear()
+            self._warned.add(what)
+            log.warning(
+                "no topic is made any more: %s (%s); a mapping rule can put many MQTT topics into one", why, key
+            )
+        return Refused(Outcome.FULL, f"no further topic: {why}")
+
+    async def _ask_for(self, wanted: list[Wanted]) -> dict[str, Made | Refused]:
+        """Have topics made, and wait until all have leaders."""
+        config = self._config
+        request = CreateTopicsRequest(
+            create_topic_requests=[
+                (
+                    one.name,
+                    config.topic_partitions if one.partitions is None else one.partitions,
+                    config.topic_replication if one.replication is None else one.replication,
+                    [],
+                    list(one.configs),
+                )
+                for one in wanted
+            ],
+            timeout=round(config.request_timeout_s * 1000),
+            validate_only=False,
+        )
+        response = await self._catalogue.request(request)
+        answers: dict[str, Made | Refused] = {}
+        new: dict[str, bool] = {}
+        for name, code, *message in response.topic_errors:
+            error = errors.for_code(code)
+            if error is errors.NoError or error is errors.TopicAlreadyExistsError:
+                new[name] = error is errors.NoError
+                continue
+            detail = f": {message[0]}" if message and message[0] else ""
+            answers[name] = refused_by(code, f"topic {name} could not be created{detail}")
+        made = sum(new.values())
+        if made:
+            self._made += made
+            log.info("created %d topics: %s", made, ", ".join(name for name in new if new[name]))
+        for name, found in (await self._led(set(new))).items():
+            answers[name] = found if isinstance(found, Refused) else Made(found, new=new[name])
+        return answers
+
+    async def _led(self, names: set[str]) -> dict[str, Partitions | Refused]:
+        """New topics' partitions when all have leaders."""
+        done: dict[str, Partitions | Refused] = {}
+        deadline = self._clock() + CREATION_S
+        while names:
+            for name, found in (await self._catalogue.describe(sorted(names))).items():
+                late = self._clock() > deadline
+                if isinstance(found, Refused):
+                    # The broker that we ask may not have heard of the new topic.
+                    if found.outcome is not Outcome.UNKNOWN_TOPIC or late:
+                        done[name] = found
+                elif all(leader >= 0 for _, _, leader, *_ in found):
+                    done[name] = found
+                elif late:
+                    done[name] = Refused(Outcome.BUSY, f"topic {name} was created and has no leaders yet")
+            names = names - done.keys()
+            if names:
+                await asyncio.sleep(CREATION_POLL_S)
+        return done
+
+    def statistics(self) -> Statistics:
+        """Counts so far."""
+        return Statistics(
+            topics=len(self._catalogue.names),
+            partitions=self._catalogue.partitions_in_all,
+            topics_made_total=self._made,
+            topics_refused_total=self._refused,
+            topics_waiting=sum(map(len, self._waiting.values())),
+        )
+
+
+_ERRORS: Final[dict[type[Exception], Outcome]] = {
+    errors.TopicAuthorizationFailedError: Outcome.DENIED,
+    errors.ClusterAuthorizationFailedError: Outcome.DENIED,
+    errors.InvalidTopicError: Outcome.UNKNOWN_TOPIC,
+    errors.UnknownTopicOrPartitionError: Outcome.UNKNOWN_TOPIC,
+    errors.PolicyViolationError: Outcome.UNKNOWN_TOPIC,
+    errors.InvalidReplicationFactorError: Outcome.UNKNOWN_TOPIC,
+    errors.InvalidPartitionsError: Outcome.UNKNOWN_TOPIC,
+}
+"""What a broker's answer about a topic means for a client; everything else is transient: BUSY."""
+
+
+def refused_by(code: int, subject: str) -> Refused:
+    """What the broker's error code means for a client."""
+    error = errors.for_code(code)
+    return Refused(_ERRORS.get(error, Outcome.BUSY), f"{subject}: {error.message}")
+
+
+def any_room(_partitions: int, _more: int) -> str | None:
+    """The `Room` of a broker that is not ours to watch."""
+    return None

@@ -1,0 +1,600 @@
+"""What is known about Kafka's topics: looked up once, kept fresh, created where the policy allows.
+
+One client, two kinds of requests: a look-up of one unknown name (concurrent ones of a name share it), and a
+refresh of everything, which also finds the topics that appeared or disappeared, for those who watch wildcards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final, TypeVar
+
+import msgspec
+from aiokafka import errors
+from aiokafka.admin.config_resource import ConfigResourceType
+from aiokafka.protocol.admin import DescribeConfigsRequest
+from aiokafka.protocol.metadata import MetadataRequest
+
+from gateway.config import KafkaConfig
+from gateway.failures import failures
+from gateway.kafka.cluster.patience import Patience
+from gateway.kafka.cluster.topic_creation import Creation, Partitions, Room, Wanted, any_room, refused_by
+from gateway.kafka.contracts import Refused
+from gateway.kafka.driver import wire
+from gateway.kafka.driver.any_broker import AnyBroker
+from gateway.kafka.driver.outage import away
+from gateway.spawn import Spawn
+from mapping.outcomes import Outcome
+from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
+"""Kafka's own default of `max.message.bytes`; assumed where we may not read a topic's configuration."""
+UNKNOWN_FOR_S: Final = 5.0
+"""How long an unknown name stays unknown without asking again: a flood of bad names costs one request per name."""
+UNKNOWN_KEPT: Final = 10_000
+"""How many unknown names are remembered; forgotten together when full."""
+WATCHED_REFRESH_S: Final = 5.0
+"""Refresh period while somebody watches for new topics: a wildcard subscriber sees a new topic within it."""
+RECONNECT_S: Final = 1.0
+HEARTBEAT_S: Final = 5.0
+"""How often Kafka is asked something at least."""
+REACHABLE_S: Final = 15.0
+"""Kafka counts as reachable for this long after its last answer: two heartbeats and a slow answer."""
+
+_CONFIG_NAMES: Final = [
+    "max.message.bytes",
+    "cleanup.policy",
+    "message.timestamp.type",
+    "message.timestamp.before.max.ms",
+    "message.timestamp.after.max.ms",
+]
+_FOREVER: Final = 2**63 - 1
+
+
+class TopicInfo(msgspec.Struct, frozen=True, gc=False):
+    """What must be known of a topic before a record is handed over.
+
+    Attributes:
+        name: the topic.
+        partitions: how many it has; they are numbered from 0.
+        max_message_bytes: largest record batch that its broker takes.
+        available: the partitions that have a leader now.
+        needs_key: compacted: a record without a key would be refused, and the batch around it.
+        cleanup: its `cleanup.policy`; None when we may not read it.
+        before_ms: how far in the past a record's own timestamp may be.
+        after_ms: how far in the future it may be.
+    """
+
+    name: str
+    partitions: int
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    available: tuple[int, ...] = ()
+    needs_key: bool = False
+    cleanup: str | None = None
+    before_ms: int = _FOREVER
+    after_ms: int = _FOREVER
+
+
+class InternalTopic(msgspec.Struct, frozen=True):
+    """One of our own topics, which no client can see, read or write, and how it is created when it is missing.
+
+    Attributes:
+        name: begins with `INTERNAL_TOPIC_PREFIX`.
+        partitions: how many it is created with.
+        configs: Kafka's names and values.
+    """
+
+    name: str
+    partitions: int
+    configs: tuple[tuple[str, str], ...] = ()
+
+
+Changed = Callable[[frozenset[str], frozenset[str]], None]
+"""Told the client-visible topics that appeared and that disappeared."""
+Updated = Callable[[TopicInfo], None]
+"""Told a looked-up topic's new state: partitions, leaders or configuration changed."""
+Gone = Callable[[str, Outcome], None]
+"""Told a looked-up topic that is gone or forbidden, and what its records get."""
+
+
+class _Missing(msgspec.Struct, frozen=True):
+    """A name that cannot be used, until when, and why. `absent`: there is no such topic; it could be made."""
+
+    until: float
+    refused: Refused
+    absent: bool
+
+
+class Topics:
+    """The topics of one Kafka cluster.
+
+    `run` must be running for the refreshes; look-ups work without it once `start` has been called.
+
+    Attributes:
+        creation: makes topics, within the limits.
+        patience: hears of every answer.
+    """
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        *,
+        create: bool,
+        spawn: Spawn,
+        clock: Callable[[], float],
+        room: Room = any_room,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            config: with `bootstrap_servers` set.
+            create: whether an unknown topic is created at its first use.
+            spawn: starts background work in the app's task group.
+            clock: monotonic seconds.
+            room: whether the broker can take more partitions.
+        """
+        self.creation = Creation(config, self, spawn=spawn, clock=clock, room=room)
+        self.patience = Patience(clock)
+        self._kafka = AnyBroker(config, "topics", spawn, self.patience.heard)
+        self._config = config
+        self._create = create
+        self._spawn = spawn
+        self._clock = clock
+        self._known: dict[str, TopicInfo] = {}
+        self._internal: dict[str, InternalTopic] = {}
+        self._unknown: dict[str, _Missing] = {}
+        self._lookups: dict[str, asyncio.Task[TopicInfo | Refused]] = {}
+        self._making: dict[str, tuple[str | None, asyncio.Task[TopicInfo | Refused]]] = {}
+        self._names: frozenset[str] = frozenset()
+        self._partitions_in_all = 0
+        self._learned: dict[str, float] = {}  # when, since the last refresh
+        self._watchers: list[Changed] = []
+        self._updated: list[Updated] = []
+        self._gone: list[Gone] = []
+        self._wake = asyncio.Event()
+        self._refreshed = float("-inf")
+        self._refreshing = asyncio.Lock()
+        self._refreshes = 0  # that have begun
+        self._refused: Refused | None = None  # what the last of them came to
+        self._configs_read = float("-inf")
+
+    # Life
+
+    async def start(self) -> bool:
+        """Connect and read the list of topics; False (logged) when Kafka does not answer, `run` tries on."""
+        try:
+            await self.refresh()
+        except Refused as refused:
+            away.notice("topics", f"{self._config.bootstrap_servers}: {refused.reason}")
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Refresh until cancelled; for the app's task group."""
+        while True:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(HEARTBEAT_S if self.reachable else RECONNECT_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass  # the usual end of the wait
+            age = WATCHED_REFRESH_S if self._watchers else self._config.metadata_max_age_s
+            try:
+                if not self.reachable or self._clock() - self._refreshed >= age:
+                    await self._refresh_in_turn()
+                else:
+                    await self.request(MetadataRequest([], allow_auto_topic_creation=False))
+            except Refused as refused:
+                away.notice("topics", refused.reason)
+
+    async def stop(self) -> None:
+        """Close the connection."""
+        await self._kafka.stop()
+
+    @property
+    def reachable(self) -> bool:
+        """Whether Kafka has answered a request of ours within `REACHABLE_S`."""
+        return self.patience.silent_s < REACHABLE_S
+
+    # Looking up
+
+    def declare(self, topic: InternalTopic) -> None:
+        """Make one of our own topics known to those who ask with `internal`; it is always created when missing."""
+        if not topic.name.startswith(INTERNAL_TOPIC_PREFIX):
+            raise ValueError(f"{topic.name} is a name that clients may use")
+        self._internal[topic.name] = topic
+
+    def known(self, name: str, *, internal: bool = False) -> TopicInfo | None:
+        """What is known of `name`, without asking; see `get`."""
+        return self._known.get(name) if internal or not name.startswith(INTERNAL_TOPIC_PREFIX) else None
+
+    async def get(
+        self,
+        name: str,
+        *,
+        internal: bool = False,
+        create: bool = True,
+        principal: str | None = None,
+        bounded: bool = True,
+    ) -> TopicInfo:
+        """What is known of `name`, after asking, and making the topic, where need be.
+
+        Args:
+            name: the topic.
+            internal: it is one of our own topics, which was declared. Without this word an internal name is
+                refused, so that no client's wish reaches such a topic, whatever we ourselves know of it.
+            create: whether the topic may be made when it is missing and the policy allows.
+            principal: who asks; what is made is counted for them.
+            bounded: whether a silent Kafka is BUSY after `SILENT_S`; else when its connection is given up.
+
+        Raises:
+            Refused: UNKNOWN_TOPIC (no such topic and none may be made, or no legal name), DENIED (an internal
+                name, or Kafka's authorization), FULL (it would be one too many), BUSY (Kafka does not answer; ask
+                again).
+        """
+        if internal:
+            if name not in self._internal:
+                raise ValueError(f"{name} was not declared")
+        elif name.startswith(INTERNAL_TOPIC_PREFIX):
+            raise Refused(Outcome.DENIED, "topics that begin with __ are internal")
+        info = self._known.get(name)
+        if info is not None:
+            return info
+        if not internal and not is_topic_name(name):
+            raise Refused(Outcome.UNKNOWN_TOPIC, "not a legal topic name")
+        may_make = internal or (create and self._create)
+        missing = self._unknown.get(name)
+        if missing is None or self._clock() >= missing.until:
+            self._unknown.pop(name, None)
+            lookup = self._lookups.get(name)
+            if lookup is None:
+                lookup = self._lookups[name] = self._spawn(self._look_up(name))
+            found = await self._answer(lookup, bounded=bounded)
+            if isinstance(found, TopicInfo):
+                return found
+            missing = self._unknown.get(name)
+            if missing is None:
+                raise Refused(found.outcome, found.reason)
+        if not missing.absent or not may_make:
+            raise Refused(missing.refused.outcome, missing.refused.reason)
+        return await self._made(name, principal, bounded=bounded)
+
+    async def _made(self, name: str, principal: str | None, *, bounded: bool) -> TopicInfo:
+        """A topic that was missing. Whoever asks for it meanwhile shares the wish, and not its maker's limit."""
+        while True:
+            making = self._making.get(name)
+            if making is None:
+                making = self._making[name] = (principal, self._spawn(self._make(name, principal)))
+            maker, task = making
+            found = await self._answer(task, bounded=bounded)
+            if isinstance(found, TopicInfo):
+                return found
+            if found.outcome is not Outcome.FULL or maker == principal:
+                raise Refused(found.outcome, found.reason)
+
+    async def find(self, names: Collection[str]) -> dict[str, Refused]:
+        """Look for topics by one question; those that are there are in `names` when this returns. None is made.
+
+        Returns:
+            Why each of the others cannot be used.
+
+        Raises:
+            Refused: BUSY, Kafka does not answer.
+        """
+        refused = {name: why for name in names if (why := _no_topic(name)) is not None}
+        asked = set(names) - self._names - refused.keys()
+        if asked:
+            described = await self.describe(asked)
+            refused |= {name: found for name, found in described.items() if isinstance(found, Refused)}
+            there = asked - refused.keys() - self._names
+            self._learned |= dict.fromkeys(there, self._clock())
+            if there:
+                self._set_names(self._names | there)
+        return refused
+
+    def refuse(self, name: str, outcome: Outcome, reason: str) -> None:
+        """Writing to `name` was refused for good: nobody asks again for `UNKNOWN_FOR_S`."""
+        self._remember_unknown(name, Refused(outcome, reason))
+        self._lost(name, outcome)
+
+    async def confirm(self, name: str) -> None:
+        """Writing to `name` failed: find out whether it is still there. Kafka's silence proves nothing."""
+        try:
+            partitions = await self._partitions(name)
+        except Refused as refused:
+            if refused.outcome is not Outcome.BUSY:
+                self._lost(name, refused.outcome)
+            return
+        info = self._known.get(name)
+        if info is not None and len(partitions) < info.partitions:
+            self._lost(name, Outcome.BUSY)  # deleted and made anew: what waits for it must be placed again
+
+    def _lost(self, name: str, outcome: Outcome) -> None:
+        self._known.pop(name, None)
+        for callback in tuple(self._gone):
+            failures.guard("topics", callback, name, outcome)
+
+    def _remember_unknown(self, name: str, refused: Refused, *, absent: bool = False) -> None:
+        if len(self._unknown) >= UNKNOWN_KEPT:
+            self._unknown.clear()
+        self._unknown[name] = _Missing(self._clock() + UNKNOWN_FOR_S, refused, absent)
+
+    async def _look_up(self, name: str) -> TopicInfo | Refused:
+        """The answer for everybody who asks for `name` now."""
+        try:
+            info = (await self._with_configs([_info(name, await self._partitions(name))]))[0]
+        except Refused as refused:
+            if refused.outcome is not Outcome.BUSY:
+                self._remember_unknown(name, refused, absent=refused.outcome is Outcome.UNKNOWN_TOPIC)
+            return refused
+        except Exception as error:  # contained: they may ask again
+            failures.tell("topic", error, name)
+            return Refused(Outcome.BUSY, f"topic {name} could not be looked up")
+        else:
+            self._learn(info)
+            return info
+        finally:
+            del self._lookups[name]
+
+    def _learn(self, info: TopicInfo) -> None:
+        name = info.name
+        self._unknown.pop(name, None)
+        self._known[name] = info
+        self._learned[name] = self._clock()
+        if name not in self._names and name not in self._internal:
+            self._set_names(self._names | {name})
+
+    async def _make(self, name: str, principal: str | None) -> TopicInfo | Refused:
+        """A missing topic; a value, as of `_look_up`."""
+        try:
+            own = self._internal.get(name)
+            if own is not None:
+                made = await self.creation.make_own(Wanted(name, own.partitions, configs=own.configs))
+            else:
+                made = await self.creation.make(Wanted(name), principal)
+            self._partitions_in_all += len(made.partitions) if made.new else 0
+            info = (await self._with_configs([_info(name, made.partitions)]))[0]
+        except Refused as refused:
+            if refused.outcome is not Outcome.BUSY:
+                # Where only a limit stands in the way it is tried again at once: that costs Kafka nothing.
+                self._remember_unknown(name, refused, absent=refused.outcome is Outcome.FULL)
+            return refused
+        except Exception as error:  # contained: they may ask again
+            failures.tell("topic", error, name)
+            return Refused(Outcome.BUSY, f"topic {name} could not be made")
+        else:
+            self._learn(info)
+            return info
+        finally:
+            del self._making[name]
+
+    async def _partitions(self, name: str) -> Partitions:
+        found = (await self.describe([name]))[name]
+        if isinstance(found, Refused):
+            raise Refused(found.outcome, found.reason)
+        return found
+
+    async def describe(self, names: Iterable[str]) -> dict[str, Partitions | Refused]:
+        """The partitions of topics, or why there are none.
+
+        Raises:
+            Refused: BUSY, Kafka does not answer.
+        """
+        asked = list(names)
+        answers: dict[str, Partitions | Refused] = {
+            name: Refused(Outcome.UNKNOWN_TOPIC, f"Topic {name} not found") for name in asked
+        }
+        response = await self.request(MetadataRequest(asked, allow_auto_topic_creation=False))
+        for code, name, _, partitions in response.topics:
+            if name in answers and code != errors.UnknownTopicOrPartitionError.errno:
+                answers[name] = refused_by(code, f"topic {name}") if code else list(partitions)
+        return answers
+
+    async def create(
+        self, name: str, partitions: int | None = None, replication: int | None = None, principal: str | None = None
+    ) -> bool:
+        """Create a topic because somebody asks for it by name, whether or not unknown ones are created.
+
+        Args:
+            name: the topic.
+            partitions: how many; None: `kafka.topic_partitions`.
+            replication: how many copies; None: `kafka.topic_replication`.
+            principal: who asks.
+
+        Returns:
+            False when it exists already. A new topic has leaders when this returns.
+
+        Raises:
+            Refused: UNFIT (no legal name, or numbers that Kafka does not take), DENIED (an internal name, or Kafka's
+                authorization), FULL (one too many), BUSY.
+        """
+        if name.startswith(INTERNAL_TOPIC_PREFIX):
+            raise Refused(Outcome.DENIED, "topics that begin with __ are internal")
+        if not is_topic_name(name):
+            raise Refused(Outcome.UNFIT, "not a legal topic name")
+        try:
+            made = await self.creation.make(Wanted(name, partitions, replication), principal)
+        except Refused as refused:
+            if refused.outcome is Outcome.UNKNOWN_TOPIC:
+                raise Refused(Outcome.UNFIT, refused.reason) from refused
+            raise
+        if not made.new:
+            return False
+        self._partitions_in_all += len(made.partitions)
+        self._unknown.pop(name, None)
+        self._learned[name] = self._clock()
+        self._set_names(self._names | {name})
+        return True
+
+    # Keeping fresh
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The topics that clients may see; as of the last refresh."""
+        return self._names
+
+    @property
+    def partitions_in_all(self) -> int:
+        """Of every topic, ours and Kafka's own too; as of the last refresh."""
+        return self._partitions_in_all
+
+    @property
+    def counted(self) -> float:
+        """When the last refresh was, by the clock."""
+        return self._refreshed
+
+    def watch(self, callback: Changed) -> None:
+        """Call `callback(appeared, disappeared)` whenever `names` has changed."""
+        self._watchers.append(callback)
+        self._wake.set()
+
+    def unwatch(self, callback: Changed) -> None:
+        """Stop calling `callback`."""
+        self._watchers.remove(callback)
+
+    def on_update(self, callback: Updated) -> None:
+        """Call `callback(info)` whenever a looked-up topic has changed."""
+        self._updated.append(callback)
+
+    def on_gone(self, callback: Gone) -> None:
+        """Call `callback(name, outcome)` whenever a looked-up topic is gone or forbidden."""
+        self._gone.append(callback)
+
+    async def refresh(self) -> None:
+        """Ask for everything now; all who ask while an answer is on its way share the next one.
+
+        Raises:
+            Refused: BUSY, Kafka does not answer.
+        """
+        try:
+            async with self.patience.bound():
+                await self._refresh_in_turn()
+        except TimeoutError:
+            raise _silent() from None
+
+    async def _refresh_in_turn(self) -> None:
+        """As `refresh`, for as long as the request may take: what it comes to is the connection's end, or not."""
+        arrived = self._refreshes
+        async with self._refreshing:
+            if self._refreshes > arrived:  # one has begun since, and is over
+                if self._refused is not None:
+                    raise Refused(self._refused.outcome, self._refused.reason)
+                return
+            self._refreshes, self._refused = self._refreshes + 1, None
+            try:
+                await self._refresh()
+            except BaseException as error:
+                if isinstance(error, Refused):
+                    self._refused = error
+                else:
+                    self._refreshes -= 1  # cancelled with whoever asked: the next one asks anew
+                raise
+
+    async def _refresh(self) -> None:
+        begun = self._clock()
+        metadata = wire.read_metadata(await self.request(wire.metadata_of(None)))
+        seen = {
+            name: topic
+            for name, topic in metadata.topics.items()
+            if not topic.error and (name in self._internal or (not topic.internal and is_topic_name(name)))
+        }
+        self._learned = {name: when for name, when in self._learned.items() if when >= begun}
+        in_between = self._learned.keys() - seen.keys()  # the answer was made before they were
+        for info in tuple(self._known.values()):
+            if info.name in seen and len(seen[info.name].leaders) < info.partitions:
+                self._lost(info.name, Outcome.BUSY)  # deleted and made anew: what waits for it must be placed again
+        fresh = [
+            msgspec.structs.replace(info, partitions=len(seen[name].leaders), available=_led_now(seen[name]))
+            for name, info in self._known.items()
+            if name in seen
+        ]
+        if fresh and self._clock() - self._configs_read >= self._config.metadata_max_age_s:
+            self._configs_read = self._clock()
+            fresh = await self._with_configs(fresh)
+        expected = self._names | self._internal.keys()
+        for name in [name for name in self._known if name not in seen and name in expected and name not in in_between]:
+            self._lost(name, Outcome.UNKNOWN_TOPIC)
+        for info in fresh:
+            if self._known.get(info.name) not in (info, None):
+                self._known[info.name] = info
+                for callback in tuple(self._updated):
+                    failures.guard("topics", callback, info)
+        self._refreshed = self._clock()
+        self._partitions_in_all = sum(len(topic.leaders) for topic in metadata.topics.values())
+        self._set_names(frozenset((seen.keys() | in_between) - self._internal.keys()))
+
+    def _set_names(self, names: frozenset[str]) -> None:
+        appeared, disappeared = names - self._names, self._names - names
+        self._names = names
+        if appeared or disappeared:
+            for callback in tuple(self._watchers):
+                failures.guard("topics", callback, appeared, disappeared)
+
+    async def _with_configs(self, infos: list[TopicInfo]) -> list[TopicInfo]:
+        resources = [(ConfigResourceType.TOPIC, info.name, _CONFIG_NAMES) for info in infos]
+        response = await self.request(DescribeConfigsRequest(resources))
+        configs = {
+            name: {entry[0]: entry[1] for entry in entries}
+            for code, _, _, name, entries in response.resources
+            if code == 0  # without the right to read it, the defaults stand
+        }
+        return [_configured(info, configs.get(info.name, {})) for info in infos]
+
+    # Requests
+
+    async def _answer(self, asked: asyncio.Task[T], *, bounded: bool) -> T:
+        """What comes of a question that others may share. It goes on when Kafka is silent: then Refused BUSY."""
+        try:
+            async with self.patience.bound() if bounded else contextlib.nullcontext():
+                return await asyncio.shield(asked)
+        except TimeoutError:
+            raise _silent() from None
+
+    async def request(self, request: Any) -> Any:
+        """Send to any broker.
+
+        Raises:
+            Refused: BUSY, none answers.
+        """
+        return await self._kafka.request(request)
+
+
+def _silent() -> Refused:
+    return Refused(Outcome.BUSY, "Kafka does not answer")
+
+
+def _no_topic(name: str) -> Refused | None:
+    """Why no client's topic can have a name."""
+    if name.startswith(INTERNAL_TOPIC_PREFIX):
+        return Refused(Outcome.DENIED, "topics that begin with __ are internal")
+    return None if is_topic_name(name) else Refused(Outcome.UNKNOWN_TOPIC, "not a legal topic name")
+
+
+def _led_now(topic: wire.Topic) -> tuple[int, ...]:
+    return tuple(number for number, leader in enumerate(topic.leaders) if leader != wire.NO_LEADER)
+
+
+def _available(partitions: Iterable[tuple[Any, ...]]) -> tuple[int, ...]:
+    return tuple(sorted(number for _, number, leader, *_ in partitions if leader >= 0))
+
+
+def _info(name: str, partitions: list[tuple[Any, ...]]) -> TopicInfo:
+    return TopicInfo(name=name, partitions=len(partitions), available=_available(partitions))
+
+
+def _configured(info: TopicInfo, configs: dict[str, str]) -> TopicInfo:
+    own_time = configs.get("message.timestamp.type") != "LogAppendTime"
+    return msgspec.structs.replace(
+        info,
+        max_message_bytes=int(configs.get("max.message.bytes", DEFAULT_MAX_MESSAGE_BYTES)),
+        needs_key="compact" in configs.get("cleanup.policy", ""),
+        cleanup=configs.get("cleanup.policy"),
+        before_ms=int(configs.get("message.timestamp.before.max.ms", _FOREVER)) if own_time else _FOREVER,
+        after_ms=int(configs.get("message.timestamp.after.max.ms", _FOREVER)) if own_time else _FOREVER,
+    )

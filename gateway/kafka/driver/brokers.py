@@ -1,0 +1,71 @@
+"""A connection to each broker, and what they say of all topics: aiokafka's client, with metadata read by `wire`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from aiokafka.client import AIOKafkaClient
+from aiokafka.cluster import ClusterMetadata
+from aiokafka.errors import KafkaError
+from aiokafka.protocol.metadata import MetadataResponse_v1
+
+from gateway.kafka.driver import wire
+
+_NONE: Final = wire.NO_LEADER
+
+
+class Brokers(AIOKafkaClient):  # type: ignore[misc]  # aiokafka carries no types
+    """Follows all topics. Nobody calls `add_topic` or `set_topics`.
+
+    aiokafka 0.14 is pinned: `_metadata_update` is below its public surface.
+
+    Attributes:
+        topics: those that exist, as of the last answer; empty before the first.
+    """
+
+    def __init__(self, updated: Callable[[Brokers], None], **settings: Any) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            updated: told each new answer.
+            settings: of `AIOKafkaClient`.
+        """
+        super().__init__(**settings)
+        self.topics: Mapping[str, wire.Topic] = {}
+        self._updated = updated
+
+    def partitions_for_topic(self, topic: str) -> range | None:
+        """The numbers of a topic's partitions; None when there is no such topic."""
+        found = self.topics.get(topic)
+        return None if found is None else range(len(found.leaders))
+
+    def leader(self, topic: str, partition: int) -> int | None:
+        """The node that leads a partition; None when there is no such partition, or nobody leads it now."""
+        found = self.topics.get(topic)
+        if found is None or partition >= len(found.leaders) or found.leaders[partition] == _NONE:
+            return None
+        return found.leaders[partition]
+
+    async def _metadata_update(self, cluster_metadata: ClusterMetadata, topics: object) -> bool:
+        """Ask one broker after the other until one answers; called by aiokafka when it is time, or was forced."""
+        nodes = [broker.nodeId for broker in cluster_metadata.brokers()]
+        random.shuffle(nodes)
+        for node in nodes:
+            connection = await self._get_conn(node)
+            if connection is None:
+                continue
+            try:
+                answer = wire.read_metadata(await connection.send(wire.metadata_of(None)))
+            except (KafkaError, TimeoutError):
+                continue
+            if not answer.brokers:
+                break
+            # aiokafka itself needs to know where the brokers are.
+            cluster_metadata.update_metadata(MetadataResponse_v1(answer.brokers, answer.controller, []))
+            self.topics = {name: topic for name, topic in answer.topics.items() if not topic.error}
+            self._updated(self)
+            return True
+        cluster_metadata.failed_update(None)
+        return False

@@ -1,0 +1,321 @@
+"""What a group reader keeps: partitions that are ours, deliveries that are not settled, outlets; and its statistics."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+from aiokafka import TopicPartition
+from aiokafka.structs import OffsetAndMetadata
+
+from flowcontrol.checkpoint import Checkpoint
+from flowcontrol.offsets import OffsetSet, read_ledger, write_ledger
+from gateway.kafka.contracts import Outlet
+from gateway.kafka.read.catch_up_reader import Reading
+from mapping.record import Received
+
+Condition = Callable[[Received], bool]
+
+Tries = tuple[int, int]  # attempts, and how many of them failed
+UNTRIED: Final[Tries] = (0, 0)
+TRIES: Final = 10_000
+"""Of so many unselected records of a partition it is remembered how often they were given out."""
+
+
+class Selector(Protocol):
+    """Tells which of a group's interests a record is for; one for each group (`gateway.mqtt.routing.shared_groups`)."""
+
+    def select(self, record: Received) -> Collection[Hashable]:
+        """The names of the interests that the record matches; one without members is ignored."""
+        ...
+
+    def forget(self, name: Hashable) -> None:
+        """An interest has no members any more, and nothing is kept for it."""
+        ...
+
+
+class Interest(NamedTuple):
+    """What some outlets of a group want of its topics, instead of everything.
+
+    Each record that an interest matches goes to one of the outlets that joined with it.
+    """
+
+    selector: Selector
+    name: Hashable
+
+
+class Delivery(msgspec.Struct, eq=False):
+    """A record for one pool, not settled: with a member, ready for one, or waiting for its next attempt."""
+
+    record: Received
+    part: Part
+    pool: Pool
+    attempts: int = 0  # that came back
+    failures: int = 0  # of these
+    returns: int = 0  # with a back-off, which grows with them
+    kept: bool = False  # not settled when everybody has declined
+    declined: set[Member] | frozenset[Member] = frozenset()  # who does not want it, as far as anybody was asked
+
+    def decline(self, member: Member) -> None:
+        """The record is not for a member."""
+        if isinstance(self.declined, frozenset):
+            self.declined = set()
+        self.declined.add(member)
+
+
+class Part:
+    """A partition while it is ours, which it may stay over many assignments.
+
+    What is open in it is in one of three places: with somebody here (`checkpoint`), held for nobody (`unselected`), or
+    not read yet though a former owner has read it (`ledger`).
+
+    Attributes:
+        partition: which one.
+        checkpoint: what was read of it and is not settled.
+        unselected: what was read and no outlet here selects: the log keeps it for whoever comes. It is settled for the
+            checkpoint.
+        flying: of these, what outlets have been offered again.
+        tries: of these, how often some were given out before, and how many of the attempts failed.
+        ledger: what the last owner has told about settled records; None once all of them are passed.
+        copies: by offset, for records that more than one pool wants, how many of them have not settled it.
+        position: the offset of the next record to read; None while Kafka has not told where to begin.
+        committed: what Kafka has, as far as we know.
+        home: the member that gets its records while it has room (pools without an interest).
+        ours: whether it still is.
+        stalled: not read on, since too much lies behind a record that is not settled.
+    """
+
+    __slots__ = (
+        "_base", "_passed", "checkpoint", "committed", "copies", "flying", "home", "ledger", "ours", "partition",
+        "position", "stalled", "tries", "unselected",
+    )  # fmt: skip
+
+    def __init__(self, partition: TopicPartition, position: int | None, committed: OffsetAndMetadata | None) -> None:
+        self.partition = partition
+        self.checkpoint = Checkpoint()
+        self.unselected = OffsetSet()
+        self.flying: set[int] = set()
+        self.tries: dict[int, Tries] = {}
+        self.ledger = None if committed is None else read_ledger(committed.offset, committed.metadata)
+        self.copies: dict[int, int] = {}
+        self.position = position
+        self._base = position
+        self._passed = 0  # up to here records were left out as settled
+        self.committed = committed
+        self.home: Member | None = None
+        self.ours = True
+        self.stalled = False
+
+    @property
+    def span(self) -> int:
+        """What its open records cost: in records that are kept since a first one is open, or blocks of offsets."""
+        return self.checkpoint.span + self.unselected.blocks
+
+    def unsettled(self, records: Sequence[Received]) -> Sequence[Received]:
+        """The records that were read without those that the ledger knows to be settled."""
+        ledger = self.ledger
+        if ledger is None or not records:
+            return records
+        end, opened = ledger.end, ledger.open
+        passed = self._passed = records[-1].offset + 1
+        found = [record for record in records if record.offset >= end or record.offset in opened]
+        opened.discard_range(opened.first or 0, passed)
+        if passed >= end:
+            self.ledger = None
+        return found
+
+    def leave(self, offset: int, tries: Tries) -> None:
+        """Nobody here selects a record that was read: it stays for others."""
+        if offset in self.flying:
+            self.flying.remove(offset)
+        else:
+            self.checkpoint.settle(offset)
+            self.unselected.add(offset)
+        if tries != UNTRIED and len(self.tries) < TRIES:
+            self.tries[offset] = tries
+
+    def finish(self, offset: int) -> None:
+        """A pool's record is settled for good; where others have one too, the record is when all are."""
+        copies = self.copies
+        if offset in copies:
+            copies[offset] -= 1
+            if copies[offset]:
+                return
+            del copies[offset]
+        if offset in self.flying:
+            self.flying.remove(offset)
+            self.unselected.discard(offset)
+            self.tries.pop(offset, None)
+        else:
+            self.checkpoint.settle(offset)
+
+    def gone(self, begin: int, end: int) -> int:
+        """There are no records at these offsets any more; how many of them were kept for somebody."""
+        count = self.unselected.discard_range(begin, end)
+        if count:
+            self.flying.difference_update([offset for offset in self.flying if offset not in self.unselected])
+        return count
+
+    def committable(self, settled: Collection[int] = ()) -> OffsetAndMetadata | None:
+        """What to commit: the first open offset, and what is settled behind it; None when nothing has begun.
+
+        Args:
+            settled: offsets that are open, and are to be taken for settled.
+        """
+        checkpoint = self.checkpoint
+        if settled or self.unselected or self.ledger is not None or checkpoint.span > checkpoint.outstanding:
+            return self._with_ledger(settled)
+        floor = checkpoint.committable
+        if floor is None:
+            floor = self._base
+        if floor is not None and floor < self._passed:
+            if checkpoint.span:  # what was left out as settled lies behind what is open
+                return self._with_ledger(settled)
+            floor = self._passed
+        return None if floor is None else OffsetAndMetadata(floor, "")
+
+    def _with_ledger(self, settled: Collection[int]) -> OffsetAndMetadata:
+        opened = self.unselected.copy()
+        for offset in self.checkpoint.open:
+            opened.add(offset)
+        for offset in settled:
+            opened.discard(offset)
+        end = max(self.position or 0, self.checkpoint.end)
+        ledger = self.ledger
+        if ledger is not None:
+            end = max(end, ledger.end)
+            for begin, until in ledger.open.runs():
+                opened.add_range(begin, until)
+        first = opened.first
+        return OffsetAndMetadata(end, "") if first is None else OffsetAndMetadata(first, write_ledger(opened, end))
+
+
+class Member:
+    """An outlet in the reader.
+
+    Attributes:
+        outlet: the outlet.
+        pools: whose records it gets.
+        wants: tells which of them it selects; None is all.
+        held: what it has and has not settled, by the record's identity; in the order in which it was offered.
+        behind: by partition that it is behind on, the reading that brings it what was unselected before.
+        catching: the outlet of these readings; None when it never was behind.
+        full: from "no room" until it is woken.
+        served: its place among all members in the order of their last record.
+    """
+
+    __slots__ = ("behind", "catching", "full", "held", "outlet", "pools", "served", "wants")
+
+    def __init__(self, outlet: Outlet, wants: Condition | None = None) -> None:
+        self.outlet = outlet
+        self.pools: list[Pool] = []
+        self.wants = wants
+        self.held: dict[int, Delivery] = {}
+        self.behind: dict[Part, Reading] = {}
+        self.catching: Outlet | None = None
+        self.full = False
+        self.served = 0
+
+    def selects(self, delivery: Delivery) -> bool:
+        """Whether it may be offered a record now: it wants it, and is not to be brought it by a reading."""
+        if self in delivery.declined:
+            return False
+        if self.behind:
+            reading = self.behind.get(delivery.part)
+            if reading is not None and reading.position <= delivery.record.offset:
+                return False
+        if self.wants is None or self.wants(delivery.record):
+            return True
+        delivery.decline(self)
+        return False
+
+
+class Pool:
+    """Members that want the same records, and the records that wait for one of them.
+
+    Attributes:
+        name: a topic's, whose records they want all, or an interest's.
+        keeps: whether a partition's records with a key keep to one member while that has room.
+        topics: the Kafka topics that hold such records.
+        members: all of them.
+        free: those not full, in the order of their turn.
+        ready: deliveries to be offered.
+    """
+
+    __slots__ = ("free", "keeps", "members", "name", "ready", "topics")
+
+    def __init__(self, name: Hashable, topics: Collection[str], *, keeps: bool) -> None:
+        self.name = name
+        self.keeps = keeps
+        self.topics = frozenset(topics)
+        self.members: dict[Member, None] = {}
+        self.free: dict[Member, None] = {}
+        self.ready: deque[Delivery] = deque()
+
+    def balance(self, parts: Iterable[Part]) -> None:
+        """Take partitions from members that have more than their share; they find a new home as records come."""
+        if not self.keeps:
+            return
+        own = [part for part in parts if part.partition.topic in self.topics]
+        share = -(-len(own) // len(self.members))
+        count: dict[Member, int] = {}
+        for part in own:
+            if part.home is not None:
+                count[part.home] = count.get(part.home, 0) + 1
+                if count[part.home] > share:
+                    part.home = None
+
+    def has_home(self, delivery: Delivery) -> bool:
+        """Whether a record goes where its partition's go; one sender's without a key may all lie in one partition."""
+        return self.keeps and (delivery.record.key is not None or len(self.members) == 1)
+
+    def next(self, delivery: Delivery) -> Member | None:
+        """Whose turn it is."""
+        for member in self.free:
+            if member.selects(delivery):
+                return member
+        return None
+
+
+class GroupStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of one reader.
+
+    Attributes:
+        group: the consumer group.
+        topics: what is subscribed to.
+        outlets: outlets that share the reader.
+        positions: per topic and partition that is ours, the offset of the next record to read.
+        committed: likewise, the offset committed.
+        lag: per topic, records stored and not read yet, as of the last fetch.
+        unsettled: records read and not settled.
+        waiting: of these, how many wait for their next attempt.
+        commits: commit requests answered, ever.
+        redelivered: records offered again, ever.
+        late: settlements of records that were no longer the outlet's, ever.
+        rebalances: assignments received, ever.
+        unwanted: records settled since no outlet here wants them, ever.
+        unselected: records of queues that no outlet here selects, kept in the log for whoever will.
+        behind: outlets, by partition, that are being brought what was unselected before.
+        expired: unselected records that retention has deleted, ever.
+        stalled: partitions not read on, since too much lies behind a record that is not settled.
+    """
+
+    group: str
+    topics: tuple[str, ...]
+    outlets: int
+    positions: dict[str, dict[int, int]]
+    committed: dict[str, dict[int, int]]
+    lag: dict[str, int]
+    unsettled: int
+    waiting: int
+    commits: int
+    redelivered: int
+    late: int
+    rebalances: int
+    unwanted: int = 0
+    unselected: int = 0
+    behind: int = 0
+    expired: int = 0
+    stalled: int = 0

@@ -1,0 +1,169 @@
+"""Outlets of a group that are brought, from the log, what nobody selected before they came, or while they had no room.
+
+What nobody here selects is not kept in memory: its offsets are (`Part.unselected`). An outlet that joins, or had no
+room for too long, is behind in a partition from the first of these on. A reading of its own
+(`gateway.kafka.read.catch_up_reader`) brings it the records at these offsets that it selects, at its own pace, up to
+where the group's reader is; what that one reads meanwhile is left for the reading too, so that each outlet gets the
+records of a partition in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from gateway.kafka.contracts import Outlet
+from gateway.kafka.groups.assignment import UNTRIED, Delivery, Member, Part, Pool
+from gateway.kafka.read.catch_up_reader import Reading
+from mapping.record import Received
+
+
+class Readings(Protocol):
+    """Who reads the log for outlets that are behind: `gateway.kafka.read.catch_up_reader.Replay`."""
+
+    def start(self, reading: Reading) -> None:
+        """Begin to serve a reading."""
+        ...
+
+    def room(self, outlet: Outlet) -> None:
+        """The outlet has room again."""
+        ...
+
+    def cancel(self, reading: Reading) -> None:
+        """Stop a reading."""
+        ...
+
+    def forget(self, outlet: Outlet) -> list[Reading]:
+        """Stop all readings of an outlet."""
+        ...
+
+
+class _Head:
+    """Where a reading has caught up: at the group's reader."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+
+    @property
+    def position(self) -> int:
+        return self._part.position or 0
+
+
+class _Catching:
+    """A member as the outlet of its readings."""
+
+    lossy: Final = False
+
+    def __init__(self, member: Member, offer: Callable[[Member, Received], bool]) -> None:
+        self._member = member
+        self._offer = offer
+
+    @property
+    def demand(self) -> int:
+        """As the member's own."""
+        return self._member.outlet.demand
+
+    def offer_nowait(self, record: Received) -> bool:
+        """A record of the log, wanted or not."""
+        return self._offer(self._member, record)
+
+
+class CatchUp:
+    """The readings of one group's members.
+
+    Attributes:
+        expired: how many unselected records retention has deleted.
+    """
+
+    def __init__(
+        self,
+        readings: Readings,
+        place: Callable[[Received], tuple[Part, Pool] | None],
+        changed: Callable[[], None],
+        suspended: Callable[[], bool],
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            readings: reads the log.
+            place: tells the partition and the pool of a record of the log; None when it is not ours.
+            changed: called when a member has caught up, or unselected records have turned out to be gone.
+            suspended: whether nothing is to be handed out now.
+        """
+        self.expired = 0
+        self._readings = readings
+        self._place = place
+        self._changed = changed
+        self._suspended = suspended
+
+    def begin(self, member: Member, part: Part, offset: int) -> None:
+        """A member is behind in a partition, from this offset on at the latest."""
+        reading = member.behind.get(part)
+        if reading is not None:
+            if reading.position <= offset:
+                return
+            self._readings.cancel(reading)
+        if member.catching is None:
+            member.catching = _Catching(member, self._bring)
+
+        def finished(reading: Reading) -> None:
+            del member.behind[part]
+            self._changed()
+
+        def gap(count: int) -> None:
+            position = member.behind[part].position
+            self.gone(part, position, position + count)
+
+        reading = Reading(member.catching, part.partition, offset, goal=_Head(part), finished=finished, gap=gap)
+        member.behind[part] = reading
+        self._readings.start(reading)
+
+    def gone(self, part: Part, begin: int, end: int) -> None:
+        """The log has no records at these offsets any more."""
+        count = part.gone(begin, end)
+        if count:
+            self.expired += count
+            self._changed()
+
+    def room(self, member: Member) -> None:
+        """A member may have room."""
+        if member.behind and member.catching is not None:
+            self._readings.room(member.catching)
+
+    def keep(self, member: Member) -> None:
+        """Stop a member's readings of partitions that are not ours any more; the others go on."""
+        for part in [part for part in member.behind if not part.ours]:
+            self._readings.cancel(member.behind.pop(part))
+        self.room(member)
+
+    def end(self, member: Member) -> None:
+        """A member has left."""
+        if member.catching is not None:
+            self._readings.forget(member.catching)
+            member.catching = None  # which has a way back to its member
+        member.behind.clear()
+
+    def _bring(self, member: Member, record: Received) -> bool:
+        """A member that is behind is brought a record of the log; False when it has no room."""
+        place = self._place(record)
+        reading = None if place is None else member.behind.get(place[0])
+        if place is None or reading is None:
+            return True
+        part, pool = place
+        offset = record.offset
+        if offset > reading.position:
+            self.gone(part, reading.position, offset)
+        if offset not in part.unselected or offset in part.flying:
+            return True  # it is settled, or with somebody
+        if member.wants is not None and not member.wants(record):
+            return True
+        if self._suspended():
+            return False
+        delivery = Delivery(record, part, pool, *part.tries.get(offset, UNTRIED))
+        member.held[id(record)] = delivery
+        part.flying.add(offset)
+        if member.outlet.offer_nowait(record):
+            return True
+        del member.held[id(record)]
+        part.flying.remove(offset)
+        return False

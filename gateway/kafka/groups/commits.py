@@ -1,0 +1,167 @@
+"""What a group reader commits: by partition the first open offset, and a ledger of what is settled behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError, OffsetMetadataTooLargeError
+from aiokafka.structs import OffsetAndMetadata
+
+from flowcontrol.offsets import LEDGER
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.kafka_consumer import commit_offsets
+from gateway.kafka.groups.assignment import Part
+from gateway.kafka.groups.dispatch import Dispatch
+
+log = logging.getLogger(__name__)
+
+COMMIT_TIMEOUT_S: Final = 3.0
+RETENTION_S: Final = 60.0
+"""Between two looks whether retention has deleted what nobody selected: the group's offset follows."""
+
+
+class Commits:
+    """The commits of one group reader.
+
+    Attributes:
+        lock: held while something is being committed, or the positions are being set.
+        count: commit requests answered, ever.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        dispatch: Dispatch,
+        lookup: Lookup,
+        consumer: Callable[[], AIOKafkaConsumer | None],
+        *,
+        interval_s: float,
+    ) -> None:
+        """Nothing is committed yet.
+
+        Args:
+            group: its name.
+            dispatch: knows the partitions and what is settled.
+            lookup: tells what retention has deleted.
+            consumer: the member of the group, as of now.
+            interval_s: the least time between two commits.
+        """
+        self.lock = asyncio.Lock()
+        self.count = 0
+        self._group = group
+        self._dispatch = dispatch
+        self._lookup = lookup
+        self._consumer = consumer
+        self._interval_s = interval_s
+        self._ledgers = True  # Kafka takes metadata of their size
+
+    async def run(self) -> None:
+        """Commit what is settled, at most once an interval."""
+        while True:
+            await self._dispatch.progress.wait()
+            try:
+                await self.commit()
+            except Exception:
+                self._dispatch.progress.set()  # it is to be tried again
+                raise
+            await asyncio.sleep(self._interval_s)
+
+    async def commit(self) -> bool:
+        """Commit the settled prefixes that grew. A failure (False) is no loss: tried again, or redelivered."""
+        async with self.lock:
+            dispatch = self._dispatch
+            dispatch.progress.clear()
+            consumer = self._consumer()
+            if consumer is None:
+                return False
+            offsets = {
+                part: committable
+                for part in dispatch.parts.values()
+                if (committable := self._committable(part)) is not None and committable != part.committed
+            }
+            if not offsets:
+                return True
+            try:
+                async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                    await commit_offsets(consumer, {part.partition: offset for part, offset in offsets.items()})
+            except OffsetMetadataTooLargeError as error:
+                log.warning(
+                    "group %s: %r; what is settled behind a gap comes again after a restart", self._group, error
+                )
+                self._ledgers = False
+                dispatch.progress.set()
+                return False
+            except (KafkaError, TimeoutError) as error:
+                log.info("group %s: commit failed: %r", self._group, error)
+                dispatch.progress.set()
+                return False
+            self.count += 1
+            for part, committed in offsets.items():
+                part.committed = committed
+            return True
+
+    def _committable(self, part: Part, settled: Collection[int] = ()) -> OffsetAndMetadata | None:
+        found = part.committable(settled)
+        return found if found is None or self._ledgers else OffsetAndMetadata(found.offset, "")
+
+    async def follow_retention(self) -> None:
+        """What retention has deleted of the records that nobody selects is not waited for."""
+        while True:
+            await asyncio.sleep(RETENTION_S)
+            parts = {part.partition: part for part in self._dispatch.parts.values() if part.unselected}
+            try:
+                firsts = await self._lookup.beginnings(parts) if parts else {}
+            except Refused:
+                continue  # Kafka is away, or a topic: later
+            for partition, first in firsts.items():
+                part = parts[partition]
+                self._dispatch.catch_up.gone(part, part.unselected.first or 0, first)
+
+    @contextlib.asynccontextmanager
+    async def committing(
+        self, settled: Mapping[Part, Collection[int]]
+    ) -> AsyncIterator[dict[TopicPartition, OffsetAndMetadata]]:
+        """Let somebody else commit for the group, in a transaction, what it is about to settle.
+
+        Nothing else is committed meanwhile: a later commit would win over the transaction's. When the block raises,
+        nothing was committed as far as we know.
+
+        Args:
+            settled: by partition that is ours, offsets of records that outlets hold.
+
+        Yields:
+            What to commit, by partition. A record behind a gap is told by the ledger, as far as that has room.
+        """
+        async with self.lock:
+            offsets: dict[Part, OffsetAndMetadata] = {}
+            for part, numbers in settled.items():
+                alone = {number for number in numbers if part.copies.get(number, 1) == 1}
+                stored = self._committable(part, alone)
+                if stored is not None and stored != part.committed:
+                    offsets[part] = stored
+            yield {part.partition: offset for part, offset in offsets.items()}
+            for part, offset in offsets.items():
+                part.committed = offset
+
+    async def commit_for(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Commit what `committing` has yielded, alone and as a member of the group: all of it or nothing.
+
+        Raises:
+            KafkaError: not committed, as far as we know.
+        """
+        consumer = self._consumer()
+        if consumer is None:
+            raise KafkaError("the group was left meanwhile")
+        await commit_offsets(consumer, offsets)
+        self.count += 1
+
+
+def ours(stored: OffsetAndMetadata) -> OffsetAndMetadata:
+    """What somebody has committed, without what is no ledger of ours."""
+    return OffsetAndMetadata(stored.offset, stored.metadata if stored.metadata.startswith(LEDGER) else "")

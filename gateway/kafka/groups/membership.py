@@ -1,0 +1,352 @@
+"""Consumer groups: outlets of one group share a member of that group, and native Kafka clients may be members too.
+
+membership = await groups.join("billing", ["orders"], outlet)
+membership.done(record)      # settled: committed with everything before it
+membership.again(record)     # not settled: offered again, to any outlet of the group
+await membership.leave()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Literal
+from weakref import WeakValueDictionary
+
+import aiokafka.errors as kafka_errors
+from aiokafka.structs import OffsetAndMetadata
+
+from flowcontrol.backoff import Backoff
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.driver.kafka_consumer import ConsumerOptions
+from gateway.kafka.groups.assignment import Condition, GroupStatistics, Interest, Member, Part
+from gateway.kafka.groups.catch_up import Readings
+from gateway.kafka.groups.group_admin import GroupAdmin
+from gateway.kafka.groups.reader import GroupReader
+from gateway.spawn import Spawn
+from mapping.outcomes import Outcome
+from mapping.record import Received
+
+OffsetReset = Literal["earliest", "latest"]
+
+GROUP_LIMIT: Final = 249
+"""Characters of a group's name. Kafka's own bound is far away, but the name becomes part of keys and metrics."""
+
+_REFUSALS: tuple[tuple[type[kafka_errors.KafkaError], Outcome], ...] = (
+    (kafka_errors.GroupAuthorizationFailedError, Outcome.DENIED),
+    (kafka_errors.TopicAuthorizationFailedError, Outcome.DENIED),
+    (kafka_errors.UnknownTopicOrPartitionError, Outcome.UNKNOWN_TOPIC),
+    (kafka_errors.InvalidGroupIdError, Outcome.UNFIT),
+    (kafka_errors.InconsistentGroupProtocolError, Outcome.BROKEN),  # its members do not know "range"
+)
+
+
+class Membership:
+    """An outlet's place in a group. Every record that it took must be settled by `done`, `again` or `decline`."""
+
+    def __init__(self, groups: Groups, reader: GroupReader, member: Member) -> None:
+        """Made by `Groups.join`."""
+        self._groups = groups
+        self._reader = reader
+        self._dispatch = reader.dispatch
+        self._member = member
+        self._left = False
+
+    def wake(self) -> None:
+        """The outlet's demand grew; needed after it said "no room"."""
+        if not self._left:
+            self._dispatch.wake(self._member)
+
+    def done(self, record: Received) -> None:
+        """The record is settled for good. Late calls, for a record that is no longer ours, are counted only.
+
+        Args:
+            record: the very object that was offered.
+        """
+        self._dispatch.done(self._member, record)
+
+    def done_all(self, records: Sequence[Received]) -> None:
+        """As `done` for each, in this order."""
+        self._dispatch.done_all(self._member, records)
+
+    def again(self, record: Received, *, failed: bool = True, at_once: bool = False) -> None:
+        """The record is not settled: offer it again, to any outlet of the group, after a back-off.
+
+        Args:
+            record: the very object that was offered.
+            failed: count it as a failed attempt (False: it was only given back, such as AMQP's `released`).
+            at_once: no back-off, and before everything that waits; of several, give the last one back first.
+        """
+        self._dispatch.again(self._member, record, failed=failed, at_once=at_once)
+
+    def decline(self, record: Received, *, failed: bool = False, keep: bool = False) -> None:
+        """The record is not for this outlet, but may be for others; settled, and counted, when it is for none.
+
+        Args:
+            record: the very object that was offered.
+            failed: count it as a failed attempt.
+            keep: when it is for none, do not settle it: offer it to all of them again, after a back-off.
+        """
+        self._dispatch.decline(self._member, record, failed=failed, keep=keep)
+
+    def has_other(self, record: Received) -> bool:
+        """Whether there is another outlet here that may be offered the record."""
+        return self._dispatch.has_other(self._member, record)
+
+    def attempts(self, record: Received) -> int:
+        """How often the record was given out before and came back; 0 for a first delivery (AMQP delivery-count)."""
+        return self._dispatch.attempts(self._member, record)
+
+    def failures(self, record: Received) -> int:
+        """How many of the attempts have failed, by the client's word or with its connection."""
+        return self._dispatch.failures(self._member, record)
+
+    def place(self, record: Received) -> tuple[GroupReader, Part] | None:
+        """Whose settling a record that this outlet holds is; None when it is no longer its own.
+
+        For a transaction that settles the record: `Commits.committing`, then `done`.
+        """
+        part = self._dispatch.part_of(self._member, record)
+        return None if part is None else (self._reader, part)
+
+    async def leave(self, *, failed: bool = True) -> None:
+        """Give back what is unsettled, at once; the last outlet of a group here leaves Kafka's group too.
+
+        Args:
+            failed: what is unsettled has failed (False: the client has left in peace; an attempt it was all the same).
+        """
+        if not self._left:
+            self._left = True
+            await self._groups.leave(self._reader, self._member, failed=failed)
+
+
+class Groups:
+    """All consumer groups of this process; one reader for each."""
+
+    def __init__(
+        self,
+        kafka: ConsumerOptions,
+        spawn: Spawn,
+        lookup: Lookup,
+        readings: Readings,
+        *,
+        random: Callable[[], float],
+        commit_interval_s: float = 1.0,
+        revoke_wait_s: float = 3.0,
+        return_wait_s: float = 30.0,
+        session_timeout_ms: int = 10_000,
+        join_timeout_s: float = 30.0,
+        patience: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
+    ) -> None:
+        """Nothing is opened before the first `join`.
+
+        Args:
+            kafka: see `ConsumerOptions`.
+            spawn: starts a task of the application's task group.
+            lookup: refuses topics that are unknown or not for clients; not stopped by us.
+            readings: the catch-up reader, for what a queue's receivers have not selected; not stopped by us.
+            random: for the jitter of redelivery.
+            commit_interval_s: the least time between two commits of a reader.
+            revoke_wait_s: how long a rebalance waits for records that outlets hold.
+            return_wait_s: how long records are kept for an interest that has lost its last outlet here, while others
+                keep its partitions here: clients come back.
+            session_timeout_ms: Kafka's `session.timeout.ms`.
+            join_timeout_s: how long a join may take, though Kafka answers, before it is Refused as BUSY: the group's
+                other members have their part in it.
+            patience: bounds a join; `Patience.bound` ends it sooner when Kafka is silent.
+        """
+        self._kafka = dict(kafka)
+        self._spawn = spawn
+        self._lookup = lookup
+        self._readings = readings
+        self._backoff = Backoff(0.1, 30.0, random=random)
+        self._commit_interval_s = commit_interval_s
+        self._revoke_wait_s = revoke_wait_s
+        self._return_wait_s = return_wait_s
+        self._session_timeout_ms = session_timeout_ms
+        self._join_timeout_s = join_timeout_s
+        self._patience = patience
+        self._readers: dict[str, GroupReader] = {}
+        # A lock lives as long as somebody holds it or waits for it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._stopped = False
+        self._admin = GroupAdmin(kafka, spawn)
+
+    async def join(
+        self,
+        group: str,
+        topics: Collection[str],
+        outlet: Outlet,
+        *,
+        offset_reset: OffsetReset = "earliest",
+        interest: Interest | None = None,
+        wants: Condition | None = None,
+        queue: Condition | None = None,
+    ) -> Membership:
+        """Join a group; returns when Kafka has assigned us our partitions, which may be none.
+
+        The outlet may be offered records before this returns: as long as it cannot take them, let it have no room.
+
+        Args:
+            group: Kafka's `group.id`.
+            topics: at least one; may be none with an interest, which then waits for `follow`.
+            outlet: offered records as it has demand; hashable by identity, at most once in a group.
+            offset_reset: where the group begins in topics in which it has committed nothing: at the beginning, or at
+                the end as of now. Either is committed at once.
+            interest: which records of the topics it wants, and with whom it shares them; None is all, shared with
+                everybody.
+            wants: which of these the outlet selects for itself; None is all.
+            queue: tells which records are not settled when no outlet here selects them: the log keeps them for others,
+                and for who joins later. None: none of them.
+
+        Raises:
+            Refused: an unknown topic, no permission, no legal group, or Kafka does not answer.
+        """
+        if not group:
+            raise Refused(Outcome.UNFIT, "the name of a group cannot be empty")
+        if len(group) > GROUP_LIMIT:
+            raise Refused(Outcome.UNFIT, f"the name of a group has at most {GROUP_LIMIT} characters")
+        if not topics and interest is None:
+            raise Refused(Outcome.UNFIT, "a group needs a topic")
+        reader = self._readers.get(group)
+        if interest is None:  # one with an interest has topics that nobody has named: what it lacks, it lacks
+            for topic in set(topics) if reader is None else set(topics) - reader.topics:
+                await self._lookup.partitions(topic)
+        async with self._lock(group):
+            if self._stopped:
+                raise Refused(Outcome.BUSY, "the gateway is stopping")
+            reader = self._readers.get(group)
+            if reader is None:
+                reader = self._readers[group] = self._start(group)
+            # A member before the subscription is: no record may come that nobody here seems to want.
+            member = reader.add(outlet, topics, interest, wants, latest=offset_reset == "latest", queue=queue)
+        try:
+            await self._subscribe(reader)
+        except BaseException:
+            self._remove(reader, member, failed=True)  # nobody waits until Kafka has heard of it
+            raise
+        return Membership(self, reader, member)
+
+    def follow(self, group: str, interest: Interest, topics: Collection[str]) -> None:
+        """The topics that may hold records for an interest have changed.
+
+        New ones are read from their beginning: all that is in them is newer than the interest.
+        """
+        reader = self._readers.get(group)
+        if reader is not None:
+            reader.follow(interest.name, topics)
+
+    def knows(self, group: str, interest: Interest) -> bool:
+        """Whether an interest has outlets, or records are kept for it: then its selector will be told to forget it."""
+        reader = self._readers.get(group)
+        return reader is not None and reader.dispatch.knows(interest.name)
+
+    async def leave(self, reader: GroupReader, member: Member, *, failed: bool = True) -> None:
+        """Called by `Membership.leave`."""
+        closing = self._remove(reader, member, failed=failed)
+        if closing is not None:
+            # Whoever leaves may be cancelled; the consumer would stay a member of the group, and read nothing.
+            await asyncio.shield(closing)
+
+    def _remove(self, reader: GroupReader, member: Member, *, failed: bool) -> asyncio.Task[None] | None:
+        """Take a member away; the end of its reader, if it was the last one."""
+        reader.remove(member, failed=failed)
+        if reader.members or self._readers.get(reader.group) is not reader:
+            return None
+        closing = self._spawn(self._close(reader))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        return closing
+
+    async def _close(self, reader: GroupReader) -> None:
+        async with self._lock(reader.group):
+            if not reader.members and self._readers.get(reader.group) is reader:
+                del self._readers[reader.group]
+                await reader.close()
+
+    async def topics(self, group: str) -> frozenset[str]:
+        """The topics in which a group has committed something, ever; empty when there is no such group.
+
+        Raises:
+            Refused: no permission, or Kafka does not answer.
+        """
+        return await self._admin.topics(group)
+
+    async def positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
+        """What a group has committed in a topic, by partition, with what its members here have settled.
+
+        Raises:
+            Refused: no permission, or Kafka does not answer.
+        """
+        reader = self._readers.get(group)
+        if reader is not None:
+            await reader.commits.commit()
+        return await self._admin.positions(group, topic)
+
+    async def exists(self, group: str) -> bool:
+        """Whether Kafka knows a group; Refused: no permission, or Kafka does not answer."""
+        return await self._admin.exists(group)
+
+    async def names(self) -> frozenset[str]:
+        """All groups that Kafka knows; Refused: no permission, or Kafka does not answer."""
+        return await self._admin.names()
+
+    async def delete(self, group: str, topic: str) -> bool:
+        """End a subscription: delete a group that has committed in `topic` alone.
+
+        Returns:
+            False when it is left alone: it has members, here or elsewhere, or is for other topics too.
+
+        Raises:
+            Refused: no permission, or Kafka does not answer.
+        """
+        async with self._lock(group):
+            return group not in self._readers and await self._admin.delete(group, topic)
+
+    async def stop(self) -> None:
+        """Commit what is settled and leave all groups."""
+        self._stopped = True
+        readers = list(self._readers.values())
+        self._readers.clear()
+        await asyncio.gather(*(reader.close() for reader in readers), *self._closing)
+        await self._admin.stop()
+
+    def statistics(self) -> tuple[GroupStatistics, ...]:
+        """One for each reader."""
+        return tuple(reader.statistics() for reader in self._readers.values())
+
+    def _lock(self, group: str) -> asyncio.Lock:
+        lock = self._locks.get(group)
+        if lock is None:
+            lock = self._locks[group] = asyncio.Lock()
+        return lock
+
+    def _start(self, group: str) -> GroupReader:
+        reader = GroupReader(
+            self._kafka,
+            self._spawn,
+            self._backoff,
+            self._lookup,
+            group,
+            readings=self._readings,
+            commit_interval_s=self._commit_interval_s,
+            revoke_wait_s=self._revoke_wait_s,
+            return_wait_s=self._return_wait_s,
+            session_timeout_ms=self._session_timeout_ms,
+            join_timeout_s=self._join_timeout_s,
+        )
+        reader.start()
+        return reader
+
+    async def _subscribe(self, reader: GroupReader) -> None:
+        try:
+            async with self._patience(self._join_timeout_s):
+                await reader.subscribe()
+        except TimeoutError as error:
+            raise Refused(Outcome.BUSY, f"group {reader.group!r} could not be joined in time") from error
+        except kafka_errors.KafkaError as error:
+            outcome = next((outcome for kind, outcome in _REFUSALS if isinstance(error, kind)), Outcome.BUSY)
+            raise Refused(outcome, f"group {reader.group!r} cannot be joined: {error!r}") from error

@@ -1,0 +1,541 @@
+"""A plain member of a consumer group, read page by page: nothing moves on before it was really delivered.
+
+aiokafka moves its own position when records are fetched. Here they are held until `delivered` says that the
+client has them, so a poll that ends early, for whatever reason, loses nothing: the next one begins where it began.
+
+Nobody fetches while nobody waits: a while after the last poll everything is paused. A poll that finds nothing for a
+while sleeps too, and the process's one reader at the end of the log wakes it (`arrivals`).
+
+Two positions a partition: `delivered`, what was written to the client, and `confirmed`, what it had before it
+asked again, which shows that it arrived. Only confirmed records are committed on the client's behalf.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import zlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+import structlog
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    CommitFailedError,
+    ConsumerStoppedError,
+    GroupAuthorizationFailedError,
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+    UnknownMemberIdError,
+)
+from aiokafka.structs import OffsetAndMetadata
+
+from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.fetching import fetch, position
+from gateway.kafka.driver.kafka_consumer import ASSIGNORS, close_consumer, committed_positions, start_consumer
+from gateway.kafka.read.arrivals import Arrivals
+from gateway.spawn import Spawn
+from mapping.outcomes import Outcome
+from mapping.record import Received
+
+log = structlog.get_logger(__name__)
+
+CHUNK: Final = 1000  # records that are taken at once
+QUIET_S: Final = 1.0  # without a record, or without a poll: after this fetching is paused
+RECHECK_S: Final = 30.0
+"""A sleeping poll looks for more after this, or up to twice as long: records of open transactions are no arrivals. It
+asks Kafka itself only where the tail does not know that there is nothing."""
+FETCHER_PAUSE_S: Final = 60.0  # aiokafka's fetcher looks for work so often when nobody, such as `fetch`, wakes it
+SESSION_TIMEOUT_MS: Final = 45_000  # Kafka's own default since 3.0
+LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one fails by itself on a busy machine
+START_S: Final = 8.0  # to connect: most clients wait ten seconds or more for an answer
+JOIN_S: Final = 5.0  # how long a subscription waits for its partitions; a broker holds new groups for 3 s
+COMMIT_S: Final = 10.0
+POLL_INTERVAL_MARGIN_S: Final = 60.0
+_DENIALS: Final = (ClusterAuthorizationFailedError, GroupAuthorizationFailedError, TopicAuthorizationFailedError)
+
+
+class MemberSettings(msgspec.Struct, frozen=True):
+    """How one member reads.
+
+    Attributes:
+        group: the consumer group.
+        client_id: as the broker's log and quotas see it.
+        auto_offset_reset: `earliest`, `latest` or `none`.
+        fetch_min_bytes: the broker waits a little for as much.
+        fetch_bytes: prefetched from a broker at once: what its memory is bounded by.
+        isolation_level: `read_committed` or `read_uncommitted`.
+        heartbeat_s: between two signs of life to the group; so long may it take to learn of a change.
+        request_timeout_ms: of single requests to Kafka; None: the gateway's own.
+        idle_s: how long the client may stay silent before it is removed; Kafka must not remove it sooner.
+    """
+
+    group: str
+    client_id: str
+    auto_offset_reset: str
+    fetch_min_bytes: int
+    fetch_bytes: int
+    isolation_level: str
+    heartbeat_s: float
+    request_timeout_ms: int | None
+    idle_s: float
+
+
+class NotAssignedError(Exception):
+    """A partition is not this member's now."""
+
+    def __init__(self, partitions: Iterable[TopicPartition]) -> None:
+        names = ", ".join(sorted(f"{partition.topic}-{partition.partition}" for partition in partitions))
+        super().__init__(f"No current assignment for partition {names}")
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False):
+    """The first `count` held records of a partition, as given to a client."""
+
+    partition: TopicPartition
+    first: Received
+    count: int
+
+
+class _Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        await self._member.partitions_revoked()
+
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        self._member.partitions_assigned()
+
+
+class Member:
+    """One consumer of one client."""
+
+    def __init__(
+        self,
+        settings: MemberSettings,
+        kafka: dict[str, Any],
+        arrivals: Arrivals,
+        *,
+        auto_commit: bool,
+        spawn: Spawn,
+        clock: Callable[[], float],
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            settings: see `MemberSettings`.
+            kafka: connection arguments of an aiokafka consumer.
+            arrivals: wakes a poll that sleeps.
+            auto_commit: whether what is confirmed is committed when its partitions are revoked.
+            spawn: starts background work.
+            clock: monotonic seconds; the loop's.
+        """
+        options = kafka | {"client_id": settings.client_id}
+        if settings.request_timeout_ms is not None:
+            options["request_timeout_ms"] = max(settings.request_timeout_ms, LEAST_REQUEST_TIMEOUT_MS)
+        self.auto_commit = auto_commit
+        self._spawn = spawn
+        self._clock = clock
+        self._arrivals = arrivals
+        self._consumer = AIOKafkaConsumer(
+            **options,
+            group_id=settings.group,
+            enable_auto_commit=False,
+            auto_offset_reset=settings.auto_offset_reset,
+            fetch_min_bytes=settings.fetch_min_bytes,
+            fetch_max_bytes=settings.fetch_bytes,
+            isolation_level=settings.isolation_level,
+            partition_assignment_strategy=ASSIGNORS,
+            heartbeat_interval_ms=round(settings.heartbeat_s * 1000),
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            consumer_timeout_ms=round(FETCHER_PAUSE_S * 1000),
+            max_poll_interval_ms=round((settings.idle_s + POLL_INTERVAL_MARGIN_S) * 1000),
+        )
+        self._held: dict[TopicPartition, list[Received]] = {}
+        self._delivered: dict[TopicPartition, int] = {}
+        self._confirmed: dict[TopicPartition, int] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._topics: tuple[str, ...] = ()
+        self._subscribed = False
+        self._manual = False
+        self._joined = asyncio.Event()
+        self._waiting: asyncio.Timeout | None = None
+        self._arrival = asyncio.Event()
+        self._quiet: asyncio.TimerHandle | None = None
+        self._stopped = False
+        self._paused = False
+        self._looked = clock()  # when fetching last began, or there was seen to be nothing to fetch
+        # Not all at once: those that began to wait together look again at different times.
+        self._recheck_s = RECHECK_S * (1 + zlib.crc32(f"{settings.group}/{settings.client_id}".encode()) % 64 / 64)
+
+    async def start(self) -> None:
+        """Connect within `START_S`. Raises Refused BUSY when Kafka does not answer."""
+        try:
+            async with asyncio.timeout(START_S):
+                await start_consumer(self._consumer, self._spawn)
+        except (TimeoutError, KafkaError) as error:
+            raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
+
+    async def stop(self, timeout: float) -> None:
+        """Leave the group and disconnect, at most `timeout` seconds; a running `wait` ends."""
+        self.interrupt()
+        self._stopped = True
+        self._stay_awake()
+        self._arrivals.forget(self)
+        await close_consumer(self._consumer, timeout)
+
+    # Which partitions
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What it is subscribed to."""
+        return self._topics
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether it was subscribed, or given partitions."""
+        return self._subscribed or self._manual
+
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether it was subscribed; its topics may be none, where a pattern fits none yet."""
+        return self._subscribed
+
+    @property
+    def is_manual(self) -> bool:
+        """Whether it was given partitions, instead of joining the group."""
+        return self._manual
+
+    def assignment(self) -> list[TopicPartition]:
+        """Its partitions now, in order."""
+        return sorted(self._consumer.assignment())
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Join the group for `topics` and wait until partitions and positions are fixed, at most `JOIN_S`.
+
+        What is stored after this is delivered, also with `auto.offset.reset` latest. When the group takes longer to
+        agree, it goes on in the background.
+        """
+        had = self._topics
+        self._topics = tuple(topics)
+        self._subscribed = True
+        self._joined.clear()
+        self._forget()
+        if not topics:  # of a pattern: they will come
+            if had:
+                self._consumer.unsubscribe()
+            return
+        self._consumer.subscribe(topics=list(topics), listener=_Rebalances(self))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(JOIN_S):
+                await self._joined.wait()
+                await self._positions(self._consumer.assignment())
+
+    async def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Read exactly `partitions`, without the group's agreement; their positions are fixed as in `subscribe`."""
+        self._manual = True
+        self._forget()
+        self._consumer.assign(list(partitions))
+        self._begin_to_fetch()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(JOIN_S):
+                await self._positions(partitions)
+
+    def unsubscribe(self) -> None:
+        """Give up all partitions; the group shares them out anew."""
+        if self._topics or self._manual:
+            self._consumer.unsubscribe()
+        self._topics = ()
+        self._subscribed = False
+        self._manual = False
+        self._joined.clear()
+        self._forget()
+
+    def partitions_assigned(self) -> None:
+        """The group has agreed; called by the rebalance listener."""
+        self._joined.set()
+        self._begin_to_fetch()
+
+    def _begin_to_fetch(self) -> None:
+        """There are new partitions: a poll that waits for them goes on; without one they are fetched for a while."""
+        self._paused = False
+        self._looked = self._clock()
+        self._arrival.set()
+        if self._waiting is None:
+            self._be_quiet_later()
+
+    async def partitions_revoked(self) -> None:
+        """The group agrees anew; called by the rebalance listener while we may still commit."""
+        if self.auto_commit:
+            try:
+                await self.commit_confirmed()
+            except (Refused, NotAssignedError) as error:
+                log.info("positions not committed before a rebalance", reason=str(error))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._held.clear()
+        self._delivered.clear()
+        self._confirmed.clear()
+        self._committed.clear()
+
+    async def _positions(self, partitions: Collection[TopicPartition]) -> None:
+        for partition in tuple(partitions):
+            try:
+                await position(self._consumer, partition)
+            except IllegalStateError:  # the group agreed anew meanwhile
+                return
+            except KafkaError as error:
+                raise _refused(error) from error
+
+    # Reading
+
+    def confirm(self) -> None:
+        """The client asks again: it has what it was given."""
+        self._confirmed.update(self._delivered)
+
+    async def wait(self, timeout_s: float, stuck: Collection[TopicPartition] = ()) -> None:
+        """Wait until a record is held, at most `timeout_s`, or until `interrupt`.
+
+        Args:
+            timeout_s: seconds.
+            stuck: partitions whose held records cannot be given to this client; they do not count.
+
+        Raises:
+            Refused: Kafka's answer; nothing is lost by it.
+        """
+        if any(partition not in stuck for partition in self._held):
+            return
+        deadline = self._clock() + timeout_s
+        self._stay_awake()
+        sleeps = self._paused and timeout_s > QUIET_S and self._clock() < self._looked + self._recheck_s
+        if not sleeps:
+            self._fetch_again()
+        try:
+            async with asyncio.timeout_at(deadline) as scope:
+                self._waiting = scope
+                if sleeps:  # it was asleep, and asks for the end of the log before it fetches
+                    await self._sleep(tuple(self._consumer.assignment()))
+                while True:
+                    # A partition with held records is left alone: what is held stays within one chunk.
+                    wanted = [partition for partition in self._consumer.assignment() if partition not in self._held]
+                    if wanted or (not self._held and (self._topics or self._manual)):
+                        left = max(0.0, min(QUIET_S, deadline - self._clock()))
+                        await self._fetch(wanted, 0.0 if self._held else left)
+                    if self._held or self._clock() >= deadline:
+                        return
+                    await self._sleep(wanted)
+        except (TimeoutError, ConsumerStoppedError):
+            return  # `interrupt` ends it so, and `stop`
+        finally:
+            self._waiting = None
+            self._arrivals.forget(self)
+            self._be_quiet_later()
+
+    async def _sleep(self, partitions: Sequence[TopicPartition]) -> None:
+        """Nothing came for a while: stop fetching until something is stored, or the partitions are others."""
+        self._arrival.clear()
+        places: dict[TopicPartition, int] = {}
+        if partitions:
+            try:
+                places = {partition: await position(self._consumer, partition) for partition in partitions}
+                if not await self._arrivals.wait_for(self, places):
+                    self._fetch_again()
+                    return
+            except IllegalStateError:  # the group agreed anew meanwhile
+                self._fetch_again()
+                return
+            except KafkaError as error:
+                raise _refused(error) from error
+            except Refused:  # Kafka is away: fetching goes on when it is back
+                places = {}
+        self._pause()
+        while True:
+            until = self._looked + self._recheck_s if places else self._clock() + QUIET_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._arrival.wait()
+            if self._arrival.is_set() or not places or self._arrivals.may_have_more(places):
+                break
+            self._looked = self._clock()
+        self._arrivals.forget(self)
+        self._fetch_again()
+
+    def arrived(self) -> None:
+        """Something was stored in a partition of ours; called by `arrivals`."""
+        self._arrival.set()
+
+    def _pause(self) -> None:
+        self._paused = True
+        assigned = self._consumer.assignment()
+        if assigned:
+            self._consumer.pause(*assigned)
+
+    def _fetch_again(self) -> None:
+        self._paused = False
+        self._looked = self._clock()
+        assigned = self._consumer.assignment()
+        if assigned:
+            self._consumer.resume(*assigned)
+
+    def _stay_awake(self) -> None:
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
+
+    def _be_quiet_later(self) -> None:
+        """Nobody waits: what is fetched from now on for a while is at hand for the next poll, and then no more."""
+        self._stay_awake()
+        if not self._stopped and not self._paused:
+            self._quiet = asyncio.get_running_loop().call_later(QUIET_S, self._pause)
+
+    async def _fetch(self, partitions: Sequence[TopicPartition], timeout_s: float) -> None:
+        try:
+            fetched = await fetch(self._consumer, partitions, timeout_s=timeout_s, most=CHUNK)
+        except KafkaError as error:
+            raise _refused(error) from error
+        for partition, records in fetched.items():
+            self._held.setdefault(partition, []).extend(records)
+
+    def interrupt(self) -> None:
+        """End a running `wait` now."""
+        scope = self._waiting
+        if scope is not None and not scope.expired():
+            scope.reschedule(self._clock())
+
+    def held(self) -> list[tuple[TopicPartition, list[Received]]]:
+        """What was fetched and not delivered; not to be changed."""
+        return list(self._held.items())
+
+    def delivered(self, chunks: Iterable[Chunk]) -> None:
+        """These were written to the client. A chunk of a partition that was revoked or moved meanwhile is void."""
+        for chunk in chunks:
+            records = self._held.get(chunk.partition)
+            if not records or records[0] is not chunk.first:
+                continue
+            self._delivered[chunk.partition] = records[chunk.count - 1].offset + 1
+            if chunk.count == len(records):
+                del self._held[chunk.partition]
+            else:
+                del records[: chunk.count]
+
+    # Positions
+
+    async def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        """Commit `offsets` as they are given; none are nothing to do.
+
+        Raises:
+            NotAssignedError: for a partition that is not ours.
+            Refused: BUSY when Kafka does not answer or the group agrees anew; see `_refused`.
+        """
+        if not offsets:
+            return
+        foreign = offsets.keys() - self._consumer.assignment()
+        if foreign:
+            raise NotAssignedError(foreign)
+        try:
+            async with asyncio.timeout(COMMIT_S):
+                await self._consumer.commit(offsets)
+        except TimeoutError as error:
+            raise Refused(Outcome.BUSY, "Kafka did not answer the commit in time") from error
+        except IllegalStateError as error:
+            raise NotAssignedError(offsets) from error
+        except KafkaError as error:
+            if self._manual and isinstance(error, UnknownMemberIdError):
+                reason = "The group has members that share its partitions; only they commit"
+                raise Refused(Outcome.UNFIT, reason) from error
+            raise _refused(error) from error
+        for partition, offset in offsets.items():
+            self._committed[partition] = offset.offset
+
+    async def commit_delivered(self) -> None:
+        """Commit everything that was delivered; raises as `commit`."""
+        await self._commit_positions(self._delivered)
+
+    async def commit_confirmed(self) -> None:
+        """Commit what the client has shown to have; raises as `commit`."""
+        await self._commit_positions(self._confirmed)
+
+    async def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What the group has committed, for any partitions; those without are left out.
+
+        Raises:
+            Refused: not allowed, or Kafka does not answer.
+        """
+        try:
+            async with asyncio.timeout(COMMIT_S):
+                return await committed_positions(self._consumer, partitions)
+        except TimeoutError as error:
+            raise Refused(Outcome.BUSY, "Kafka did not answer in time") from error
+        except KafkaError as error:
+            raise _refused(error) from error
+
+    @property
+    def has_uncommitted(self) -> bool:
+        """Whether `commit_confirmed` had something to do."""
+        return any(self._committed.get(partition) != offset for partition, offset in self._confirmed.items())
+
+    async def _commit_positions(self, positions: dict[TopicPartition, int]) -> None:
+        ours = self._consumer.assignment()
+        changed = {
+            partition: OffsetAndMetadata(offset, "")
+            for partition, offset in positions.items()
+            if partition in ours and self._committed.get(partition) != offset
+        }
+        if changed:
+            await self.commit(changed)
+
+    def seek(self, offsets: dict[TopicPartition, int]) -> None:
+        """Read on from `offsets`; NotAssignedError, and nothing is moved, when a partition is not ours."""
+        self._check_assigned(offsets)
+        for partition, offset in offsets.items():
+            self._consumer.seek(partition, offset)
+            self._moved(partition, offset)
+
+    async def seek_to_edge(self, partitions: Sequence[TopicPartition], *, end: bool) -> None:
+        """Read on from the first record still there, or behind the last one.
+
+        Raises:
+            NotAssignedError: a partition is not ours.
+            Refused: Kafka does not answer.
+        """
+        self._check_assigned(partitions)
+        if not partitions:
+            return
+        find = self._consumer.end_offsets if end else self._consumer.beginning_offsets
+        try:
+            async with asyncio.timeout(COMMIT_S):
+                offsets = await find(list(partitions))
+        except TimeoutError as error:
+            raise Refused(Outcome.BUSY, "Kafka did not answer in time") from error
+        except KafkaError as error:
+            raise _refused(error) from error
+        self.seek({partition: offsets[partition] for partition in partitions})
+
+    def _check_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        foreign = set(partitions) - self._consumer.assignment()
+        if foreign:
+            raise NotAssignedError(foreign)
+
+    def _moved(self, partition: TopicPartition, offset: int) -> None:
+        self._held.pop(partition, None)
+        self._delivered[partition] = offset
+        self._confirmed.pop(partition, None)
+
+
+def _refused(error: KafkaError) -> Refused:
+    """What Kafka's error means for the client of a member."""
+    name = type(error).__name__
+    if isinstance(error, _DENIALS):
+        return Refused(Outcome.DENIED, f"Kafka does not allow it ({name})")
+    if isinstance(error, OffsetOutOfRangeError | NoOffsetForPartitionError):
+        return Refused(Outcome.UNFIT, f"There is no position to read from ({name}); seek to one")
+    if isinstance(error, CommitFailedError):
+        return Refused(Outcome.BUSY, "The group has shared its partitions out anew; poll again")
+    return Refused(Outcome.BUSY, f"Kafka does not answer ({name})")

@@ -1,0 +1,533 @@
+"""One member of a Kafka consumer group, shared by all outlets of that group in this process.
+
+It is subscribed to what its outlets want together, reads as they have room, and commits what they settled as a
+contiguous prefix per partition, with a ledger of what is settled behind it in the commit's metadata, so that whoever
+has the partition next knows. Who gets which record is `group_dispatch`'s.
+
+Every position is set here, not by aiokafka: where the group has committed; else where it begins, which is committed
+at once, so that nothing stored from then on can be missed. A partition that a rebalance brings back to us goes on as
+if nothing had happened, if nobody has committed for it in between: what outlets hold of it stays theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Hashable, Iterable
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.abc import ConsumerRebalanceListener
+from aiokafka.errors import ConsumerStoppedError, KafkaError
+
+from flowcontrol.backoff import Backoff
+from gateway.failures import failures
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.driver.kafka_consumer import (
+    ASSIGNORS,
+    CHUNK,
+    FETCH_WAIT_MS,
+    ISOLATION,
+    ConsumerOptions,
+    close_consumer,
+    committed_offsets,
+    committed_positions,
+    is_broken,
+    rejoin,
+    start_consumer,
+    stop_waiting,
+    subscribe,
+)
+from gateway.kafka.groups.assignment import Condition, GroupStatistics, Interest, Member, Part
+from gateway.kafka.groups.catch_up import Readings
+from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, Commits, ours
+from gateway.kafka.groups.dispatch import Dispatch
+from gateway.spawn import Spawn, keep_on
+
+log = logging.getLogger(__name__)
+
+NO_POLL_LIMIT_MS: Final = 2**31 - 1
+"""A group must not lose us because clients are slow; our being alive is what the heartbeats say."""
+
+HEARTBEAT_MS: Final = 1000
+"""A rebalance waits until the last member has learnt of it by its heartbeat, and stops the group so long."""
+
+STALL_S: Final = 0.5
+"""Without demand for so long, partitions are paused. Shorter stalls keep what was fetched at hand, since pausing
+throws it away; either way at most one fetch per partition is held."""
+
+FOLLOW_S: Final = 2.0
+"""At least so long between two changes of the subscription that no join waits for: each is a rebalance of the whole
+group, and new topics often come in swarms."""
+
+SPAN: Final = 50_000
+"""Records of a partition that may lie behind one that nobody settles, each some 100 bytes here, and blocks of 1,024
+offsets with one that nobody selects, each 250 bytes at most. A thousand clients with windows of 20 on one partition
+stay below, and so does a queue with 50 million records behind the first that nobody selects."""
+
+BEGINNINGS_TIMEOUT_S: Final = 1.5
+RETRY_S: Final = 0.5
+
+REPLACED: Final = "the group was left meanwhile"
+
+
+class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    """See the module. `Groups` starts, shares and closes readers.
+
+    Attributes:
+        group: the consumer group.
+        topics: what is subscribed to.
+        commits: what is committed, and when.
+    """
+
+    def __init__(
+        self,
+        kafka: ConsumerOptions,
+        spawn: Spawn,
+        backoff: Backoff,
+        lookup: Lookup,
+        group: str,
+        *,
+        readings: Readings,
+        commit_interval_s: float,
+        revoke_wait_s: float,
+        return_wait_s: float,
+        session_timeout_ms: int,
+        join_timeout_s: float,
+    ) -> None:
+        self.group = group
+        self.topics: frozenset[str] = frozenset()
+        self._options = {
+            **kafka,
+            "group_id": group,
+            "enable_auto_commit": False,
+            "auto_offset_reset": "earliest",  # retention has passed us: what is left
+            "isolation_level": ISOLATION,
+            "partition_assignment_strategy": ASSIGNORS,
+            "fetch_max_wait_ms": FETCH_WAIT_MS,
+            "max_partition_fetch_bytes": 256 * 1024,
+            "fetch_max_bytes": 4 * 1024 * 1024,
+            "session_timeout_ms": session_timeout_ms,
+            "heartbeat_interval_ms": min(HEARTBEAT_MS, session_timeout_ms // 3),
+            "rebalance_timeout_ms": max(30_000, session_timeout_ms),
+            "max_poll_interval_ms": NO_POLL_LIMIT_MS,
+        }
+        self._spawn = spawn
+        self._lookup = lookup
+        self._revoke_wait_s = revoke_wait_s
+        self._join_timeout_s = join_timeout_s
+        self._dispatch = Dispatch(backoff, self._push_soon, readings, return_wait_s=return_wait_s)
+        self.commits = Commits(group, self._dispatch, lookup, lambda: self._consumer, interval_s=commit_interval_s)
+        self._consumer: AIOKafkaConsumer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._latest: set[str] = set()  # topics that a new group begins at their end
+        self._starts: dict[TopicPartition, int] = {}  # and where that was
+        self._push_due = False
+        self._paused = False
+        self._own_change = False
+        self._closed = False
+        self._stalled: set[Part] = set()
+        self._woken = asyncio.Event()
+        self._stale = asyncio.Event()
+        self._connected = asyncio.Event()
+        self._assigned = asyncio.Event()
+        self._changing = asyncio.Lock()
+        self._rebalances = 0
+
+    # Life.
+
+    def start(self) -> None:
+        """Begin to work; the group is joined with the first `subscribe` that has topics."""
+        parts = (self._run, self._follow, self.commits.run, self.commits.follow_retention)
+        self._tasks = [self._spawn(keep_on(part, "group", self.group)) for part in parts]
+
+    async def close(self) -> None:
+        """Commit what is settled and leave the group."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        consumer = self._consumer
+        if consumer is not None:
+            answered = await self.commits.commit()
+            self._dispatch.suspended = True
+            self._consumer = None
+            self._connected.clear()
+            self.topics = frozenset()
+            stop_waiting(consumer)
+            self._assigned.set()
+            await close_consumer(consumer, 2.0 if answered else 0.2)
+        self._dispatch.close()
+
+    # What outlets say.
+
+    @property
+    def members(self) -> Collection[Outlet]:
+        """The outlets that share this reader."""
+        return self._dispatch.members.keys()
+
+    def add(
+        self,
+        outlet: Outlet,
+        topics: Collection[str],
+        interest: Interest | None,
+        wants: Condition | None,
+        *,
+        latest: bool,
+        queue: Condition | None,
+    ) -> Member:
+        """An outlet joins; `subscribe` next, for topics that are new.
+
+        Args:
+            outlet: offered records from now on.
+            topics: that may hold records for it.
+            interest: which of their records; None is all of them.
+            wants: which of these the outlet selects; None is all of them.
+            latest: a group that has committed nothing in a topic begins at its end.
+            queue: tells what stays for others when no outlet selects it; None is nothing.
+        """
+        if latest:
+            self._latest.update(set(topics) - self.topics)
+        return self._dispatch.add(outlet, topics, interest, wants, queue=queue)
+
+    def remove(self, member: Member, *, failed: bool = True) -> None:
+        """An outlet leaves: what it has not settled is offered to the others first; see `Dispatch.remove`."""
+        self._dispatch.remove(member, failed=failed)
+        self._check_topics()
+
+    def follow(self, name: Hashable, topics: Collection[str]) -> None:
+        """The topics of an interest have changed; new ones are read from their beginning."""
+        self._dispatch.follow(name, topics)
+        self._check_topics()
+
+    def _check_topics(self) -> None:
+        if self._dispatch.topics != self.topics:
+            self._stale.set()
+
+    @property
+    def dispatch(self) -> Dispatch:
+        """For `done`, `again`, `decline`, `wake` and `attempts`."""
+        return self._dispatch
+
+    def _push_soon(self) -> None:
+        if not self._push_due:
+            self._push_due = True
+            asyncio.get_running_loop().call_soon(self._push_now)
+
+    def _push_now(self) -> None:
+        self._push_due = False
+        self._dispatch.push()
+        if self._paused and not self._dispatch.suspended and self._dispatch.demand > 0:
+            self._resume()
+        self._woken.set()
+
+    # The subscription.
+
+    async def subscribe(self) -> None:
+        """Subscribe to what the outlets want now; returns when Kafka has assigned our share of it.
+
+        Concurrent calls share a rebalance.
+
+        Raises:
+            KafkaError: Kafka is away, or it does not want us in the group.
+            Refused: likewise.
+        """
+        async with self._changing:
+            topics = self._dispatch.topics
+            if not topics:
+                if self._consumer is not None:
+                    await self._disconnect()
+                return
+            if topics == self.topics:
+                await self._assigned.wait()  # whoever subscribed may have given up waiting
+                return
+            consumer = self._consumer
+            if consumer is None:
+                consumer = await self._connect()
+            try:
+                await self._subscribe(consumer, topics)
+            except BaseException:
+                if not self._connected.is_set():
+                    self._consumer = None
+                    self.topics = frozenset()
+                    await close_consumer(consumer)
+                raise
+            self._connected.set()
+
+    async def _connect(self) -> AIOKafkaConsumer:
+        consumer = AIOKafkaConsumer(**self._options)
+        await start_consumer(consumer, self._spawn)
+        if self._closed:
+            await close_consumer(consumer)
+            raise KafkaError(REPLACED)
+        self._consumer = consumer
+        return consumer
+
+    async def _subscribe(self, consumer: AIOKafkaConsumer, topics: frozenset[str]) -> None:
+        await self._find_starts(consumer, topics - self.topics)
+        await self.commits.commit()
+        if consumer is not self._consumer:
+            raise KafkaError(REPLACED)
+        self._own_change = True
+        self._assigned.clear()
+        self.topics = topics
+        try:
+            await subscribe(consumer, topics, self)
+            await self._assigned.wait()
+            if consumer is not self._consumer:
+                raise KafkaError(REPLACED)
+        except KafkaError:
+            self.topics = frozenset()
+            self._stale.set()
+            raise
+        finally:
+            self._own_change = False
+
+    async def _find_starts(self, consumer: AIOKafkaConsumer, topics: frozenset[str]) -> None:
+        """Fix where a new group begins, before it is joined.
+
+        A group is new in a topic when no partition there has a committed offset. Where some have, the others are
+        new partitions (or have been empty ever since), and are read from their beginning.
+        """
+        found = await self._lookup.existing(self._latest.intersection(topics))
+        partitions = [partition for numbers in found.values() for partition in numbers]
+        old = {partition.topic for partition in await committed_offsets(consumer, partitions)}
+        new = [partition for partition in partitions if partition.topic not in old]
+        if new:
+            self._starts |= await self._lookup.ends(new, existing=True)
+        wanted = self._dispatch.topics
+        self._latest = (self._latest - topics) & wanted
+        self._starts = {partition: start for partition, start in self._starts.items() if partition.topic in wanted}
+
+    async def _follow(self) -> None:
+        """Keep the subscription what the outlets want while topics come and go and outlets leave."""
+        while True:
+            await self._stale.wait()
+            self._stale.clear()
+            try:
+                async with asyncio.timeout(self._join_timeout_s):  # joins wait for the same lock
+                    await self.subscribe()
+            except Exception as error:
+                if not isinstance(error, KafkaError | Refused | TimeoutError):
+                    failures.tell("group", error, self.group)
+                log.warning("group %s: the subscription cannot be changed: %r", self.group, error)
+                self._check_topics()
+            await asyncio.sleep(FOLLOW_S)
+
+    # Reading.
+
+    async def _run(self) -> None:
+        while True:
+            await self._connected.wait()
+            consumer = self._consumer
+            try:
+                while consumer is not None and consumer is self._consumer:
+                    await self._read(consumer)
+            except (KafkaError, ConsumerStoppedError) as error:
+                log.warning("group %s: %r", self.group, error)
+                await asyncio.sleep(RETRY_S)
+                if consumer is self._consumer and is_broken(consumer):
+                    await self._replace(consumer)
+            except Exception:
+                # What the consumer has given out may not have been taken: another begins where we were.
+                if consumer is not None and consumer is self._consumer:
+                    await self._replace(consumer)
+                raise
+
+    async def _replace(self, consumer: AIOKafkaConsumer) -> None:
+        """A consumer has broken down: another one takes its place in the group."""
+        self._consumer = None
+        self._connected.clear()
+        self._dispatch.suspended = True
+        self._dispatch.keep(())
+        self.topics = frozenset()
+        stop_waiting(consumer)
+        self._assigned.set()
+        self._stale.set()
+        await close_consumer(consumer)
+
+    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        dispatch = self._dispatch
+        dispatch.push()
+        if self._stalled:
+            self._unstall(consumer)
+        demand = dispatch.demand
+        if demand <= 0:
+            await self._wait_demand(consumer)
+            return
+        self._take(await consumer.getmany(timeout_ms=1000, max_records=min(demand, CHUNK)))
+        dispatch.push()
+        await asyncio.sleep(0)
+
+    def _take(self, batches: dict[TopicPartition, list[Any]]) -> None:
+        dispatch = self._dispatch
+        if dispatch.suspended:
+            return  # our position stays, and is sought again if the partition does
+        take, parts = dispatch.take, dispatch.parts
+        for partition, records in batches.items():
+            part = parts.get(partition)
+            if part is None:
+                continue
+            take(records, part)
+            part.position = records[-1].offset + 1
+            if part.span > SPAN:
+                self._stall(part)
+
+    def _stall(self, part: Part) -> None:
+        log.warning(
+            "group %s: %s is not read on: too much lies behind a record that is not settled (unselected: %d)",
+            self.group, part.partition, len(part.unselected),
+        )  # fmt: skip
+        part.stalled = True
+        self._stalled.add(part)
+        if self._consumer is not None:
+            self._consumer.pause(part.partition)
+
+    def _unstall(self, consumer: AIOKafkaConsumer) -> None:
+        self._stalled = {part for part in self._stalled if part.ours}
+        for part in [part for part in self._stalled if part.span <= SPAN // 2]:
+            part.stalled = False
+            self._stalled.remove(part)
+            if part.partition in consumer.assignment():
+                consumer.resume(part.partition)
+
+    async def _wait_demand(self, consumer: AIOKafkaConsumer) -> None:
+        self._woken.clear()
+        try:
+            async with asyncio.timeout(STALL_S):
+                await self._woken.wait()
+        except TimeoutError:
+            self._paused = self._dispatch.demand <= 0  # who came with the end of the time does not wake us again
+        while self._paused:
+            # Polling goes on, so that errors of the group are seen; a new assignment begins unpaused.
+            if assigned := consumer.assignment():
+                consumer.pause(*assigned)
+            self._take(await consumer.getmany(timeout_ms=1000, max_records=CHUNK))
+            self._dispatch.push()
+
+    def _resume(self) -> None:
+        self._paused = False
+        if self._consumer is not None:
+            stalled = {part.partition for part in self._stalled}
+            self._consumer.resume(*(self._consumer.paused() - stalled))
+
+    # Rebalancing.
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Partitions may move: wait shortly for what outlets hold, and commit.
+
+        Not when we have changed the subscription ourselves: that moves no partition of the other topics.
+        """
+        dispatch = self._dispatch
+        dispatch.suspended = True
+        if not dispatch.parts:
+            return
+        if not self._own_change:
+            try:
+                async with asyncio.timeout(self._revoke_wait_s):
+                    while dispatch.held:
+                        dispatch.returned.clear()
+                        await dispatch.returned.wait()
+            except TimeoutError:
+                log.info("group %s: revoked with %d records unsettled", self.group, dispatch.held)
+        await self.commits.commit()
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """These are ours now, perhaps none."""
+        consumer = self._consumer
+        partitions = set(assigned)
+        if consumer is None or consumer.assignment() != partitions:
+            return  # the subscription has changed meanwhile: there will be another assignment
+        consumer.pause(*partitions)  # until our positions are set
+        try:
+            async with asyncio.timeout(COMMIT_TIMEOUT_S), self.commits.lock:
+                begun = await self._begin(consumer, partitions)
+        except Exception as error:  # aiokafka calls us, and would leave the partitions paused for ever
+            if isinstance(error, KafkaError | TimeoutError):
+                log.warning("group %s: no committed offsets: %r", self.group, error)
+            else:
+                failures.tell("group", error, self.group)
+            await asyncio.sleep(RETRY_S)
+            rejoin(consumer)
+            return
+        if begun:
+            await self.commits.commit()  # where the group begins, if it has just begun
+            self._assigned.set()
+            self._push_soon()
+
+    async def _begin(self, consumer: AIOKafkaConsumer, partitions: set[TopicPartition]) -> bool:
+        """Set the positions of what was assigned, and let it flow; False when it is not ours any more."""
+        committed = {
+            partition: ours(stored) for partition, stored in (await committed_positions(consumer, partitions)).items()
+        }
+        starts = await self._starts_of(partitions - committed.keys())
+        if consumer.assignment() != partitions:
+            return False
+        dispatch = self._dispatch
+        parts = []
+        for partition in partitions:
+            part = dispatch.parts.get(partition)
+            stored = committed.get(partition)
+            if part is None or part.position is None or part.committed != stored:
+                part = Part(partition, starts.get(partition) if stored is None else stored.offset, stored)
+            if part.position is not None:
+                consumer.seek(partition, part.position)
+            parts.append(part)
+        dispatch.keep(parts)
+        self._rebalances += 1
+        consumer.resume(*(part.partition for part in parts if not part.stalled))
+        dispatch.suspended = False
+        return True
+
+    async def _starts_of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where the group begins in partitions for which it has committed nothing."""
+        starts = {partition: self._starts[partition] for partition in partitions if partition in self._starts}
+        others = [partition for partition in partitions if partition not in starts]
+        if others:
+            try:
+                async with asyncio.timeout(BEGINNINGS_TIMEOUT_S):
+                    starts |= await self._lookup.beginnings(others)
+            except (Refused, TimeoutError) as error:
+                # One of them has no leader, say. aiokafka finds each one's beginning when it can be found.
+                log.info("group %s: no beginnings: %r", self.group, error)
+        return starts
+
+    def statistics(self) -> GroupStatistics:
+        """See `GroupStatistics`."""
+        dispatch = self._dispatch
+        positions: dict[str, dict[int, int]] = {}
+        committed: dict[str, dict[int, int]] = {}
+        lag: dict[str, int] = {}
+        consumer = self._consumer
+        assigned = consumer.assignment() if consumer is not None else ()
+        for (topic, number), part in dispatch.parts.items():
+            if part.position is not None:
+                positions.setdefault(topic, {})[number] = part.position
+            if part.committed is not None:
+                committed.setdefault(topic, {})[number] = part.committed.offset
+            end = consumer.highwater(part.partition) if consumer and part.partition in assigned else None
+            if end is not None and part.position is not None:
+                lag[topic] = lag.get(topic, 0) + max(0, end - part.position)
+        return GroupStatistics(
+            group=self.group,
+            topics=tuple(sorted(self.topics)),
+            outlets=len(dispatch.members),
+            positions=positions,
+            committed=committed,
+            lag=lag,
+            unsettled=sum(part.checkpoint.outstanding + len(part.flying) for part in dispatch.parts.values()),
+            waiting=dispatch.delayed,
+            commits=self.commits.count,
+            redelivered=dispatch.redelivered,
+            late=dispatch.late,
+            rebalances=self._rebalances,
+            unwanted=dispatch.unwanted,
+            unselected=sum(len(part.unselected) - len(part.flying) for part in dispatch.parts.values()),
+            behind=sum(len(member.behind) for member in dispatch.members.values()),
+            expired=dispatch.catch_up.expired,
+            stalled=sum(part.stalled for part in dispatch.parts.values()),
+        )

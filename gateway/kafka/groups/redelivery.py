@@ -1,0 +1,75 @@
+"""Deliveries of a group that were given back, and wait for their next attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+
+from flowcontrol.backoff import Backoff
+from gateway.kafka.groups.assignment import Delivery
+
+
+class Later:
+    """A heap of deliveries by the time of their next attempt, with one timer."""
+
+    def __init__(self, backoff: Backoff, again: Callable[[Delivery], None], changed: Callable[[], None]) -> None:
+        """Nothing waits yet.
+
+        Args:
+            backoff: how long.
+            again: called for each delivery whose time has come.
+            changed: called after these.
+        """
+        self._backoff = backoff
+        self._again = again
+        self._changed = changed
+        self._waiting: list[tuple[float, int, Delivery]] = []
+        self._drawn = (0.0, -1, 0.0)  # when, after how many returns, and the delay that chance gave
+        self._order = itertools.count(1)
+        self._timer: asyncio.Handle | None = None
+        self._timer_due = 0.0  # uvloop's handles do not tell
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, delivery: Delivery) -> None:
+        """A delivery waits for its back-off, which grows each time."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()  # uvloop's stands still within a turn: what is given back together keeps its order
+        if self._drawn[:2] != (now, delivery.returns):
+            self._drawn = (now, delivery.returns, self._backoff.delay(delivery.returns))
+        delivery.returns += 1
+        heapq.heappush(self._waiting, (now + self._drawn[2], next(self._order), delivery))
+        self._set_timer(loop)
+
+    def keep(self) -> None:
+        """Forget those of partitions that are not ours any more."""
+        self._waiting = [entry for entry in self._waiting if entry[2].part.ours]
+        heapq.heapify(self._waiting)
+
+    def close(self) -> None:
+        """Forget all; the timer ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._waiting.clear()
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        due = self._waiting[0][0]
+        if self._timer is not None:
+            if self._timer_due <= due:
+                return
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = loop.call_at(due, self._attempt_again)
+
+    def _attempt_again(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        while self._waiting and self._waiting[0][0] <= loop.time():
+            self._again(heapq.heappop(self._waiting)[2])
+        if self._waiting:
+            self._set_timer(loop)
+        self._changed()

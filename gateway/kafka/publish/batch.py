@@ -1,0 +1,255 @@
+"""One record batch on its way to Kafka, with the tickets of the records in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.record.default_records import DefaultRecordBatch
+
+from flowcontrol.budget import Budget
+from gateway.kafka.contracts import Owner
+from gateway.kafka.publish.batch_format import HEADER, Records
+from mapping.record import Headers
+
+HEADER_BYTES: Final = HEADER.size
+"""The header of a record batch (magic 2), which `max.message.bytes` counts too."""
+ACCOUNTED_BYTES: Final = 16384
+"""A batch reports to the budgets at the latest after this many bytes, and at the end of each loop turn: the
+budgets' level is exact between turns and lags by at most this much per partition within one."""
+
+
+class _Nobody:
+    """Owner of nothing: the first record of a batch always begins a share."""
+
+
+NOBODY: Final = _Nobody()
+
+
+class Share:
+    """The tickets of one owner in one batch.
+
+    Attributes:
+        owner: whom to tell; None: nobody wants to know.
+        budget: the owner's own budget (its attribute `budget`), beside those of the topic and the process.
+        tokens: in order of submission.
+        runs: pairs of first and behind-last position in the batch; together as long as `tokens`.
+        bytes: size of the records in closed runs.
+        taken: bytes and records that `budget` was told of.
+    """
+
+    __slots__ = ("budget", "bytes", "owner", "runs", "taken_bytes", "taken_records", "tokens")
+
+    def __init__(self, owner: Owner | None, budget: Budget | None) -> None:
+        self.owner = owner
+        self.budget = budget
+        self.tokens: list[Any] = []
+        self.runs: list[tuple[int, int]] = []
+        self.bytes = 0
+        self.taken_bytes = 0
+        self.taken_records = 0
+
+    def offsets(self, base: int) -> Sequence[int]:
+        """The offsets beside `tokens` in a batch that begins at `base`; -1 each when Kafka did not say."""
+        if base < 0:
+            return [-1] * len(self.tokens)
+        if len(self.runs) == 1:
+            first, behind = self.runs[0]
+            return range(base + first, base + behind)
+        return [base + position for first, behind in self.runs for position in range(first, behind)]
+
+
+class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
+    """A batch builder of aiokafka that also keeps the tickets and tells the budgets.
+
+    The publisher appends through `write` and keeps the counts here; `append` of aiokafka is not for use.
+
+    Attributes:
+        write: `Records.append`: `write(timestamp ms, key, value, headers)`; returns the record's size, or 0 when
+            there is no room; the first record always has room.
+        count: records in it.
+        bytes: their size.
+        mark: when `bytes` reaches it, call `account`.
+        owner: the owner of the current run; see `turn_to`.
+        add_token: appends to the current run's tokens.
+        born: when the first record came, in the loop's clock.
+    """
+
+    def __init__(self, limit: int, budget: Budget) -> None:
+        super().__init__(limit, 0)
+        self._builder = Records(limit)
+        self.limit = limit
+        self.budget = budget
+        self.write = self._builder.append
+        self.count = 0
+        self.bytes = 0
+        self.mark = 0
+        self.owner: Any = NOBODY
+        self.born = 0.0
+        self.shares: dict[int, Share] = {}
+        self._share: Share | None = None
+        self._run_position = 0
+        self._run_bytes = 0
+        self._taken_bytes = 0
+        self._taken_records = 0
+
+    def turn_to(self, owner: Owner | None) -> None:
+        """Begin a run of records of `owner` at the current position; its first record is not counted yet."""
+        self.end_run()
+        share = self.shares.get(id(owner))
+        if share is None:
+            share = Share(owner, getattr(owner, "budget", None))
+            self.shares[id(owner)] = share
+        self._share = share
+        self.owner = owner
+        self.add_token = share.tokens.append
+
+    def add_run(  # noqa: PLR0917 - as `Records.append_run`, and the tokens
+        self,
+        timestamp: int,
+        key: bytes | None,
+        values: Sequence[bytes],
+        headers: Headers,
+        tokens: Sequence[Any],
+        first: int,
+    ) -> int:
+        """Add records of the current run's owner that differ in their values only, with their tokens, from `first` on.
+
+        Returns:
+            How many were added, of which the budgets are told; fewer than there are when the next one needs a look.
+        """
+        share = self._share
+        assert share is not None
+        total = 0
+        while True:
+            count, size = self._builder.append_run(timestamp, key, values, headers, first, self.mark - self.bytes)
+            if not count:
+                return total
+            share.tokens += tokens[first : first + count]
+            self.count += count
+            self.bytes += size
+            if self.bytes >= self.mark:
+                self.account()
+            total += count
+            first += count
+
+    def end_run(self) -> None:
+        """Close the current run; the next record must `turn_to` its owner."""
+        share = self._share
+        if share is None:
+            return
+        self.account()
+        share.runs.append((self._run_position, self.count))
+        share.bytes += self.bytes - self._run_bytes
+        self._run_position = self.count
+        self._run_bytes = self.bytes
+        self._share = None
+        self.owner = NOBODY
+
+    def account(self) -> None:
+        """Tell the budgets what came since the last time."""
+        size = self.bytes - self._taken_bytes
+        records = self.count - self._taken_records
+        if records:
+            self._taken_bytes = self.bytes
+            self._taken_records = self.count
+            self.budget.take(size, records)
+        self.mark = self.bytes + ACCOUNTED_BYTES
+        share = self._share
+        if share is not None and share.budget is not None:
+            size = share.bytes + self.bytes - self._run_bytes - share.taken_bytes
+            records = len(share.tokens) - share.taken_records
+            if records:
+                share.taken_bytes += size
+                share.taken_records += records
+                share.budget.take(size, records)
+
+    def seal(self) -> None:
+        """No more records: make it what aiokafka takes."""
+        self.end_run()
+        self._relative_offset = self.count
+        self.close()
+
+    def release(self) -> None:
+        """Give back to the budgets everything that was taken; once, after the tickets were settled."""
+        self.budget.give(self._taken_bytes, self._taken_records)
+        self._taken_bytes = self._taken_records = 0
+        for share in self.shares.values():
+            if share.budget is not None:
+                share.budget.give(share.taken_bytes, share.taken_records)
+        self.shares = {}  # aiokafka may hold on to the batch
+
+    def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+        """Called by aiokafka, whose own asks for its own builder."""
+        self._builder.set_producer_state(producer_id, producer_epoch, base_sequence)
+
+    # After a failure: the bytes are stamped with a sequence that will not be used again, so build anew.
+
+    def again(self) -> Batch:
+        """The same records and tickets in a fresh batch, for another producer. This one is void then."""
+        batch = self._rebuilt(0, self.count)
+        self._bequeath(batch)
+        return batch
+
+    def halves(self) -> tuple[Batch, Batch]:
+        """Two fresh batches, in order, to find the record that the broker refuses. This one is void then."""
+        middle = self.count // 2
+        left, right = self._rebuilt(0, middle), self._rebuilt(middle, self.count)
+        self._bequeath(left, right)
+        return left, right
+
+    def _rebuilt(self, first: int, behind: int) -> Batch:
+        batch = Batch(self.limit, self.budget)
+        batch.born = self.born
+        tickets = list(self._tickets())
+        for position, record in enumerate(DefaultRecordBatch(bytes(self._build()))):
+            if not first <= position < behind:
+                continue
+            owner, budget, token = tickets[position]
+            if owner is not batch.owner:
+                batch._resume(owner, budget)
+            size = batch.write(record.timestamp, record.key, record.value, list(record.headers))
+            batch.add_token(token)
+            batch.count += 1
+            batch.bytes += size
+        batch._inherit()
+        batch.seal()
+        return batch
+
+    def _resume(self, owner: Owner | None, budget: Budget | None) -> None:
+        self._inherit()
+        self.turn_to(owner)
+        assert self._share is not None
+        self._share.budget = budget
+
+    def _bequeath(self, *heirs: Batch) -> None:
+        """What this batch took is theirs to give back, to the byte: the same record is smaller further in front."""
+        rest = self._taken_bytes
+        for heir in heirs[:-1]:
+            rest -= heir._taken_bytes
+        heirs[-1]._taken_bytes = rest
+        for owner, share in self.shares.items():
+            parts = [heir.shares[owner] for heir in heirs if owner in heir.shares]
+            rest = share.taken_bytes
+            for part in parts[:-1]:
+                rest -= part.taken_bytes
+            parts[-1].taken_bytes = rest
+
+    def _inherit(self) -> None:
+        """Count as taken what the budgets know already."""
+        self._taken_bytes, self._taken_records = self.bytes, self.count
+        share = self._share
+        if share is not None:
+            share.taken_bytes = share.bytes + self.bytes - self._run_bytes
+            share.taken_records = len(share.tokens)
+
+    def _tickets(self) -> Iterator[tuple[Owner | None, Budget | None, Any]]:
+        """Owner, budget and token per position."""
+        tickets: list[Any] = [None] * self.count
+        for share in self.shares.values():
+            tokens = iter(share.tokens)
+            for first, behind in share.runs:
+                for position in range(first, behind):
+                    tickets[position] = (share.owner, share.budget, next(tokens))
+        return iter(tickets)

@@ -1,0 +1,374 @@
+"""From one topic's open batches to Kafka's answers: one lane per partition, one batch on the way in each.
+
+A lane keeps an open batch, a queue of full ones behind it, and one on the way. The open batch fills while its
+predecessor is answered, so batches grow with the load and need no timer. One on the way keeps the order without
+any help, and avoids `send_batch` waiting behind another batch, whose time-out shrinks while it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from aiokafka import errors
+
+from gateway.failures import failures
+from gateway.kafka.cluster.error_verdicts import Remedy, Verdict, name_of, verdict
+from gateway.kafka.contracts import Result
+from gateway.kafka.publish.batch import HEADER_BYTES, Batch
+from gateway.kafka.publish.partitioner import Partitioner
+from mapping.outcomes import Outcome
+
+if TYPE_CHECKING:
+    import random
+
+    from flowcontrol.budget import Budget
+    from gateway.config import KafkaConfig
+    from gateway.kafka.cluster.topics import TopicInfo, Topics
+    from gateway.kafka.publish.producers import Producers
+    from gateway.kafka.publish.sender_partitions import Sender
+    from gateway.spawn import Spawn
+
+log = logging.getLogger(__name__)
+
+RESEND_S: Final = 0.1
+"""Pause before a batch goes through another producer; doubled up to `RESEND_MOST_S`."""
+RESEND_MOST_S: Final = 2.0
+
+FRUITLESS_MOST: Final = 24
+"""How many parts of a split batch may fail in a row, for reasons that say nothing about single records, before the
+rest is given up: twice what finding one record among thousands takes. Each failure costs a new producer."""
+
+LOOKED_AT: Final = 16
+"""How many partitions are compared when a sender is placed: a topic may have thousands, and a choice among some is
+nearly as good as one among all."""
+
+_NOT_THE_PRODUCER: Final = (
+    errors.UnknownTopicOrPartitionError,
+    errors.TopicAuthorizationFailedError,
+    errors.KafkaTimeoutError,
+)
+"""Errors before a batch was handed over that say nothing against the producer; the others say that it is dead."""
+
+
+Settle = Callable[[Batch, str, Result, int], None]
+"""Told each batch's end, once: the batch, its topic, the result, and the first record's offset when stored (-1 when
+Kafka did not say)."""
+
+
+class Desk:
+    """What all lanes share: the producers, the clock, and where batches are settled."""
+
+    __slots__ = ("chance", "clock", "config", "producers", "settle", "spawn", "topics")
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        producers: Producers,
+        topics: Topics,
+        *,
+        spawn: Spawn,
+        clock: Callable[[], float],
+        chance: random.Random,
+        settle: Settle,
+    ) -> None:
+        self.config = config
+        self.producers = producers
+        self.topics = topics
+        self.spawn = spawn
+        self.clock = clock
+        self.chance = chance
+        self.settle = settle
+
+
+class Lane:
+    """One partition.
+
+    Attributes:
+        open: takes records; may be empty.
+        full: sealed batches that wait, in order.
+        flying: the batches on the way: one, or the parts of one that was split.
+        senders: how many lasting senders have their place here.
+        led: the partition has a leader, as far as is known.
+        shut: takes no records without a key: it has no leader and nothing is on the way, or there is no such
+            partition any more.
+        touched: it is in the publisher's list for the end of this loop turn.
+    """
+
+    __slots__ = (
+        "_fruitless", "_full_waiter", "_patience", "_task", "desk", "flying", "full", "led", "number", "open",
+        "senders", "shut", "topic", "touched",
+    )  # fmt: skip
+
+    def __init__(self, topic: TopicWriter, number: int) -> None:
+        self.topic = topic
+        self.number = number
+        self.desk = topic.desk
+        self.open = topic.new_batch()
+        self.full: deque[Batch] = deque()
+        self.flying: deque[Batch] = deque()
+        self.touched = False
+        self.senders = 0
+        self.led = True
+        self.shut = False
+        self._fruitless = 0
+        self._task: asyncio.Task[None] | None = None
+        self._full_waiter: asyncio.Event | None = None
+        self._patience: asyncio.Timeout | None = None
+
+    def roll(self) -> Batch:
+        """The open batch has no room for the next record: queue it, open another."""
+        if self.open.count:
+            self.open.seal()
+            self.full.append(self.open)
+            if self._full_waiter is not None:
+                self._full_waiter.set()
+        self.open = self.topic.new_batch()
+        return self.open
+
+    def end_turn(self) -> None:
+        """Tell the budgets; start handing over unless that runs already."""
+        self.touched = False
+        self.open.account()
+        if self._task is None and (self.full or self.open.count):
+            self._task = self.desk.spawn(self._run())
+
+    async def _run(self) -> None:
+        linger = self.desk.config.linger_ms / 1000
+        try:
+            while self.full or self.open.count:
+                try:
+                    if linger and not self.full:
+                        await self._linger(self.open.born + linger)
+                    self._take_off()
+                    await self._deliver()
+                except Exception as error:  # our bug, in this partition: what it was about has a clear outcome
+                    failures.tell("partition", error, f"{self.topic.name}-{self.number}")
+                    while self.flying:
+                        self._settle(self.flying[0], Outcome.BROKEN, -1, "internal error")
+                    await asyncio.sleep(RESEND_S)
+        finally:
+            self._task = None
+            self.shut = self.shut or not self.led
+
+    def lead(self, led: bool) -> None:
+        """The partition has a leader, or has none; in that case senders leave it when nothing of theirs is left."""
+        self.led = led
+        self.shut = not led and self._task is None and not self.open.count
+
+    def _take_off(self) -> None:
+        """The next batch is on the way."""
+        if self.full:
+            self.flying.append(self.full.popleft())
+        else:
+            batch, self.open = self.open, self.topic.new_batch()
+            self.flying.append(batch)
+            batch.seal()
+
+    async def _linger(self, until: float) -> None:
+        self._full_waiter = asyncio.Event()
+        try:
+            async with asyncio.timeout_at(until):
+                await self._full_waiter.wait()
+        except TimeoutError:
+            pass  # long enough
+        finally:
+            self._full_waiter = None
+
+    async def _deliver(self) -> None:
+        """Bring what is flying to an end, in order."""
+        pause = RESEND_S
+        self._fruitless = 0
+        while self.flying:
+            batch = self.flying[0]
+            if self.topic.gone is not None:
+                self._settle(batch, self.topic.gone, -1, f"topic {self.topic.name} is gone or forbidden")
+                continue
+            deadline = batch.born + self.desk.config.delivery_timeout_s
+            try:
+                async with asyncio.timeout_at(deadline) as self._patience:
+                    failed = await self._attempt(batch)
+                    if failed is None:
+                        pause = RESEND_S
+                        continue
+                    if failed.remedy is Remedy.RESEND:
+                        await asyncio.sleep(pause)
+                        pause = min(2 * pause, RESEND_MOST_S)
+                        await self.desk.topics.confirm(self.topic.name)
+            except TimeoutError:
+                if self.topic.gone is not None:
+                    continue
+                # If aiokafka has it, it goes on trying, and what comes behind stays behind.
+                self._settle(batch, Outcome.BUSY, -1, "Kafka did not answer in time")
+            except Exception as error:  # nobody foresaw it: once more, through another producer, until the time is up
+                failures.tell("partition", error, f"{self.topic.name}-{self.number}")
+                if self.flying and self.flying[0] is batch:
+                    self.flying[0] = batch.again()
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, RESEND_MOST_S)
+
+    async def _attempt(self, batch: Batch) -> Verdict | None:
+        """Hand over `batch` and wait for the answer; None when it is settled or split."""
+        producers = self.desk.producers
+        producing = await producers.acquire()
+        handed_over = False
+        try:
+            future = await producing.hand_over(batch, self.topic.name, self.number)
+            handed_over = True
+            stored = await future
+        except errors.KafkaError as error:
+            if handed_over or not isinstance(error, _NOT_THE_PRODUCER):
+                producers.retire(producing)
+            return self._failed(batch, handed_over, error)
+        except asyncio.CancelledError:
+            if handed_over and self.topic.gone is not None:
+                producers.retire(producing)  # it would try for ever to store what nobody waits for any more
+            raise
+        except Exception:
+            producers.retire(producing)  # whether it has kept its place in the sequence is not known
+            raise
+        finally:
+            producers.release(producing)
+        self._fruitless = 0
+        self._settle(batch, Outcome.STORED, stored.offset, "")
+        return None
+
+    def _failed(self, batch: Batch, handed_over: bool, error: errors.KafkaError) -> Verdict | None:
+        """Apply the remedy as far as it goes without waiting; the verdict when there is more to do."""
+        found = verdict(error)
+        log.warning(
+            "%s-%d: a batch of %d records was not stored: %s, %s",
+            self.topic.name, self.number, batch.count, name_of(error), found.remedy.value,
+        )  # fmt: skip
+        if found.remedy is Remedy.GIVE_UP:
+            self.desk.topics.refuse(self.topic.name, found.outcome, name_of(error))
+        if found.remedy is Remedy.SPLIT and found.outcome is Outcome.BROKEN:
+            self._fruitless += 1
+            if self._fruitless > FRUITLESS_MOST:
+                while self.flying:
+                    self._settle(self.flying[0], found.outcome, -1, name_of(error))
+                return None
+        if found.remedy is Remedy.GIVE_UP or (found.remedy is Remedy.SPLIT and batch.count == 1):
+            self._settle(batch, found.outcome, -1, name_of(error))
+            return None
+        if found.remedy is Remedy.SPLIT:
+            self.flying.popleft()
+            self.flying.extendleft(reversed(batch.halves()))
+            return None
+        if handed_over:
+            self.flying[0] = batch.again()
+        return found
+
+    def _settle(self, batch: Batch, outcome: Outcome, base: int, reason: str) -> None:
+        self.flying.popleft()
+        partition = self.number if outcome is Outcome.STORED else -1
+        result = Result(outcome=outcome, partition=partition, reason=reason)
+        self.desk.settle(batch, self.topic.name, result, base)
+
+    def lose_patience(self) -> None:
+        """The topic is gone: what is on the way has waited long enough, aiokafka would try for ever."""
+        if self._patience is not None and self.flying:
+            with contextlib.suppress(RuntimeError):  # it is over already
+                self._patience.reschedule(self.desk.clock())
+
+    async def abandon(self) -> None:
+        """Settle everything BUSY, now; for the end of the process."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None  # also when it was cancelled before its first step
+        if self.open.count:
+            self.roll()
+        self.flying.extend(self.full)
+        self.full.clear()
+        while self.flying:
+            self._settle(self.flying[0], Outcome.BUSY, -1, "shutting down")
+
+
+def _queue(lane: Lane) -> tuple[int, int]:
+    return len(lane.full) + len(lane.flying), lane.open.bytes
+
+
+def _queue_and_senders(lane: Lane) -> tuple[int, int]:
+    return len(lane.full) + lane.senders, lane.open.bytes
+
+
+class TopicWriter:
+    """The lanes of one topic and the choice between them.
+
+    Attributes:
+        gone: when the topic was found to be gone or forbidden: what its records get.
+    """
+
+    def __init__(self, info: TopicInfo, desk: Desk, budget: Budget) -> None:
+        self.name = info.name
+        self.info = info
+        self.desk = desk
+        self.budget = budget
+        self.gone: Outcome | None = None
+        self.largest = self._largest()
+        self.partitioner = Partitioner(info.partitions)
+        self.lanes = [Lane(self, number) for number in range(info.partitions)]
+        self._filling: Lane | None = None
+
+    def _largest(self) -> int:
+        return min(self.info.max_message_bytes, self.desk.config.max_request_bytes) - HEADER_BYTES
+
+    def new_batch(self) -> Batch:
+        """An empty batch that the broker will take when it is full."""
+        limit = min(self.desk.config.batch_bytes, self.largest + HEADER_BYTES)
+        return Batch(limit, self.budget)
+
+    def update(self, info: TopicInfo) -> None:
+        """The topic has changed: new partitions, leaders, limits."""
+        self.info = info
+        self.largest = self._largest()
+        if info.partitions > len(self.lanes):
+            self.partitioner = Partitioner(info.partitions)
+            self.lanes.extend(Lane(self, number) for number in range(len(self.lanes), info.partitions))
+
+        for lane in self.lanes:
+            lane.lead(not info.available or lane.number in info.available)
+
+    def vanish(self, outcome: Outcome) -> None:
+        """The topic is gone or forbidden: everything in the lanes gets `outcome`."""
+        self.gone = outcome
+        for lane in self.lanes:
+            lane.shut = True  # its senders are placed anew when there is such a topic again
+            lane.lose_patience()
+
+    def place(self, sender: Sender | None) -> Lane:
+        """Where records without a key go that `sender` sends; None: one for which it does not matter.
+
+        One that lasts goes where it was before, else where the fewest batches wait and senders are. A request's go with
+        what is being gathered for the next batch, else where the fewest batches wait.
+        """
+        former = None if sender is None else sender.former(self.name)
+        if former is not None and former < len(self.lanes) and not self.lanes[former].shut:
+            lane = self.lanes[former]
+        elif sender is not None and sender.lasting:
+            lane = self._least(_queue_and_senders, sender.hint)
+        else:
+            filling = self._filling
+            if filling is None or filling.shut or filling.full or not filling.open.count:
+                filling = self._filling = self._least(_queue, None)
+            lane = filling
+        if sender is not None:
+            sender.settle_in(self.name, lane)
+        return lane
+
+    def _least(self, load: Callable[[Lane], tuple[int, int]], hint: int | None) -> Lane:
+        """The lane with the least load; among equals the first from that of `hint` on, or from any."""
+        numbers = self.info.available or range(len(self.lanes))
+        count = len(numbers)
+        first = self.desk.chance.randrange(count) if hint is None else hint
+        return min((self.lanes[numbers[(first + step) % count]] for step in range(min(count, LOOKED_AT))), key=load)
+
+    async def abandon(self) -> None:
+        """Settle everything BUSY, now."""
+        for lane in self.lanes:
+            await lane.abandon()

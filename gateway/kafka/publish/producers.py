@@ -1,0 +1,198 @@
+"""The idempotent producer, replaced when it has lost its place in a sequence.
+
+An idempotent producer numbers its batches per partition. A batch that failed for good leaves a gap, and the broker
+refuses everything behind a gap. Then a new producer, with a new id and new sequences, takes over: each partition
+moves to it with its next batch, since it has only one on the way; those on the way elsewhere finish where they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from aiokafka import AIOKafkaProducer, errors
+from aiokafka.structs import RecordMetadata
+
+from gateway.config import KafkaConfig
+from gateway.failures import failures
+from gateway.kafka.driver.client_settings import client_settings, start_client
+from gateway.kafka.driver.outage import away
+from gateway.kafka.publish.batch import Batch
+from gateway.spawn import Spawn
+
+log = logging.getLogger(__name__)
+
+
+RESTART_S: Final = 0.5
+"""Pause between attempts to start a producer while Kafka does not answer."""
+METADATA_POLL_S: Final = 0.1
+METADATA_POLLS: Final = 10
+CLOSE_S: Final = 30.0
+"""How long a retired producer is given, when nobody waits for anything of it."""
+CUT_OFF_S: Final = 1.0
+"""How long a producer may take to end after everything that it waits for was ended."""
+
+
+class Producing:
+    """One producer and who uses it.
+
+    Attributes:
+        users: batches on the way through it.
+        retired: a newer one has taken over; closed when nobody uses it.
+    """
+
+    __slots__ = ("_producer", "retired", "users")
+
+    def __init__(self, producer: AIOKafkaProducer) -> None:
+        self._producer = producer
+        self.users = 0
+        self.retired = False
+
+    async def hand_over(self, batch: Batch, topic: str, partition: int) -> asyncio.Future[RecordMetadata]:
+        """Give the batch to aiokafka; the future tells when every in-sync replica has it.
+
+        At most one call per partition may be waiting here.
+
+        Raises:
+            KafkaError: the batch was not handed over.
+        """
+        # aiokafka asserts that the partition exists. A new one may not be in its metadata yet; and one that was there
+        # is gone when its topic was made anew with fewer, which `Topics.confirm` finds out.
+        if partition not in (self._producer.client.cluster.partitions_for_topic(topic) or ()):
+            for _ in range(METADATA_POLLS):
+                if partition in await self._producer.partitions_for(topic):
+                    break
+                await self._producer.client.force_metadata_update()
+                await asyncio.sleep(METADATA_POLL_S)
+            else:
+                raise errors.UnknownTopicOrPartitionError(f"{topic}-{partition}")
+        future: asyncio.Future[RecordMetadata] = await self._producer.send_batch(batch, topic, partition=partition)
+        return future
+
+    async def close(self) -> None:
+        """Close; what is still on the way is tried until Kafka answers or this call is cancelled."""
+        await self._producer.stop()
+
+    async def cut_off(self, spawn: Spawn) -> None:
+        """Close at once; what is on the way has an unknown fate.
+
+        aiokafka has no such verb: `stop` waits for every batch, and a batch of an idempotent producer waits for
+        ever. So: end the sender, close the sockets, and fail what is left, which lets `stop` return.
+        """
+        producer = self._producer
+        stopping = spawn(producer.stop())
+        sender = producer._sender.sender_task
+        if sender is not None:
+            sender.cancel()
+            await producer.client.close()
+            await asyncio.wait({sender}, timeout=METADATA_POLL_S * 2)
+            refreshed = producer.client._md_update_fut
+            if refreshed is not None and not refreshed.done():
+                refreshed.set_result(False)  # its synchronizer is closed; produce tasks wait for it
+            await asyncio.wait({sender}, timeout=METADATA_POLL_S * 2)
+            accumulator = producer._message_accumulator
+            for queued in accumulator._batches.values():
+                accumulator._pending_batches.update(queued)
+            accumulator.fail_all(errors.ProducerClosed())
+            for failed in accumulator._pending_batches:
+                for waiter in (failed._drain_waiter, failed.future):
+                    if waiter.done() and not waiter.cancelled():
+                        waiter.exception()  # looked at, or asyncio would complain of an error nobody saw
+        _, unfinished = await asyncio.wait({stopping}, timeout=CUT_OFF_S)
+        for task in unfinished:
+            task.cancel()
+
+
+class Producers:
+    """The current producer and the retired ones that still have something on the way."""
+
+    def __init__(self, config: KafkaConfig, spawn: Spawn) -> None:
+        self._config = config
+        self._spawn = spawn
+        self._current: Producing | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._retired: dict[Producing, asyncio.Task[None] | None] = {}
+        self.started = 0
+
+    async def acquire(self) -> Producing:
+        """The current producer, after starting one where need be; pair with `release`.
+
+        Waits for as long as Kafka does not answer: give it a time limit.
+        """
+        while (current := self._current) is None:
+            if self._starting is None:
+                self._starting = self._spawn(self._start())
+            await asyncio.shield(self._starting)
+        current.users += 1
+        return current
+
+    def release(self, producing: Producing) -> None:
+        """The batch for which it was acquired is answered, or given up."""
+        producing.users -= 1
+        self._close_unused(producing)
+
+    def retire(self, producing: Producing) -> None:
+        """Its sequence has a gap: let the next `acquire` start another."""
+        if producing.retired:
+            return
+        producing.retired = True
+        self._retired[producing] = None
+        if self._current is producing:
+            self._current = None
+
+    def _close_unused(self, producing: Producing) -> None:
+        if producing.retired and producing.users == 0 and self._retired.get(producing, 0) is None:
+            self._retired[producing] = self._spawn(self._close(producing))
+
+    async def _close(self, producing: Producing) -> None:
+        try:
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    await producing.close()
+            except TimeoutError:  # it tries to store what nobody waits for any more
+                await producing.cut_off(self._spawn)
+        except Exception as error:  # nothing that anybody waits for goes through it any more
+            failures.tell("producer", error, "retired")
+        self._retired.pop(producing, None)
+
+    async def _start(self) -> None:
+        try:
+            while True:
+                config = self._config
+                producer = AIOKafkaProducer(
+                    **client_settings(config, "publisher"),
+                    acks="all",
+                    enable_idempotence=True,
+                    max_batch_size=config.batch_bytes,
+                    max_request_size=config.max_request_bytes,
+                    linger_ms=0,  # ours: see `writer`
+                )
+                try:
+                    await start_client(producer.start, producer.stop, self._spawn)
+                except (errors.KafkaError, OSError) as error:
+                    away.notice("producer", type(error).__name__)
+                    await asyncio.sleep(RESTART_S)
+                else:
+                    self._current = Producing(producer)
+                    self.started += 1
+                    return
+        finally:
+            self._starting = None
+
+    async def stop(self) -> None:
+        """Cut off all of them; what is on the way has an unknown fate: drain first."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait({self._starting})
+        for closing in tuple(self._retired.values()):
+            if closing is not None:
+                closing.cancel()
+                await asyncio.wait({closing})
+        every = list(self._retired)
+        if self._current is not None:
+            every.append(self._current)
+        self._current = None
+        self._retired.clear()
+        for producing in every:
+            await producing.cut_off(self._spawn)

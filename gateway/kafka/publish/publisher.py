@@ -1,0 +1,540 @@
+"""Records into Kafka: submitted without waiting, settled in batches, acknowledged only when stored.
+
+`submit` appends to the open batch of the record's partition and returns. At the end of the loop turn the lanes
+(`writer`) hand over what was submitted in it. When Kafka has answered, the owners learn the fate of their tokens,
+once per owner and batch. No future, no task, no log line exists per record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from flowcontrol.budget import Budget
+from flowcontrol.gate import Gate
+from gateway.config import BudgetConfig, KafkaConfig
+from gateway.failures import failures
+from gateway.kafka.cluster.topics import REACHABLE_S, TopicInfo, Topics
+from gateway.kafka.contracts import Owner, Refused, Result
+from gateway.kafka.publish.batch import Batch
+from gateway.kafka.publish.partition_queue import Desk, Lane, TopicWriter
+from gateway.kafka.publish.producers import Producers
+from gateway.kafka.publish.sender_partitions import Sender
+from gateway.spawn import Spawn
+from mapping.outcomes import Outcome
+from mapping.record import INTERNAL_TOPIC_PREFIX, Record
+
+log = logging.getLogger(__name__)
+
+HELD_RECORDS: Final = 500_000
+"""How many records may wait for one unknown topic's look-up; further ones are BUSY. The budgets' brakes come before:
+with what a held record is counted for, the process budget shuts its gate earlier."""
+HELD_OVERHEAD: Final = 512
+"""What a held record is counted for beside its key, value and headers: its objects."""
+_Held = tuple[Record, Owner | None, Any, Sender | None, int]
+"""A record that waits for its topic, its ticket, its sender, and its size."""
+LATENCY_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 120_000)
+"""Upper bounds of the buckets of `Statistics.latency`; a last one without bound follows."""
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """What happened so far; all but the first two only grow.
+
+    Attributes:
+        records_in_flight: submitted and not settled.
+        bytes_in_flight: their size.
+        records: settled records of clients by outcome, those without an owner included.
+        state_records: settled records of the gateway's own state topics (heartbeats, sessions, retained messages).
+        unowned: records that nobody answers for (MQTT QoS 0) and that were not stored, by outcome.
+        batches: batches that were stored.
+        latency: stored batches by the milliseconds from their first record to Kafka's answer; see `LATENCY_MS`.
+        latency_sum_ms: sum of those milliseconds.
+        producers: how often a producer was started; each after the first replaced one that had lost its place.
+    """
+
+    records_in_flight: int
+    bytes_in_flight: int
+    records: dict[Outcome, int]
+    state_records: dict[Outcome, int]
+    unowned: dict[Outcome, int]
+    batches: int
+    latency: tuple[int, ...]
+    latency_sum_ms: float
+    producers: int
+
+
+class Publisher:
+    """The way into Kafka.
+
+    Attributes:
+        budget: bytes and records submitted and not settled, of the whole process.
+        gate: the budget's gate: when it shuts, stop reading from clients and stop granting credit.
+    """
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        limits: BudgetConfig,
+        topics: Topics,
+        *,
+        spawn: Spawn,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], int],
+        chance: random.Random,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            config: with `bootstrap_servers` set.
+            limits: the budgets' limits.
+            topics: started and stopped by the caller.
+            spawn: starts background work in the app's task group.
+            clock: monotonic seconds; the loop's.
+            wall_clock: milliseconds since the epoch.
+            chance: breaks ties where a sender without a name is placed.
+        """
+        self.budget = Budget(limits.process_bytes, limits.process_records)
+        self.gate: Gate = self.budget.gate
+        self._limits = limits
+        self._topics = topics
+        self._spawn = spawn
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._producers = Producers(config, spawn)
+        self._desk = Desk(config, self._producers, topics, spawn=spawn, clock=clock, chance=chance, settle=self._settle)
+        self._delivery_timeout_s = config.delivery_timeout_s
+        self._writers: dict[str, TopicWriter] = {}
+        self._internal: dict[str, TopicWriter] = {}  # of our own topics: a client's record never finds them
+        self._topic_budgets: dict[str, Budget] = {}
+        self._held: dict[str, list[_Held]] = {}
+        self._stamp = 0  # wall clock of this loop turn; 0: no turn has begun
+        self._now = 0.0
+        self._touched: list[Lane] = []
+        self._refusals: dict[tuple[int, Outcome, str], tuple[Owner | None, list[Any]]] = {}
+        self._drained: asyncio.Event | None = None
+        self._answered = float("-inf")
+        self._records = dict.fromkeys(Outcome, 0)
+        self._state_records = dict.fromkeys(Outcome, 0)
+        self._unowned = dict.fromkeys(Outcome, 0)
+        self._batches = 0
+        self._latency = [0] * (len(LATENCY_MS) + 1)
+        self._latency_sum_ms = 0.0
+        topics.on_update(self._topic_updated)
+        topics.on_gone(self._topic_gone)
+
+    # Submitting
+
+    def submit(
+        self,
+        record: Record,
+        owner: Owner | None,
+        token: Any = None,
+        sender: Sender | None = None,
+        *,
+        internal: bool = False,
+    ) -> None:
+        """Take `record`; its fate is told to `owner.settle` later, never from inside this call.
+
+        Never waits and never raises for the record's sake. `owner` None: nobody wants to know. An owner may have
+        an attribute `budget`, a `flowcontrol.budget.Budget` of its own without a parent; it counts what the owner
+        has in flight (see `connection_budget`); and an attribute `principal`, the name for which topics are counted
+        that are made for its records.
+
+        `sender`: records of one without a key keep their order; None for one that is in no order with others.
+
+        `internal`: the record is our own, for one of our own topics. Without this word such a topic is DENIED.
+        """
+        writer = self._writers.get(record.topic)
+        if writer is None and internal:
+            writer = self._internal.get(record.topic)
+        if writer is None:
+            self._hold(record, owner, token, sender, internal=internal)
+            return
+        stamp = self._stamp or self._begin_turn()
+        key = record.key
+        number = record.partition
+        if number is not None:
+            if not 0 <= number < len(writer.lanes):
+                reason = f"topic {writer.name} has no partition {number}"
+                self._refuse(owner, token, Outcome.UNKNOWN_TOPIC, reason)
+                return
+            lane = writer.lanes[number]
+        elif key is not None:
+            partitioner = writer.partitioner
+            number = partitioner.known.get(key)
+            lane = writer.lanes[partitioner.place(key) if number is None else number]
+        else:
+            place = None if sender is None else sender.lanes.get(record.topic)
+            lane = writer.place(sender) if place is None or place.shut else place
+        if key is None and writer.info.needs_key:
+            self._refuse(owner, token, Outcome.UNFIT, f"topic {writer.name} is compacted: a key is needed")
+            return
+        timestamp = record.timestamp
+        if timestamp is None:
+            timestamp = stamp
+        elif not (timestamp >= 0 and stamp - writer.info.before_ms <= timestamp <= stamp + writer.info.after_ms):
+            self._refuse(owner, token, Outcome.UNFIT, f"topic {writer.name} refuses the timestamp {timestamp}")
+            return
+
+        batch = lane.open
+        try:
+            size = batch.write(timestamp, key, record.value, record.headers)
+            if not size:
+                batch = lane.roll()
+                size = batch.write(timestamp, key, record.value, record.headers)
+        except (UnicodeEncodeError, OverflowError) as error:
+            self._refuse(owner, token, Outcome.UNFIT, f"no Kafka record can hold it: {error}")
+            return
+        if batch.count == 0:
+            if size > writer.largest:
+                lane.roll()  # the batch holds the record, which is too large for any batch
+                self._refuse(owner, token, Outcome.TOO_LARGE, f"topic {writer.name} takes {writer.largest} bytes")
+                return
+            batch.born = self._now
+        if owner is not batch.owner:
+            batch.turn_to(owner)
+        batch.add_token(token)
+        batch.count += 1
+        batch.bytes = size = batch.bytes + size
+        if size >= batch.mark:
+            batch.account()
+        if not lane.touched:
+            lane.touched = True
+            self._touched.append(lane)
+
+    def submit_run(
+        self,
+        like: Record,
+        values: Sequence[bytes],
+        owner: Owner | None,
+        tokens: Sequence[Any],
+        *,
+        sender: Sender | None = None,
+    ) -> None:
+        """Take a run of records that differ in their values only: the same as `submit` for each, with less work.
+
+        Args:
+            like: their topic, key, headers and partition; without a timestamp.
+            values: theirs, in order.
+            owner: of all of them.
+            tokens: beside `values`.
+            sender: of all of them; needed for records without a key.
+        """
+        topic, key, headers, partition = like.topic, like.key, like.headers, like.partition
+        position, count = 0, len(values)
+        while position < count:
+            self.submit(Record(topic, key, values[position], headers, None, partition), owner, tokens[position], sender)
+            position += 1
+            writer = self._writers.get(topic)
+            if writer is None or (key is None and writer.info.needs_key):
+                continue
+            lane: Lane | None = None
+            number = writer.partitioner.known.get(key) if partition is None and key is not None else partition
+            if number is not None and number < len(writer.lanes):
+                lane = writer.lanes[number]
+            elif number is None and sender is not None:
+                lane = sender.lanes.get(topic)
+            if lane is None:
+                continue
+            # Where that record went there is room for more, until there is none.
+            batch = lane.open
+            if not batch.count or batch.owner is not owner:
+                continue
+            position += batch.add_run(self._stamp, key, values, headers, tokens, position)
+
+    def _begin_turn(self) -> int:
+        asyncio.get_running_loop().call_soon(self._end_turn)
+        self._stamp = self._wall_clock()
+        self._now = self._clock()
+        return self._stamp
+
+    def _end_turn(self) -> None:
+        """Once per loop turn in which something was submitted: hand over, and tell the refused."""
+        self._stamp = 0
+        touched, self._touched = self._touched, []
+        for lane in touched:
+            try:
+                lane.end_turn()
+            except Exception as error:  # our bug, in one partition; the others must be handed over
+                failures.tell("partition", error, f"{lane.topic.name}-{lane.number}")
+        refusals, self._refusals = self._refusals, {}
+        for (_, outcome, reason), (owner, tokens) in refusals.items():
+            self._records[outcome] += len(tokens)
+            self._tell(owner, tokens, (), Result(outcome=outcome, reason=reason))
+        self._check_drained()
+
+    def _refuse(self, owner: Owner | None, token: Any, outcome: Outcome, reason: str) -> None:
+        """Settle without Kafka, at the end of the turn."""
+        if not self._stamp:
+            self._begin_turn()
+        key = (id(owner), outcome, reason)
+        refusal = self._refusals.get(key)
+        if refusal is None:
+            self._refusals[key] = (owner, [token])
+        else:
+            refusal[1].append(token)
+
+    # Unknown topics
+
+    def place(self, info: TopicInfo, record: Record, sender: Sender) -> int:
+        """The partition into which `submit` would put a record of a known topic.
+
+        Raises:
+            Refused: UNKNOWN_TOPIC when it names one that there is not.
+        """
+        writer = self._writers.get(info.name)
+        if writer is None:
+            self._open(info)
+            writer = self._writers[info.name]
+        if record.partition is not None:
+            if not 0 <= record.partition < len(writer.lanes):
+                raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {info.name} has no partition {record.partition}")
+            return record.partition
+        if record.key is not None:
+            number = writer.partitioner.known.get(record.key)
+            return writer.partitioner.place(record.key) if number is None else number
+        lane = sender.lanes.get(info.name)
+        return (writer.place(sender) if lane is None or lane.shut else lane).number
+
+    def _hold(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None, *, internal: bool) -> None:
+        """Keep `record` until its topic is known; ask for it, once."""
+        name = record.topic
+        if not internal and name.startswith(INTERNAL_TOPIC_PREFIX):
+            self._refuse(owner, token, Outcome.DENIED, "topics that begin with __ are internal")
+            return
+        info = self._topics.known(name, internal=internal)
+        if info is not None:
+            self._open(info)
+            self.submit(record, owner, token, sender, internal=internal)
+            return
+        held = self._held.get(name)
+        if held is None:
+            held = self._held[name] = []
+            self._spawn(self._resolve(name))
+        if len(held) >= HELD_RECORDS:
+            self._refuse(owner, token, Outcome.BUSY, f"topic {name} is still being looked up")
+            return
+        size = HELD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
+        size += sum(len(header) + len(value or b"") for header, value in record.headers)
+        held.append((record, owner, token, sender, size))
+        self._topic_budget(name).take(size)
+        budget = getattr(owner, "budget", None)
+        if budget is not None:
+            budget.take(size)
+
+    async def _resolve(self, name: str) -> None:
+        """Learn of a topic that records wait for. One client's limit is not the others': each is asked for in turn."""
+        internal = name.startswith(INTERNAL_TOPIC_PREFIX)
+        refused: Refused | None = None
+        try:
+            async with asyncio.timeout(self._delivery_timeout_s):
+                while held := self._held.get(name):
+                    principal = getattr(held[0][1], "principal", None)
+                    try:
+                        # Unbounded: what waits here is kept for its senders, as what waits for a known topic is.
+                        await self.topic(name, internal=internal, principal=principal, bounded=False)
+                    except Refused as error:
+                        if error.outcome is not Outcome.FULL:
+                            raise
+                        self._refuse_held(name, principal, error)
+        except TimeoutError:
+            refused = Refused(Outcome.BUSY, "Kafka did not answer in time")
+        except Refused as error:
+            refused = error
+        except Exception as error:  # contained: what waits for the topic has a clear outcome
+            failures.tell("topic", error, name)
+            refused = Refused(Outcome.BUSY, f"topic {name} could not be looked up")
+        self._resolved(name, refused)
+
+    def _refuse_held(self, name: str, principal: str | None, refused: Refused) -> None:
+        """Refuse what one client's records wait for."""
+        held = self._held[name]
+        others = [one for one in held if getattr(one[1], "principal", None) != principal]
+        self._held[name] = [one for one in held if getattr(one[1], "principal", None) == principal]
+        self._resolved(name, refused, others)
+
+    def _resolved(self, name: str, refused: Refused | None, others: Sequence[_Held] = ()) -> None:
+        """Go on with the records that wait for a topic; `others` wait on."""
+        internal = name.startswith(INTERNAL_TOPIC_PREFIX)  # `_hold` takes no others under such a name
+        for record, owner, token, sender, size in self._held.pop(name, ()):
+            if refused is None:
+                self.submit(record, owner, token, sender, internal=internal)
+            else:
+                self._refuse(owner, token, refused.outcome, refused.reason)
+            # After taking again, so that the gate does not flap.
+            self._topic_budget(name).give(size)
+            budget = getattr(owner, "budget", None)
+            if budget is not None:
+                budget.give(size)
+        if others:
+            self._held[name] = list(others)
+        elif refused is not None:
+            self._forget_budget(name)
+
+    async def topic(
+        self, name: str, *, internal: bool = False, principal: str | None = None, bounded: bool = True
+    ) -> TopicInfo:
+        """What is known of `name`, after asking, and creating the topic, where need be.
+
+        Raises:
+            Refused: UNKNOWN_TOPIC, DENIED, FULL or BUSY; see `Topics.get`, also for the arguments.
+        """
+        info = await self._topics.get(name, internal=internal, principal=principal, bounded=bounded)
+        if name not in self._writers_like(name):
+            self._open(info)
+        return info
+
+    def known_topic(self, name: str) -> TopicInfo | None:
+        """What is known of `name`, without asking."""
+        return self._topics.known(name)
+
+    def _open(self, info: TopicInfo) -> None:
+        """Make the topic's writer, and hand it what was held, before any later record can overtake."""
+        name = info.name
+        self._writers_like(name)[name] = TopicWriter(info, self._desk, self._topic_budget(name))
+        self._resolved(name, None)
+
+    def _writers_like(self, name: str) -> dict[str, TopicWriter]:
+        """Where the writer of `name` is kept."""
+        return self._internal if name.startswith(INTERNAL_TOPIC_PREFIX) else self._writers
+
+    def _topic_updated(self, info: TopicInfo) -> None:
+        writer = self._writers_like(info.name).get(info.name)
+        if writer is not None:
+            writer.update(info)
+
+    def _topic_gone(self, name: str, outcome: Outcome) -> None:
+        """Its lanes give up what they hold; the next record asks again."""
+        writer = self._writers_like(name).pop(name, None)
+        if writer is not None:
+            writer.vanish(outcome)
+            self._topic_budgets.pop(name)
+
+    # Budgets
+
+    def _topic_budget(self, name: str) -> Budget:
+        budget = self._topic_budgets.get(name)
+        if budget is None:
+            limits = self._limits
+            budget = Budget(limits.topic_bytes, limits.process_records, parent=self.budget)
+            self._topic_budgets[name] = budget
+        return budget
+
+    def _forget_budget(self, name: str) -> None:
+        budget = self._topic_budgets.get(name)
+        if budget is not None and not budget.records and name not in self._writers_like(name):
+            del self._topic_budgets[name]
+
+    def topic_gate(self, name: str) -> Gate:
+        """The gate of one topic's budget: one slow topic stops its own senders before it stops everybody's."""
+        return self._topic_budget(name).gate
+
+    def connection_budget(self) -> Budget:
+        """A budget for one connection, to be kept in the owner's attribute `budget`."""
+        return Budget(self._limits.connection_bytes, self._limits.process_records)
+
+    def reserve(self, size: int) -> None:
+        """Count a record that is on its way to Kafka through a transaction and not through here."""
+        self.budget.take(size)
+
+    def free(self, size: int, records: int) -> None:
+        """Count such records as answered."""
+        self.budget.give(size, records)
+        self._check_drained()
+
+    # Settling
+
+    def _settle(self, batch: Batch, topic: str, result: Result, base: int) -> None:
+        """The end of a batch: tell its owners, give back to the budgets."""
+        stored = result.outcome is Outcome.STORED
+        if stored:
+            now = self._clock()
+            self._answered = now
+            self._batches += 1
+            took_ms = (now - batch.born) * 1000
+            self._latency_sum_ms += took_ms
+            self._latency[bisect.bisect_left(LATENCY_MS, took_ms)] += 1
+        counts = self._state_records if topic in self._internal else self._records
+        for share in batch.shares.values():
+            counts[result.outcome] += len(share.tokens)
+            offsets = share.offsets(base) if stored else ()
+            self._tell(share.owner, share.tokens, offsets, result)
+        batch.release()
+        self._forget_budget(topic)
+        self._check_drained()
+
+    def _tell(self, owner: Owner | None, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        if owner is None:
+            if result.outcome is not Outcome.STORED:
+                self._unowned[result.outcome] += len(tokens)
+            return
+        try:
+            owner.settle(tokens, offsets, result)
+        except Exception as error:  # our bug, in one session; the batch's other owners do not pay for it
+            failures.tell("session", error, f"{type(owner).__name__}: {len(tokens)} tokens not settled")
+
+    # Life
+
+    async def start(self) -> bool:
+        """Connect; False (logged) when Kafka does not answer yet: it is tried on in the background."""
+        return await self._topics.start()
+
+    def _outstanding(self) -> int:
+        return self.budget.records + len(self._refusals)
+
+    def _check_drained(self) -> None:
+        if self._drained is not None and not self._outstanding():
+            self._drained.set()
+
+    async def drain(self, timeout: float) -> bool:
+        """Wait until nothing is outstanding, at most `timeout` seconds; settle what remains BUSY.
+
+        Submitting must have stopped. True when everything was answered.
+        """
+        self._drained = asyncio.Event()
+        complete = True
+        try:
+            if self._stamp:
+                self._end_turn()
+            if self._outstanding():
+                async with asyncio.timeout(timeout):
+                    await self._drained.wait()
+        except TimeoutError:
+            complete = False
+            for name in tuple(self._held):
+                self._resolved(name, Refused(Outcome.BUSY, "shutting down"))
+            for writer in (*self._writers.values(), *self._internal.values()):
+                await writer.abandon()
+            self._end_turn()
+        finally:
+            self._drained = None
+        return complete
+
+    async def stop(self) -> None:
+        """Close the producers; `drain` first."""
+        await self._producers.stop()
+
+    @property
+    def reachable(self) -> bool:
+        """Whether Kafka has answered anything recently."""
+        return self._topics.reachable or self._clock() - self._answered < REACHABLE_S
+
+    def statistics(self) -> Statistics:
+        """Counts so far."""
+        return Statistics(
+            records_in_flight=self.budget.records,
+            bytes_in_flight=self.budget.bytes,
+            records=dict(self._records),
+            state_records=dict(self._state_records),
+            unowned=dict(self._unowned),
+            batches=self._batches,
+            latency=tuple(self._latency),
+            latency_sum_ms=self._latency_sum_ms,
+            producers=self._producers.started,
+        )

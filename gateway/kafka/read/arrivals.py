@@ -1,0 +1,131 @@
+"""Tells readers that have read everything when there is more: one reader at the end of the log waits for all of them.
+
+A consumer that waits by itself asks its broker twice a second. A thousand of them would keep a gateway busy with
+nothing. Here they sleep, and the tail, which reads each watched topic once for the whole process, wakes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from typing import Final, Protocol
+
+from aiokafka import TopicPartition
+
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.read.live_reader import Tail
+from mapping.outcomes import Outcome
+from mapping.record import Received
+
+LINGER_S: Final = 5.0  # a topic that nobody waits for is still watched for so long: most readers come back at once
+
+
+class Sleeper(Protocol):
+    """A reader that waits; hashable by identity."""
+
+    def arrived(self) -> None:
+        """Something was stored in one of its partitions. Called once; it is forgotten then."""
+        ...
+
+
+class Arrivals:
+    """Who waits for which partitions. A fan-out of the tail that never takes a record."""
+
+    def __init__(self, tail: Tail, lookup: Lookup) -> None:
+        """Nothing is watched before somebody waits; neither is stopped by us."""
+        self._tail = tail
+        self._lookup = lookup
+        self._waiting: dict[tuple[str, int], set[Sleeper]] = {}
+        self._partitions: dict[Sleeper, tuple[TopicPartition, ...]] = {}
+        self._asleep: set[Sleeper] = set()
+        self._counts: dict[str, int] = {}  # by topic: of pairs of a partition and a sleeper
+        self._tailed: set[str] = set()
+        self._lingering: dict[str, asyncio.TimerHandle] = {}
+
+    @property
+    def sleepers(self) -> int:
+        """How many readers sleep: they will be woken, and ask Kafka nothing."""
+        return len(self._asleep)
+
+    async def wait_for(self, sleeper: Sleeper, positions: Mapping[TopicPartition, int]) -> bool:
+        """Have `sleeper` woken when something is stored at or behind its `positions`.
+
+        Returns:
+            False when that is there already; the sleeper is not waited for then.
+
+        Raises:
+            Refused: a topic is gone, or Kafka does not answer; the sleeper is not waited for then.
+        """
+        self._add(sleeper, tuple(positions))
+        try:
+            new = {partition.topic for partition in positions} - self._tailed
+            if new:
+                found = await self._tail.watch_all(new, self)
+                self._tailed |= found
+                if new != found:
+                    raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {min(new - found)!r} does not exist any more")
+            ends = await self._lookup.ends(positions)
+        except BaseException:
+            self.forget(sleeper)
+            raise
+        # From the watch on the tail tells; what was stored before it lies below these ends.
+        if sleeper not in self._partitions or any(ends[partition] > place for partition, place in positions.items()):
+            self.forget(sleeper)
+            return False
+        self._asleep.add(sleeper)
+        return True
+
+    def may_have_more(self, positions: Mapping[TopicPartition, int]) -> bool:
+        """Whether the log may not end at `positions`, though nothing arrived: records of open transactions do not.
+
+        Nobody is asked: it is what the tail's last fetch has said, a moment ago.
+        """
+        return any(self._tail.end(partition) != position for partition, position in positions.items())
+
+    def forget(self, sleeper: Sleeper) -> None:
+        """It does not wait any more."""
+        self._asleep.discard(sleeper)
+        for partition in self._partitions.pop(sleeper, ()):
+            place = (partition.topic, partition.partition)
+            waiting = self._waiting[place]
+            waiting.discard(sleeper)
+            if not waiting:
+                del self._waiting[place]
+            self._counts[partition.topic] -= 1
+            if not self._counts[partition.topic]:
+                self._lingering[partition.topic] = asyncio.get_running_loop().call_later(
+                    LINGER_S, self._unwatch, partition.topic
+                )
+
+    def select(self, record: Received) -> Collection[Outlet]:
+        """See `contracts.Fanout`: wakes who waits for the record's partition."""
+        waiting = self._waiting.get((record.topic, record.partition))
+        if waiting is not None:
+            for sleeper in tuple(waiting):
+                self.forget(sleeper)
+                sleeper.arrived()
+        return ()
+
+    def stop(self) -> None:
+        """Nobody is woken any more."""
+        for topic, timer in self._lingering.items():
+            timer.cancel()
+            self._tail.unwatch(topic, self)
+        self._lingering.clear()
+
+    def _add(self, sleeper: Sleeper, partitions: tuple[TopicPartition, ...]) -> None:
+        assert sleeper not in self._partitions, "waits already"
+        self._partitions[sleeper] = partitions
+        for partition in partitions:
+            self._waiting.setdefault((partition.topic, partition.partition), set()).add(sleeper)
+            self._counts[partition.topic] = self._counts.get(partition.topic, 0) + 1
+            timer = self._lingering.pop(partition.topic, None)
+            if timer is not None:
+                timer.cancel()
+
+    def _unwatch(self, topic: str) -> None:
+        del self._lingering[topic]
+        del self._counts[topic]
+        self._tailed.discard(topic)
+        self._tail.unwatch(topic, self)

@@ -1,0 +1,450 @@
+"""The catch-up reader: reads the log from a given offset at the pace of one outlet.
+
+An outlet that had no room at the tail, or a session that was offline, is behind. The log is its queue: what it
+costs is one offset per partition. A bounded pool of consumers serves the outlets in turn, so a thousand outlets
+behind cost a thousand offsets and a handful of consumers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError
+
+from gateway.failures import failures
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.driver.kafka_consumer import (
+    CHUNK,
+    ConsumerOptions,
+    close_consumer,
+    log_consumer,
+    start_consumer,
+)
+from gateway.kafka.driver.outage import away
+from gateway.spawn import Spawn, keep_on
+from mapping.record import Received
+
+log = logging.getLogger(__name__)
+
+
+FETCH_BYTES: Final = 65536
+"""Per partition and fetch: outlets take turns, and what was fetched for one is thrown away at the next turn."""
+
+IDLE_S: Final = 10.0  # a consumer without work is closed after this
+TURN_RECORDS: Final = 2000  # records read for one outlet before the next has its turn
+
+
+class Goal(Protocol):
+    """Where a reading ends; the tail's position of the partition."""
+
+    @property
+    def position(self) -> int:
+        """An offset, which may move on."""
+        ...
+
+
+class Reading:
+    """One outlet's place in one partition.
+
+    Attributes:
+        outlet: whom it is for.
+        partition: the partition read.
+        position: the offset of the next record to offer; safe to store.
+        goal: reaching `goal.position` ends the reading, before the record there is offered.
+        finished: called once, when the goal is reached; not when the reading is cancelled.
+        gap: told how many records retention had deleted before they could be offered.
+    """
+
+    __slots__ = ("finished", "gap", "goal", "outlet", "partition", "position")
+
+    def __init__(
+        self,
+        outlet: Outlet,
+        partition: TopicPartition,
+        position: int,
+        *,
+        goal: Goal,
+        finished: Callable[[Reading], None],
+        gap: Callable[[int], None] | None = None,
+    ) -> None:
+        self.outlet = outlet
+        self.partition = partition
+        self.position = position
+        self.goal = goal
+        self.finished = finished
+        self.gap = gap
+
+
+class ReplayStatistics(msgspec.Struct, frozen=True):
+    """A snapshot.
+
+    Attributes:
+        outlets: outlets that are behind.
+        readings: partitions they are behind on, in sum.
+        consumers: open consumers.
+        offered: records taken from the catch-up reader, ever.
+        gaps: records that retention had deleted before they were read, ever.
+    """
+
+    outlets: int
+    readings: int
+    consumers: int
+    offered: int
+    gaps: int
+
+
+class _State(enum.Enum):
+    PARKED = 1  # waits for `room`
+    READY = 2  # waits for a worker
+    SERVED = 3  # a worker has it
+
+
+class _Queue:
+    """Everything one outlet is behind on."""
+
+    __slots__ = ("home", "outlet", "readings", "state", "version", "woken")
+
+    def __init__(self, outlet: Outlet) -> None:
+        self.outlet = outlet
+        self.readings: dict[TopicPartition, Reading] = {}
+        self.state = _State.PARKED
+        self.version = 0  # counts changes that need a new assignment
+        self.woken = False  # `room` was called while it was served
+        self.home: _Worker | None = None  # who has its records at hand
+
+
+class Replay:
+    """Serves all outlets that are behind, from a bounded pool of consumers."""
+
+    def __init__(
+        self,
+        kafka: ConsumerOptions,
+        spawn: Spawn,
+        lookup: Lookup,
+        *,
+        consumers: int = 16,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        """Nothing is opened before somebody is behind.
+
+        Args:
+            kafka: see `ConsumerOptions`.
+            spawn: starts a task of the application's task group.
+            lookup: asked for the first offset when retention has passed a reading.
+            consumers: the most consumers open at once.
+            idle_s: seconds after which a consumer without work is closed.
+        """
+        self.kafka = dict(kafka)
+        self.lookup = lookup
+        self.idle_s = idle_s
+        self.offered = 0
+        self.gaps = 0
+        self.spawn = spawn
+        self._limit = consumers
+        self._queues: dict[Outlet, _Queue] = {}
+        self._ready: deque[_Queue] = deque()
+        self._workers: set[_Worker] = set()
+
+    def start(self, reading: Reading) -> None:
+        """Begin to serve a reading, in turn with all others; the outlet may have at most one per partition."""
+        queue = self._queues.get(reading.outlet)
+        if queue is None:
+            queue = self._queues[reading.outlet] = _Queue(reading.outlet)
+        assert reading.partition not in queue.readings, "one reading per outlet and partition"
+        queue.readings[reading.partition] = reading
+        queue.version += 1
+        if queue.state is _State.PARKED and reading.outlet.demand > 0:
+            self._make_ready(queue)
+
+    def room(self, outlet: Outlet) -> None:
+        """The outlet has room again."""
+        queue = self._queues.get(outlet)
+        if queue is None:
+            return
+        queue.woken = True
+        if queue.state is _State.PARKED:
+            self._make_ready(queue)
+
+    def cancel(self, reading: Reading) -> None:
+        """Stop a reading; its `position` stays where it is and `finished` is not called."""
+        queue = self._queues.get(reading.outlet)
+        if queue is not None and queue.readings.get(reading.partition) is reading:
+            self._drop(queue, reading)
+
+    def forget(self, outlet: Outlet) -> list[Reading]:
+        """Stop all readings of an outlet and return them, with the positions they had reached."""
+        queue = self._queues.pop(outlet, None)
+        if queue is None:
+            return []
+        readings = list(queue.readings.values())
+        queue.readings.clear()
+        return readings
+
+    async def stop(self) -> None:
+        """Close all consumers."""
+        workers = list(self._workers)
+        for worker in workers:
+            worker.task.cancel()
+        await asyncio.gather(*(worker.task for worker in workers), return_exceptions=True)
+
+    def statistics(self) -> ReplayStatistics:
+        """See `ReplayStatistics`."""
+        return ReplayStatistics(
+            outlets=len(self._queues),
+            readings=sum(len(queue.readings) for queue in self._queues.values()),
+            consumers=len(self._workers),
+            offered=self.offered,
+            gaps=self.gaps,
+        )
+
+    # For the workers.
+
+    def finish(self, queue: _Queue, reading: Reading) -> None:
+        """The goal is reached."""
+        self._drop(queue, reading)
+        reading.finished(reading)
+
+    def take_turn(self) -> _Queue | None:
+        """The next outlet that waits for a worker."""
+        while self._ready:
+            queue = self._ready.popleft()
+            if queue.readings and queue.state is _State.READY:
+                queue.state = _State.SERVED
+                return queue
+        return None
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether an outlet waits for a worker."""
+        return bool(self._ready)
+
+    def end_turn(self, queue: _Queue, *, waits: bool) -> None:
+        """Give an outlet back: `waits` for room, or for its next turn."""
+        if not queue.readings:
+            return
+        if waits and not queue.woken:
+            queue.state = _State.PARKED
+        else:
+            queue.state = _State.READY
+            self._ready.append(queue)
+
+    def closed(self, worker: _Worker) -> None:
+        """A worker has ended."""
+        self._workers.discard(worker)
+
+    def _drop(self, queue: _Queue, reading: Reading) -> None:
+        del queue.readings[reading.partition]
+        if not queue.readings and self._queues.get(queue.outlet) is queue:
+            del self._queues[queue.outlet]
+
+    def _make_ready(self, queue: _Queue) -> None:
+        queue.state = _State.READY
+        home = queue.home
+        if home is not None and home.idle and home.serves is queue:
+            self._ready.appendleft(queue)  # its records are at hand there: no new fetch
+            home.wake.set()
+            home.idle = False
+            return
+        self._ready.append(queue)
+        idle = [worker for worker in self._workers if worker.idle]
+        spare = next((worker for worker in idle if worker.serves is None or not worker.serves.readings), None)
+        if spare is None and len(self._workers) < self._limit:
+            worker = _Worker(self)
+            self._workers.add(worker)
+            worker.task = self.spawn(worker.serve())
+        elif spare is not None or idle:
+            worker = spare or idle[0]
+            worker.idle = False
+            worker.wake.set()
+
+
+class _Worker:
+    """One consumer of the pool, and the outlet whose records it has at hand."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self, pool: Replay) -> None:
+        self.idle = False
+        self.wake = asyncio.Event()
+        self.serves: _Queue | None = None
+        self._version = -1
+        self._pool = pool
+        self._chunk: deque[tuple[Reading, list[Received]]] = deque()
+
+    async def serve(self) -> None:
+        """Serve turns until there were none for a while."""
+        try:
+            await keep_on(self._run, "replay")
+        finally:
+            self._pool.closed(self)
+
+    async def _run(self) -> None:
+        pool = self._pool
+        self.serves = None  # what the last consumer had at hand went with it
+        self._version = -1
+        self._chunk.clear()
+        consumer = await self._connect()
+        try:
+            while True:
+                queue = pool.take_turn()
+                if queue is None:
+                    if not await self._wait():
+                        return
+                    continue
+                waits = False
+                try:
+                    waits = await self._serve(consumer, queue)
+                finally:
+                    pool.end_turn(queue, waits=waits)
+        finally:
+            await close_consumer(consumer)
+
+    async def _connect(self) -> AIOKafkaConsumer:
+        while True:
+            consumer = log_consumer(
+                self._pool.kafka,
+                wait_ms=10,  # whoever is behind has data waiting
+                partition_bytes=FETCH_BYTES,
+                fetch_bytes=16 * FETCH_BYTES,
+            )
+            try:
+                await start_consumer(consumer, self._pool.spawn)
+            except KafkaError as error:
+                away.notice("catch-up reader", repr(error))
+                await asyncio.sleep(1.0)
+            else:
+                return consumer
+
+    async def _wait(self) -> bool:
+        self.idle = True
+        self.wake.clear()
+        try:
+            async with asyncio.timeout(self._pool.idle_s):
+                await self.wake.wait()
+        except TimeoutError:
+            return self._pool.has_ready
+        finally:
+            self.idle = False
+        return True
+
+    def _attach(self, consumer: AIOKafkaConsumer, queue: _Queue) -> None:
+        self._chunk.clear()
+        self.serves = queue
+        queue.home = self
+        self._version = queue.version
+        for reading in list(queue.readings.values()):
+            if reading.position >= reading.goal.position:
+                self._pool.finish(queue, reading)
+        consumer.assign(list(queue.readings))
+        for partition, reading in queue.readings.items():
+            consumer.seek(partition, reading.position)
+
+    async def _serve(self, consumer: AIOKafkaConsumer, queue: _Queue) -> bool:
+        """One turn of an outlet; True when it has no room."""
+        records = 0
+        while queue.readings and records < TURN_RECORDS:
+            if self.serves is not queue or queue.home is not self or self._version != queue.version:
+                self._attach(consumer, queue)
+                continue
+            if not self._chunk:
+                queue.woken = False
+                if queue.outlet.demand <= 0:
+                    return True
+                count = await self._fetch(consumer, queue)
+                records += count or TURN_RECORDS  # nothing came: let others go on
+                continue  # all may have changed while we waited
+            queue.woken = False
+            if not self._offer(consumer, queue):
+                return True
+            await asyncio.sleep(0)
+        return False
+
+    async def _fetch(self, consumer: AIOKafkaConsumer, queue: _Queue) -> int:
+        try:
+            batches = await consumer.getmany(timeout_ms=100, max_records=CHUNK)
+        except OffsetOutOfRangeError as error:
+            await self._skip_gap(consumer, queue, error.args[0])
+            return 1
+        except KafkaError as error:
+            log.warning("catch-up reader: %r", error)
+            await asyncio.sleep(0.1)
+            return 0
+        if self.serves is not queue or self._version != queue.version:
+            self._version = -1  # what came belongs to an assignment of the past
+            return 1
+        count = 0
+        for partition, records in batches.items():
+            reading = queue.readings.get(partition)
+            if reading is not None:
+                self._chunk.append((reading, records))
+                count += len(records)
+        if not batches:
+            # Only transaction markers or compacted records may lie between us and the goal.
+            for reading in list(queue.readings.values()):
+                if await consumer.position(reading.partition) >= reading.goal.position:
+                    self._pool.finish(queue, reading)
+        return count
+
+    def _offer(self, consumer: AIOKafkaConsumer, queue: _Queue) -> bool:
+        """Hand over what is at hand; False when the outlet has no room."""
+        outlet = queue.outlet
+        chunk = self._chunk
+        while chunk:
+            reading, records = chunk[0]
+            if queue.readings.get(reading.partition) is not reading:
+                chunk.popleft()  # cancelled
+                continue
+            goal = reading.goal
+            for taken, record in enumerate(records):
+                if record.offset >= goal.position:
+                    break
+                try:
+                    accepted = outlet.offer_nowait(record)
+                except Exception as error:  # our bug, in one delivery, which is left out: others follow
+                    failures.tell("delivery", error, f"{reading.partition} offset {record.offset}")
+                    accepted = True
+                if not accepted:
+                    del records[:taken]
+                    return False
+                self._pool.offered += 1
+                reading.position = record.offset + 1
+                if queue.readings.get(reading.partition) is not reading:
+                    break  # cancelled from within the offer
+            chunk.popleft()
+            if queue.readings.get(reading.partition) is reading and reading.position >= goal.position:
+                if reading.partition in consumer.assignment():
+                    consumer.pause(reading.partition)
+                self._pool.finish(queue, reading)
+        return True
+
+    async def _skip_gap(self, consumer: AIOKafkaConsumer, queue: _Queue, positions: dict[TopicPartition, int]) -> None:
+        try:
+            firsts = await self._pool.lookup.beginnings(positions)
+        except Refused:
+            await asyncio.sleep(0.1)
+            return
+        for partition, first in firsts.items():
+            reading = queue.readings.get(partition)
+            if reading is None:
+                continue
+            # Below the first record: retention was faster. Above the last: the topic was made anew.
+            lost = max(0, min(first, reading.goal.position) - reading.position)
+            self._pool.gaps += lost
+            if lost and reading.gap is not None:
+                reading.gap(lost)
+            log.warning(
+                "catch-up reader: %s-%d has no offset %d; %d records are lost, going on from %d",
+                partition.topic, partition.partition, reading.position, lost, first,
+            )  # fmt: skip
+            reading.position = first
+            if first >= reading.goal.position:
+                self._pool.finish(queue, reading)
+        self._version = -1

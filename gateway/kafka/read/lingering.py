@@ -1,0 +1,62 @@
+"""A topic that the tail watches for somebody while he needs it, and a little longer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.kafka.contracts import Fanout
+from gateway.kafka.read.live_reader import Tail
+
+
+class LingeringWatch:
+    """One `Fanout`'s place at the tail of one topic: taken with the first need, given up some time after the last.
+
+    Attributes:
+        held: whether the tail watches; what is stored from now on is seen.
+    """
+
+    def __init__(
+        self, tail: Tail, topic: str, fanout: Fanout, in_use: Callable[[], object], *, linger_s: float
+    ) -> None:
+        """Nothing is read before `hold`.
+
+        Args:
+            tail: the reader.
+            topic: which has to exist when it is held.
+            fanout: who is told of its records.
+            in_use: true while it is needed.
+            linger_s: seconds between the last need and its end.
+        """
+        self.held = False
+        self._tail = tail
+        self._topic = topic
+        self._fanout = fanout
+        self._in_use = in_use
+        self._linger_s = linger_s
+        self._taking = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def hold(self) -> None:
+        """Be sure that what is stored from now on is seen. Raises Refused when Kafka does not answer."""
+        async with self._taking:
+            if not self.held:
+                await self._tail.watch(self._topic, self._fanout)
+                self.held = True
+
+    def let_go(self) -> None:
+        """Somebody has no more need; whether another has is asked when the time is over."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._linger_s, self._rest)
+
+    def close(self) -> None:
+        """The timer ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _rest(self) -> None:
+        self._timer = None
+        if self.held and not self._in_use():
+            self.held = False
+            self._tail.unwatch(self._topic, self._fanout)

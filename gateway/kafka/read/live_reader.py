@@ -1,0 +1,555 @@
+"""The reader at the end of the log: one per process, for every topic that somebody watches.
+
+One consumer with a manual assignment serves all of them, and each record is handed to the outlets that the
+watching fan-outs choose. It never waits for anybody. An outlet without room falls behind on that partition: the
+catch-up reader (`replay`) brings it the records from there on, and it rejoins here when the catch-up has reached
+this reader's position, between two records, so that the order per partition holds and nothing is lost or doubled.
+
+aiokafka's `assign` forgets every position and what was fetched but not handed out. So the positions are kept
+here, moved with every `getmany` (which hands over without an intermediate suspension), and all of them are sought
+again after each `assign`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError, TopicAuthorizationFailedError
+
+from gateway.failures import failures
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.contracts import Fanout, Outlet, Refused
+from gateway.kafka.driver.kafka_consumer import (
+    CHUNK,
+    ConsumerOptions,
+    close_consumer,
+    fetch_wait_ms,
+    is_broken,
+    log_consumer,
+    on_metadata,
+    set_fetch_wait,
+    start_consumer,
+)
+from gateway.kafka.driver.outage import away
+from gateway.kafka.read.catch_up_reader import Goal, Reading, Replay
+from gateway.kafka.read.start_positions import Start, starting_offsets
+from gateway.kafka.read.watched_topics import Later, Partition, TailStatistics, Topic, Watch
+from gateway.spawn import Spawn, keep_on
+
+log = logging.getLogger(__name__)
+
+OFFERS_PER_TURN: Final = 256
+"""Offers between two looks at the event loop: about a millisecond, so that acknowledgements are not starved."""
+
+RETRY_S: Final = 0.5
+RECHECK_S: Final = 2.0  # a missing topic is looked for so often
+GONE_S: Final = 30.0  # a partition missing for so long is deleted: nobody catches up on it any more
+
+
+class Tail:
+    """See the module. An outlet belongs to one fan-out; outlets must be hashable by identity.
+
+    Attributes:
+        passed: told a topic, a partition and the offset of the next record, each time some were offered.
+    """
+
+    def __init__(
+        self,
+        kafka: ConsumerOptions,
+        spawn: Spawn,
+        lookup: Lookup,
+        replay: Replay,
+    ) -> None:
+        """Nothing is opened before the first `watch`.
+
+        Args:
+            kafka: see `ConsumerOptions`.
+            spawn: starts a task of the application's task group.
+            lookup: finds partitions and offsets; not stopped by us.
+            replay: the catch-up reader; not stopped by us.
+        """
+        self._kafka = dict(kafka)
+        self._spawn = spawn
+        self._lookup = lookup
+        self._replay = replay
+        self._topics: dict[str, Topic] = {}
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self._consumer: AIOKafkaConsumer | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
+        self._reassign_timer: asyncio.TimerHandle | None = None
+        self._reassigned_at = float("-inf")
+        self._checking: asyncio.Task[None] | None = None
+        self._recheck_timer: asyncio.TimerHandle | None = None
+        self._denied: set[str] = set()
+        self.passed: Callable[[str, int, int], None] | None = None
+        self._records = self._offers = self._dropped = self._fell_behind = self._gaps = self._assignments = 0
+
+    async def start(self) -> None:
+        """Begin to read; needs no Kafka yet."""
+        self._lookup.listen(self._check_partitions)
+        self._task = self._spawn(keep_on(self._run, "tail"))
+
+    async def stop(self) -> None:
+        """Stop reading and close the consumer."""
+        for timer in (self._reassign_timer, self._recheck_timer):
+            if timer is not None:
+                timer.cancel()
+        tasks = [task for task in (self._task, self._checking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def watch(self, topic: str, fanout: Fanout) -> None:
+        """Offer the records of a topic to the outlets that `fanout` selects.
+
+        Returns when the position at the end of the log is fixed: what is stored after that is offered, and what
+        was stored before the call is not. Watching twice changes nothing.
+
+        Args:
+            topic: its name.
+            fanout: chooses among its outlets.
+
+        Raises:
+            Refused: the topic is unknown or not for clients, or Kafka does not answer.
+        """
+        partitions = await self._lookup.partitions(topic)
+        self._add(fanout, await self._lookup.ends(partitions))
+
+    async def watch_all(self, topics: Collection[str], fanout: Fanout, *, beginning: bool = False) -> set[str]:
+        """As `watch`, of many topics, by one question to Kafka and with one assignment.
+
+        Args:
+            topics: their names.
+            fanout: chooses among its outlets.
+            beginning: the topics are new, and all that is in them is wanted.
+
+        Returns:
+            Those that exist; the others are not watched.
+
+        Raises:
+            Refused: Kafka does not answer.
+        """
+        found = await self._lookup.existing(topics)
+        partitions = [partition for numbers in found.values() for partition in numbers]
+        ask = self._lookup.beginnings if beginning else self._lookup.ends
+        offsets = await ask(partitions, existing=True) if partitions else {}
+        gone = {partition.topic for partition in partitions if partition not in offsets}  # while we asked
+        self._add(fanout, {place: offset for place, offset in offsets.items() if place.topic not in gone}, beginning)
+        return found.keys() - gone
+
+    def _add(self, fanout: Fanout, offsets: Mapping[TopicPartition, int], beginning: bool = False) -> None:
+        """Let a fan-out watch from these offsets on, in topics that it does not watch yet."""
+        by_topic: dict[str, list[TopicPartition]] = {}
+        for partition in offsets:
+            by_topic.setdefault(partition.topic, []).append(partition)
+        changed = False
+        for name, partitions in by_topic.items():
+            topic = self._topics.get(name)
+            if topic is None:
+                topic = self._topics[name] = Topic(name)
+            if fanout in topic.watching:
+                continue
+            since: dict[int, int] = {}
+            for partition in partitions:
+                offset, known = offsets[partition], topic.partitions.get(partition)
+                if known is None:
+                    topic.partitions[partition] = self._partitions[partition] = Partition(topic, offset)
+                    changed = True
+                elif offset > known.position:
+                    since[partition.partition] = offset
+                elif beginning and offset < known.position:
+                    changed = self._rewind(partition, known, offset) or changed
+            topic.add(fanout, since)
+        if changed:
+            self._change_assignment()
+
+    def _rewind(self, partition: TopicPartition, part: Partition, offset: int) -> bool:
+        """Read a new topic again from its beginning, for one who comes to it after others, who have had it.
+
+        Whoever is behind there ends where the tail is, so that it cannot move back under him: the one who comes begins
+        where the tail is, then.
+        """
+        if part.behind:
+            log.warning("tail: %s-%d is read from offset %d on", partition.topic, partition.partition, part.position)
+            return False
+        for watch in part.topic.watches:
+            watch.since[partition.partition] = max(part.position, watch.since.get(partition.partition, 0))
+        # Another object: what was fetched for the one before is not fanned out any more.
+        part.topic.partitions[partition] = Partition(part.topic, offset)
+        if partition in self._partitions:
+            self._partitions[partition] = part.topic.partitions[partition]
+        if self._consumer is not None and partition in self._consumer.assignment():
+            self._consumer.seek(partition, offset)
+        return True
+
+    async def watch_from(
+        self, topic: str, fanout: Fanout, outlet: Outlet, start: Start, partition: int | None = None
+    ) -> None:
+        """As `watch`, and offer the one outlet of a fan-out first everything from `start` on.
+
+        Args:
+            topic: its name.
+            fanout: the outlet's.
+            outlet: who catches up.
+            start: where to begin.
+            partition: catch up on this one alone; what comes later, `fanout` selects.
+
+        Raises:
+            BeyondEnd: the log does not have the offset.
+            Refused: as `watch`, or the partition is unknown.
+        """
+        offsets = await starting_offsets(self._lookup, topic, start, partition)
+        await self.watch(topic, fanout)
+        for number, offset in offsets.items():
+            self.catch_up(topic, fanout, outlet, number, offset)
+
+    def unwatch(self, topic: str, fanout: Fanout) -> None:
+        """Stop offering; outlets of this fan-out that are behind on the topic get no more of it."""
+        state = self._topics.get(topic)
+        if state is None:
+            return
+        state.remove(fanout)
+        for part in state.partitions.values():
+            for outlet, (watch, reading) in list(part.behind.items()):
+                if watch.fanout is fanout:
+                    del part.behind[outlet]
+                    self._replay.cancel(reading)
+        if not state.watching:
+            del self._topics[topic]
+            self._remove(state, list(state.partitions))
+
+    def room(self, outlet: Outlet) -> None:
+        """An outlet that had said "no room" has room again."""
+        self._replay.room(outlet)
+
+    def forget(self, outlet: Outlet) -> None:
+        """The outlet is gone: it is offered nothing more by the catch-up reader."""
+        for reading in self._replay.forget(outlet):
+            part = self._partitions.get(reading.partition)
+            if part is not None:
+                part.behind.pop(outlet, None)
+
+    def catch_up(  # noqa: PLR0917 - where: topic, partition, offset; who: the others
+        self,
+        topic: str,
+        fanout: Fanout,
+        outlet: Outlet,
+        partition: int,
+        offset: int,
+        gap: Callable[[int], None] | None = None,
+    ) -> bool:
+        """Offer an outlet first everything from `offset` on, as if it had fallen behind there (a session resumes).
+
+        Call it after `watch` and without waiting in between, so that the tail has nothing to offer before. What is
+        caught up on is offered whether the fan-out would select the outlet or not.
+
+        Args:
+            topic: watched by `fanout`.
+            fanout: the outlet's.
+            outlet: who catches up.
+            partition: of the topic.
+            offset: of the first record to offer.
+            gap: told how many of them retention had deleted.
+
+        Returns:
+            Whether the partition is being read; False when the topic does not have it any more.
+        """
+        state = self._topics.get(topic)
+        part = self._partitions.get(TopicPartition(topic, partition))
+        watch = state.watching.get(fanout) if state else None
+        if part is None or watch is None:
+            return False
+        since = watch.since.get(partition, 0)
+        goal = Later(part, since) if since > part.position else part
+        if outlet not in part.behind and offset < goal.position:
+            self._fall_behind(part, watch, outlet, TopicPartition(topic, partition), offset, gap, goal)
+        return True
+
+    def places(self, topic: str, outlet: Outlet) -> dict[int, int]:
+        """How far an outlet is in each partition of a watched topic: everything below was offered to it."""
+        state = self._topics.get(topic)
+        if state is None:
+            return {}
+        return {
+            partition.partition: part.behind[outlet][1].position if outlet in part.behind else part.position
+            for partition, part in state.partitions.items()
+        }
+
+    def position(self, topic: str, partition: int) -> int | None:
+        """The offset of the next record to fan out; None where nobody watches, or the partition is missing."""
+        part = self._partitions.get(TopicPartition(topic, partition))
+        return None if part is None else part.position
+
+    def end(self, partition: TopicPartition) -> int | None:
+        """The end of the log as of the last fetch, open transactions included; None where nothing was fetched yet."""
+        if self._consumer is None or partition not in self._consumer.assignment():
+            return None
+        end: int | None = self._consumer.highwater(partition)
+        return end
+
+    def is_behind(self, topic: str, outlet: Outlet) -> bool:
+        """Whether an outlet has yet to be brought what the fan-out has passed."""
+        state = self._topics.get(topic)
+        return state is not None and any(outlet in part.behind for part in state.partitions.values())
+
+    async def ahead(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
+        """Where something is stored in watched topics that was not fanned out yet.
+
+        Returns:
+            Topic and partition -> the end of the log as of the call, where it is ahead of the fan-out.
+
+        Raises:
+            Refused: Kafka does not answer.
+        """
+        asked = [partition for topic in topics if topic in self._topics for partition in self._topics[topic].partitions]
+        ends = await self._lookup.ends(asked, existing=True) if asked else {}
+        return {
+            (partition.topic, partition.partition): end
+            for partition, end in ends.items()
+            if (part := self._partitions.get(partition)) is not None and end > part.position
+        }
+
+    def fetched(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
+        """As `ahead`, as of the last fetch; nobody is asked."""
+        return {
+            (partition.topic, partition.partition): end
+            for topic in topics
+            if topic in self._topics
+            for partition, part in self._topics[topic].partitions.items()
+            if (end := self.end(partition)) is not None and end > part.position
+        }
+
+    def statistics(self) -> TailStatistics:
+        """See `TailStatistics`."""
+        lag: dict[str, int] = {}
+        for partition, part in self._partitions.items():
+            lag[partition.topic] = lag.get(partition.topic, 0) + max(0, (self.end(partition) or 0) - part.position)
+        return TailStatistics(
+            positions={
+                name: {partition.partition: part.position for partition, part in topic.partitions.items()}
+                for name, topic in self._topics.items()
+            },
+            lag=lag,
+            records=self._records,
+            offers=self._offers,
+            dropped=self._dropped,
+            fell_behind=self._fell_behind,
+            behind=sum(len(part.behind) for part in self._partitions.values()),
+            gaps=self._gaps,
+            assignments=self._assignments,
+            replay=self._replay.statistics(),
+        )
+
+    # Reading.
+
+    async def _run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            consumer = log_consumer(self._kafka)
+            try:
+                await start_consumer(consumer, self._spawn)
+                try:
+                    on_metadata(consumer, self._check_missing)
+                    self._consumer = consumer
+                    for part in self._partitions.values():
+                        part.fetched = part.position  # what was fetched and not offered went with the last consumer
+                    self._reassign()
+                    while self._wanted.is_set():
+                        await self._read(consumer)
+                finally:
+                    self._consumer = None
+                    await close_consumer(consumer)
+            except KafkaError as error:
+                away.notice("tail", repr(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        try:
+            batches = await consumer.getmany(timeout_ms=1000, max_records=CHUNK)
+        except OffsetOutOfRangeError as error:
+            await self._skip_gap(consumer, error.args[0])
+            return
+        except TopicAuthorizationFailedError as error:
+            if str(error) not in self._denied:  # it comes with every fetch
+                self._denied.add(str(error))
+                log.warning("tail: not authorized to read: %s", error)
+            await asyncio.sleep(RETRY_S)
+            return
+        if not batches and is_broken(consumer):
+            raise KafkaError("the consumer's fetching has ended")
+        fetched: list[tuple[TopicPartition, Partition, list[Any]]] = []
+        for partition, records in batches.items():
+            part = self._partitions.get(partition)
+            if part is not None:
+                part.fetched = max(part.fetched, records[-1].offset + 1)
+                fetched.append((partition, part, records))
+        for partition, part, records in fetched:
+            if self._partitions.get(partition) is part:
+                await self._fan_out(partition, part, records)
+        await asyncio.sleep(0)
+
+    async def _fan_out(self, partition: TopicPartition, part: Partition, records: list[Any]) -> None:
+        topic, behind = part.topic, part.behind
+        offers = 0
+        for record in records:
+            if record.offset < part.position:
+                continue  # watched anew since it was asked for, further on
+            for watch in topic.watches:
+                if watch.since and watch.is_early(record):
+                    continue
+                try:
+                    outlets = watch.select(record)
+                except Exception as error:  # our bug, in one record; the others must come
+                    failures.tell("delivery", error, f"{topic.name}-{record.partition} offset {record.offset}")
+                    continue
+                for outlet in outlets:
+                    offers += 1
+                    if behind and outlet in behind:
+                        continue
+                    try:
+                        taken = outlet.offer_nowait(record)
+                    except Exception as error:  # our bug, in one outlet: the others do not pay for it
+                        # What may not be lost is tried once more by the catch-up reader.
+                        failures.tell("delivery", error, f"{topic.name}-{record.partition} offset {record.offset}")
+                        taken = False
+                    if taken:
+                        self._offers += 1
+                    elif outlet.lossy:
+                        self._dropped += 1
+                    else:
+                        self._fall_behind(part, watch, outlet, partition, record.offset)
+            part.position = record.offset + 1
+            self._records += 1
+            if offers >= OFFERS_PER_TURN:
+                offers = 0
+                if self.passed is not None:
+                    self.passed(topic.name, partition.partition, part.position)
+                await asyncio.sleep(0)
+                if self._partitions.get(partition) is not part:
+                    return  # not watched any more
+        if self.passed is not None:
+            self.passed(topic.name, partition.partition, part.position)
+
+    def _fall_behind(  # noqa: PLR0917 - as `catch_up`
+        self,
+        part: Partition,
+        watch: Watch,
+        outlet: Outlet,
+        partition: TopicPartition,
+        offset: int,
+        gap: Callable[[int], None] | None = None,
+        goal: Goal | None = None,
+    ) -> None:
+        def rejoin(reading: Reading) -> None:
+            del part.behind[reading.outlet]
+
+        reading = Reading(outlet, partition, offset, goal=goal or part, finished=rejoin, gap=gap)
+        part.behind[outlet] = (watch, reading)
+        self._fell_behind += 1
+        self._replay.start(reading)
+
+    async def _skip_gap(self, consumer: AIOKafkaConsumer, positions: dict[TopicPartition, int]) -> None:
+        try:
+            firsts = await self._lookup.beginnings(positions)
+        except Refused as refused:
+            log.warning("tail: %s", refused.reason)
+            return
+        for partition, first in firsts.items():
+            part = self._partitions.get(partition)
+            if part is None or partition not in consumer.assignment():
+                continue
+            # Below the first record: retention was faster. Above the last: the topic was made anew.
+            lost = max(0, first - part.position)
+            self._gaps += lost
+            log.warning(
+                "tail: %s-%d has no offset %d; %d records are lost, going on from %d",
+                partition.topic, partition.partition, part.position, lost, first,
+            )  # fmt: skip
+            part.position = part.fetched = first
+            consumer.seek(partition, first)
+
+    # The set of partitions.
+
+    def _change_assignment(self) -> None:
+        """Assign soon: each assignment leaves a fetch behind that holds the connection for a moment."""
+        self._wanted.set()
+        if self._reassign_timer is None and self._consumer is not None:
+            loop = asyncio.get_running_loop()
+            at = max(loop.time(), self._reassigned_at + fetch_wait_ms(len(self._partitions)) / 1000)
+            self._reassign_timer = loop.call_at(at, self._reassign)
+
+    def _reassign(self) -> None:
+        self._reassign_timer = None
+        consumer = self._consumer
+        if consumer is None:
+            return
+        self._reassigned_at = asyncio.get_running_loop().time()
+        self._assignments += 1
+        set_fetch_wait(consumer, fetch_wait_ms(len(self._partitions)))
+        consumer.assign(list(self._partitions))
+        for partition, part in self._partitions.items():
+            consumer.seek(partition, part.fetched)
+        if not self._partitions:
+            self._wanted.clear()
+
+    def _remove(self, topic: Topic, partitions: list[TopicPartition]) -> None:
+        for partition in partitions:
+            part = topic.partitions.pop(partition)
+            self._partitions.pop(partition, None)
+            self._cancel_readings(part)
+        self._change_assignment()
+
+    def _cancel_readings(self, part: Partition) -> None:
+        for _, reading in part.behind.values():
+            self._replay.cancel(reading)
+        part.behind.clear()
+
+    def _check_missing(self, cluster: Any) -> None:
+        """Our consumer's metadata lacks a topic: ask for all topics, since that answer decides."""
+        if any(cluster.partitions_for_topic(topic) is None for topic in {key.topic for key in self._partitions}):
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self._recheck_timer = None
+        if self._checking is None or self._checking.done():
+            self._checking = self._spawn(self._lookup.refresh())
+
+    def _check_partitions(self, cluster: Any) -> None:
+        """Metadata of all topics came: begin with what is new, leave out what is gone.
+
+        A broker that has just started may not know a topic yet, so positions outlive the absence; a topic that
+        was really made anew is noticed by a position beyond its end.
+        """
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        missing = False
+        for topic in self._topics.values():
+            found = cluster.partitions_for_topic(topic.name) or ()
+            for partition, part in topic.partitions.items():
+                if partition.partition in found:
+                    part.missing_since = None
+                    if partition not in self._partitions:
+                        self._partitions[partition] = part
+                        self._change_assignment()
+                    continue
+                missing = True
+                if part.missing_since is None:
+                    log.warning("tail: %s-%d is gone", partition.topic, partition.partition)
+                    part.missing_since = now
+                    del self._partitions[partition]
+                    self._change_assignment()
+                elif now - part.missing_since > GONE_S:
+                    self._cancel_readings(part)
+            for number in found:
+                partition = TopicPartition(topic.name, number)
+                if partition not in topic.partitions:
+                    # It appeared after the watch began, so its first record did too.
+                    topic.partitions[partition] = self._partitions[partition] = Partition(topic, 0)
+                    self._change_assignment()
+        if missing and self._recheck_timer is None:
+            self._recheck_timer = loop.call_later(RECHECK_S, self._refresh)

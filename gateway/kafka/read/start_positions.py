@@ -1,0 +1,89 @@
+"""Where in a topic a reader may begin, and the offsets that this means."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+from aiokafka import TopicPartition
+
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.contracts import Refused
+from mapping.outcomes import Outcome
+
+
+class Place(enum.Enum):
+    """A place that every partition has."""
+
+    BEGINNING = "beginning"  # the first record that is still there
+    LAST = "last"  # the last record
+    END = "end"  # what is stored from now on
+
+
+class AtOffset(msgspec.Struct, frozen=True):
+    """The record at an offset. What retention has deleted is left out; the log's end is the furthest there is."""
+
+    offset: int
+
+
+class AtTime(msgspec.Struct, frozen=True):
+    """The first record that is not older than a time, in ms since the epoch."""
+
+    timestamp: int
+
+
+class AtOffsets(msgspec.Struct, frozen=True):
+    """An offset for each partition, the beginning where there is none; what the log does not have is left out."""
+
+    offsets: dict[int, int]
+
+
+Start = Place | AtOffset | AtTime | AtOffsets
+
+
+class BeyondEnd(Exception):  # noqa: N818 - an answer, not an error of anybody
+    """An offset that the log does not have yet, or does not have any more since the topic was made anew."""
+
+
+async def starting_offsets(lookup: Lookup, topic: str, start: Start, partition: int | None = None) -> dict[int, int]:
+    """The offset to begin at in each partition; none for `Place.END`, which the watch itself finds.
+
+    Args:
+        lookup: asks Kafka.
+        topic: its name.
+        start: where to begin.
+        partition: of this partition alone; None is all.
+
+    Raises:
+        BeyondEnd: see there.
+        Refused: the topic or the partition is unknown, or Kafka does not answer.
+    """
+    partitions = await lookup.partitions(topic)
+    if partition is not None:
+        wanted = TopicPartition(topic, partition)
+        if wanted not in partitions:
+            raise Refused(Outcome.UNKNOWN_TOPIC, f"{topic} has {len(partitions)} partitions")
+        partitions = (wanted,)
+    if start is Place.END:
+        return {}
+    if start is Place.BEGINNING:
+        found = await lookup.beginnings(partitions)
+    elif isinstance(start, AtOffsets):
+        ends = await lookup.ends(partitions)
+        found = await lookup.beginnings(partitions)
+        for place, first in found.items():
+            found[place] = min(max(first, start.offsets.get(place.partition, first)), ends[place])
+    else:
+        # The ends come first: what is stored during the next question lies behind them.
+        found = await lookup.ends(partitions)
+        if start is Place.LAST:
+            firsts = await lookup.beginnings(partitions)
+            found = {place: max(first, found[place] - 1) for place, first in firsts.items()}
+        elif isinstance(start, AtTime):
+            found |= await lookup.since(partitions, start.timestamp)
+        elif isinstance(start, AtOffset):
+            for place, end in found.items():
+                if start.offset > end:
+                    raise BeyondEnd(f"the log of {topic} ends at offset {end} in partition {place.partition}")
+            found = dict.fromkeys(partitions, start.offset)
+    return {place.partition: offset for place, offset in found.items()}

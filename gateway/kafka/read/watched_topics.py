@@ -1,0 +1,129 @@
+"""What the tail keeps of each watched topic's partitions and watchers, and what it tells of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import msgspec
+from aiokafka import TopicPartition
+
+from gateway.kafka.contracts import Fanout, Outlet
+from gateway.kafka.read.catch_up_reader import Reading, ReplayStatistics
+from mapping.record import Received
+
+
+class Watch:
+    """A fan-out on one topic; `since` holds partitions of which it wants only what lies at or after an offset."""
+
+    __slots__ = ("fanout", "select", "since")
+
+    def __init__(self, fanout: Fanout, since: dict[int, int]) -> None:
+        self.fanout = fanout
+        self.select: Callable[[Received], Collection[Outlet]] = fanout.select
+        self.since = since
+
+    def is_early(self, record: Received) -> bool:
+        """Whether the record was stored before the watch began; forgets the mark once it is passed."""
+        first = self.since.get(record.partition)
+        if first is None:
+            return False
+        if record.offset < first:
+            return True
+        del self.since[record.partition]
+        return False
+
+
+class Partition:
+    """Positions in one partition.
+
+    Attributes:
+        position: the offset of the next record to fan out; all below it was fanned out.
+        fetched: the offset of the next record to expect from the consumer.
+        behind: the outlets that are fed by the catch-up reader.
+        missing_since: when (loop time) the metadata lacked the partition first; None while it is there.
+    """
+
+    __slots__ = ("behind", "fetched", "missing_since", "position", "topic")
+
+    def __init__(self, topic: Topic, position: int) -> None:
+        self.topic = topic
+        self.missing_since: float | None = None
+        self.position = position
+        self.fetched = position
+        self.behind: dict[Outlet, tuple[Watch, Reading]] = {}
+
+
+class Later:
+    """Where a catch-up ends when its watch begins further on than the tail is."""
+
+    __slots__ = ("_part", "_since")
+
+    def __init__(self, part: Partition, since: int) -> None:
+        self._part = part
+        self._since = since
+
+    @property
+    def position(self) -> int:
+        """The offset of the first record that is not caught up on."""
+        return max(self._part.position, self._since)
+
+
+class Topic:
+    """Who watches a topic, and its partitions.
+
+    Attributes:
+        watching: by fan-out; changed by `add` and `remove`. There may be thousands: every receiver of AMQP is one.
+    """
+
+    __slots__ = ("_watches", "name", "partitions", "watching")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.watching: dict[Fanout, Watch] = {}
+        self._watches: tuple[Watch, ...] | None = ()
+        self.partitions: dict[TopicPartition, Partition] = {}
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        """All of them, as of now: a fan-out may end during an offer."""
+        if self._watches is None:
+            self._watches = tuple(self.watching.values())
+        return self._watches
+
+    def add(self, fanout: Fanout, since: dict[int, int]) -> None:
+        """Let a fan-out watch."""
+        self.watching[fanout] = Watch(fanout, since)
+        self._watches = None
+
+    def remove(self, fanout: Fanout) -> None:
+        """It does not watch any more, if it did."""
+        if self.watching.pop(fanout, None) is not None:
+            self._watches = None
+
+
+class TailStatistics(msgspec.Struct, frozen=True):
+    """A snapshot.
+
+    Attributes:
+        positions: per topic and partition, the offset of the next record to fan out.
+        lag: per topic, records stored and not yet fanned out, as of the last fetch.
+        records: records fanned out, ever.
+        offers: records taken by outlets, ever.
+        dropped: records that lossy outlets had no room for, ever.
+        fell_behind: how often an outlet was handed to the catch-up reader.
+        behind: pairs of outlet and partition that are behind now.
+        gaps: records that retention had deleted before they were read, ever.
+        assignments: how often the set of partitions was changed.
+        replay: the catch-up reader's own.
+    """
+
+    positions: dict[str, dict[int, int]]
+    lag: dict[str, int]
+    records: int
+    offers: int
+    dropped: int
+    fell_behind: int
+    behind: int
+    gaps: int
+    assignments: int
+    replay: ReplayStatistics

@@ -1,0 +1,310 @@
+"""Kafka's transactional producers: a bounded pool, each with an id that outlives the process.
+
+The ids are `trivium-<gateway>-<number>`. Whoever starts a producer with an id ends what an earlier one with it has
+left open, so a gateway that is started again ends its predecessor's transactions (`Transactors.start`): until then
+they would hold back every reader of the partitions that they have written to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from aiokafka import AIOKafkaProducer, TopicPartition, errors
+from aiokafka.client import CoordinationType
+from aiokafka.structs import OffsetAndMetadata
+
+from gateway.config import KafkaConfig
+from gateway.failures import failures
+from gateway.kafka.driver.client_settings import client_settings, start_client
+from gateway.kafka.driver.outage import away
+from gateway.kafka.publish.producers import RESTART_S, Producing
+from gateway.spawn import Spawn
+
+log = logging.getLogger(__name__)
+
+MARGIN_S: Final = 15.0
+"""How much longer than ours Kafka's own time-out of a transaction is: ours must end it first."""
+
+REST_S: Final = 0.02
+"""A producer that has just ended a transaction rests, while others are to be had: Kafka writes the markers of the end
+after it has answered, and refuses the next transaction until then (aiokafka asks again 20 ms later)."""
+
+RESTART_MOST_S: Final = 10.0
+"""The longest pause between attempts to start one that Kafka does not let us have."""
+
+IDLE_S: Final = 300.0
+"""After this time without a transaction a producer is closed."""
+
+
+class Transactor(Producing):
+    """One transactional producer; at most one transaction at a time.
+
+    Attributes:
+        number: of its transactional id.
+    """
+
+    __slots__ = ("_group", "number")
+
+    def __init__(self, producer: AIOKafkaProducer, number: int) -> None:
+        super().__init__(producer)
+        self.number = number
+        self._group: str | None = None
+
+    async def begin(self) -> None:
+        """Begin a transaction; Kafka hears of it with the first record or offset. Raises KafkaError."""
+        self._check()
+        await self._producer.begin_transaction()
+
+    def new_batch(self) -> Any:
+        """An empty `aiokafka` batch for `hand_over`."""
+        return self._producer.create_batch()
+
+    async def add_offsets(self, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Make consumed offsets part of the transaction. Raises KafkaError."""
+        self._check()
+        producer = self._producer
+        if group != self._group:
+            # aiokafka knows one group per transaction, and one coordinator for whatever group.
+            producer._txn_manager._txn_consumer_group = None
+            producer._sender._coordinator_dead(CoordinationType.GROUP)
+            self._group = group
+        await producer.send_offsets_to_transaction(dict(offsets), group)
+
+    async def commit(self) -> None:
+        """Make it all visible. Raises KafkaError: whether it is visible is not known then."""
+        self._check()
+        await self._producer.commit_transaction()
+
+    async def abort(self) -> None:
+        """Make sure that nothing becomes visible. Raises KafkaError."""
+        self._check()
+        await self._producer.abort_transaction()
+
+    async def cut_off(self, spawn: Spawn) -> None:
+        """See `Producing`; what the transaction still waited for is nobody's concern."""
+        await super().cut_off(spawn)
+        manager = self._producer._txn_manager
+        waiters = [
+            manager._transaction_waiter,
+            manager._pid_waiter,
+            *(entry[2] for entry in manager._pending_txn_offsets),
+        ]
+        for waiter in waiters:
+            if waiter is not None and waiter.done() and not waiter.cancelled():
+                waiter.exception()  # looked at, or asyncio would complain of an error nobody saw
+
+    def _check(self) -> None:
+        """What its background task may have changed meanwhile, aiokafka only asserts."""
+        if self._producer._txn_manager.is_fatal_error():
+            raise errors.ProducerFenced("the transactional producer has failed")
+
+
+class Transactors:
+    """All transactional producers of the process; none is started before it is needed.
+
+    Attributes:
+        started: how often one was started.
+    """
+
+    def __init__(
+        self,
+        config: KafkaConfig,
+        *,
+        name: str,
+        limit: int,
+        timeout_s: float,
+        marks: Path | None,
+        spawn: Spawn,
+        clock: Callable[[], float],
+    ) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            config: with `bootstrap_servers` set.
+            name: of this gateway, the same after a restart.
+            limit: how many producers there may be.
+            timeout_s: of a transaction.
+            marks: a file that tells the next process of this gateway how many ids were in use; None: it has no
+                other name then, and Kafka's time-out ends what this one leaves open.
+            spawn: starts background work in the app's task group.
+            clock: monotonic seconds; the loop's.
+        """
+        self._config = config
+        self._name = name
+        self._timeout_ms = round((timeout_s + MARGIN_S) * 1000)
+        self._marks = marks
+        self._spawn = spawn
+        self._clock = clock
+        self._free = list(range(limit))  # numbers, a heap
+        self._idle: deque[tuple[float, Transactor]] = deque()  # the longest idle first
+        self._busy: set[Transactor] = set()
+        self._waiting: deque[asyncio.Future[Transactor]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reaper: asyncio.TimerHandle | None = None
+        self._marked = 0
+        self._starting = 0
+        self._stopped = False
+        self.started = 0
+
+    def start(self) -> None:
+        """End, in the background, what an earlier process of this gateway has left open."""
+        marked = self._read_marks()
+        self._marked = marked
+        for number in range(min(marked, len(self._free))):
+            self._free.remove(number)
+            self._run(self._start(number))
+
+    async def acquire(self) -> Transactor:
+        """A producer for one transaction; `release` or `discard` it.
+
+        Waits while all are in use, first come first served, and while Kafka does not answer: give it a time limit.
+        """
+        found = self._find()
+        if found is None:
+            future: asyncio.Future[Transactor] = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            try:
+                found = await future
+            except asyncio.CancelledError:
+                if future.done() and not future.cancelled():
+                    self._put(future.result())
+                else:
+                    self._waiting.remove(future)
+                raise
+        self._busy.add(found)
+        return found
+
+    def release(self, transactor: Transactor) -> None:
+        """Its transaction has ended, and it may have another."""
+        self._busy.discard(transactor)
+        self._put(transactor)
+
+    def discard(self, transactor: Transactor) -> None:
+        """It is of no use any more: another with its id ends whatever it has left open."""
+        self._busy.discard(transactor)
+        self._run(transactor.cut_off(self._spawn) if self._stopped else self._renew(transactor))
+
+    @property
+    def producers(self) -> int:
+        """How many there are now."""
+        return len(self._idle) + len(self._busy)
+
+    async def stop(self) -> None:
+        """Close all of them; end the transactions first."""
+        self._stopped = True
+        if self._reaper is not None:
+            self._reaper.cancel()
+        for future in self._waiting:
+            future.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._marks is not None and not self._busy:
+            self._marks.unlink(missing_ok=True)  # nothing was left open
+        every = [transactor for _, transactor in self._idle] + list(self._busy)
+        self._idle.clear()
+        self._busy.clear()
+        await asyncio.gather(*(transactor.cut_off(self._spawn) for transactor in every))
+
+    def _find(self) -> Transactor | None:
+        """The longest idle; where that has not rested, or there is none, another is started besides."""
+        rested = self._idle and self._clock() - self._idle[0][0] >= REST_S
+        if not rested and self._free and self._starting <= len(self._waiting) and not self._stopped:
+            self._run(self._start(heapq.heappop(self._free)))
+        return self._idle.popleft()[1] if self._idle else None  # who waits has got what was idle
+
+    def _put(self, transactor: Transactor) -> None:
+        """To whoever waits, or to the end of the idle."""
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(transactor)
+                return
+        self._idle.append((self._clock(), transactor))
+        if self._reaper is None and not self._stopped:
+            self._reaper = asyncio.get_running_loop().call_later(IDLE_S / 4, self._reap)
+
+    def _reap(self) -> None:
+        """Close those that nobody has needed for long."""
+        self._reaper = None
+        while self._idle and self._clock() - self._idle[0][0] >= IDLE_S:
+            self._run(self._retire(self._idle.popleft()[1]))
+        if self._idle:
+            self._reaper = asyncio.get_running_loop().call_later(IDLE_S / 4, self._reap)
+
+    async def _retire(self, transactor: Transactor) -> None:
+        try:
+            await transactor.cut_off(self._spawn)
+        finally:
+            heapq.heappush(self._free, transactor.number)
+
+    async def _renew(self, transactor: Transactor) -> None:
+        try:
+            await transactor.cut_off(self._spawn)
+        except Exception as error:  # its successor fences it
+            failures.tell("transaction", error)
+        await self._start(transactor.number)
+
+    async def _start(self, number: int) -> None:
+        """Start a producer, however long it takes; Kafka ends what was open under its id."""
+        self._mark(number + 1)
+        self._starting += 1
+        try:
+            transactor = await self._open(number)
+        finally:
+            self._starting -= 1
+        self.started += 1
+        self._put(transactor)
+
+    async def _open(self, number: int) -> Transactor:
+        pause = RESTART_S
+        while True:
+            config = self._config
+            producer = AIOKafkaProducer(
+                **client_settings(config, f"transactions-{number}"),
+                transactional_id=f"trivium-{self._name}-{number}",
+                transaction_timeout_ms=self._timeout_ms,
+                acks="all",
+                max_batch_size=config.batch_bytes,
+                max_request_size=config.max_request_bytes,
+                linger_ms=0,  # what comes in one turn of the loop is one batch
+            )
+            try:
+                await start_client(producer.start, producer.stop, self._spawn)
+            except Exception as error:  # whoever waits for one must not wait for ever
+                if isinstance(error, errors.KafkaError | OSError):
+                    away.notice("transactions", type(error).__name__)
+                else:
+                    failures.tell("transaction", error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, RESTART_MOST_S)
+            else:
+                return Transactor(producer, number)
+
+    def _run(self, work: Any) -> None:
+        task: asyncio.Task[None] = self._spawn(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _read_marks(self) -> int:
+        try:
+            return int(self._marks.read_text()) if self._marks is not None else 0
+        except (OSError, ValueError):
+            return 0
+
+    def _mark(self, used: int) -> None:
+        """Tell the next process how many ids have been in use."""
+        if self._marks is None or used <= self._marked:
+            return
+        self._marked = used
+        try:
+            self._marks.write_text(str(used))
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._marks, error)

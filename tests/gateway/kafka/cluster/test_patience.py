@@ -1,0 +1,56 @@
+"""Who waits for Kafka is told of its silence, not of its slowness."""
+
+import asyncio
+import math
+
+import pytest
+
+from gateway.kafka.cluster.patience import Patience
+
+SILENCE_S = 0.01
+
+
+class Waiting:
+    """Somebody who waits for what does not come, by a clock that the test moves."""
+
+    def __init__(self, limit_s: float = math.inf) -> None:
+        self.now = 0.0
+        self.patience = Patience(lambda: self.now, SILENCE_S)
+        self.task = asyncio.ensure_future(self._wait(limit_s))
+
+    async def _wait(self, limit_s: float) -> None:
+        async with self.patience.bound(limit_s):
+            await asyncio.Event().wait()
+
+
+async def test_an_answer_lets_it_wait_on() -> None:
+    silent, slow, limited = Waiting(), Waiting(), Waiting(SILENCE_S)
+    await asyncio.gather(*(asyncio.wait((one.task,), timeout=0) for one in (silent, slow, limited)))  # all have begun
+    for one in (silent, slow, limited):
+        one.now = SILENCE_S * 1.5
+    slow.patience.heard()
+    limited.patience.heard()
+    for ended in (silent, limited):
+        with pytest.raises(TimeoutError):
+            await ended.task
+    assert not slow.task.done()
+    slow.now = SILENCE_S * 3
+    with pytest.raises(TimeoutError):
+        await slow.task
+    assert slow.patience.silent_s == pytest.approx(SILENCE_S * 1.5)
+
+
+async def test_what_comes_in_time_comes() -> None:
+    patience = Patience(asyncio.get_running_loop().time)
+    assert patience.silent_s == math.inf
+    async with patience.bound():
+        patience.heard()
+    assert patience.silent_s < math.inf
+
+
+async def test_a_client_that_leaves_is_not_told() -> None:
+    waiting = Waiting()
+    await asyncio.wait((waiting.task,), timeout=0)
+    waiting.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting.task

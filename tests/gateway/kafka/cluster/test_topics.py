@@ -1,0 +1,190 @@
+"""The topics of a real cluster: asked once, kept fresh, refused for a reason."""
+
+import asyncio
+import contextlib
+import uuid
+
+import pytest
+from aiokafka.admin import NewPartitions
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema, String
+
+from gateway.embedded.broker import EmbeddedBroker
+from gateway.embedded.jars import ensure_jars
+from gateway.embedded.java import find_java
+from gateway.kafka.cluster.topics import UNKNOWN_FOR_S
+from gateway.kafka.contracts import Refused
+from mapping.outcomes import Outcome
+from mapping.record import Record
+
+
+async def refusal(topics, name):
+    with pytest.raises(Refused) as refused:
+        await topics.get(name)
+    return refused.value
+
+
+async def test_tells_what_must_be_known_of_a_topic(bootstrap, new_topic, kit):
+    name = await new_topic(partitions=5, max_message_bytes="4321", cleanup_policy="compact,delete")
+    async with kit(bootstrap) as k:
+        assert k.topics.known(name) is None
+        info = await k.topics.get(name)
+        assert (info.name, info.partitions, info.max_message_bytes, info.needs_key) == (name, 5, 4321, True)
+        assert info.available == (0, 1, 2, 3, 4)
+        assert info.after_ms == 3_600_000  # Kafka's default since 4.0
+        assert k.topics.known(name) is info
+        assert await k.topics.get(name) is info
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("__consumer_offsets", Outcome.DENIED),
+        ("__anything", Outcome.DENIED),
+        ("no name", Outcome.UNKNOWN_TOPIC),
+        ("", Outcome.UNKNOWN_TOPIC),
+        (".", Outcome.UNKNOWN_TOPIC),
+        ("x" * 250, Outcome.UNKNOWN_TOPIC),
+        ("absent", Outcome.UNKNOWN_TOPIC),
+    ],
+)
+async def test_refuses_what_is_not_there_or_not_for_clients(bootstrap, kit, name, outcome):
+    async with kit(bootstrap, create=name != "absent") as k:
+        assert (await refusal(k.topics, name)).outcome is outcome
+
+
+async def test_concurrent_look_ups_of_a_name_are_one(bootstrap, kit):
+    name = "once-" + uuid.uuid4().hex
+    async with kit(bootstrap, create=True, topic_partitions=4) as k:
+        infos = await asyncio.gather(*(k.topics.get(name) for _ in range(50)))
+        assert {id(info) for info in infos} == {id(infos[0])}
+        assert infos[0].partitions == 4
+        assert name in k.topics.names
+
+
+async def test_an_unknown_name_is_remembered_for_a_while(bootstrap, kit, admin):
+    from aiokafka.admin import NewTopic
+
+    name = "late-" + uuid.uuid4().hex
+    async with kit(bootstrap) as k:
+        await refusal(k.topics, name)
+        await admin.create_topics([NewTopic(name, 1, 1)])
+        await refusal(k.topics, name)
+        async with asyncio.timeout(20):  # a new topic needs a moment to be known to the broker that we ask
+            while k.topics.known(name) is None:
+                k.ahead[0] += UNKNOWN_FOR_S
+                with contextlib.suppress(Refused):
+                    await k.topics.get(name)
+        assert k.topics.known(name).partitions == 1
+
+
+async def test_watchers_learn_of_topics_that_come_and_go(bootstrap, new_topic, kit, admin):
+    async with kit(bootstrap) as k:
+        appeared, disappeared = set(), set()
+
+        def changed(new, gone):
+            appeared.update(new)
+            disappeared.update(gone)
+
+        k.topics.watch(changed)
+        name = await new_topic()
+        await k.until(lambda: name in appeared)
+        assert name in k.topics.names
+        assert not any(known.startswith("__") for known in k.topics.names)
+        await admin.delete_topics([name])
+        async with asyncio.timeout(30):
+            while name not in disappeared:
+                await k.topics.refresh()
+        assert name not in k.topics.names
+        k.topics.unwatch(changed)
+
+
+async def test_updates_of_looked_up_topics(bootstrap, new_topic, kit, admin):
+    name = await new_topic(partitions=2)
+    async with kit(bootstrap) as k:
+        updates = []
+        k.topics.on_update(updates.append)
+        await k.topics.get(name)
+        await admin.create_partitions({name: NewPartitions(6)})
+        async with asyncio.timeout(30):
+            while not updates or updates[-1].partitions < 6:
+                await k.topics.refresh()
+        assert updates[-1] == k.topics.known(name)
+
+
+class _Answer(Response):
+    API_KEY = 30
+    API_VERSION = 1
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32), ("results", Array(("error_code", Int16), ("error_message", String("utf-8"))))
+    )
+
+
+class _Creation(RequestStruct):
+    API_KEY = 30
+    API_VERSION = 1
+    RESPONSE_TYPE = _Answer
+    SCHEMA = Schema(
+        (
+            "creations",
+            Array(
+                ("resource_type", Int8),
+                ("resource_name", String("utf-8")),
+                ("pattern_type", Int8),
+                ("principal", String("utf-8")),
+                ("host", String("utf-8")),
+                ("operation", Int8),
+                ("permission_type", Int8),
+            ),
+        )
+    )
+
+
+class CreateAcls(Request[_Creation]):
+    """Deny everyone to write to a topic; aiokafka has no such request."""
+
+    API_KEY = 30
+
+    def __init__(self, topic):
+        self.topic = topic
+
+    def build(self, request_struct_class):
+        topic_resource, literal, write, deny = 2, 3, 4, 2
+        return request_struct_class([(topic_resource, self.topic, literal, "User:ANONYMOUS", "*", write, deny)])
+
+
+async def test_what_kafka_denies_is_denied(tmp_path, kit):
+    """With an authorizer: the batch comes back, the topic is refused, others go on."""
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    broker = EmbeddedBroker(
+        tmp_path / "broker", java=find_java().path, jars=ensure_jars("kafka"), heap="512m", settings=settings
+    )
+    await broker.start()
+    try:
+        async with kit(broker.bootstrap_servers, create=True) as k:
+            owner = k.recorder()
+            k.submit(Record("secret", b"k", b"v"), owner, "allowed")
+            await k.until(lambda: owner.fates)
+            answer = await k.topics.request(CreateAcls("secret"))
+            assert answer.results[0][0] == 0
+            async with asyncio.timeout(20):  # the new rule needs a moment to reach the broker
+                for number in range(100_000):
+                    k.submit(Record("secret", b"k", b"v"), owner, number)
+                    k.submit(Record("open", b"k", b"v"), owner, f"open {number}")
+                    await k.until(lambda number=number: number in owner.fates)
+                    if owner.outcomes()[number] is not Outcome.STORED:
+                        break
+            assert owner.outcomes()[number] is Outcome.DENIED
+            await k.until(lambda: f"open {number}" in owner.fates)
+            assert owner.outcomes()[f"open {number}"] is Outcome.STORED
+            producers = k.publisher.statistics().producers
+            for number in range(100):
+                k.submit(Record("secret", b"k", b"v"), owner, f"again {number}")
+            await k.until(lambda: "again 99" in owner.fates)
+            assert owner.outcomes()["again 99"] is Outcome.DENIED
+            assert k.publisher.statistics().producers == producers  # refused from memory
+    finally:
+        await broker.kill()

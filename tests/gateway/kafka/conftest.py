@@ -1,0 +1,8 @@
+"""What tests of several rooms share: a publisher with everything it needs, and readers wired as in the application."""
+
+from __future__ import annotations
+
+from tests.support.publisher_kit import frozen, kit, own_broker, own_topic, read_topic
+from tests.support.reader_kit import producer, readers
+
+__all__ = ["frozen", "kit", "own_broker", "own_topic", "producer", "read_topic", "readers"]

@@ -1,0 +1,148 @@
+"""Closing a consumer that has only just started: aiokafka then cancels tasks that never ran, and awaits them. Cancelled
+while it starts, it forgets a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import KafkaConnectionError
+
+from gateway.config import KafkaConfig
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.kafka_consumer import close_consumer, start_consumer
+from gateway.kafka.groups.group_admin import GroupAdmin
+from gateway.kafka.groups.polled_member import Member, MemberSettings
+from gateway.kafka.read.arrivals import Arrivals
+from gateway.kafka.read.catch_up_reader import Replay
+from gateway.kafka.read.live_reader import Tail
+from gateway.spawn import Spawn
+
+
+async def started(bootstrap: str) -> AIOKafkaConsumer:
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=None, auto_offset_reset="none")
+    await consumer.start()
+    return consumer
+
+
+async def test_closing_at_once_ends_nobody_else(bootstrap: str) -> None:
+    ended = []
+
+    async def reader() -> None:
+        consumer = await started(bootstrap)
+        consumer.assign([])
+        await close_consumer(consumer)
+        ended.append("as it should")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(reader())
+    assert ended == ["as it should"]
+
+
+async def test_a_closing_that_is_cancelled_ends(bootstrap: str) -> None:
+    consumer = await started(bootstrap)
+    closing = asyncio.create_task(close_consumer(consumer))
+    asyncio.get_running_loop().call_soon(closing.cancel)  # after its first step
+    with contextlib.suppress(asyncio.CancelledError):
+        await closing
+    assert closing.cancelled()
+    await close_consumer(consumer)
+
+
+async def ask_consumer(bootstrap: str, spawn: Spawn) -> None:
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=None, auto_offset_reset="none")
+    await start_consumer(consumer, spawn)
+    await close_consumer(consumer)
+
+
+async def ask_lookup(bootstrap: str, spawn: Spawn) -> None:
+    lookup = Lookup({"bootstrap_servers": bootstrap}, spawn=spawn)
+    try:
+        await lookup.refresh()
+    finally:
+        await lookup.stop()
+
+
+async def ask_admin(bootstrap: str, spawn: Spawn) -> None:
+    admin = GroupAdmin({"bootstrap_servers": bootstrap}, spawn)
+    try:
+        await admin.topics("nobody")
+    finally:
+        await admin.stop()
+
+
+async def ask_topics(bootstrap: str, spawn: Spawn) -> None:
+    config = KafkaConfig(bootstrap_servers=bootstrap)
+    topics = Topics(config, create=False, spawn=spawn, clock=asyncio.get_running_loop().time)
+    try:
+        await topics.refresh()
+    finally:
+        await topics.stop()
+
+
+async def ask_member(bootstrap: str, spawn: Spawn) -> None:
+    loop = asyncio.get_running_loop()
+    settings = MemberSettings("nobody", "m", "latest", 1, 1024, "read_committed", 3.0, None, 60.0)
+    kafka = {"bootstrap_servers": bootstrap}
+    lookup = Lookup(kafka, spawn=spawn)
+    arrivals = Arrivals(Tail(kafka, spawn, lookup, Replay(kafka, spawn, lookup)), lookup)
+    member = Member(settings, kafka, arrivals, auto_commit=False, spawn=spawn, clock=loop.time)
+    await member.start()
+    await member.stop(2.0)
+
+
+@pytest.mark.parametrize("ask", [ask_consumer, ask_lookup, ask_admin, ask_topics, ask_member])
+async def test_whoever_is_cancelled_while_a_client_starts_leaves_no_connection(
+    bootstrap: str, ask: Callable[[str, Spawn], Coroutine[Any, Any, None]]
+) -> None:
+    told: list[dict[str, object]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    started_by_themselves: set[asyncio.Task[None]] = set()
+
+    def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        started_by_themselves.add(task)
+        return task
+
+    try:
+        for turns in range(1, 50, 6):
+            asking = asyncio.create_task(ask(bootstrap, spawn))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Refused):  # a new broker has no coordinator yet
+                await asking
+            await asyncio.gather(*started_by_themselves, return_exceptions=True)
+            del asking
+            gc.collect()  # aiokafka tells of an open connection when it is forgotten
+        assert told == []
+    finally:
+        loop.set_exception_handler(None)
+
+
+async def test_a_start_without_kafka_says_so(bootstrap: str) -> None:
+    consumer = AIOKafkaConsumer(bootstrap_servers="127.0.0.1:1", group_id=None)
+    with pytest.raises(KafkaConnectionError):
+        await start_consumer(consumer, asyncio.create_task)
+    assert consumer._closed
+
+
+async def test_the_tail_outlives_a_watch_that_ends_before_it_reads(readers, producer, new_topic) -> None:
+    topic = await new_topic(partitions=1)
+    sink = readers.Sink()
+    fan = readers.Fan(sink)
+    await readers.tail.watch(topic, fan)
+    readers.tail.unwatch(topic, fan)  # the reader's consumer is still connecting, and finds nothing to read
+    await readers.wait_until(lambda: readers.tail.statistics().assignments == 1)
+    await readers.tail.watch(topic, fan)
+    await producer.send_and_wait(topic, b"1")
+    await readers.wait_until(lambda: len(sink.got) == 1)

@@ -1,0 +1,54 @@
+"""Kafka is away: one line a minute says so, whoever tries and however often."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+
+from gateway.kafka.driver.outage import Away
+from tests.support.gateway import GatewayProcess, wait_until
+
+
+def test_one_line_a_minute_names_who_has_noticed(caplog) -> None:
+    now = 1000.0
+    away = Away(lambda: now)
+    with caplog.at_level(logging.WARNING):
+        for second in range(150):
+            now = 1000.0 + second
+            away.notice("tail", "refused")
+            away.notice("topics", "refused")
+            assert away.lasts
+    assert [record.getMessage() for record in caplog.records] == [
+        "Kafka does not answer since 0 s (tail): refused",
+        "Kafka does not answer since 60 s (tail, topics): refused",
+        "Kafka does not answer since 120 s (tail, topics): refused",
+    ]
+    now += 31
+    assert not away.lasts
+
+
+async def test_a_gateway_whose_kafka_is_away_logs_little_however_often_it_tries(
+    new_gateway: Callable[..., GatewayProcess],
+) -> None:
+    attempts = 0
+
+    def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal attempts
+        attempts += 1
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    gateway = new_gateway(f"{host}:{port}")
+    starting = asyncio.create_task(gateway.start())
+    await wait_until(lambda: attempts > 25, 90)
+    lines = [json.loads(line) for line in gateway.log.read_text().splitlines() if line.startswith("{")]
+    bad = [line for line in lines if line["level"] != "info"]
+    assert sum("Kafka does not answer" in line["event"] for line in bad) in (1, 2)
+    assert len(bad) <= 6, bad
+    await gateway.stop()
+    assert isinstance((await asyncio.gather(starting, return_exceptions=True))[0], RuntimeError)
+    server.close()
+    await server.wait_closed()

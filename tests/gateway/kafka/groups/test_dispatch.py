@@ -1,0 +1,729 @@
+"""Who gets which record, without Kafka: the same for any order of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.structs import OffsetAndMetadata
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flowcontrol.backoff import Backoff
+from gateway.kafka.groups import dispatch as group_dispatch
+from gateway.kafka.groups.assignment import Interest, Part
+from gateway.kafka.groups.dispatch import Dispatch
+from gateway.kafka.read.catch_up_reader import Reading
+from mapping.record import Received
+
+PARTITION = TopicPartition("t", 0)
+
+
+class ByKey:
+    """Interests are letters; a record matches those in its key."""
+
+    def select(self, record: Received) -> list[str]:
+        return list((record.key or b"").decode())
+
+    def forget(self, name: object) -> None:
+        assert name in {"a", "b"}
+
+
+SELECTOR = ByKey()
+
+
+class Sink:
+    """An outlet with a window, which declines what it is told to."""
+
+    lossy = False
+
+    def __init__(self, room: int = 1_000_000) -> None:
+        self.room = room
+        self.got: list[Received] = []
+        self.held: list[Received] = []
+        self.declines = False
+        self.key = b""
+        self.member: Any = None
+        self.dispatch: Any = None
+
+    @property
+    def demand(self) -> int:
+        return self.room
+
+    @property
+    def offsets(self) -> list[int]:
+        return [record.offset for record in self.got]
+
+    def offer_nowait(self, record: Received) -> bool:
+        if not self.room:
+            return False
+        if self.declines:
+            self.dispatch.decline(self.member, record)
+            return True
+        self.room -= 1
+        self.got.append(record)
+        self.held.append(record)
+        return True
+
+    def done(self, record: Received) -> None:
+        self.held.remove(record)
+        self.room += 1
+        self.dispatch.done(self.member, record)
+        self.dispatch.wake(self.member)
+
+
+class Log:
+    """All that was read of the log, for members that are behind: one round of `turn` offers it to all of them."""
+
+    def __init__(self) -> None:
+        self.records: list[Received] = []
+        self.readings: list[Reading] = []
+
+    def start(self, reading: Reading) -> None:
+        self.readings.append(reading)
+
+    def cancel(self, reading: Reading) -> None:
+        self.readings.remove(reading)
+
+    def forget(self, outlet: Any) -> list[Reading]:
+        found = [reading for reading in self.readings if reading.outlet is outlet]
+        self.readings = [reading for reading in self.readings if reading.outlet is not outlet]
+        return found
+
+    def room(self, outlet: Any) -> None:
+        pass
+
+    def turn(self) -> None:
+        for reading in tuple(self.readings):
+            for record in [one for one in self.records if one.partition == reading.partition.partition]:
+                if record.offset < reading.position or reading not in self.readings:
+                    continue
+                if reading.outlet.demand <= 0 or not reading.outlet.offer_nowait(record):
+                    break
+                reading.position = record.offset + 1
+            if reading in self.readings and reading.position >= reading.goal.position:
+                self.readings.remove(reading)
+                reading.finished(reading)
+
+
+class World:
+    def __init__(self, partitions: int = 1, return_wait_s: float = 0, backoff: Backoff | None = None) -> None:
+        backoff = backoff or Backoff(0.001, 0.002, random=lambda: 0.0)
+        self.log = Log()
+        self.dispatch = Dispatch(backoff, lambda: None, self.log, return_wait_s=return_wait_s)
+        self.parts = [Part(TopicPartition("t", number), 0, OffsetAndMetadata(0, "")) for number in range(partitions)]
+        self.dispatch.keep(self.parts)
+        self.dispatch.suspended = False
+        self.next = [0] * partitions
+
+    def join(self, sink: Sink, interest: str = "", *, selects: bytes = b"", queue: bool = False) -> Sink:
+        sink.dispatch = self.dispatch
+        wants = (lambda record: record.key == selects) if selects else None
+        chosen = Interest(SELECTOR, interest) if interest else None
+        sink.member = self.dispatch.add(sink, ["t"], chosen, wants, queue=(lambda record: True) if queue else None)
+        return sink
+
+    def read(self, *keys: str, partition: int = 0, value: bytes = b"") -> None:
+        part = self.parts[partition]
+        for key in keys:
+            record = Received("t", key.encode(), value, (), 0, partition, self.next[partition])
+            self.next[partition] += 1
+            self.log.records.append(record)
+            self.dispatch.take([record], part)
+            part.position = record.offset + 1
+        self.dispatch.push()
+
+    @property
+    def committable(self) -> int:
+        stored = self.parts[0].committable()
+        assert stored is not None
+        return stored.offset
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_members_of_an_interest_take_turns(world: World) -> None:
+    sinks = [world.join(Sink(), "a") for _ in range(3)]
+    world.read(*"aaaaaaa")
+    assert [sink.offsets for sink in sinks] == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+def test_a_partition_keeps_to_one_of_those_who_want_all() -> None:
+    world = World(partitions=2)
+    one, two = world.join(Sink(3)), world.join(Sink())
+    world.read(*"aaa", partition=0)
+    world.read(*"aaa", partition=1)
+    assert [{record.partition for record in sink.got} for sink in (one, two)] == [{0}, {1}]
+    world.read("a", partition=0)  # no room where it belongs
+    assert two.got[-1].partition == 0
+
+
+def test_those_who_want_all_take_turns_with_an_interest(world: World) -> None:
+    whole, chosen = world.join(Sink()), world.join(Sink(), "a")
+    world.read(*"aaaabb")
+    assert whole.offsets == [1, 3, 4, 5]
+    assert chosen.offsets == [0, 2]
+
+
+def test_who_has_had_nothing_for_longest_is_next(world: World) -> None:
+    whole, chosen = world.join(Sink()), [world.join(Sink(), "a") for _ in range(3)]
+    world.read(*"aaaaaaaa")
+    assert [len(sink.got) for sink in (whole, *chosen)] == [2, 2, 2, 2]
+
+
+def test_a_pool_without_room_holds_back_no_other(world: World) -> None:
+    full, other = world.join(Sink(1), "a"), world.join(Sink(), "b")
+    world.read(*"aaabab")
+    assert (full.offsets, other.offsets) == ([0], [3, 5])
+    full.done(full.held[0])
+    world.dispatch.push()
+    assert full.offsets == [0, 1]
+
+
+def test_reading_stops_when_too_much_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = world.join(Sink(1), "a")
+    world.join(Sink(), "b")
+    assert world.dispatch.demand == group_dispatch.DEMAND
+    world.read(*"a" * 5, value=bytes(group_dispatch.WAITING_BYTES // 4))
+    assert world.dispatch.demand == 0
+    for _ in range(2):
+        full.done(full.held[0])
+        world.dispatch.push()
+    assert world.dispatch.demand == group_dispatch.DEMAND
+    monkeypatch.setattr(group_dispatch, "WAITING_RECORDS", 2)
+    assert world.dispatch.demand == 0
+
+
+def test_a_copy_for_each_interest_is_settled_when_all_are(world: World) -> None:
+    one, two = world.join(Sink(), "a"), world.join(Sink(), "b")
+    world.read("ab", "a")
+    one.done(one.held[0])
+    assert world.committable == 0
+    two.done(two.held[0])
+    assert world.committable == 1
+
+
+def test_an_interest_without_members_leaves_nothing_behind(world: World) -> None:
+    one, two = world.join(Sink(1), "a"), world.join(Sink(), "b")
+    world.read("a", "a", "ab", "b")
+    world.dispatch.remove(one.member)
+    world.dispatch.push()
+    assert two.offsets == [2, 3]
+    for record in list(two.held):
+        two.done(record)
+    assert world.committable == 4
+    assert world.dispatch.unwanted == 3
+
+
+def test_what_an_interest_leaves_goes_to_those_who_want_all(world: World) -> None:
+    chosen = world.join(Sink(), "a")
+    world.read("a", "a")
+    whole = world.join(Sink())
+    world.dispatch.remove(chosen.member)
+    world.dispatch.push()
+    assert whole.offsets == [0, 1]
+    assert [world.dispatch.attempts(whole.member, record) for record in whole.got] == [1, 1]
+
+
+def test_what_nobody_wants_waits_as_long_as_the_topic_may_go_to_others(world: World) -> None:
+    """The last member for a topic has left; until Kafka has moved the partition its records must not be settled."""
+    one = world.join(Sink(), "a")
+    world.read("a")
+    world.dispatch.remove(one.member)
+    world.read("a", "b")
+    assert world.dispatch.topics == frozenset()
+    assert world.parts[0].checkpoint.outstanding == 3
+    back = world.join(Sink(), "a")  # before it was moved
+    world.dispatch.push()
+    assert back.offsets == [0, 1]
+    assert world.dispatch.unwanted == 1
+
+
+async def test_who_comes_back_soon_has_missed_nothing() -> None:
+    world = World(return_wait_s=60)
+    one, other = world.join(Sink(), "a"), world.join(Sink(), "b")
+    world.read("a", "b", "a")
+    world.dispatch.remove(one.member)
+    world.read("a", "b", "c")
+    assert world.dispatch.knows("a")
+    assert other.offsets == [1, 4]
+    back = world.join(Sink(), "a")
+    world.dispatch.push()
+    assert back.offsets == [0, 2, 3]
+    assert [world.dispatch.attempts(back.member, record) for record in back.got] == [1, 1, 0]
+    world.dispatch.close()
+
+
+async def test_who_does_not_come_back_is_given_up() -> None:
+    world = World(return_wait_s=0.01)
+    one, other = world.join(Sink(), "a"), world.join(Sink(), "b")
+    world.read("a", "b")
+    other.done(other.held[0])
+    world.dispatch.remove(one.member)
+    assert world.committable == 0
+    world.dispatch.progress.clear()
+    async with asyncio.timeout(5):
+        await world.dispatch.progress.wait()
+    assert (world.committable, world.dispatch.unwanted, world.dispatch.knows("a")) == (2, 1, False)
+
+
+async def test_who_is_waited_for_holds_back_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_dispatch, "WAITING_RECORDS", 10)
+    world = World(return_wait_s=60)
+    one, other = world.join(Sink(), "a"), world.join(Sink(), "b")
+    world.dispatch.remove(one.member)
+    world.read(*"a" * 10)
+    assert world.dispatch.demand == group_dispatch.DEMAND
+    assert world.dispatch.unwanted == 10
+    world.read(*"ab")
+    assert other.offsets == [11]
+
+
+def test_a_record_that_all_decline_is_settled(world: World) -> None:
+    one, two, late = world.join(Sink(), "a"), world.join(Sink(1), "a"), Sink()
+    two.declines = True
+    world.read("a")
+    one.declines = True
+    world.read("a")
+    assert (one.offsets, two.offsets, world.dispatch.unwanted) == ([0], [], 1)
+    two.room = 0  # who has no room is asked later
+    world.read("a")
+    assert world.parts[0].checkpoint.outstanding == 2
+    world.join(late, "a")
+    world.dispatch.push()
+    assert late.offsets == [2]
+
+
+class Choosy(Sink):
+    """Wants the records of one key, and declines others with or without room."""
+
+    def __init__(self, key: bytes, room: int = 1_000_000) -> None:
+        super().__init__(room)
+        self.key = key
+
+    def offer_nowait(self, record: Received) -> bool:
+        if record.key != self.key:
+            self.dispatch.decline(self.member, record)
+            return True
+        return super().offer_nowait(record)
+
+
+def test_a_record_for_a_member_without_room_holds_back_none_that_others_want(world: World) -> None:
+    slow, quick = world.join(Choosy(b"a", room=1)), world.join(Choosy(b"b"))
+    world.read(*"aabacbab")
+    assert (slow.offsets, quick.offsets) == ([0], [2, 5, 7])
+    assert world.dispatch.unwanted == 0  # the slow one has not been asked about c
+    for record in list(quick.held):
+        quick.done(record)
+    assert world.committable == 0
+    for _ in range(4):
+        slow.done(slow.held[0])
+        world.dispatch.push()
+    assert slow.offsets == [0, 1, 3, 6]  # in order
+    assert world.dispatch.unwanted == 1
+    assert world.committable == 8
+
+
+def test_a_lost_partition_is_forgotten(world: World) -> None:
+    sink = world.join(Sink(2), "a")
+    world.read(*"aaa")
+    world.dispatch.keep(())
+    sink.dispatch.done(sink.member, sink.held[0])
+    assert (world.dispatch.late, world.dispatch.held) == (1, 0)
+    sink.room = 5
+    world.dispatch.wake(sink.member)
+    world.dispatch.push()
+    assert len(sink.got) == 2
+
+
+def test_what_is_given_back_to_come_at_once_comes_before_others(world: World) -> None:
+    sink = world.join(Sink(3))
+    world.read(*"aaaaa")
+    world.dispatch.again(sink.member, sink.held.pop(), failed=False, at_once=True)
+    world.dispatch.again(sink.member, sink.held.pop(), failed=True, at_once=True)
+    sink.room = 10
+    world.dispatch.wake(sink.member)
+    world.dispatch.push()
+    assert sink.offsets == [0, 1, 2, 1, 2, 3, 4]
+    assert [world.dispatch.attempts(sink.member, record) for record in sink.held] == [0, 1, 0, 0, 0]
+    assert world.dispatch.redelivered == 2
+
+
+def test_whose_partition_a_held_record_is_of(world: World) -> None:
+    sink = world.join(Sink())
+    world.read(*"aa")
+    first, second = sink.held
+    assert world.dispatch.part_of(sink.member, first) is world.parts[0]
+    sink.done(first)
+    assert world.dispatch.part_of(sink.member, first) is None
+    world.dispatch.keep(())
+    assert world.dispatch.part_of(sink.member, second) is None
+
+
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_what_is_settled_together_is_as_settled_one_by_one(data: st.DataObject) -> None:
+    keys = data.draw(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["", "a", "b", "ab"])), max_size=30))
+    runs = data.draw(st.lists(st.lists(st.integers(0, 29), unique=True, max_size=10), max_size=5))
+    found = []
+    for together in (True, False):
+        world = World(partitions=2)
+        sinks = [world.join(Sink(), "a"), world.join(Sink(), "b"), world.join(Sink())]
+        for partition, key in keys:
+            world.read(key, partition=partition)
+        states = []
+        for sink in sinks:
+            for run in runs:
+                records = [sink.got[place] for place in run if place < len(sink.got)]
+                if together:
+                    world.dispatch.done_all(sink.member, records)
+                else:
+                    for record in records:
+                        world.dispatch.done(sink.member, record)
+                parts = [(part.committable(), part.checkpoint.outstanding) for part in world.parts]
+                states.append((parts, world.dispatch.late, world.dispatch.held, world.dispatch.progress.is_set()))
+        found.append(states)
+    assert found[0] == found[1]
+
+
+async def test_what_is_given_back_comes_again_later(world: World) -> None:
+    one = world.join(Sink(), "a")
+    world.read("a")
+    world.dispatch.again(one.member, one.held.pop(), failed=True)
+    world.dispatch.remove(one.member)
+    two = world.join(Sink(), "a")
+    async with asyncio.timeout(5):
+        while not two.got:
+            world.dispatch.push()
+            await asyncio.sleep(0)
+    assert world.dispatch.attempts(two.member, two.got[0]) == 1
+    assert world.dispatch.delayed == 0
+
+
+async def until_offered(world: World, sink: Sink, count: int) -> None:
+    async with asyncio.timeout(5):
+        while len(sink.got) < count:
+            world.dispatch.push()
+            await asyncio.sleep(0)
+
+
+async def test_the_back_off_grows_though_nothing_has_failed() -> None:
+    delays: list[int] = []
+
+    class Recording(Backoff):
+        def delay(self, attempt: int) -> float:
+            delays.append(attempt)
+            return super().delay(attempt)
+
+    world = World(backoff=Recording(0.001, 0.002, random=lambda: 0.0))
+    sink = world.join(Sink())
+    world.read("a")
+    for count in range(1, 4):
+        await until_offered(world, sink, count)
+        assert world.dispatch.attempts(sink.member, sink.got[-1]) == 0
+        world.dispatch.again(sink.member, sink.held.pop(), failed=False)
+    assert delays == [0, 1, 2]
+
+
+def test_who_leaves_in_peace_has_not_failed(world: World) -> None:
+    one = world.join(Sink())
+    world.read("a")
+    two = world.join(Sink())
+    world.dispatch.remove(one.member, failed=False)
+    world.dispatch.push()
+    record = two.got[0]
+    assert (world.dispatch.attempts(two.member, record), world.dispatch.failures(two.member, record)) == (1, 0)
+    one = world.join(Sink())
+    world.dispatch.remove(two.member)
+    world.dispatch.push()
+    assert (world.dispatch.attempts(one.member, record), world.dispatch.failures(one.member, record)) == (2, 1)
+
+
+async def test_what_all_have_declined_is_kept_on_request(world: World) -> None:
+    """Offered to all again, though the only one left has declined it before; settled by nobody."""
+    one, two = world.join(Sink()), world.join(Sink())
+    world.read("a")
+    record = one.held.pop()
+    assert world.dispatch.has_other(one.member, record)
+    world.dispatch.decline(one.member, record, failed=True, keep=True)
+    world.dispatch.push()
+    assert two.offsets == [0]
+    assert world.dispatch.attempts(two.member, record) == 1
+    assert not world.dispatch.has_other(two.member, record)
+    world.dispatch.remove(two.member, failed=False)
+    await until_offered(world, one, 2)
+    assert world.dispatch.unwanted == 0
+    assert world.committable == 0  # nothing is settled
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("read"), st.sampled_from(["a", "b", "ab", "c", ""])),
+        st.tuples(st.just("join"), st.sampled_from(["", "a", "b"])),
+        st.tuples(st.sampled_from(["leave", "done", "decline"]), st.integers(0, 50)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(ACTIONS)
+def test_every_record_is_settled_and_none_is_settled_twice(actions: list[tuple[str, Any]]) -> None:
+    world = World()
+    sinks: list[Sink] = [world.join(Sink(2), "a")]
+    settled: Counter[tuple[int, str]] = Counter()
+
+    def finish(sink: Sink) -> None:
+        record = sink.held[0]
+        sink.done(record)
+        settled[record.offset, str(sink.member.pools[0].name)] += 1
+
+    for action, argument in actions:
+        if action == "read":
+            world.read(argument)
+        elif action == "join":
+            sinks.append(world.join(Sink(2), argument))
+        elif not sinks:
+            continue
+        elif action == "leave":
+            world.dispatch.remove(sinks.pop(argument % len(sinks)).member)
+        elif action == "decline":
+            sink = sinks[argument % len(sinks)]
+            sink.declines = not sink.declines
+        elif sinks[argument % len(sinks)].held:
+            finish(sinks[argument % len(sinks)])
+        world.dispatch.push()
+        held = Counter(record.offset for sink in sinks for record in sink.held)
+        assert all(count <= 2 for count in held.values())  # at most one in each interest
+    sinks.extend(world.join(Sink(), interest) for interest in ("", "a", "b"))  # with room for everything
+    for _ in range(len(actions) * 2 + 2):
+        world.dispatch.push()
+        for sink in sinks:
+            while sink.held:
+                finish(sink)
+    assert world.parts[0].checkpoint.outstanding == 0
+    assert world.committable == world.next[0]
+    assert world.parts[0].copies == {}
+    assert all(count == 1 for count in settled.values())
+    assert (world.dispatch.held, world.dispatch._waiting, world.dispatch._waiting_bytes) == (0, 0, 0)
+
+
+# Queues: what no member selects stays.
+
+
+def open_of(part: Part, end: int | None = None) -> set[int]:
+    """What a successor takes for open, by what would be committed now; up to an offset, or to where was read."""
+    stored = part.committable()
+    assert stored is not None
+    successor = Part(part.partition, stored.offset, stored)
+    records = [Received("t", b"", b"", (), 0, 0, offset) for offset in range(stored.offset, end or part.position or 0)]
+    return {record.offset for record in successor.unsettled(records)}
+
+
+def test_what_nobody_selects_stays_for_others(world: World) -> None:
+    one = world.join(Sink(), selects=b"a", queue=True)
+    world.read(*"abcab")
+    assert (one.offsets, world.dispatch.unwanted) == ([0, 3], 0)
+    for record in list(one.held):
+        one.done(record)
+    assert world.committable == 1
+    assert open_of(world.parts[0]) == {1, 2, 4}
+    two = world.join(Sink(1), selects=b"b", queue=True)
+    world.log.turn()
+    assert two.offsets == [1]
+    world.read("b", "a")  # while the second is behind
+    assert (one.offsets, two.offsets) == ([0, 3, 6], [1])
+    for _ in range(2):
+        two.done(two.held[0])
+        world.log.turn()
+    assert two.offsets == [1, 4, 5]  # in order
+    two.done(two.held[0])
+    world.log.turn()
+    assert two.member.behind == {}
+    world.read("b")
+    assert two.offsets == [1, 4, 5, 7]  # at the head of the log again
+    assert open_of(world.parts[0]) == {2, 6, 7}
+
+
+def test_a_receiver_without_room_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for it beyond the bound is left to the log, and comes in order when it has room."""
+    monkeypatch.setattr(group_dispatch, "WAITING_RECORDS", 4)
+    world = World()
+    slow, quick = world.join(Sink(1), selects=b"a", queue=True), world.join(Sink(), selects=b"b", queue=True)
+    for _ in range(10):
+        world.read("a", "b")
+        assert world.dispatch.demand > 0
+    assert quick.offsets == list(range(1, 20, 2))
+    assert slow.offsets == [0]
+    for _ in range(9):
+        slow.done(slow.held[0])
+        world.dispatch.push()
+        world.log.turn()
+    assert slow.offsets == list(range(0, 20, 2))
+
+
+def test_what_comes_back_to_nobody_stays_with_its_attempts(world: World) -> None:
+    one, other = world.join(Sink(), selects=b"a", queue=True), world.join(Sink(), selects=b"b", queue=True)
+    world.read("a")
+    world.dispatch.remove(one.member)
+    world.dispatch.push()
+    assert (world.committable, open_of(world.parts[0]), other.got) == (0, {0}, [])
+    again = world.join(Sink(), selects=b"a", queue=True)
+    world.log.turn()
+    assert world.dispatch.attempts(again.member, again.held[0]) == 1
+    again.done(again.held[0])
+    assert world.committable == 1
+    assert world.parts[0].tries == {}
+
+
+def test_what_retention_has_deleted_is_not_waited_for(world: World) -> None:
+    world.join(Sink(), selects=b"a", queue=True)
+    world.read(*"bbbb")
+    assert world.committable == 0
+    del world.log.records[:2]
+    two = world.join(Sink(), selects=b"b", queue=True)
+    world.log.turn()
+    assert (two.offsets, world.dispatch.catch_up.expired, world.committable) == ([2, 3], 2, 2)
+
+
+def test_a_successor_reads_only_what_is_open(world: World) -> None:
+    one = world.join(Sink(), selects=b"a", queue=True)
+    world.read(*"babab")
+    for record in list(one.held):
+        one.done(record)
+    stored = world.parts[0].committable()
+    assert stored is not None
+    assert stored.offset == 0
+    later = World()
+    later.parts = [Part(PARTITION, stored.offset, stored)]
+    later.dispatch.keep(later.parts)
+    two = later.join(Sink(), selects=b"b", queue=True)
+    later.read(*"ba")
+    two.done(two.held[0])
+    assert open_of(later.parts[0], 5) == {2, 4}  # though they have not been read again
+    later.read(*"babbc")
+    assert two.offsets == [0, 2, 4, 5]
+
+
+def test_what_a_successor_leaves_out_is_passed(world: World) -> None:
+    one = world.join(Sink(), selects=b"a", queue=True)
+    world.read(*"ba")
+    one.done(one.held[0])
+    stored = world.parts[0].committable()
+    later = World()
+    later.parts = [Part(PARTITION, 0, stored)]
+    later.dispatch.keep(later.parts)
+    two = later.join(Sink(), selects=b"b", queue=True)
+    later.dispatch.take(world.log.records, later.parts[0])
+    later.dispatch.push()
+    two.done(two.held[0])
+    assert later.committable == 2
+
+
+def test_what_one_owner_has_settled_no_later_one_gives_out(world: World) -> None:
+    world.join(Sink(2))
+    two = world.join(Sink(2))
+    world.read(*"aaa")
+    two.done(two.held[-1])
+    assert open_of(world.parts[0]) == (opened := {0, 1, 2} - {two.offsets[-1]})
+    for _ in range(2):  # the second knows it from the first alone
+        stored = world.parts[0].committable()
+        later = World()
+        later.parts = [Part(PARTITION, 0, stored)]
+        later.dispatch.keep(later.parts)
+        later.dispatch.take(world.log.records, later.parts[0])
+        later.parts[0].position = 3
+        assert open_of(later.parts[0]) == opened
+        world.parts = later.parts
+
+
+QUEUE_ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("read"), st.sampled_from([b"a", b"b", b"c"])),
+        st.tuples(st.just("join"), st.sampled_from([b"a", b"b", b""])),
+        st.tuples(st.sampled_from(["leave", "done", "again", "decline"]), st.integers(0, 50)),
+        st.tuples(st.sampled_from(["turn", "restart"]), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(QUEUE_ACTIONS, st.integers(1, 4))
+def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]], waiting: int) -> None:
+    """By a receiver that selects it, whatever happens; a successor has exactly what is open."""
+    settled: Counter[int] = Counter()
+    world = World()
+    sinks: list[Sink] = []
+
+    def finish(sink: Sink) -> None:
+        settled[sink.held[0].offset] += 1
+        sink.done(sink.held[0])
+
+    def join(key: bytes, room: int = 2) -> None:
+        sinks.append(world.join(Sink(room), selects=key, queue=True))
+        sinks[-1].key = key
+
+    def restart() -> World:
+        stored, end = world.parts[0].committable(), world.next[0]
+        assert stored is not None
+        successor = World()
+        successor.parts = [Part(PARTITION, stored.offset, stored)]
+        successor.dispatch.keep(successor.parts)
+        successor.next[0] = end
+        successor.dispatch.take([one for one in world.log.records if one.offset >= stored.offset], successor.parts[0])
+        successor.parts[0].position = end
+        successor.log.records = world.log.records
+        return successor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_dispatch, "WAITING_RECORDS", waiting)
+        join(b"a")
+        for action, argument in actions:
+            if action == "read":
+                world.read(argument.decode())
+            elif action == "join":
+                join(argument)
+            elif action == "turn":
+                world.log.turn()
+            elif action == "restart":
+                keys = [sink.key for sink in sinks]
+                world, sinks = restart(), []
+                for key in keys:
+                    join(key)
+            elif action == "leave" and len(sinks) > 1:
+                world.dispatch.remove(sinks.pop(argument % len(sinks)).member)
+            elif action != "leave" and sinks[argument % len(sinks)].held:
+                sink = sinks[argument % len(sinks)]
+                if action == "done":
+                    finish(sink)
+                elif action == "again":
+                    sink.room += 1
+                    world.dispatch.again(sink.member, sink.held.pop(), failed=True, at_once=True)
+                else:
+                    sink.room += 1
+                    world.dispatch.decline(sink.member, sink.held.pop())
+            world.dispatch.push()
+            held = Counter(record.offset for sink in sinks for record in sink.held)
+            assert all(count == 1 for count in held.values())
+            assert all(sink.key in (b"", record.key) for sink in sinks for record in sink.held)
+            read = range(world.next[0])
+            assert open_of(world.parts[0]) == {offset for offset in read if offset not in settled}
+        join(b"", room=1_000)
+        for _ in range(len(actions) + 3):
+            world.dispatch.push()
+            world.log.turn()
+            for sink in sinks:
+                while sink.held:
+                    finish(sink)
+    assert settled == Counter(range(world.next[0]))
+    assert world.committable == world.next[0]
+    part = world.parts[0]
+    assert (len(part.unselected), part.flying, part.tries) == (0, set(), {})
+    assert (world.dispatch.held, world.dispatch._waiting, world.log.readings) == (0, 0, [])

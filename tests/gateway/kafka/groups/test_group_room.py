@@ -1,0 +1,24 @@
+"""Room that an outlet makes at the very moment at which its group's reader gives up waiting for it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from gateway.kafka.groups import reader as group_reader
+
+
+async def test_room_that_comes_with_the_end_of_the_wait_is_seen(readers, producer, new_topic) -> None:
+    topic = await new_topic(partitions=1)
+    for number in range(4):
+        await producer.send_and_wait(topic, b"%d" % number)
+    holder = readers.Holder(1)
+    holder.membership = await readers.groups.join(f"g-{uuid.uuid4().hex[:12]}", [topic], holder)
+    for count in range(1, 4):
+        await readers.wait_until(lambda count=count: len(holder.got) == count)
+        # The loop is held until the time is up: the first thing it sees then is both.
+        time.sleep(group_reader.STALL_S + 0.1)  # noqa: ASYNC251
+        holder.settle()
+    await readers.wait_until(lambda: len(holder.got) == 4)
+    holder.settle()
+    await holder.membership.leave()

@@ -1,0 +1,175 @@
+"""Nobody waits for ever on a group, though a member elsewhere holds up its rebalance; who is cancelled has left it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Collection, Hashable, Iterable
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.abc import ConsumerRebalanceListener
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+
+from gateway.kafka.contracts import Refused
+from gateway.kafka.groups.assignment import Interest
+from mapping.outcomes import Outcome
+from mapping.record import Received
+
+
+@pytest.fixture
+def group() -> str:
+    return f"g-{uuid.uuid4().hex[:12]}"
+
+
+class Brake(ConsumerRebalanceListener):  # type: ignore[misc]
+    """A member that is alive, and takes part in a rebalance only when it is released."""
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+        self.assigned = asyncio.Event()
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        if list(revoked):
+            await self.released.wait()
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        self.assigned.set()
+
+
+@contextlib.asynccontextmanager
+async def braked(servers: str, group: str, topic: str) -> AsyncIterator[Brake]:
+    """A native member of a group with a brake, which has partitions."""
+    brake = Brake()
+    native = AIOKafkaConsumer(
+        bootstrap_servers=servers,
+        group_id=group,
+        rebalance_timeout_ms=120_000,
+        heartbeat_interval_ms=500,
+        partition_assignment_strategy=(RangePartitionAssignor,),
+    )
+    native.subscribe([topic], listener=brake)
+    async with native:
+        await brake.assigned.wait()
+        yield brake
+        brake.released.set()
+
+
+class Everything:
+    """A selector for one interest."""
+
+    def select(self, record: Received) -> Collection[Hashable]:
+        return ("all",)
+
+    def forget(self, name: Hashable) -> None:
+        assert name == "all"
+
+
+async def refused_in_time(work: Any, within: float = 40.0) -> None:
+    start = time.monotonic()
+    with pytest.raises(Refused) as refused:
+        await work
+    assert refused.value.outcome is Outcome.BUSY
+    assert time.monotonic() - start < within
+
+
+async def members(admin: AIOKafkaAdminClient, group: str) -> int:
+    """How many members Kafka has in a group."""
+    (answer,) = await admin.describe_consumer_groups([group])
+    ((_, _, _, _, _, found, *_),) = answer.groups
+    return len(found)
+
+
+async def test_a_join_that_others_hold_up_is_refused_and_may_be_tried_again(
+    readers, producer, new_topic, group
+) -> None:
+    topic = await new_topic(partitions=2)
+    here = readers.another(join_timeout_s=1.0)
+    async with braked(here.bootstrap, group, topic) as brake:
+        holders = [readers.Holder() for _ in range(3)]
+        await asyncio.gather(*(refused_in_time(here.groups.join(group, [topic], holder)) for holder in holders))
+        given_up = here.spawn(here.groups.join(group, [topic], holders[0]))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.wait([given_up], timeout=20)
+        assert given_up.cancelled()
+        await readers.wait_until(lambda: not here.groups.statistics())
+        brake.released.set()
+
+        async def joined() -> bool:
+            with contextlib.suppress(Refused):
+                holders[0].membership = await here.groups.join(group, [topic], holders[0])
+            return holders[0].membership is not None
+
+        async with asyncio.timeout(60):
+            while not await joined():
+                pass
+    for number in range(20):
+        await producer.send(topic, b"%d" % number, partition=number % 2)
+    await producer.flush()
+    await readers.wait_until(lambda: len(holders[0].held) == 20)
+    await here.stop()
+
+
+async def test_a_change_that_others_hold_up_holds_up_nobody(readers, producer, new_topic, group) -> None:
+    """The topics of an interest change, for which no join waits; joins, and whoever leaves, are not kept waiting."""
+    topics = [await new_topic(partitions=2) for _ in range(2)]
+    here = readers.another(join_timeout_s=1.0)
+    interest = Interest(Everything(), "all")
+    staying, leaving, late = (readers.Holder() for _ in range(3))
+    async with braked(here.bootstrap, group, topics[0]) as brake:
+        brake.released.set()  # until we are in
+        for holder in (staying, leaving):
+            async with asyncio.timeout(60):
+                while holder.membership is None:
+                    with contextlib.suppress(Refused):
+                        holder.membership = await here.groups.join(group, topics[:1], holder, interest=interest)
+        brake.assigned.clear()
+        brake.released.clear()
+        here.groups.follow(group, interest, topics)
+        await readers.wait_until(lambda: here.groups.statistics()[0].topics == tuple(sorted(topics)))
+        await refused_in_time(here.groups.join(group, topics, late, interest=interest))
+        async with asyncio.timeout(40):
+            await leaving.membership.leave()
+        brake.released.set()
+        for topic in topics:
+            for number in range(20):
+                await producer.send(topic, b"%d" % number, partition=number % 2)
+        await producer.flush()
+    await readers.wait_until(
+        lambda: len({(one.topic, one.partition, one.offset) for one in staying.got}) == 40, within=60
+    )
+    async with asyncio.timeout(40):
+        await here.stop()
+
+
+async def test_who_is_cancelled_while_leaving_has_left(readers, admin, new_topic, group) -> None:
+    topic = await new_topic(partitions=2)
+    membership = await readers.groups.join(group, [topic], readers.Holder())
+    assert await members(admin, group) == 1
+    leaving = readers.spawn(membership.leave())
+    await asyncio.sleep(0)
+    leaving.cancel()
+    async with asyncio.timeout(20):
+        while await members(admin, group):
+            pass
+    await asyncio.wait([leaving], timeout=20)
+    assert leaving.cancelled()
+
+
+async def test_nobody_joins_a_group_when_the_gateway_stops(readers, new_topic, group) -> None:
+    topic = await new_topic(partitions=1)
+    here = readers.another()
+    joining = here.spawn(here.groups.join(group, [topic], readers.Holder()))
+    await asyncio.sleep(0)
+    await here.groups.stop()
+    with pytest.raises(Refused) as refused:
+        await joining
+    assert refused.value.outcome is Outcome.BUSY
+    joining.exception()
+    here.tasks.discard(joining)
+    await here.stop()

@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import NewPartitions, NewTopic, RecordsToDelete
+
+from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.kafka_consumer import fetch_wait_ms
+from mapping.outcomes import Outcome
+from tests.support.topics import until_led
+
+
+async def fill(producer: AIOKafkaProducer, topic: str, count: int, partitions: int = 3, size: int = 0) -> None:
+    for number in range(count):
+        await producer.send(topic, b"%d" % number + b"." * size, partition=number % partitions)
+    await producer.flush()
+
+
+async def test_offers_what_is_stored_after_watch_returned_in_order(readers, producer, new_topic) -> None:
+    topic = await new_topic(partitions=3)
+    await fill(producer, topic, 30)
+    sink = readers.Sink()
+    await readers.tail.watch(topic, readers.Fan(sink))
+    await fill(producer, topic, 3000)
+    await readers.wait_until(lambda: len(sink.got) >= 3000)
+    sink.check_complete(3000)
+    assert sink.by_partition() == {(topic, n): list(range(10, 1010)) for n in range(3)}
+    statistics = readers.tail.statistics()
+    assert statistics.positions == {topic: {0: 1010, 1: 1010, 2: 1010}}
+    assert statistics.lag == {topic: 0}
+    assert (statistics.records, statistics.offers, statistics.behind) == (3000, 3000, 0)
+
+
+async def test_a_record_keeps_everything(readers, producer, new_topic) -> None:
+    topic = await new_topic(partitions=1)
+    sink = readers.Sink()
+    await readers.tail.watch(topic, readers.Fan(sink))
+    headers = [("a", b"1"), ("b", None), ("a", b"")]
+    await producer.send_and_wait(topic, b"", key=b"k", headers=headers, timestamp_ms=1234567890123)
+    await producer.send_and_wait(topic, None, key=b"k")
+    await readers.wait_until(lambda: len(sink.got) == 2)
+    first, second = sink.got
+    assert (first.topic, first.key, first.value, first.headers) == (topic, b"k", b"", tuple(headers))
+    assert (first.timestamp, first.partition, first.offset) == (1234567890123, 0, 0)
+    assert (second.value, second.headers) == (None, ())
+
+
+async def test_a_later_watcher_of_a_watched_topic_gets_only_what_is_later(readers, producer, new_topic) -> None:
+    topic = await new_topic(partitions=1)
+    early = readers.Sink()
+    await readers.tail.watch(topic, readers.Fan(early))
+    watching = []
+    for number in range(40):
+        await producer.send_and_wait(topic, b"%d" % number)
+        late = readers.Sink()
+        await readers.tail.watch(topic, readers.Fan(late))  # the tail may still be on its way to the end
+        watching.append((number + 1, late))
+    await producer.send_and_wait(topic, b"last")
+    await readers.wait_until(lambda: all(late.got and late.got[-1].offset == 40 for _, late in watching))
+    for first, late in watching:
+        assert [record.offset for record in late.got] == list(range(first, 41))
+    early.check_complete(41)
+
+
+async def test_topics_come_and_go_while_records_flow(readers, producer, admin) -> None:
+    names = [f"t-{uuid.uuid4().hex[:12]}" for _ in range(21)]
+    await admin.create_topics([NewTopic(name, 3, 1) for name in names])
+    for name in names:
+        await until_led(admin, name)
+    main = readers.Sink()
+    await readers.tail.watch(names[0], readers.Fan(main))
+    stored = 0
+    done = False
+
+    async def flow() -> None:
+        nonlocal stored
+        while not done:
+            await producer.send(names[0], b"%d" % stored, partition=stored % 3)
+            stored += 1
+            if stored % 50 == 0:
+                await asyncio.sleep(0.002)
+
+    flowing = asyncio.get_running_loop().create_task(flow())
+    others = []
+    for name in names[1:]:
+        sink, fan = readers.Sink(), None
+        fan = readers.Fan(sink)
+        await readers.tail.watch(name, fan)
+        for number in range(3):
+            await producer.send_and_wait(name, b"x", partition=number)
+        others.append((name, sink, fan))
+    await readers.wait_until(lambda: all(len(sink.got) == 3 for _, sink, _ in others))
+    for name, _, fan in others[::2]:
+        readers.tail.unwatch(name, fan)
+        await asyncio.sleep(0.01)
+    done = True
+    await flowing
+    await producer.flush()
+    for name, *_ in others:
+        await producer.send_and_wait(name, b"y", partition=0)
+    await readers.wait_until(lambda: len(main.got) >= stored)
+    await readers.wait_until(lambda: all(len(sink.got) == 4 for _, sink, _ in others[1::2]))
+    main.check_complete(stored)
+    for number, (_, sink, _) in enumerate(others):
+        sink.check_complete(3 if number % 2 == 0 else 4)
+    assert len(readers.tail.statistics().positions) == 11
+    assert readers.tail.statistics().assignments < 45  # neighbours share one
+
+
+async def test_a_slow_outlet_falls_behind_and_rejoins_and_delays_nobody(readers, producer, new_topic) -> None:
+    topic = await new_topic(partitions=3)
+    fast, slow, lossy = readers.Sink(), readers.Sink(100), readers.Sink(100, lossy=True)
+    await readers.tail.watch(topic, readers.Fan(fast, slow, lossy))
+    await fill(producer, topic, 6000)
+    await readers.wait_until(lambda: len(fast.got) == 6000)
+    fast.check_complete(6000)
+    assert len(slow.got) == 100
+    assert len(lossy.got) == 100
+    assert readers.tail.statistics().behind == 3
+    assert readers.tail.statistics().dropped == 5900
+
+    while len(slow.got) < 5000:
+        slow.room += 100
+        readers.tail.room(slow)
+        await readers.wait_until(lambda: slow.room == 0)
+    assert readers.tail.statistics().behind > 0
+    slow.room = None
+    readers.tail.room(slow)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
+    slow.check_complete(6000)
+
+    offered = readers.replay.statistics().offered
+    await fill(producer, topic, 300)
+    await readers.wait_until(lambda: len(slow.got) == 6300 and len(fast.got) == 6300)
+    slow.check_complete(6300)
+    assert readers.replay.statistics().offered == offered  # it is with the tail again
+    assert readers.replay.statistics().outlets == 0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_nothing_is_lost_doubled_or_reordered_however_room_comes_and_goes(readers, producer, admin, seed) -> None:
+    chance = random.Random(seed)
+    names = [f"t-{uuid.uuid4().hex[:12]}" for _ in range(3)]
+    await admin.create_topics([NewTopic(name, 2, 1) for name in names])
+    for name in names:
+        await until_led(admin, name)
+    sinks = [readers.Sink(chance.randrange(200)) for _ in range(6)]
+    for name in names:
+        await readers.tail.watch(name, readers.Fan(*sinks))
+    stored = 0
+    for _ in range(60):
+        for _ in range(chance.randrange(300)):
+            await producer.send(chance.choice(names), b"%d" % stored, partition=chance.randrange(2))
+            stored += 1
+        for sink in chance.sample(sinks, 3):
+            sink.room += chance.choice((1, 10, 100, 1000))
+            readers.tail.room(sink)
+        await asyncio.sleep(chance.choice((0, 0.001, 0.01)))
+    await producer.flush()
+    for sink in sinks:
+        sink.room = None
+        readers.tail.room(sink)
+    await readers.wait_until(lambda: min(len(sink.got) for sink in sinks) >= stored)
+    for sink in sinks:
+        sink.check_complete(stored)
+    assert readers.tail.statistics().fell_behind > 6
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
+
+
+async def test_a_thousand_outlets_behind_share_a_few_consumers(readers, producer, new_topic) -> None:
+    topic = await new_topic(partitions=1)
+    sinks = [readers.Sink(0) for _ in range(1000)]
+    await readers.tail.watch(topic, readers.Fan(*sinks))
+    await fill(producer, topic, 20, partitions=1)
+    await readers.wait_until(lambda: readers.tail.statistics().records == 20)
+    assert readers.tail.statistics().behind == 1000
+    most = 0
+    for sink in sinks:
+        sink.room = 15
+        readers.tail.room(sink)
+    while min(len(sink.got) for sink in sinks) < 15:
+        most = max(most, readers.replay.statistics().consumers)
+        await asyncio.sleep(0.005)
+    for sink in sinks:
+        sink.room = None
+        readers.tail.room(sink)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 0, within=60)
+    for sink in sinks:
+        sink.check_complete(20)
+    assert 1 <= most <= 2
+
+
+async def test_outlets_that_change_between_consumers_get_nothing_twice(readers, producer, new_topic) -> None:
+    """Each outlet has a little room again and again: what another consumer still has at hand is old by then."""
+    topic = await new_topic(1)
+    outlets = [readers.Sink(0) for _ in range(3)]
+    await readers.tail.watch(topic, readers.Fan(*outlets))
+    for number in range(2000):
+        await producer.send(topic, b"%d" % number, partition=0)
+    await producer.flush()
+    await readers.wait_until(lambda: readers.tail.statistics().behind == len(outlets))
+    chance = random.Random(4)
+    while readers.tail.statistics().behind:
+        outlet = chance.choice(outlets)
+        outlet.room += chance.randrange(1, 40)
+        readers.tail.room(outlet)
+        await asyncio.sleep(chance.choice((0, 0, 0, 0.001, 0.003)))
+    for outlet in outlets:
+        outlet.check_complete(2000)
+
+
+async def test_outlets_that_leave_while_behind_leave_nothing(readers, producer, new_topic) -> None:
+    topic = await new_topic(partitions=2)
+    gone, stays, ended = readers.Sink(1), readers.Sink(1), readers.Sink(1)
+    fan, other = readers.Fan(gone, stays), readers.Fan(ended)
+    await readers.tail.watch(topic, fan)
+    await readers.tail.watch(topic, other)
+    await fill(producer, topic, 100, partitions=2)
+    await readers.wait_until(lambda: readers.tail.statistics().records == 100)
+    assert readers.tail.statistics().behind >= 3
+    fan.outlets = (stays,)
+    readers.tail.forget(gone)
+    readers.tail.unwatch(topic, other)
+    for sink in (gone, stays, ended):
+        sink.room = None
+        readers.tail.room(sink)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
+    stays.check_complete(100)
+    assert len(gone.got) == len(ended.got) == 1
+    assert readers.replay.statistics().outlets == 0
+
+
+async def test_a_session_resumes_from_stored_positions(readers, producer, new_topic) -> None:
+    topic = await new_topic(partitions=2)
+    await fill(producer, topic, 2000, partitions=2)
+    sink = readers.Sink(10)
+    fan = readers.Fan(sink)
+    await readers.tail.watch(topic, fan)
+    assert readers.tail.catch_up(topic, fan, sink, 0, 400)
+    assert readers.tail.catch_up(topic, fan, sink, 1, 1000)  # at the end already
+    assert not readers.tail.catch_up(topic, fan, sink, 7, 0)
+    await fill(producer, topic, 200, partitions=2)
+    await readers.wait_until(lambda: sink.room == 0)
+    sink.room = None
+    readers.tail.room(sink)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
+    await readers.wait_until(lambda: len(sink.got) == 800)
+    assert sink.by_partition() == {(topic, 0): list(range(400, 1100)), (topic, 1): list(range(1000, 1100))}
+
+
+async def test_retention_that_passes_a_slow_outlet_is_a_counted_gap(
+    readers, producer, new_topic, admin, caplog
+) -> None:
+    topic = await new_topic(partitions=1)
+    sink = readers.Sink(10)
+    await readers.tail.watch(topic, readers.Fan(sink))
+    await fill(producer, topic, 100, partitions=1)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 1)
+    await readers.wait_until(lambda: readers.tail.statistics().records == 100)
+    await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=60)})
+    sink.room = None
+    readers.tail.room(sink)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
+    assert [record.offset for record in sink.got] == [*range(10), *range(60, 100)]
+    assert readers.replay.statistics().gaps == 50
+    assert sum("50 records are lost" in message for message in caplog.messages) == 1
+
+
+async def test_records_of_an_aborted_transaction_are_not_messages(readers, producer, new_topic) -> None:
+    topic = await new_topic(partitions=1)
+    sink, slow = readers.Sink(), readers.Sink(1)
+    await readers.tail.watch(topic, readers.Fan(sink, slow))
+    async with AIOKafkaProducer(bootstrap_servers=readers.bootstrap, transactional_id=f"x-{topic}") as transactional:
+        await transactional.begin_transaction()
+        await transactional.send_and_wait(topic, b"aborted")
+        await transactional.abort_transaction()
+        async with transactional.transaction():
+            await transactional.send_and_wait(topic, b"committed")
+            await transactional.send_and_wait(topic, b"too")
+        await transactional.begin_transaction()
+        await transactional.send_and_wait(topic, b"aborted")
+        await transactional.abort_transaction()
+    await readers.wait_until(lambda: len(sink.got) == 2)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 1)
+    slow.room = None
+    readers.tail.room(slow)
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
+    await producer.send_and_wait(topic, b"plain")
+    await readers.wait_until(lambda: len(sink.got) == 3 and len(slow.got) == 3)
+    assert sink.values == slow.values == [b"committed", b"too", b"plain"]
+
+
+async def test_new_partitions_are_read_from_their_first_record(readers, producer, new_topic, admin) -> None:
+    topic = await new_topic(partitions=1)
+    sink = readers.Sink()
+    await readers.tail.watch(topic, readers.Fan(sink))
+    await admin.create_partitions({topic: NewPartitions(total_count=2)})
+    async with AIOKafkaProducer(bootstrap_servers=readers.bootstrap) as fresh:
+        await readers.wait_until(
+            lambda: fresh.client.cluster.partitions_for_topic(topic) or fresh.client.add_topic(topic)
+        )
+        await readers.wait_until(lambda: len(fresh.client.cluster.partitions_for_topic(topic) or ()) == 2)
+        await fresh.send_and_wait(topic, b"new", partition=1)
+    await readers.wait_until(lambda: sink.values == [b"new"])
+
+
+async def test_a_deleted_topic_disturbs_nobody_and_may_come_back(readers, producer, new_topic, admin) -> None:
+    doomed, other = await new_topic(partitions=1), await new_topic(partitions=1)
+    sink = readers.Sink()
+    for topic in (doomed, other):
+        await readers.tail.watch(topic, readers.Fan(sink))
+    await fill(producer, doomed, 5, partitions=1)
+    await readers.wait_until(lambda: len(sink.got) == 5)
+    await admin.delete_topics([doomed])
+    await readers.wait_until(lambda: "is gone" in "".join(gone(readers, doomed)))
+    await fill(producer, other, 5, partitions=1)
+    await readers.wait_until(lambda: len(sink.got) == 10)
+    await admin.create_topics([NewTopic(doomed, 1, 1)])
+    async with AIOKafkaProducer(bootstrap_servers=readers.bootstrap) as fresh:
+        await fresh.send_and_wait(doomed, b"back")
+    await readers.wait_until(lambda: len(sink.got) == 11)
+    assert sink.values[-1] == b"back"
+
+
+def gone(readers: Any, topic: str) -> list[str]:
+    return ["is gone" for part in readers.tail._topics[topic].partitions.values() if part.missing_since]
+
+
+@pytest.mark.parametrize(
+    ("topic", "outcome"),
+    [
+        ("no-such-topic", Outcome.UNKNOWN_TOPIC),
+        ("__consumer_offsets", Outcome.DENIED),
+        ("no/topic", Outcome.UNKNOWN_TOPIC),
+        ("", Outcome.UNKNOWN_TOPIC),
+    ],
+)
+async def test_topics_that_cannot_be_watched_are_refused(readers, topic, outcome) -> None:
+    with pytest.raises(Refused) as refused:
+        await readers.tail.watch(topic, readers.Fan())
+    assert refused.value.outcome is outcome
+    assert refused.value.reason
+
+
+async def test_a_creator_is_asked_first(readers, admin) -> None:
+    shell = readers.another()
+    name = f"t-{uuid.uuid4().hex[:12]}"
+
+    async def create(topic: str) -> None:
+        await admin.create_topics([NewTopic(topic, 1, 1)])
+        await until_led(admin, topic)
+
+    shell.lookup._ensure = create
+    assert await shell.lookup.partitions(name) == (TopicPartition(name, 0),)
+    await shell.stop()
+
+
+async def test_many_questions_share_a_request(readers, new_topic) -> None:
+    topics = [await new_topic(partitions=1) for _ in range(3)]
+    partitions = [await readers.lookup.partitions(topic) for topic in topics]
+    asked = 0
+    ask = readers.lookup._ask
+
+    async def counted(timestamp: int, of: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return await ask(timestamp, of)
+
+    readers.lookup._ask = counted
+    answers = await asyncio.gather(*(readers.lookup.ends(partitions[n % 3]) for n in range(300)))
+    assert all(answer == {partitions[n % 3][0]: 0} for n, answer in enumerate(answers))
+    assert asked <= 3
+
+
+async def test_acknowledgements_are_not_starved_by_a_flood(readers, producer, new_topic) -> None:
+    topic = await new_topic(partitions=3)
+    sinks = [readers.Sink() for _ in range(20)]
+    await readers.tail.watch(topic, readers.Fan(*sinks))
+    await fill(producer, topic, 10_000)
+    worst, last = 0.0, time.thread_time()  # not the time in which other processes have the machine
+    while len(sinks[0].got) < 10_000:
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        worst, last = max(worst, now - last), now
+    assert worst < 0.25  # 10,000 records x 20 outlets in one go would take longer
+    for sink in sinks:
+        sink.check_complete(10_000)
+
+
+@pytest.mark.parametrize(("partitions", "wait"), [(0, 100), (1000, 100), (5000, 500), (100_000, 1000)])
+async def test_an_empty_fetch_of_many_partitions_is_held_longer(partitions: int, wait: int) -> None:
+    assert fetch_wait_ms(partitions) == wait

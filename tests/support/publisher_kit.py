@@ -1,0 +1,190 @@
+"""A publisher with everything it needs, an owner that notes what it is told, and a reader of whole topics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from gateway.config import BudgetConfig, KafkaConfig
+from gateway.embedded.broker import EmbeddedBroker
+from gateway.embedded.jars import ensure_jars
+from gateway.embedded.java import find_java
+from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.publish.publisher import Publisher
+from mapping.outcomes import Outcome
+from tests.support.frozen import freeze as freeze_process
+from tests.support.topics import until_led
+
+
+class Recorder:
+    """An owner: notes each call and each token's fate; a second settle of a token fails the test."""
+
+    def __init__(self, budget: Any = None) -> None:
+        self.budget = budget
+        self.calls: list[tuple[list[Any], list[int], Any]] = []
+        self.fates: dict[Any, Any] = {}
+        self.offsets: dict[Any, tuple[int, int]] = {}
+        self.faults: list[str] = []
+        self.submitting = False
+
+    def settle(self, tokens: Any, offsets: Any, result: Any) -> None:
+        tokens, offsets = list(tokens), list(offsets)
+        if self.submitting:
+            self.faults.append("settled from inside submit")
+        if len(offsets) != (len(tokens) if result.outcome is Outcome.STORED else 0):
+            self.faults.append(f"{len(tokens)} tokens, {len(offsets)} offsets, {result}")
+        self.calls.append((tokens, offsets, result))
+        for token in tokens:
+            if token in self.fates:
+                self.faults.append(f"{token} was settled twice")
+            self.fates[token] = result
+        for token, offset in zip(tokens, offsets, strict=False):
+            self.offsets[token] = (result.partition, offset)
+
+    def outcomes(self) -> dict[Any, Outcome]:
+        return {token: result.outcome for token, result in self.fates.items()}
+
+
+async def until(condition: Callable[[], Any], limit_s: float = 30.0) -> None:
+    """Wait for a condition, with a deadline."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 - any condition at all
+            await asyncio.sleep(0.005)
+
+
+class Kit:
+    """What a test of the publisher works with."""
+
+    def __init__(self, publisher: Publisher, topics: Topics, ahead: list[float]) -> None:
+        self.publisher = publisher
+        self.topics = topics
+        self.ahead = ahead  # its only element: how far the clock of `topics` is ahead of the loop's
+        self.until = until
+        self.recorders: list[Recorder] = []
+
+    def recorder(self, budget: Any = None) -> Recorder:
+        self.recorders.append(Recorder(budget))
+        return self.recorders[-1]
+
+    def submit(self, record: Any, owner: Any, token: Any = None) -> None:
+        for recorder in self.recorders:
+            recorder.submitting = True
+        self.publisher.submit(record, owner, token)
+        for recorder in self.recorders:
+            recorder.submitting = False
+
+
+@contextlib.asynccontextmanager
+async def open_kit(
+    bootstrap: str, *, create: bool = False, limits: BudgetConfig | None = None, **options: Any
+) -> AsyncIterator[Kit]:
+    loop = asyncio.get_running_loop()
+    config = KafkaConfig(bootstrap_servers=bootstrap, **options)
+    async with asyncio.TaskGroup() as group:
+        ahead = [0.0]
+        topics = Topics(config, create=create, spawn=group.create_task, clock=lambda: loop.time() + ahead[0])
+        publisher = Publisher(
+            config,
+            limits or BudgetConfig(),
+            topics,
+            spawn=group.create_task,
+            clock=loop.time,
+            wall_clock=lambda: int(time.time() * 1000),
+            chance=random.Random(7),
+        )
+        refreshing = group.create_task(topics.run())
+        await publisher.start()
+        kit = Kit(publisher, topics, ahead)
+        try:
+            yield kit
+        finally:
+            await publisher.drain(0)
+            await publisher.stop()
+            refreshing.cancel()
+            await topics.stop()
+    assert (publisher.budget.bytes, publisher.budget.records, publisher.gate.is_open) == (0, 0, True)
+    for recorder in kit.recorders:
+        assert not recorder.faults
+        assert recorder.budget is None or (recorder.budget.bytes, recorder.budget.records) == (0, 0)
+
+
+@pytest.fixture
+def kit() -> Callable[..., contextlib.AbstractAsyncContextManager[Kit]]:
+    """`async with kit(bootstrap, create=..., **KafkaConfig options) as k:`; at the end nothing may be in flight."""
+    return open_kit
+
+
+@pytest.fixture(scope="module")
+async def own_broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedBroker]:
+    """A running broker that the tests of a module freeze, kill and stop; each test leaves it running."""
+    directory = tmp_path_factory.mktemp("own-broker")
+    broker = EmbeddedBroker(directory, java=find_java().path, jars=ensure_jars("kafka"), heap="512m")
+    await broker.start()
+    yield broker
+    await broker.kill()
+
+
+@pytest.fixture
+def frozen(own_broker: EmbeddedBroker) -> Callable[..., contextlib.AbstractContextManager[None]]:
+    """`with frozen():` the broker's process is stopped (SIGSTOP) inside and continues afterwards."""
+
+    @contextlib.contextmanager
+    def freeze() -> Iterator[None]:
+        freeze_process(own_broker.pid)
+        try:
+            yield
+        finally:
+            os.kill(own_broker.pid, signal.SIGCONT)
+
+    return freeze
+
+
+@pytest.fixture
+async def own_topic(own_broker: EmbeddedBroker) -> Callable[..., Awaitable[str]]:
+    """`await own_topic(partitions)`: a new topic of the own broker."""
+
+    async def create(partitions: int = 3) -> str:
+        admin = AIOKafkaAdminClient(bootstrap_servers=own_broker.bootstrap_servers)
+        await admin.start()
+        name = f"t-{uuid.uuid4().hex[:12]}"
+        await admin.create_topics([NewTopic(name, partitions, 1)])
+        await until_led(admin, name)
+        await admin.close()
+        return name
+
+    return create
+
+
+@pytest.fixture
+def read_topic() -> Callable[..., Any]:
+    """`await read_topic(bootstrap, topic)`: every record, as a dictionary from partition to the list."""
+
+    async def read(bootstrap: str, topic: str) -> dict[int, list[Any]]:
+        consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
+        await consumer.start()
+        try:
+            numbers = await consumer._client._wait_on_metadata(topic)
+            partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
+            consumer.assign(partitions)
+            ends = await consumer.end_offsets(partitions)
+            found: dict[int, list[Any]] = {partition.partition: [] for partition in partitions}
+            async with asyncio.timeout(60):
+                while any([await consumer.position(partition) < end for partition, end in ends.items()]):
+                    for partition, records in (await consumer.getmany(timeout_ms=200)).items():
+                        found[partition.partition].extend(records)
+        finally:
+            await consumer.stop()
+        return found
+
+    return read

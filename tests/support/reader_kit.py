@@ -1,0 +1,151 @@
+"""Readers over a real broker: outlets with as much room as a test gives them, and waiting with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.groups.membership import Groups
+from gateway.kafka.read.catch_up_reader import Replay
+from gateway.kafka.read.live_reader import Tail
+from mapping.record import Received
+
+
+class Sink:
+    """An outlet: takes up to `room` records more, and all when `room` is None."""
+
+    def __init__(self, room: int | None = None, *, lossy: bool = False) -> None:
+        self.room = room
+        self.lossy = lossy
+        self.got: list[Received] = []
+        self.refused = 0
+
+    def offer_nowait(self, record: Received) -> bool:
+        if self.room is not None:
+            if self.room == 0:
+                self.refused += 1
+                return False
+            self.room -= 1
+        self.got.append(record)
+        return True
+
+    @property
+    def demand(self) -> int:
+        return 1_000_000 if self.room is None else self.room
+
+    @property
+    def values(self) -> list[bytes | None]:
+        return [record.value for record in self.got]
+
+    def by_partition(self) -> dict[tuple[str, int], list[int]]:
+        offsets: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for record in self.got:
+            offsets[record.topic, record.partition].append(record.offset)
+        return offsets
+
+    def check_complete(self, count: int) -> None:
+        """Exactly `count` records, in order and without a hole in every partition."""
+        assert len(self.got) == count
+        for partition, offsets in self.by_partition().items():
+            assert offsets == list(range(offsets[0], offsets[0] + len(offsets))), partition
+
+
+class Holder(Sink):
+    """An outlet of a group: holds what it took until the test settles it."""
+
+    def __init__(self, room: int | None = None) -> None:
+        super().__init__(room)
+        self.held: list[Received] = []
+        self.membership: Any = None
+
+    def offer_nowait(self, record: Received) -> bool:
+        if not super().offer_nowait(record):
+            return False
+        self.held.append(record)
+        return True
+
+    def settle(self, count: int | None = None) -> list[Received]:
+        """Settle the oldest `count` held records (all) and make as much room again."""
+        settled = self.held[:count]
+        del self.held[: len(settled)]
+        for record in settled:
+            self.membership.done(record)
+        if self.room is not None:
+            self.room += len(settled)
+        self.membership.wake()
+        return settled
+
+
+class Fan:
+    """A fan-out to a fixed set of outlets."""
+
+    def __init__(self, *outlets: Any) -> None:
+        self.outlets = outlets
+
+    def select(self, record: Received) -> tuple[Any, ...]:
+        return self.outlets
+
+
+async def wait_until(condition: Callable[[], Any], within: float = 40.0) -> float:
+    """Wait until `condition()` holds; seconds it took. Fails after `within`."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < within, f"not within {within} s"
+        await asyncio.sleep(0.005)
+    return time.monotonic() - start
+
+
+class Shell:
+    """The readers of one gateway process, wired as the application does it, and the names above for the tests."""
+
+    Sink, Holder, Fan, wait_until = Sink, Holder, Fan, staticmethod(wait_until)
+
+    def __init__(self, bootstrap: str, **options: Any) -> None:
+        self.bootstrap = bootstrap
+        self.kafka = {"bootstrap_servers": bootstrap, "metadata_max_age_ms": 1000, "request_timeout_ms": 10_000}
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.lookup = Lookup(self.kafka, spawn=self.spawn, timeout_s=options.pop("lookup_timeout_s", 10.0))
+        self.replay = Replay(self.kafka, self.spawn, self.lookup, consumers=options.pop("consumers", 2))
+        self.tail = Tail(self.kafka, self.spawn, self.lookup, self.replay)
+        self.groups = Groups(self.kafka, self.spawn, self.lookup, self.replay, random=random.random, **options)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        return task
+
+    def another(self, **options: Any) -> Shell:
+        """A second process on the same broker; the test stops it."""
+        return Shell(self.bootstrap, **options)
+
+    async def stop(self) -> None:
+        await self.groups.stop()
+        await self.tail.stop()
+        await self.replay.stop()
+        await self.lookup.stop()
+        for task in self.tasks:
+            assert task.done(), task
+            if not task.cancelled():
+                task.result()
+
+
+@pytest.fixture
+async def readers(bootstrap: str) -> AsyncIterator[Shell]:
+    shell = Shell(bootstrap)
+    await shell.tail.start()
+    yield shell
+    await shell.stop()
+
+
+@pytest.fixture
+async def producer(bootstrap: str) -> AsyncIterator[AIOKafkaProducer]:
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", linger_ms=1) as client:
+        yield client
