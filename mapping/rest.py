@@ -58,8 +58,8 @@ class UndecodableError(Exception):
 
     def __init__(self, record: Received, part: str, wanted: str) -> None:
         super().__init__(
-            f"The {part} of the record at offset {record.offset} of {record.topic}, partition {record.partition},"
-            f" is not {wanted}"
+            f"Failed to decode: the {part} of the record at offset {record.offset} of {record.topic},"
+            f" partition {record.partition}, is not {wanted}"
         )
 
 

@@ -19,6 +19,7 @@ ANY: Final = "*"
 MAX_AGE_S: Final = 7200  # how long a browser may remember the answer; Chromium takes no more
 _FIELDS: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+( *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 _FIELDS_LIMIT: Final = 4096  # characters
+_FOREIGN: Final = "CORS Rejected - Invalid origin; http.cors_origins lists those that may"  # begins as Strimzi's does
 
 
 class Cors:
@@ -53,7 +54,7 @@ class Cors:
         """
         headers = {"Server": SERVER, **self.fields(request)}
         if "Access-Control-Allow-Origin" not in headers:
-            raise RestError(403, "Pages of this origin may not call; http.cors_origins lists those that may")
+            raise RestError(403, _FOREIGN)
         headers["Access-Control-Allow-Methods"] = ", ".join(methods)
         headers["Access-Control-Max-Age"] = str(MAX_AGE_S)
         wanted = request.headers.get("Access-Control-Request-Headers", "").strip()

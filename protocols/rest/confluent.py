@@ -55,16 +55,21 @@ RECORD_NUMBERS: Final = {403: 40301, 404: 40402, 500: 50002, 503: 50003}
 _KAFKA_ERROR: Final = 50002
 
 
-EXCLUSIVE: Final = (
-    "IllegalStateError: You must choose only one way to configure your consumer: (1) subscribe to specific topics by "
-    "name, (2) subscribe to topics matching a regex pattern, (3) assign itself specific topic-partitions."
-)
-"""Karapace's words, which are those of the client library beneath it; its users' code looks for them."""
+WORDS: Final[dict[Fault, str]] = {
+    Fault.CONSUMER: "Consumer instance not found.",
+    Fault.NAME_TAKEN: "Consumer with specified consumer ID already exists in the specified consumer group.",
+    Fault.EXCLUSIVE: (
+        "IllegalStateError: You must choose only one way to configure your consumer: (1) subscribe to specific topics "
+        "by name, (2) subscribe to topics matching a regex pattern, (3) assign itself specific topic-partitions."
+    ),
+}
+"""What users' code looks for: Confluent's words, and where Karapace has others (`EXCLUSIVE`), which are those of the
+client library beneath it, Karapace's. What names more than they do, such as a topic, keeps its own."""
 
 
 def message(error: RestError) -> str:
     """What a refusal says in this dialect."""
-    return EXCLUSIVE if error.fault is Fault.EXCLUSIVE else error.message
+    return error.message if error.fault is None else WORDS.get(error.fault, error.message)
 
 
 def number(error: RestError) -> tuple[int, int]:

@@ -3,14 +3,17 @@
 The document is put together from parts (`assemble`), each with the paths and schemas of one subject. What the gateway
 needs of it at run time is compiled once (`Contract`): routes, parameters with their types, schemas of bodies.
 
-Two extensions of ours: `x-every-operation` at the top holds answers that every operation can give, `x-with-body` those
-of every operation that takes a body; `assemble` writes them out. `x-status`, inside a schema, names the status for a
-violation of single keywords, such as `{enum: 422}`; without it a violation is a 400.
+Extensions of ours: `x-every-operation` at the top holds answers that every operation can give, `x-with-body` those
+of every operation that takes a body; `assemble` writes them out. Three stand inside a schema. `x-status` names the
+status for a violation of single keywords, such as `{enum: 422}`; without it a violation is a 400. `x-words` has the
+words for it, where the dialect has some that its clients look for; `{value}` stands for what was sent. `x-lines:
+strimzi` says of an object that its own properties are told in the Strimzi bridge's lines, which name no deeper place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import jsonschema_rs
@@ -22,6 +25,8 @@ METHODS: Final = ("delete", "get", "head", "options", "patch", "post", "put")
 _SHOWN_ERRORS: Final = 8  # of one request; a body may have thousands
 _SHOWN_TEXT: Final = 240  # characters of one error: it repeats what the client sent
 _STATUS: Final = "x-status"
+_WORDS: Final = "x-words"
+_LINES: Final = "x-lines"
 _BOUNDS: Final = frozenset({"const", "enum", "format", "maxLength", "minLength", "pattern"})  # of a string
 _NUMBER_DIGITS: Final = 19  # of an integer in a path or query; more than 64 bits are nowhere of use
 
@@ -49,22 +54,34 @@ class Schema:
         """
         if self._validator.is_valid(value):
             return
+        errors = list(islice(self._validator.iter_errors(value), _SHOWN_ERRORS))
+        statuses = {self._said(_STATUS, error) or 400 for error in errors}
+        status = 400 if 400 in statuses else min(statuses)
+        words = [self._words(error) for error in errors]
+        if len(words) == 1 and words[0]:
+            raise RestError(status, words[0])
+        flat = self._definition.get(_LINES) == "strimzi"
         lines: list[str] = []
-        statuses: set[int] = set()
-        for number, error in enumerate(self._validator.iter_errors(value)):
-            if number == _SHOWN_ERRORS:
-                break
-            statuses.add(self._status(error.schema_path))
-            shown = error.message if len(error.message) <= _SHOWN_TEXT else error.message[:_SHOWN_TEXT] + "..."
-            lines.append(f"{shown} - at {place or f'`{_json_path(where, error.instance_path)}`'}")
-        raise refused_by_contract(400 if 400 in statuses else min(statuses), lines)
+        for error, own in zip(errors, words, strict=True):
+            if own:
+                lines.append(own)
+            elif flat and len(error.instance_path) < 2:
+                lines += _flat_lines(error)
+            else:
+                lines.append(f"{_cut(error.message)} - at {place or f'`{_json_path(where, error.instance_path)}`'}")
+        raise refused_by_contract(status, lines)
 
-    def _status(self, path: Sequence[str | int]) -> int:
+    def _words(self, error: jsonschema_rs.ValidationError) -> str:
+        words: str | None = self._said(_WORDS, error)
+        return words.replace("{value}", _cut(str(error.instance))) if words else ""
+
+    def _said(self, extension: str, error: jsonschema_rs.ValidationError) -> Any:
+        """What the schema says in `extension` about a violation, or None."""
+        *path, keyword = error.schema_path
         node: Any = self._definition
-        for step in path[:-1]:
+        for step in path:
             node = node[step]
-        status: int = node.get(_STATUS, {}).get(path[-1], 400) if isinstance(node, dict) else 400
-        return status
+        return node.get(extension, {}).get(keyword) if isinstance(node, dict) else None
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -264,6 +281,38 @@ def _typed(kind: str, text: str) -> Any:
     if kind == "boolean":
         return {"true": True, "false": False}.get(text, text)
     return text
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_TEXT else text[:_SHOWN_TEXT] + "..."
+
+
+def _flat_lines(error: jsonschema_rs.ValidationError) -> list[str]:
+    """A violation in an object without depth, as the Strimzi bridge's validator tells it."""
+    kind = error.kind
+    if isinstance(kind, jsonschema_rs.ValidationErrorKind.AdditionalProperties):
+        return [f'Property "{_cut(name)}" does not match additional properties schema' for name in kind.unexpected]
+    lines = [f'Property "{name}" does not match schema' for name in error.instance_path]
+    if isinstance(kind, jsonschema_rs.ValidationErrorKind.Type):
+        return [*lines, f"Instance type {_kind(error.instance)} is invalid. Expected {', '.join(kind.types)}"]
+    return [*lines, _cut(error.message)]
+
+
+def _kind(value: object) -> str:
+    """The type of a decoded value, as JSON Schema names it."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case dict():
+            return "object"
+        case _:
+            return "number"
 
 
 def _json_path(where: str, path: Sequence[str | int]) -> str:

@@ -35,7 +35,7 @@ def base_uri(headers: Mapping[str, str], path: str, *, secure: bool, bound: str)
         return f"{'https' if secure else 'http'}://{headers.get('Host') or bound}{path}"
     host, scheme = _first(host), _first(scheme).lower()
     if scheme not in _DEFAULT_PORTS:
-        raise RestError(400, f"mapping for {scheme[:32]!r} to a port not found: the forwarded scheme is http or https")
+        raise RestError(400, f"{scheme[:32]} is not a valid schema/proto.")
     if ":" not in host.rpartition("]")[2]:
         host = f"{host}:{_DEFAULT_PORTS[scheme]}"
     return f"{scheme}://{host}{path}"

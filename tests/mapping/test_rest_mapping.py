@@ -222,7 +222,9 @@ def test_headers_are_shown_raw_and_left_out_when_there_are_none() -> None:
     ],
 )
 def test_what_cannot_be_shown_says_which_record_it_is(record: Record, embedded: Format, part: str) -> None:
-    with pytest.raises(UndecodableError, match=f"The {part} of the record at offset 9 of t, partition 0"):
+    with pytest.raises(
+        UndecodableError, match=f"^Failed to decode: the {part} of the record at offset 9 of t, partition 0"
+    ):
         from_record(received(record), embedded)
 
 

@@ -190,6 +190,16 @@ async def test_a_missing_topic_is_said_in_karapaces_words(bootstrap: str) -> Non
         assert await way.ask("POST", f"/topics/{topic}", {"records": [{"value": 1}]}, JSON_RECORDS) == said
 
 
+async def test_refusals_of_consumers_are_in_confluents_words(way: Way) -> None:
+    status, body = await way.ask("GET", "/consumers/g/instances/nobody/records")
+    assert (status, body) == (404, {"error_code": 40403, "message": "Consumer instance not found."})
+    path = await created(way)
+    _, _, group, _, name = path.split("/")
+    status, body = await way.ask("POST", f"/consumers/{group}", {"name": name})
+    taken = "Consumer with specified consumer ID already exists in the specified consumer group."
+    assert (status, body) == (409, {"error_code": 40902, "message": taken})
+
+
 async def test_a_name_is_taken_once(way: Way) -> None:
     path = await created(way)
     _, _, group, _, name = path.split("/")

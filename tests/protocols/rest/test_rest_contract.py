@@ -109,6 +109,45 @@ def test_a_violation_is_a_400_unless_the_schema_says_otherwise() -> None:
     assert len(caught.value.validation_errors[0]) < 400
 
 
+def test_a_violation_is_told_in_the_words_that_the_schema_has() -> None:
+    words = {"x-status": {"enum": 422}, "x-words": {"enum": "Not {value}."}}
+    schema = Schema({"properties": {"a": {"enum": ["x"], **words}, "b": {"type": "string"}}})
+    for value, status, message, lines in (
+        ({"a": "{value}"}, 422, "Not {value}.", ()),
+        ({"a": "y" * 1000}, 422, f"Not {'y' * 240}....", ()),
+        ({"a": 1, "b": 2}, 400, "Validation error on: Schema validation error",
+         ("Not 1.", '2 is not of type "string" - at `$.b`')),
+    ):  # fmt: skip
+        with pytest.raises(RestError) as caught:
+            schema.check(value)
+        assert (caught.value.status, caught.value.message, caught.value.validation_errors) == (status, message, lines)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(None, "null"), (True, "boolean"), (1.5, "number"), ("x", "string"), ([], "array"), ({}, "object")],
+)
+def test_an_object_without_depth_is_told_of_in_strimzis_lines(value: object, kind: str) -> None:
+    schema = Schema(
+        {
+            "type": "object",
+            "x-lines": "strimzi",
+            "properties": {"a": {"type": ["integer"], "minimum": 1}, "b": {"items": {"type": "integer"}}},
+            "additionalProperties": False,
+        }
+    )
+    named = 'Property "a" does not match schema'
+    for given, lines in (
+        ({"a": value}, (named, f"Instance type {kind} is invalid. Expected integer")),
+        ({"c": value}, ('Property "c" does not match additional properties schema',)),
+        ({"a": 0}, (named, "0 is less than the minimum of 1")),
+        ({"b": ["x"]}, ('"x" is not of type "integer" - at `$.b[0]`',)),
+    ):
+        with pytest.raises(RestError) as caught:
+            schema.check(given)
+        assert caught.value.validation_errors == lines
+
+
 @pytest.mark.parametrize("body", [b"{", b"\xff", b'"\xff"', b"[" * 100_000, b""])
 def test_a_body_that_is_no_json_is_a_400(body: bytes) -> None:
     with pytest.raises(RestError) as caught:
