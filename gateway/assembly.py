@@ -53,9 +53,9 @@ from gateway.mqtt.session.session import topics_changed
 from gateway.net.strangers import Strangers
 from gateway.net.upgrade import WebSocketEndpoint, WebSocketFront
 from gateway.observe.tracing import Tracing, make_tracing
-from gateway.rest.keyed import KeyedRequests
 from gateway.rest.listener import RestListener
-from gateway.rest.request_table import RequestTable
+from gateway.rest.produce.idempotency import KeyedRequests
+from gateway.rest.produce.idempotency_table import RequestTable
 from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList

@@ -10,32 +10,32 @@ import msgspec
 
 from gateway.net.http_server import HttpServer
 from gateway.net.upgrade import WebSocketEndpoint
-from gateway.rest.access import Access
-from gateway.rest.administration import Administration
-from gateway.rest.admission import Admission
-from gateway.rest.answers import error_answer
-from gateway.rest.app import RestApp
-from gateway.rest.body import BodyReader
-from gateway.rest.call import Module
-from gateway.rest.cloud_events import CloudEvents
-from gateway.rest.confluent_v2 import ConfluentV2
-from gateway.rest.confluent_v3 import ConfluentV3
-from gateway.rest.consumers import Consumers, ConsumersStatistics
-from gateway.rest.cors import Cors
-from gateway.rest.device_requests import DeviceRequests, RequestsStatistics
-from gateway.rest.documents import Documents, load_contract
-from gateway.rest.event_streams import EventStreams, StreamsStatistics
-from gateway.rest.feeds import Feeds
-from gateway.rest.keyed import KeyedStatistics
-from gateway.rest.live import Live, LiveStatistics
-from gateway.rest.load import Load, LoadStatistics
-from gateway.rest.produce import Produce, ProduceStatistics
-from gateway.rest.reads import Reads, ReadsStatistics
+from gateway.rest.admin.operations import Administration
+from gateway.rest.admin.topics import TopicOperations
+from gateway.rest.confluent.v2 import ConfluentV2
+from gateway.rest.confluent.v3 import ConfluentV3
+from gateway.rest.consume.instances import Consumers, ConsumersStatistics
+from gateway.rest.consume.pages import Reads, ReadsStatistics
+from gateway.rest.consume.subscriptions import Subscriptions
+from gateway.rest.produce.cloud_events import CloudEvents
+from gateway.rest.produce.idempotency import KeyedStatistics
+from gateway.rest.produce.line_uploads import Uploads, UploadsStatistics
+from gateway.rest.produce.requests import Produce, ProduceStatistics
+from gateway.rest.produce.storing import Storing
+from gateway.rest.requests.device_requests import DeviceRequests, RequestsStatistics
+from gateway.rest.server.access import Access
+from gateway.rest.server.answers import error_answer
+from gateway.rest.server.app import RestApp
+from gateway.rest.server.body import BodyReader
+from gateway.rest.server.call import Module
+from gateway.rest.server.concurrency import Load, LoadStatistics
+from gateway.rest.server.cors import Cors
+from gateway.rest.server.openapi_pages import Documents, load_contract
+from gateway.rest.server.overload import Admission
 from gateway.rest.services import RestServices
-from gateway.rest.storing import Storing
-from gateway.rest.subscriptions import Subscriptions
-from gateway.rest.topics import TopicOperations
-from gateway.rest.uploads import Uploads, UploadsStatistics
+from gateway.rest.streams.feeds import Feeds
+from gateway.rest.streams.live_websockets import Live, LiveStatistics
+from gateway.rest.streams.server_sent_events import EventStreams, StreamsStatistics
 from protocols.rest.confluent import Dialect
 from protocols.rest.errors import RestError
 

@@ -16,7 +16,7 @@ from gateway.kafka.read.catch_up_reader import Replay
 from gateway.kafka.read.live_reader import Tail
 from gateway.net.strangers import Strangers
 from gateway.observe.tracing import Tracing
-from gateway.rest.keyed import KeyedRequests
+from gateway.rest.produce.idempotency import KeyedRequests
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.rest.documents import load_contract
+from gateway.rest.server.openapi_pages import load_contract
 from mapping.rest import standard_headers, to_records
 from protocols.rest.contract import check_body
 from protocols.rest.errors import RestError

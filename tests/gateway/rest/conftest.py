@@ -28,9 +28,9 @@ from gateway.kafka.read.catch_up_reader import Replay
 from gateway.kafka.read.live_reader import Tail
 from gateway.kafka.state import StateTopics
 from gateway.observe.tracing import Tracing
-from gateway.rest.keyed import KeyedRequests
 from gateway.rest.listener import RestListener
-from gateway.rest.request_table import RequestTable
+from gateway.rest.produce.idempotency import KeyedRequests
+from gateway.rest.produce.idempotency_table import RequestTable
 from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList

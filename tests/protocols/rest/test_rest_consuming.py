@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from gateway.config import ConsumerDefaults, HttpConfig
-from gateway.rest.documents import load_contract
+from gateway.rest.server.openapi_pages import load_contract
 from protocols.rest.consuming import (
     PollLimits,
     decode_create,

@@ -5,7 +5,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from gateway.rest.documents import load_contract
+from gateway.rest.server.openapi_pages import load_contract
 from protocols.rest.contract import METHODS, Contract, Schema, assemble, check_body
 from protocols.rest.errors import RestError
 

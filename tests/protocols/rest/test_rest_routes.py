@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.rest.documents import load_contract
+from gateway.rest.server.openapi_pages import load_contract
 from protocols.rest.contract import Operation
 from protocols.rest.errors import RestError
 from protocols.rest.routes import Router

@@ -1,0 +1,206 @@
+"""What administrators do: consumer groups and their lag, topics' configuration, the end of a topic.
+
+The right is `admin`, as for making a topic. Of a group a client sees what is of topics that it administers; a rule
+about the group shows it all of it, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+from aiohttp import web
+from aiokafka import TopicPartition
+
+from gateway.kafka.cluster.cluster_admin import ClusterAdmin, ConfigEntry
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.groups.group_admin import DEAD
+from gateway.rest.server.access import forbidden
+from gateway.rest.server.answers import control_answer, no_content
+from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.services import RestServices
+from gateway.security.authorization import Grant
+from mapping.record import is_topic_name
+from protocols.rest.admin import decode_changes
+from protocols.rest.errors import not_found
+from protocols.rest.responses import encode
+
+_EVERYTHING = "#"
+
+
+class PartitionName(msgspec.Struct, frozen=True, gc=False):
+    """A partition of a topic."""
+
+    topic: str
+    partition: int
+
+
+class MemberItem(msgspec.Struct, frozen=True):
+    """A member of a group."""
+
+    member_id: str
+    client_id: str
+    host: str
+    partitions: list[PartitionName]
+
+
+class GroupItem(msgspec.Struct, frozen=True):
+    """A group."""
+
+    group: str
+    state: str
+    protocol_type: str
+    protocol: str
+    members: list[MemberItem]
+
+
+class PartitionLag(msgspec.Struct, frozen=True, gc=False):
+    """How far a group is in a partition."""
+
+    topic: str
+    partition: int
+    committed_offset: int
+    end_offset: int
+    lag: int
+
+
+class GroupLag(msgspec.Struct, frozen=True):
+    """How far a group is."""
+
+    group: str
+    lag: int
+    partitions: list[PartitionLag]
+
+
+class Administration(Module):
+    """The operations, over one connection that is made with the first of them."""
+
+    def __init__(self, services: RestServices) -> None:
+        """Nothing is opened before a client asks."""
+        self._admin = ClusterAdmin(services.kafka, services.spawn)
+        self._lookup: Lookup = services.lookup
+        self._topics: Topics = services.topics
+
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {
+            "listGroups": self.list_groups,
+            "getGroup": self.get_group,
+            "getGroupLag": self.get_lag,
+            "getTopicConfigs": self.get_configs,
+            "alterTopicConfigs": self.alter_configs,
+            "deleteTopic": self.delete_topic,
+        }
+
+    async def list_groups(self, call: Call) -> web.StreamResponse:
+        """`GET /groups`."""
+        if not call.grant.admin.whole(_EVERYTHING):
+            raise forbidden("list the groups of all topics")
+        names = await self._admin.groups()
+        return control_answer(encode([name for name in names if call.grant.group("admin", name) is not False]))
+
+    async def get_group(self, call: Call, group: str) -> web.StreamResponse:
+        """`GET /groups/{groupid}`."""
+        visible = _visible(call.grant, group)
+        view = await self._admin.group(group)
+        members = [
+            MemberItem(
+                member.member_id,
+                member.client_id,
+                member.host,
+                [PartitionName(*partition) for partition in sorted(member.partitions) if visible(partition.topic)],
+            )
+            for member in view.members
+        ]
+        if not _is_whole(call.grant, group):
+            members = [member for member in members if member.partitions]
+        if not members:
+            await self._committed(call.grant, group, known=view.state != DEAD)
+        return control_answer(encode(GroupItem(group, view.state, view.protocol_type, view.protocol, members)))
+
+    async def get_lag(self, call: Call, group: str) -> web.StreamResponse:
+        """`GET /groups/{groupid}/lag`."""
+        committed = await self._committed(call.grant, group)
+        ends = await self._lookup.ends(committed.keys(), existing=True)
+        lags = [
+            PartitionLag(place.topic, place.partition, committed[place], end, max(0, end - committed[place]))
+            for place, end in sorted(ends.items())
+        ]
+        return control_answer(encode(GroupLag(group, sum(lag.lag for lag in lags), lags)))
+
+    async def get_configs(self, call: Call, topic: str) -> web.StreamResponse:
+        """`GET /admin/topics/{topicname}/configs`."""
+        self._check(call.grant, topic, "look at the configuration of")
+        configs: list[ConfigEntry] = await self._admin.configs(topic)
+        return control_answer(encode(configs))
+
+    async def alter_configs(self, call: Call, topic: str) -> web.StreamResponse:
+        """`PATCH /admin/topics/{topicname}/configs`."""
+        self._check(call.grant, topic, "configure")
+        changes = decode_changes(await call.body())
+        if changes:
+            await self._admin.alter(topic, changes)
+        else:
+            await self._admin.configs(topic)  # 404 where there is none
+        return no_content()
+
+    async def delete_topic(self, call: Call, topic: str) -> web.StreamResponse:
+        """`DELETE /admin/topics/{topicname}`."""
+        self._check(call.grant, topic, "delete")
+        await self._admin.delete_topic(topic)
+        await self._topics.refresh()
+        return no_content()
+
+    async def stop(self) -> None:
+        """Close the connection."""
+        await self._admin.stop()
+
+    @staticmethod
+    def _check(grant: Grant, topic: str, what: str) -> None:
+        if not is_topic_name(topic):
+            if topic.startswith("__"):
+                raise forbidden(f"{what} an internal topic")
+            raise not_found(f"Topic {topic[:64]} does not exist")
+        if not grant.admin.whole_topic(topic):
+            raise forbidden(f"{what} {topic}")
+
+    async def _committed(self, grant: Grant, group: str, *, known: bool = False) -> dict[TopicPartition, int]:
+        """What a group has committed in topics that the client administers.
+
+        Args:
+            grant: the client's.
+            group: its name.
+            known: whether it is there, whatever it has committed.
+
+        Raises:
+            RestError: 404 for a group that has committed nothing and has no members, 403 where the client administers
+                nothing of it; who does not administer everything is not told which of them it is.
+        """
+        visible = _visible(grant, group)
+        committed = {
+            partition: offset
+            for partition, offset in (await self._admin.committed(group)).items()
+            if visible(partition.topic)
+        }
+        if not committed and not _is_whole(grant, group):
+            raise forbidden("look at this group")
+        if not committed and not known and (await self._admin.group(group)).state == DEAD:
+            raise not_found(f"Group {group[:64]} does not exist")
+        return committed
+
+
+def _visible(grant: Grant, group: str) -> Callable[[str], bool]:
+    """Which topics of a group a client may know of.
+
+    Raises:
+        RestError: 403, a rule forbids the group.
+    """
+    said = grant.group("admin", group)
+    if said is False:
+        raise forbidden("look at this group")
+    return lambda topic: said is True or (is_topic_name(topic) and grant.admin.whole_topic(topic))
+
+
+def _is_whole(grant: Grant, group: str) -> bool:
+    return grant.group("admin", group) is True or grant.admin.whole(_EVERYTHING)

@@ -1,0 +1,179 @@
+"""Topics as HTTP clients see them: names, configuration, partitions, offsets. Internal topics do not exist here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from gateway.kafka.cluster.admin_connection import AdminConnection
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.publish.publisher import Publisher
+from gateway.rest.server.access import forbidden
+from gateway.rest.server.answers import control_answer
+from gateway.rest.server.call import Call, Handler, Module
+from gateway.security.authorization import Grant
+from gateway.spawn import Spawn
+from mapping.record import is_topic_name
+from protocols.rest.admin import decode_topic
+from protocols.rest.errors import Fault, RestError, not_found
+from protocols.rest.responses import encode
+
+
+class Replica(msgspec.Struct, frozen=True, gc=False):
+    """One broker's copy of a partition."""
+
+    broker: int
+    leader: bool
+    in_sync: bool
+
+
+class PartitionView(msgspec.Struct, frozen=True):
+    """One partition and where it lives."""
+
+    partition: int
+    leader: int
+    replicas: tuple[Replica, ...]
+
+
+class TopicOperations(Module):
+    """The reading operations on topics."""
+
+    def __init__(self, topics: Topics, publisher: Publisher, kafka: dict[str, Any], spawn: Spawn) -> None:
+        """Names come from `topics`; the rest is asked for over one connection, made with the first question."""
+        self._topics = topics
+        self._publisher = publisher
+        self._lookup = Lookup(kafka, spawn=spawn)
+        self._admin = AdminConnection(kafka, spawn)
+
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {
+            "listTopics": self.list_topics,
+            "getTopic": self.get_topic,
+            "listPartitions": self.list_partitions,
+            "getPartition": self.get_partition,
+            "getOffsets": self.get_offsets,
+            "createTopic": self.create_topic,
+        }
+
+    async def list_topics(self, call: Call) -> web.StreamResponse:
+        """`GET /topics`: those that this client may read or write."""
+        return control_answer(encode(await self._readable(call.grant)))
+
+    async def get_topic(self, call: Call, topic: str) -> web.StreamResponse:
+        """`GET /topics/{topicname}`."""
+        partitions = await self.partitions(call.grant, topic)
+        configs = await self._configs(topic)
+        return control_answer(encode({"name": topic, "configs": configs, "partitions": partitions}))
+
+    async def list_partitions(self, call: Call, topic: str) -> web.StreamResponse:
+        """`GET /topics/{topicname}/partitions`."""
+        return control_answer(encode(await self.partitions(call.grant, topic)))
+
+    async def get_partition(self, call: Call, topic: str, partition: int) -> web.StreamResponse:
+        """`GET /topics/{topicname}/partitions/{partitionid}`."""
+        return control_answer(encode(await self._partition(call.grant, topic, partition)))
+
+    async def get_offsets(self, call: Call, topic: str, partition: int) -> web.StreamResponse:
+        """`GET /topics/{topicname}/partitions/{partitionid}/offsets`."""
+        view = await self._partition(call.grant, topic, partition)
+        where = TopicPartition(topic, view.partition)
+        first = await self._lookup.beginnings([where])
+        end = await self._lookup.ends([where])
+        return control_answer(encode({"beginning_offset": first[where], "end_offset": end[where]}))
+
+    async def create_topic(self, call: Call) -> web.StreamResponse:
+        """`POST /admin/topics`."""
+        wanted = decode_topic(await call.body())
+        if not call.grant.admin.whole_topic(wanted.name):
+            raise forbidden(f"create {wanted.name}")
+        if not await self._topics.create(wanted.name, wanted.partitions, wanted.replication, call.grant.identity.name):
+            raise RestError(409, f"Topic {wanted.name} exists already")
+        return control_answer(b"{}", 201)
+
+    async def overview(self, grant: Grant) -> list[tuple[str, int, int]]:
+        """The topics that a client may read or write, sorted: name, number of partitions, copies of each.
+
+        Raises:
+            Refused: Kafka does not answer.
+        """
+        names = await self._readable(grant)
+        if not names:
+            return []
+        described = await self._ask(lambda admin: admin.describe_topics(names))
+        return sorted(
+            (topic["topic"], len(topic["partitions"]), len(topic["partitions"][0]["replicas"]))
+            for topic in described
+            if topic["partitions"] and not topic["error_code"]
+        )
+
+    async def cluster(self) -> dict[str, Any]:
+        """What Kafka says of its cluster: `cluster_id`, `controller_id`, `brokers`. Raises Refused."""
+        described: dict[str, Any] = await self._ask(lambda admin: admin.describe_cluster())
+        return described
+
+    async def stop(self) -> None:
+        """Close the connections."""
+        await self._lookup.stop()
+        await self._admin.stop()
+
+    async def _readable(self, grant: Grant) -> list[str]:
+        """The topics that there are at this moment and that the client may read or write, sorted."""
+        await self._topics.refresh()
+        seen = grant.subscribe, grant.publish
+        return [name for name in sorted(self._topics.names) if any(right.some(name) for right in seen)]
+
+    async def _partition(self, grant: Grant, topic: str, partition: int) -> PartitionView:
+        for view in await self.partitions(grant, topic):
+            if view.partition == partition:
+                return view
+        raise not_found(f"Topic {topic} has no partition {partition}", Fault.PARTITION)
+
+    async def partitions(self, grant: Grant, topic: str) -> list[PartitionView]:
+        """A topic's partitions, in order.
+
+        Raises:
+            Refused: Kafka does not answer.
+            RestError: 403, or 404 for no such topic.
+        """
+        if not (grant.subscribe.some(topic) or grant.publish.some(topic)):
+            raise forbidden(f"look at {topic}")
+        if not is_topic_name(topic):
+            raise not_found(f"Topic {topic[:64]} not found", Fault.TOPIC)
+        if topic not in self._topics.names:  # asking the broker for it could create it
+            await self._topics.refresh()
+            if topic not in self._topics.names:
+                raise not_found(f"Topic {topic} not found", Fault.TOPIC)
+        (described,) = await self._ask(lambda admin: admin.describe_topics([topic]))
+        if described["error_code"] or not described["partitions"]:
+            raise not_found(f"Topic {topic} not found", Fault.TOPIC)
+        return [_view(partition) for partition in sorted(described["partitions"], key=lambda one: one["partition"])]
+
+    async def _configs(self, topic: str) -> dict[str, str | None]:
+        wanted = [ConfigResource(ConfigResourceType.TOPIC, topic)]
+        answers = await self._ask(lambda admin: admin.describe_configs(wanted))
+        return {entry[0]: entry[1] for answer in answers for resource in answer.resources for entry in resource[4]}
+
+    async def _ask(self, question: Callable[[AIOKafkaAdminClient], Coroutine[Any, Any, Any]]) -> Any:
+        """Kafka's answer; Refused when there is none, or Kafka does not allow it."""
+
+        async def asked() -> Any:
+            return await question(await self._admin.open())
+
+        return await self._admin.answer(asked())
+
+
+def _view(partition: dict[str, Any]) -> PartitionView:
+    leader, in_sync = partition["leader"], partition["isr"]
+    return PartitionView(
+        partition["partition"],
+        leader,
+        tuple(Replica(broker, broker == leader, broker in in_sync) for broker in partition["replicas"]),
+    )

@@ -1,0 +1,260 @@
+"""The dialect of Confluent's REST proxy, version 2, and of Karapace: the same machinery, other words.
+
+Consumers, subscriptions and topics are those of the Strimzi dialect. Here is what differs (`protocols.rest.confluent`
+has it in tables): numbers of errors, a consumer's settings, what a commit's offset means, and the operations that
+Strimzi's bridge does not have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from aiohttp import web
+from aiokafka import TopicPartition
+from aiokafka.structs import OffsetAndMetadata
+
+from gateway.kafka.groups.polled_member import NotAssignedError
+from gateway.rest.admin.topics import TopicOperations
+from gateway.rest.consume.instances import Consumers
+from gateway.rest.consume.subscriptions import Subscriptions
+from gateway.rest.produce.tickets import StandardHeaders, Ticket, raise_common_failure, submit_allowed
+from gateway.rest.server.access import forbidden
+from gateway.rest.server.answers import control_answer, no_content
+from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.overload import Admission
+from gateway.rest.services import RestServices
+from mapping.confluent import without_headers
+from mapping.rest import to_records
+from protocols.rest.confluent import (
+    NO_REGISTRY,
+    PREFIX,
+    SCHEMA_TYPES,
+    decode_commit,
+    decode_consumer,
+    decode_partitions,
+    decode_positions,
+    epoch_ms,
+    message,
+    number,
+    poll_wanted,
+    produce_results,
+)
+from protocols.rest.consuming import PollLimits
+from protocols.rest.errors import Fault, RestError, not_found
+from protocols.rest.media import CONTROL_TYPE, RECORD_TYPES, body_type
+from protocols.rest.responses import ErrorBody, encode
+
+_FORMATS: Final = {media: embedded for embedded, media in RECORD_TYPES.items()}
+
+
+class ConfluentV2(Module):
+    """The operations below `/v2`; with `http.dialect` they stand at their own paths."""
+
+    def __init__(
+        self,
+        services: RestServices,
+        admission: Admission,
+        consumers: Consumers,
+        subscriptions: Subscriptions,
+        topics: TopicOperations,
+    ) -> None:
+        """Speak for the modules of the Strimzi dialect."""
+        self._config = services.config
+        self._publisher = services.publisher
+        self._lookup = services.lookup
+        self._admission = admission
+        self._consumers = consumers
+        self._subscriptions = subscriptions
+        self._topics = topics
+        self._standard = StandardHeaders()
+
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        consumers, subscriptions, topics = self._consumers, self._subscriptions, self._topics
+        return {
+            "v2ListTopics": topics.list_topics,
+            "v2GetTopic": topics.get_topic,
+            "v2ListPartitions": topics.list_partitions,
+            "v2GetPartition": topics.get_partition,
+            "v2GetOffsets": topics.get_offsets,
+            "v2ListBrokers": self.list_brokers,
+            "v2Send": self.send,
+            "v2SendToPartition": self.send_to_partition,
+            "v2CreateConsumer": self.create,
+            "v2DeleteConsumer": consumers.delete,
+            "v2Subscribe": subscriptions.subscribe,
+            "v2ListSubscriptions": self.list_subscriptions,
+            "v2Unsubscribe": subscriptions.unsubscribe,
+            "v2Assign": subscriptions.assign,
+            "v2ListAssignments": self.list_assignments,
+            "v2Poll": self.poll,
+            "v2Committed": self.committed,
+            "v2Commit": self.commit,
+            "v2Seek": self.seek,
+            "v2SeekToBeginning": subscriptions.seek_to_beginning,
+            "v2SeekToEnd": subscriptions.seek_to_end,
+        }
+
+    def refuse(self, error: RestError) -> web.Response:
+        """See `Module`: numbers of five digits."""
+        return refusal_answer(error, CONTROL_TYPE)
+
+    # Producing
+
+    async def send(self, call: Call, topic: str) -> web.StreamResponse:
+        """`POST /v2/topics/{topicname}`."""
+        return await self._produce(call, topic, None)
+
+    async def send_to_partition(self, call: Call, topic: str, partition: int) -> web.StreamResponse:
+        """`POST /v2/topics/{topicname}/partitions/{partitionid}`."""
+        return await self._produce(call, topic, partition)
+
+    async def _produce(self, call: Call, topic: str, partition: int | None) -> web.StreamResponse:
+        grant, fields = call.grant, call.request.headers
+        media = body_type(fields.get("Content-Type"), (*_FORMATS, *SCHEMA_TYPES))
+        if media in SCHEMA_TYPES:
+            raise RestError(422, NO_REGISTRY, fault=Fault.SCHEMA, close=True)
+        if not grant.publish.some(topic):
+            raise forbidden(f"publish to {topic}")
+        embedded = _FORMATS[media]
+        with self._admission.enter(topic):
+            info = self._publisher.known_topic(topic) or await self._publisher.topic(
+                topic, principal=grant.identity.name
+            )
+            if partition is not None and partition >= info.partitions:
+                raise not_found(f"Topic {topic} has no partition {partition}", Fault.PARTITION)
+            records = to_records(
+                await call.body(),
+                embedded,
+                topic=topic,
+                partition=partition,
+                limit=self._config.max_records,
+                headers=self._standard.of(embedded, grant.identity.name),
+                trace=call.begin_publish(topic),
+            )
+            if not records:
+                return control_answer(encode(produce_results(())))
+            ticket = Ticket(len(records), asyncio.get_running_loop().create_future(), grant.identity.name)
+            submit_allowed(self._publisher, grant, records, ticket)
+            del records
+            await ticket.done
+        if ticket.failed:
+            raise_common_failure(ticket)
+        return control_answer(encode(produce_results(ticket.results)))
+
+    # Consumers
+
+    async def create(self, call: Call, group: str) -> web.StreamResponse:
+        """`POST /v2/consumers/{groupid}`."""
+        try:
+            wanted = decode_consumer(await call.body())
+        except RestError as error:
+            if not error.validation_errors:
+                raise
+            raise RestError(
+                422,
+                f"Invalid consumer configuration: {error.validation_errors[0]}",
+                validation_errors=error.validation_errors,
+                fault=Fault.CONSUMER_CONFIG,
+            ) from error
+        under = f"/{PREFIX}" if call.request.raw_path.startswith(f"/{PREFIX}/") else ""
+        created = await self._consumers.add(call, group, wanted.create, under)
+        self._consumers.find(call.grant, group, created.instance_id).wait_ms = wanted.wait_ms
+        return control_answer(encode(created))
+
+    async def list_subscriptions(self, call: Call, group: str, name: str) -> web.StreamResponse:
+        """`GET .../subscription`."""
+        member = self._consumers.find(call.grant, group, name).member
+        return control_answer(encode({"topics": sorted(member.topics)}))
+
+    async def list_assignments(self, call: Call, group: str, name: str) -> web.StreamResponse:
+        """`GET .../assignments`."""
+        member = self._consumers.find(call.grant, group, name).member
+        return control_answer(encode({"partitions": [_place(one) for one in member.assignment()]}))
+
+    async def poll(self, call: Call, group: str, name: str) -> web.StreamResponse:
+        """`GET .../records`."""
+        instance = self._consumers.find(call.grant, group, name)
+        default = PollLimits(instance.wait_ms, self._config.poll_max_bytes)
+        return await self._consumers.read(call, instance, poll_wanted(call.query), default, without_headers)
+
+    async def commit(self, call: Call, group: str, name: str) -> web.StreamResponse:
+        """`POST .../offsets`: the offset in the body is that of the last record, so that Kafka gets the next one."""
+        member = self._consumers.find(call.grant, group, name).member
+        wanted = decode_commit(await call.body())
+        try:
+            if wanted is None:
+                await member.commit_delivered()
+            else:
+                await member.commit(
+                    {
+                        TopicPartition(entry.topic, entry.partition): OffsetAndMetadata(
+                            entry.offset + 1, entry.metadata or ""
+                        )
+                        for entry in wanted
+                    }
+                )
+        except NotAssignedError as error:
+            raise not_found(str(error), Fault.NOT_ASSIGNED) from error
+        return no_content()
+
+    async def committed(self, call: Call, group: str, name: str) -> web.StreamResponse:
+        """`GET .../offsets`, with the partitions in the body."""
+        member = self._consumers.find(call.grant, group, name).member
+        body = await call.body()
+        wanted = member.assignment()
+        if body:
+            wanted = [TopicPartition(one.topic, one.partition) for one in decode_partitions(body)]
+        for topic in {one.topic for one in wanted}:
+            if not call.grant.subscribe.some(topic):
+                raise forbidden(f"look at {topic}")
+        found = await member.committed(wanted)
+        offsets = [
+            {**_place(one), "offset": found[one].offset, "metadata": found[one].metadata}
+            for one in dict.fromkeys(wanted)
+            if one in found
+        ]
+        return control_answer(encode({"offsets": offsets}))
+
+    async def seek(self, call: Call, group: str, name: str) -> web.StreamResponse:
+        """`POST .../positions`: offsets as they are, or the first records that are not older than a time."""
+        member = self._consumers.find(call.grant, group, name).member
+        wanted = decode_positions(await call.body())
+        offsets = {TopicPartition(one.topic, one.partition): one.offset for one in wanted.offsets}
+        times: dict[int, list[TopicPartition]] = {}
+        for entry in wanted.timestamps:
+            times.setdefault(epoch_ms(entry.timestamp), []).append(TopicPartition(entry.topic, entry.partition))
+        try:
+            foreign = {one for places in times.values() for one in places} - set(member.assignment())
+            if foreign:
+                raise NotAssignedError(foreign)
+            for timestamp, places in times.items():
+                offsets |= await self._lookup.ends(places)  # where nothing is as new
+                offsets |= await self._lookup.since(places, timestamp)
+            member.seek(offsets)
+        except NotAssignedError as error:
+            raise not_found(str(error), Fault.NOT_ASSIGNED) from error
+        return no_content()
+
+    async def list_brokers(self, call: Call) -> web.StreamResponse:
+        """`GET /v2/brokers`."""
+        cluster = await self._topics.cluster()
+        return control_answer(encode({"brokers": sorted(broker["node_id"] for broker in cluster["brokers"])}))
+
+
+def refusal_answer(error: RestError, media: str) -> web.Response:
+    """A refusal with Confluent's status and number."""
+    status, code = number(error)
+    answer = control_answer(encode(ErrorBody(code, message(error), error.validation_errors)), status)
+    answer.headers["Content-Type"] = media
+    for name, value in error.headers:
+        answer.headers.add(name, value)
+    if error.close:
+        answer.force_close()
+    return answer
+
+
+def _place(partition: TopicPartition) -> dict[str, object]:
+    return {"topic": partition.topic, "partition": partition.partition}

@@ -1,0 +1,272 @@
+"""Confluent's REST API, version 3: records streamed in and reported meanwhile, batches, and what there is.
+
+A produce request is a stream of JSON documents, and so is its answer: one report for each, in order, as soon as it is
+known (`gateway.rest.produce.streamed_records`). There is no schema registry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.publish.sender_partitions import Sender
+from gateway.rest.admin.topics import TopicOperations
+from gateway.rest.confluent.v2 import refusal_answer
+from gateway.rest.consume.instances import own_address
+from gateway.rest.produce.line_uploads import Uploads
+from gateway.rest.produce.streamed_records import Upload
+from gateway.rest.produce.tickets import StandardHeaders, Ticket
+from gateway.rest.server.access import forbidden
+from gateway.rest.server.answers import control_answer
+from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.overload import Admission
+from gateway.rest.services import RestServices
+from gateway.security.authorization import Grant
+from mapping.confluent import About, to_record
+from mapping.record import Headers, Record
+from protocols.rest.confluent_v3 import (
+    ErrorReport,
+    Produced,
+    Report,
+    cluster_view,
+    decode_batch,
+    decode_entry,
+    decode_produced,
+    described,
+    from_epoch,
+    resource_list,
+    topic_view,
+)
+from protocols.rest.documents import DocumentSplitter
+from protocols.rest.errors import Fault, RestError, not_found
+from protocols.rest.forwarded import base_uri
+from protocols.rest.media import PLAIN_JSON_TYPE, Format, body_type
+from protocols.rest.responses import ErrorBody, encode
+
+BATCH_LIMIT: Final = 10  # entries of a batch, as in Confluent's default
+STORED: Final = 200
+_END: Final = b"\r\n"
+_CLUSTERS: Final = "/v3/clusters"
+
+
+class Writer(msgspec.Struct, frozen=True):
+    """Who sends records where, and what each of them gets."""
+
+    cluster: str
+    topic: str
+    grant: Grant
+    everything: bool
+    headers: Callable[[Format], Headers]
+    trace: Headers
+    wall_clock: Callable[[], int]
+
+    def record(self, produced: Produced) -> tuple[Record, About]:
+        """The record for Kafka, and what its report will say. Raises RestError."""
+        record, about = to_record(produced, self.topic, self.headers, self.trace, self.wall_clock())
+        if not (self.everything or self.grant.publish(self.topic, record.key)):
+            raise forbidden(f"publish to {self.topic} with this key")
+        return record, about
+
+    def report(
+        self, about: About, partition: int, offset: int, name: str | msgspec.UnsetType = msgspec.UNSET
+    ) -> Report:
+        """The report of a stored record."""
+        moment = from_epoch(about.timestamp)
+        return Report(STORED, self.cluster, self.topic, partition, offset, moment, about.key, about.value, name)
+
+
+class RecordStream(Upload):
+    """One streamed request, with this API's reports."""
+
+    def __init__(self, publisher: Publisher, writer: Writer, limit: int) -> None:
+        """Take documents of up to `limit` bytes for `writer`."""
+        super().__init__(publisher, writer.topic)
+        self._writer = writer
+        self._splitter = DocumentSplitter(limit)
+        self._abouts: dict[int, About] = {}  # by token, of records whose fate is not known
+
+    def feed(self, part: bytes | None) -> None:
+        """A part of the body, or its end.
+
+        Raises:
+            RestError: nothing more can be taken.
+        """
+        splitter = self._splitter
+        if part is None:
+            splitter.finish()
+            return
+        run: list[Record] = []
+        for document in splitter.feed(part):
+            try:
+                record, about = self._writer.record(decode_produced(document))
+            except RestError as error:
+                if run:
+                    self.submit(run)
+                    run = []
+                self.refuse(error.status, described(error))
+                continue
+            self._abouts[self.taken + len(run)] = about
+            run.append(record)
+        if run:
+            self.submit(run)
+        if splitter.fault is not None:
+            raise splitter.fault
+
+    def stored(self, tokens: Sequence[int], partition: int, offsets: Sequence[int]) -> list[bytes]:
+        """See `Upload`."""
+        report, pop = self._writer.report, self._abouts.pop
+        return [
+            encode(report(pop(token), partition, offset)) + _END for token, offset in zip(tokens, offsets, strict=True)
+        ]
+
+    def failed(self, token: int, status: int, message: str, errors: Sequence[str] = ()) -> bytes:
+        """See `Upload`."""
+        self._abouts.pop(token, None)
+        return encode(ErrorReport(status, message)) + _END
+
+    def ended(self, status: int, message: str) -> bytes:
+        """See `Upload`."""
+        return encode(ErrorReport(status, message)) + _END
+
+
+class ConfluentV3(Module):
+    """The operations below `/v3`."""
+
+    def __init__(self, services: RestServices, admission: Admission, uploads: Uploads, topics: TopicOperations) -> None:
+        """Streams are counted and limited together with those of `uploads`."""
+        self._config = services.config
+        self._publisher = services.publisher
+        self._wall_clock = services.wall_clock
+        self._admission = admission
+        self._uploads = uploads
+        self._topics = topics
+        self._standard = StandardHeaders()
+        self._cluster = ""  # Kafka's own id, when it was asked for
+
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {
+            "v3ListClusters": self.list_clusters,
+            "v3GetCluster": self.get_cluster,
+            "v3ListTopics": self.list_topics,
+            "v3GetTopic": self.get_topic,
+            "v3Produce": self.produce,
+            "v3ProduceBatch": self.produce_batch,
+        }
+
+    def refuse(self, error: RestError) -> web.Response:
+        """See `Module`."""
+        return refusal_answer(error, PLAIN_JSON_TYPE)
+
+    # Producing
+
+    async def produce(self, call: Call, cluster: str, topic: str) -> web.StreamResponse:
+        """`POST /v3/clusters/{cluster_id}/topics/{topicname}/records`."""
+        writer = await self._writer(call, cluster, topic)
+
+        def make() -> RecordStream:
+            return RecordStream(self._publisher, writer, self._config.max_line_bytes)
+
+        return await self._uploads.run(call, topic, make, RecordStream.feed, PLAIN_JSON_TYPE)
+
+    async def produce_batch(self, call: Call, cluster: str, topic: str) -> web.StreamResponse:
+        """`POST /v3/clusters/{cluster_id}/topics/{topicname}/records:batch`."""
+        writer = await self._writer(call, cluster, topic)
+        with self._admission.enter(topic):
+            await self._publisher.topic(topic, principal=call.grant.identity.name)
+            entries = decode_batch(await call.body(), BATCH_LIMIT)
+            ticket = Ticket(len(entries), asyncio.get_running_loop().create_future(), call.grant.identity.name)
+            abouts: dict[int, About] = {}
+            sender = Sender()
+            for index, (_, entry) in enumerate(entries):
+                try:
+                    record, abouts[index] = writer.record(decode_entry(entry))
+                except RestError as error:
+                    ticket.refuse(index, ErrorBody(error.status, described(error)))
+                else:
+                    self._publisher.submit(record, ticket, index, sender)
+            await ticket.done
+        successes: list[Report] = []
+        failures: list[ErrorReport] = []
+        for index, ((name, _), result) in enumerate(zip(entries, ticket.results, strict=True)):
+            if isinstance(result, ErrorBody):
+                failures.append(ErrorReport(result.error_code, result.message, name))
+            else:
+                successes.append(writer.report(abouts[index], result.partition, result.offset, name))
+        return _answer({"successes": successes, "failures": failures}, 207)
+
+    async def _writer(self, call: Call, cluster: str, topic: str) -> Writer:
+        """Judge the request before its body is read."""
+        fields, grant = call.request.headers, call.grant
+        body_type(fields.get("Content-Type"), (PLAIN_JSON_TYPE,))
+        await self._check_cluster(cluster)
+        if not grant.publish.some(topic):
+            raise forbidden(f"publish to {topic}")
+        return Writer(
+            cluster=cluster,
+            topic=topic,
+            grant=grant,
+            everything=bool(grant.publish.uniform(topic)),
+            headers=lambda embedded: self._standard.of(embedded, grant.identity.name),
+            trace=call.begin_publish(topic),
+            wall_clock=self._wall_clock,
+        )
+
+    # What there is
+
+    async def list_clusters(self, call: Call) -> web.StreamResponse:
+        """`GET /v3/clusters`: the one that this gateway serves."""
+        cluster = await self._cluster_id()
+        address = _address(call, _CLUSTERS)
+        views = [cluster_view(cluster, f"{address}/{quote(cluster, safe='')}")]
+        return _answer(resource_list("KafkaClusterList", address, views))
+
+    async def get_cluster(self, call: Call, cluster: str) -> web.StreamResponse:
+        """`GET /v3/clusters/{cluster_id}`."""
+        await self._check_cluster(cluster)
+        return _answer(cluster_view(cluster, _address(call, _CLUSTERS, cluster)))
+
+    async def list_topics(self, call: Call, cluster: str) -> web.StreamResponse:
+        """`GET /v3/clusters/{cluster_id}/topics`: those that this client may read or write."""
+        await self._check_cluster(cluster)
+        address = _address(call, _CLUSTERS, cluster, "topics")
+        views = [
+            topic_view(cluster, topic, f"{address}/{topic}", partitions, replicas)
+            for topic, partitions, replicas in await self._topics.overview(call.grant)
+        ]
+        return _answer(resource_list("KafkaTopicList", address, views))
+
+    async def get_topic(self, call: Call, cluster: str, topic: str) -> web.StreamResponse:
+        """`GET /v3/clusters/{cluster_id}/topics/{topicname}`."""
+        await self._check_cluster(cluster)
+        partitions = await self._topics.partitions(call.grant, topic)
+        address = _address(call, _CLUSTERS, cluster, "topics", topic)
+        return _answer(topic_view(cluster, topic, address, len(partitions), len(partitions[0].replicas)))
+
+    async def _check_cluster(self, cluster: str) -> None:
+        if cluster != await self._cluster_id():
+            raise not_found(f"Cluster {cluster[:64]} cannot be found.", Fault.CLUSTER)
+
+    async def _cluster_id(self) -> str:
+        if not self._cluster:
+            self._cluster = (await self._topics.cluster())["cluster_id"]
+        return self._cluster
+
+
+def _answer(body: Any, status: int = 200) -> web.Response:
+    answer = control_answer(encode(body), status)
+    answer.headers["Content-Type"] = PLAIN_JSON_TYPE
+    return answer
+
+
+def _address(call: Call, root: str, *segments: str) -> str:
+    """The absolute address of a resource, as the client sees it."""
+    request = call.request
+    path = "/".join((root, *(quote(segment, safe="") for segment in segments)))
+    return base_uri(request.headers, path, secure=request.secure, bound=own_address(request))

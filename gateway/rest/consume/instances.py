@@ -1,0 +1,434 @@
+"""Consumer instances: created, polled, committed and deleted by name; abandoned ones are removed.
+
+A poll holds nothing but its own consumer's reading: a commit, a seek or a delete of the same consumer goes past it,
+and other consumers know nothing of it. Its records count as delivered only after the answer was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+import structlog
+from aiohttp import web
+from aiokafka import TopicPartition
+from aiokafka.structs import OffsetAndMetadata
+
+from gateway.kafka.contracts import Refused
+from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, Chunk, Member, MemberSettings, NotAssignedError
+from gateway.kafka.read.arrivals import Arrivals
+from gateway.rest.server.access import forbidden
+from gateway.rest.server.answers import control_answer, no_content, records_answer
+from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.services import RestServices
+from gateway.security.authorization import Grant
+from gateway.security.identity import Identity
+from mapping.record import Received
+from mapping.rest import UndecodableError, from_record
+from protocols.rest.consuming import (
+    CreateConsumer,
+    PollLimits,
+    decode_create,
+    decode_offsets,
+    poll_limits,
+)
+from protocols.rest.errors import Fault, RestError, busy, not_found, too_many
+from protocols.rest.forwarded import base_uri, group_path, instance_path, seen_path
+from protocols.rest.media import RECORD_TYPES, Format, accepts
+from protocols.rest.patterns import TopicPattern
+from protocols.rest.responses import Page, RecordItem, encode
+
+log = structlog.get_logger(__name__)
+
+NAME_PREFIX: Final = "kafka-bridge-consumer-"  # Strimzi's
+NO_CONSUMER: Final = "The specified consumer instance was not found."
+NAME_TAKEN: Final = "A consumer instance with the specified name already exists in the Kafka Bridge."
+OTHER_FORMAT: Final = "Consumer format does not match the embedded format requested by the Accept header."
+NOT_SUBSCRIBED: Final = "Consumer is not subscribed to any topics or assigned any partitions"
+COMMIT_INTERVAL_S: Final = 5.0  # of automatic commits, as Kafka's `auto.commit.interval.ms`
+LAST_COMMIT_S: Final = 3.0  # for what is committed at the end; with `STOP_S` how long a deletion takes at most
+STOP_S: Final = 5.0
+PREFETCH: Final = 512 * 1024 * 1024  # fetched ahead by all consumers together; what the next gets is its share
+MOST_PREFETCH: Final = 8 * 1024 * 1024
+HEARTBEATS: Final = 20  # a second: of these each new consumer has its share; but one in
+SHORTEST_HEARTBEAT_S: Final = 3.0  # Kafka's default
+LONGEST_HEARTBEAT_S: Final = SESSION_TIMEOUT_MS / 3000  # two may be lost
+LEAST_PREFETCH: Final = 1024 * 1024
+REAP_FRACTION: Final = 10  # an abandoned consumer lives at most a tenth longer than `consumer_idle_s`
+
+
+Shown = Callable[[Received, Format], RecordItem]
+"""How a stored record stands in an answer; UndecodableError when it cannot be said in the format."""
+
+
+class CreatedConsumer(msgspec.Struct, frozen=True, gc=False):
+    """A new consumer, as its client is told of it."""
+
+    instance_id: str
+    base_uri: str
+
+
+class ConsumersStatistics(msgspec.Struct, frozen=True):
+    """What consumer instances came to, since the start."""
+
+    instances: int
+    polling: int
+    sleeping: int  # polls that wait without asking Kafka
+    created_total: int
+    reaped_total: int
+    records_total: int
+
+
+class Instance:
+    """One consumer that a client created."""
+
+    __slots__ = (
+        "closed", "embedded", "group", "last_commit", "member", "name", "owner", "pattern", "polls", "used", "users",
+        "wait_ms",
+    )  # fmt: skip
+
+    def __init__(self, group: str, name: str, embedded: Format, *, owner: Identity, member: Member, now: float) -> None:
+        self.group = group
+        self.name = name
+        self.embedded = embedded
+        self.owner = owner
+        self.member = member
+        self.pattern: TopicPattern | None = None  # of the topics that it is subscribed to
+        self.polls = asyncio.Lock()  # one poll at a time; nothing else waits for it
+        self.used = now
+        self.users = 0  # requests on it now: it is not idle
+        self.last_commit = now
+        self.wait_ms = 0  # of a poll that does not say it, where the dialect has it from the consumer
+        self.closed = False
+
+
+class Consumers(Module):
+    """All instances of this process, by group and name."""
+
+    def __init__(self, services: RestServices) -> None:
+        """Nothing is opened before a client asks."""
+        config = services.config
+        self._config = config
+        self._kafka = services.kafka
+        self._names = services.names
+        self._spawn = services.spawn
+        self._clock = services.clock
+        self._arrivals = Arrivals(services.tail, services.lookup)
+        self._instances: dict[tuple[str, str], Instance | None] = {}  # None: being created
+        self._timer: asyncio.TimerHandle | None = None
+        self._draining = False
+        self._polling = 0
+        self._created = 0
+        self._reaped = 0
+        self._records = 0
+        self._largest = PollLimits(round(config.max_poll_wait_s * 1000), config.poll_max_bytes)
+        self._default = PollLimits(config.default_poll_wait_ms, config.poll_max_bytes)
+
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {
+            "createConsumer": self.create,
+            "deleteConsumer": self.delete,
+            "poll": self.poll,
+            "commit": self.commit,
+        }
+
+    # Life of an instance
+
+    async def create(self, call: Call, group: str) -> web.StreamResponse:
+        """`POST /consumers/{groupid}`."""
+        return control_answer(encode(await self.add(call, group, decode_create(await call.body()))))
+
+    async def add(self, call: Call, group: str, create: CreateConsumer, under: str = "") -> CreatedConsumer:
+        """Make an instance.
+
+        Args:
+            call: the request, whose client will be its owner.
+            group: the consumer group.
+            create: how it is to be.
+            under: what stands before `/consumers` in its address.
+
+        Raises:
+            Refused: the group is somebody else's, or Kafka does not answer.
+            RestError: 409, its name is taken; 429, there are too many.
+        """
+        request, grant = call.request, call.grant
+        name = create.name or f"{NAME_PREFIX}{uuid.uuid4()}"
+        path = instance_path(seen_path(request.headers, under + group_path(group)), name)
+        uri = base_uri(request.headers, path, secure=request.secure, bound=own_address(request))
+        key = (group, name)
+        if key in self._instances:
+            raise RestError(409, NAME_TAKEN, fault=Fault.NAME_TAKEN)
+        if len(self._instances) >= self._config.max_consumers:
+            raise too_many("There are too many consumers; delete some or try again")
+        if sum(1 for other, _ in self._instances if other == group) >= self._config.max_consumers_per_group:
+            raise too_many("The group has too many consumers; delete some or try again")
+        self._instances[key] = None
+        try:
+            await self._names.admit(grant, group)
+            member = self._member(group, name, create)
+            await member.start()
+        except BaseException:
+            del self._instances[key]
+            raise
+        instance = Instance(group, name, create.embedded, owner=grant.identity, member=member, now=self._clock())
+        self._instances[key] = instance
+        if self._draining:  # it began before
+            await self._close(instance, delivered=False)
+            raise busy("The gateway is shutting down", close=True)
+        self._created += 1
+        log.info("consumer created", group=group, name=name, principal=grant.identity.name)
+        return CreatedConsumer(name, uri)
+
+    def _member(self, group: str, name: str, create: CreateConsumer) -> Member:
+        count = len(self._instances)
+        default = self._config.consumer
+        settings = MemberSettings(
+            group=group,
+            client_id=name,
+            auto_offset_reset=create.auto_offset_reset or default.auto_offset_reset,
+            fetch_min_bytes=default.fetch_min_bytes if create.fetch_min_bytes is None else create.fetch_min_bytes,
+            fetch_bytes=max(LEAST_PREFETCH, min(MOST_PREFETCH, PREFETCH // count)),
+            isolation_level=create.isolation_level or default.isolation_level,
+            heartbeat_s=max(SHORTEST_HEARTBEAT_S, min(LONGEST_HEARTBEAT_S, count / HEARTBEATS)),
+            request_timeout_ms=create.request_timeout_ms,
+            idle_s=self._config.consumer_idle_s,
+        )
+        return Member(
+            settings,
+            self._kafka,
+            self._arrivals,
+            auto_commit=default.enable_auto_commit if create.enable_auto_commit is None else create.enable_auto_commit,
+            spawn=self._spawn,
+            clock=self._clock,
+        )
+
+    def find(self, grant: Grant, group: str, name: str) -> Instance:
+        """The instance, if it is this client's.
+
+        Raises:
+            RestError: 404 for none, 403 for somebody else's.
+        """
+        instance = self._instances.get((group, name))
+        if instance is None:
+            raise not_found(NO_CONSUMER, Fault.CONSUMER)
+        if not instance.owner.is_same_client(grant.identity):
+            raise forbidden("another client's consumer")
+        instance.owner = grant.identity  # a newer token may name other groups
+        instance.used = self._clock()
+        return instance
+
+    def with_patterns(self) -> list[Instance]:
+        """Those that are subscribed to a pattern."""
+        return [
+            instance for instance in self._instances.values() if instance is not None and instance.pattern is not None
+        ]
+
+    async def delete(self, call: Call, group: str, name: str) -> web.StreamResponse:
+        """`DELETE /consumers/{groupid}/instances/{name}`; a running poll ends."""
+        instance = self.find(call.grant, group, name)
+        await asyncio.shield(self._spawn(self._close(instance, delivered=True)))
+        return no_content()
+
+    async def _close(self, instance: Instance, *, delivered: bool) -> None:
+        """Take the instance away at once, then commit for it and leave the group."""
+        self._instances.pop((instance.group, instance.name), None)
+        instance.closed = True
+        member = instance.member
+        member.interrupt()
+        if member.auto_commit and member.is_assigned:
+            try:
+                async with asyncio.timeout(LAST_COMMIT_S):
+                    if delivered:
+                        await member.commit_delivered()
+                    else:
+                        await member.commit_confirmed()
+            except (Refused, NotAssignedError, TimeoutError) as error:
+                log.info("positions not committed at the end", group=instance.group, reason=str(error))
+        await member.stop(STOP_S)
+        log.info("consumer closed", group=instance.group, name=instance.name)
+
+    # Reading and committing
+
+    async def poll(self, call: Call, group: str, name: str) -> web.StreamResponse:
+        """`GET .../records`: what there is, as soon as there is something."""
+        return await self.read(call, self.find(call.grant, group, name), call.query, self._default, from_record)
+
+    async def read(
+        self, call: Call, instance: Instance, wanted: Mapping[str, int], default: PollLimits, shown: Shown
+    ) -> web.StreamResponse:
+        """Poll an instance.
+
+        Args:
+            call: the request.
+            instance: whose records.
+            wanted: `timeout` and `max_bytes`, where the client says them.
+            default: what holds where it does not.
+            shown: how a record stands in the answer.
+
+        Raises:
+            Refused: Kafka's answer; nothing is lost by it.
+            RestError: see the contract.
+        """
+        media = RECORD_TYPES[instance.embedded]
+        if not accepts(call.request.headers.get("Accept"), media):
+            raise RestError(406, OTHER_FORMAT, fault=Fault.FORMAT)
+        limits = poll_limits(wanted, default, self._largest)
+        member = instance.member
+        if not member.is_assigned:
+            raise RestError(409, NOT_SUBSCRIBED, fault=Fault.NOT_ASSIGNED)
+        deadline = self._clock() + limits.timeout_ms / 1000
+        instance.users += 1
+        self._polling += 1
+        try:
+            async with asyncio.timeout_at(deadline) as turn:
+                await instance.polls.acquire()
+                turn.reschedule(None)
+        except TimeoutError:
+            return records_answer(b"[]", instance.embedded)  # another poll of this consumer is still waiting
+        else:
+            try:
+                return await self._page(call, instance, deadline, limits.max_bytes, shown)
+            finally:
+                instance.polls.release()
+        finally:
+            self._polling -= 1
+            instance.users -= 1
+            instance.used = self._clock()
+
+    async def _page(
+        self, call: Call, instance: Instance, deadline: float, max_bytes: int, shown: Shown
+    ) -> web.StreamResponse:
+        member = instance.member
+        member.confirm()
+        self._commit_when_due(instance)
+        stuck: dict[TopicPartition, UndecodableError] = {}
+        self._check_open(instance)
+        await member.wait(max(0.0, deadline - self._clock()))
+        page, chunks = _fill(member, instance.embedded, max_bytes, stuck, shown)
+        if stuck and not chunks:  # look once at the other partitions
+            await member.wait(0.0, stuck)
+            page, chunks = _fill(member, instance.embedded, max_bytes, stuck, shown)
+        self._check_open(instance)
+        if not chunks and stuck:
+            # The position stays before the record: reading it in another format, or a seek, goes past it.
+            raise RestError(406, str(next(iter(stuck.values()))), fault=Fault.FORMAT)
+        answer = records_answer(page.finish(), instance.embedded)
+        await call.begin(answer)
+        await answer.write_eof()  # raises when the client has left: then nothing was delivered
+        member.delivered(chunks)
+        self._records += page.count
+        return answer
+
+    def _check_open(self, instance: Instance) -> None:
+        if self._draining:
+            raise busy("The gateway is shutting down", close=True)
+        if instance.closed:
+            raise not_found(NO_CONSUMER, Fault.CONSUMER)
+
+    def _commit_when_due(self, instance: Instance) -> None:
+        member = instance.member
+        now = self._clock()
+        if member.auto_commit and now - instance.last_commit >= COMMIT_INTERVAL_S and member.has_uncommitted:
+            instance.last_commit = now
+            self._spawn(self._auto_commit(instance))
+
+    async def _auto_commit(self, instance: Instance) -> None:
+        try:
+            await instance.member.commit_confirmed()
+        except (Refused, NotAssignedError) as error:
+            log.info("positions not committed", group=instance.group, reason=str(error))
+
+    async def commit(self, call: Call, group: str, name: str) -> web.StreamResponse:
+        """`POST .../offsets`: those in the body, as they are given; without a body all that was delivered."""
+        instance = self.find(call.grant, group, name)
+        body = await call.body()
+        try:
+            if body:
+                await instance.member.commit(
+                    {
+                        TopicPartition(entry.topic, entry.partition): OffsetAndMetadata(entry.offset, entry.metadata)
+                        for entry in decode_offsets(body)
+                    }
+                )
+            else:
+                await instance.member.commit_delivered()
+        except NotAssignedError as error:
+            raise not_found(str(error), Fault.NOT_ASSIGNED) from error
+        return no_content()
+
+    # Housekeeping
+
+    def start(self) -> None:
+        """Begin to look for abandoned instances."""
+        period = self._config.consumer_idle_s / REAP_FRACTION
+        self._timer = asyncio.get_running_loop().call_later(period, self._reap)
+
+    def _reap(self) -> None:
+        self.start()  # first: a failure below must not end it
+        oldest = self._clock() - self._config.consumer_idle_s
+        for instance in list(self._instances.values()):
+            if instance is not None and not instance.users and instance.used < oldest:
+                self._reaped += 1
+                del self._instances[instance.group, instance.name]
+                self._spawn(self._close(instance, delivered=False))
+
+    async def drain(self) -> None:
+        """Close all instances: running polls come back at once; nothing is created or polled from now on."""
+        self._draining = True
+        if self._timer is not None:
+            self._timer.cancel()
+        instances = [instance for instance in self._instances.values() if instance is not None]
+        if instances:
+            await asyncio.wait([self._spawn(self._close(instance, delivered=False)) for instance in instances])
+
+    async def stop(self) -> None:
+        """See `Module`."""
+        self._arrivals.stop()
+
+    def statistics(self) -> ConsumersStatistics:
+        """Counts so far."""
+        return ConsumersStatistics(
+            instances=len(self._instances),
+            polling=self._polling,
+            sleeping=self._arrivals.sleepers,
+            created_total=self._created,
+            reaped_total=self._reaped,
+            records_total=self._records,
+        )
+
+
+def _fill(
+    member: Member, embedded: Format, max_bytes: int, stuck: dict[TopicPartition, UndecodableError], shown: Shown
+) -> tuple[Page, list[Chunk]]:
+    """A page of held records. One that cannot be shown ends its partition's part; it is noted when it is first."""
+    page = Page(max_bytes)
+    chunks: list[Chunk] = []
+    for partition, records in member.held():
+        items: list[RecordItem] = []
+        size = 0
+        try:
+            for record in records:
+                items.append(shown(record, embedded))
+                size += len(record.value) if record.value else 0
+                if size > max_bytes:
+                    break  # more has no room
+        except UndecodableError as error:
+            if not items:
+                stuck[partition] = error
+        count = page.extend(items)
+        if count:
+            chunks.append(Chunk(partition, records[0], count))
+        if count < len(items):
+            break
+    return page, chunks
+
+
+def own_address(request: web.BaseRequest) -> str:
+    """The address that the client has reached, for when it does not say it."""
+    transport = request.transport
+    name = None if transport is None else transport.get_extra_info("sockname")
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "localhost"

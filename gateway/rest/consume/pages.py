@@ -1,0 +1,290 @@
+"""Stateless reads: a page of a topic's log from any place, and where the next one begins.
+
+Nothing is kept between two requests. The pages are read by the consumers that bring other clients what they are behind
+on (`gateway.kafka.read.catch_up_reader`), and whoever waits at the end sleeps until the tail has something for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+from aiohttp import web
+from aiokafka import TopicPartition
+
+from gateway.kafka.read.arrivals import Arrivals
+from gateway.kafka.read.catch_up_reader import Reading, Replay
+from gateway.net.http_server import SERVER
+from gateway.rest.consume.start_positions import Span, find_span
+from gateway.rest.server.access import forbidden
+from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.services import RestServices
+from gateway.security.permissions import Permission
+from mapping.record import Received
+from mapping.rest_view import RecordFilter, view, view_line
+from protocols.rest.errors import busy
+from protocols.rest.media import RECORD_TYPES, Format
+from protocols.rest.positions import BEGINNING, format_position, wanted
+from protocols.rest.responses import Page
+from protocols.rest.streaming import LINES_TYPE, Lines
+
+PAGES_AT_ONCE: Final = 8  # being filled; with `http.poll_max_bytes` the bound on their memory
+FILL_S: Final = 10.0  # the longest time for one page; what it has then is the page
+SCANNED: Final = 100_000  # records looked at for one page, wanted or not
+CHUNK: Final = 500  # records that a page takes in one turn
+_FORMATS: Final = {media: embedded for embedded, media in RECORD_TYPES.items()}
+
+
+class ReadsStatistics(msgspec.Struct, frozen=True):
+    """What stateless reads came to, since the start."""
+
+    waiting: int
+    pages_total: int
+    records_total: int
+    unchanged_total: int  # answered 304
+
+
+class _End:
+    """Where a page's reading of a partition ends; see `replay.Goal`."""
+
+    __slots__ = ("position",)
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+
+class _Sleeper:
+    """A request that waits at the end of the log."""
+
+    def __init__(self) -> None:
+        self.woken = asyncio.Event()
+
+    def arrived(self) -> None:
+        """See `arrivals.Sleeper`."""
+        self.woken.set()
+
+
+class Filling:
+    """A page while it is read: an outlet that takes what is wanted until it is full."""
+
+    lossy: Final = False
+
+    def __init__(self, body: _Body, limit: int, chosen: RecordFilter, allowed: Permission | None) -> None:
+        """`allowed` judges each record by its key; None: all are allowed."""
+        self.done = asyncio.Event()
+        self._body = body
+        self._limit = limit
+        self._chosen = chosen
+        self._allowed = allowed
+        self._scanned = 0
+        self._left = 0
+
+    @property
+    def demand(self) -> int:
+        """See `contracts.Outlet`."""
+        return 0 if self.done.is_set() else CHUNK
+
+    def offer_nowait(self, record: Received) -> bool:
+        """See `contracts.Outlet`."""
+        if self.done.is_set():
+            return False
+        wanted_here = self._chosen.everything or self._chosen.matches(record)
+        if wanted_here and (self._allowed is None or self._allowed(record.topic, record.key)):
+            if not self._body.add(record):
+                self.done.set()
+                return False
+            if self._body.count >= self._limit:
+                self.done.set()
+        self._scanned += 1
+        if self._scanned >= SCANNED:
+            self.done.set()
+        return True
+
+    async def fill(self, replay: Replay, topic: str, span: Span) -> dict[int, int]:
+        """Read from the span until the page is full or the span's end is reached.
+
+        Returns:
+            Where the next page begins.
+        """
+        position = dict(span.start)
+
+        def finished(reading: Reading) -> None:
+            position[reading.partition.partition] = max(reading.position, reading.goal.position)
+            self._left -= 1
+            if not self._left:
+                self.done.set()
+
+        parts = {number: start for number, start in span.start.items() if start < span.ends[number]}
+        self._left = len(parts)
+        try:
+            for number, start in parts.items():
+                place = TopicPartition(topic, number)
+                replay.start(Reading(self, place, start, goal=_End(span.ends[number]), finished=finished))
+            if parts:
+                async with asyncio.timeout(FILL_S):
+                    await self.done.wait()
+        except TimeoutError as error:
+            if not self._body.count:
+                raise busy("Kafka is slow; try again") from error
+        finally:
+            for reading in replay.forget(self):
+                position[reading.partition.partition] = reading.position
+        return position
+
+
+class _Body:
+    """The records of an answer in its media type."""
+
+    def __init__(self, media: str, embedded: Format, max_bytes: int) -> None:
+        self.media = media
+        self._embedded = embedded
+        self._lines = Lines(max_bytes) if media == LINES_TYPE else None
+        self._page = Page(max_bytes)
+
+    @property
+    def count(self) -> int:
+        return self._page.count if self._lines is None else self._lines.count
+
+    def add(self, record: Received) -> bool:
+        if self._lines is not None:
+            return self._lines.add(view_line(record, self._embedded))
+        return self._page.add(view(record, self._embedded))
+
+    def finish(self) -> bytes:
+        return self._page.finish() if self._lines is None else self._lines.finish()
+
+
+class Reads(Module):
+    """The operation that reads without a consumer."""
+
+    def __init__(self, services: RestServices) -> None:
+        """Nothing is opened before a client asks."""
+        self._config = services.config
+        self._lookup = services.lookup
+        self._replay = services.replay
+        self._clock = services.clock
+        self._arrivals = Arrivals(services.tail, services.lookup)
+        self._filling = asyncio.Semaphore(PAGES_AT_ONCE)
+        self._sleepers: set[_Sleeper] = set()
+        self._draining = False
+        self._pages = self._records = self._unchanged = 0
+
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {"readRecords": self.read}
+
+    async def read(self, call: Call, topic: str) -> web.StreamResponse:
+        """`GET /topics/{topicname}/records`."""
+        query, subscribe = call.query, call.grant.subscribe
+        if not subscribe.some(topic):
+            raise forbidden(f"read {topic}")
+        media = call.negotiate()
+        embedded = _FORMATS.get(media) or Format(query["format"])
+        chosen = RecordFilter(query.get("key", ()), query.get("header", ()))
+        allowed = None if subscribe.uniform(topic) else subscribe
+        limit, max_bytes = query["limit"], min(query.get("max_bytes", 2**63), self._config.poll_max_bytes)
+        deadline = self._clock() + min(query["wait"] / 1000, self._config.max_poll_wait_s)
+        span = await find_span(self._lookup, topic, wanted(query), BEGINNING)
+        while True:
+            body = _Body(media, embedded, max_bytes)
+            await self._enter()
+            try:
+                position = await Filling(body, limit, chosen, allowed).fill(self._replay, topic, span)
+            finally:
+                self._filling.release()
+            if body.count or self._draining or self._clock() >= deadline:
+                break
+            await self._wait(topic, position, deadline)
+            found = await self._lookup.ends([TopicPartition(topic, number) for number in position])
+            span = Span(position, {place.partition: end for place, end in found.items()})
+        self._pages += 1
+        self._records += body.count
+        full = len(position) == 1 and any(offset < span.ends[number] for number, offset in position.items())
+        return self._answer(call, body, position, span, full=full)
+
+    async def _enter(self) -> None:
+        """Wait for a turn to fill a page; RestError 503 when it does not come."""
+        try:
+            async with asyncio.timeout(FILL_S):
+                await self._filling.acquire()
+        except TimeoutError as error:
+            raise busy("Too many pages are being read; try again") from error
+
+    async def _wait(self, topic: str, position: Mapping[int, int], deadline: float) -> None:
+        """Sleep until something is stored behind the position, or the time is over."""
+        sleeper = _Sleeper()
+        self._sleepers.add(sleeper)
+        try:
+            places = {TopicPartition(topic, number): offset for number, offset in position.items()}
+            if await self._arrivals.wait_for(sleeper, places):
+                async with asyncio.timeout(max(0.0, deadline - self._clock())):
+                    await sleeper.woken.wait()
+        except TimeoutError:
+            return  # the last look follows
+        finally:
+            self._sleepers.discard(sleeper)
+            self._arrivals.forget(sleeper)
+
+    def _answer(
+        self, call: Call, body: _Body, position: Mapping[int, int], span: Span, *, full: bool
+    ) -> web.StreamResponse:
+        """The page. One that is followed by others may be kept and asked for again: its entity tag is of its bytes."""
+        content = body.finish()
+        varies = call.answer_headers.get("Vary")
+        call.answer_headers["Vary"] = "Accept" if varies is None else f"{varies}, Accept"
+        headers = {
+            "Content-Type": body.media,
+            "Server": SERVER,
+            "Link": f'<{_following(call, position)}>; rel="next"',
+            "Next-Position": format_position(position),
+            "End-Position": format_position(span.ends),
+            "Cache-Control": "no-store",
+        }
+        if full:
+            headers["ETag"] = tag = f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"'
+            headers["Cache-Control"] = "private, no-cache"
+            if _is_known(call.request.headers.get("If-None-Match"), tag):
+                self._unchanged += 1
+                del headers["Content-Type"]
+                return web.Response(status=304, headers=headers)
+        return web.Response(body=content, headers=headers)
+
+    async def drain(self) -> None:
+        """Requests that wait are answered now."""
+        self._draining = True
+        for sleeper in self._sleepers:
+            sleeper.woken.set()
+
+    async def stop(self) -> None:
+        """See `Module`."""
+        self._arrivals.stop()
+
+    def statistics(self) -> ReadsStatistics:
+        """Counts so far."""
+        return ReadsStatistics(
+            waiting=len(self._sleepers),
+            pages_total=self._pages,
+            records_total=self._records,
+            unchanged_total=self._unchanged,
+        )
+
+
+def _following(call: Call, position: Mapping[int, int]) -> str:
+    """The next page's address: relative to this one, so that it is right behind every proxy."""
+    query: list[tuple[str, Any]] = [
+        (name, value)
+        for name, value in call.request.rel_url.query.items()
+        if name not in ("from", "offset", "timestamp") and name in call.operation.query
+    ]
+    return "?" + urlencode([*query, ("from", format_position(position))], safe=":,")
+
+
+def _is_known(field: str | None, tag: str) -> bool:
+    """If-None-Match (RFC 9110 section 13.1.2): a weak comparison, so that `W/` does not matter."""
+    if field is None:
+        return False
+    return field.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in field.split(",")]

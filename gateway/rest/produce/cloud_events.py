@@ -1,0 +1,61 @@
+"""`POST /topics/T/events`: CloudEvents, in each of the three modes of HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from gateway.rest.produce.idempotency import request_key
+from gateway.rest.produce.storing import Storing
+from gateway.rest.server.access import forbidden
+from gateway.rest.server.answers import control_answer
+from gateway.rest.server.body import BodyReader
+from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.overload import Admission
+from mapping.record import GW_CLIENT, GW_PROTOCOL
+from mapping.rest import PROTOCOL, trace_headers
+from mapping.rest_events import to_record
+from protocols.rest.cloud_events import BATCH_TYPE, EVENT_TYPE, from_batch, from_fields, from_json
+from protocols.rest.responses import encode_results
+
+
+class CloudEvents(Module):
+    """The operation."""
+
+    def __init__(self, storing: Storing, admission: Admission, bodies: BodyReader, max_events: int) -> None:
+        """Store what `admission` lets in and `bodies` reads, at most `max_events` of a request."""
+        self._storing = storing
+        self._admission = admission
+        self._bodies = bodies
+        self._max_events = max_events
+
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {"sendEvents": self.send}
+
+    async def send(self, call: Call, topic: str) -> web.StreamResponse:
+        """`POST /topics/{topicname}/events`."""
+        request, grant = call.request, call.grant
+        fields = request.headers
+        if not grant.publish.some(topic):
+            raise forbidden(f"publish to {topic}")
+        key = request_key(request)
+        with self._admission.enter(topic):
+            body = await self._bodies.read(request)
+            content_type = fields.get("Content-Type")
+            essence = "" if content_type is None else content_type.partition(";")[0].strip().lower()
+            if essence == EVENT_TYPE:
+                events = [from_json(body)]
+            elif essence == BATCH_TYPE:
+                events = from_batch(body, self._max_events)
+            else:
+                events = [from_fields(fields.items(), content_type, body)]
+            standard = ((GW_PROTOCOL, PROTOCOL), (GW_CLIENT, grant.identity.name.encode()))
+            trace = trace_headers(fields.get("traceparent"), fields.get("tracestate"))
+            records = [to_record(event, topic, standard, trace) for event in events]
+            if not records:
+                return control_answer(encode_results(()))
+            storing = self._storing.store(call, records, body, key)
+            del events, records, body  # as in `Produce`
+            return await storing

@@ -1,0 +1,283 @@
+"""Requests with an `Idempotency-Key`: done once, also where they are repeated.
+
+A repeated request gets the first one's answer. Between the records and the note of the answer there is a gap that a
+gateway can die in; ADR 0026 says how it is closed: an attempt is announced before its records, these carry the
+request's name and their places in it, and whoever takes over reads what is there and stores what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+from aiokafka import TopicPartition
+
+from gateway.failures import failures
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.contracts import Refused
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.state import StateTopics, Written
+from gateway.rest.produce.idempotency_table import REQUESTS, KeptRequest, RequestTable
+from gateway.rest.produce.request_scan import find_records
+from gateway.rest.produce.tickets import Ticket, common_failure, submit_allowed
+from gateway.rest.server.answers import control_answer
+from gateway.rest.server.call import Call
+from gateway.security.authorization import Grant
+from gateway.spawn import Spawn
+from mapping.outcomes import Outcome
+from mapping.record import GW_REQUEST, Record
+from protocols.rest.errors import RestError, busy, unprocessable
+from protocols.rest.responses import ErrorBody, Stored, encode_error, encode_results
+
+log = logging.getLogger(__name__)
+
+KEY_FIELD: Final = "Idempotency-Key"
+REPLAYED_FIELD: Final = "Idempotency-Replayed"
+LONGEST_KEY: Final = 255
+PREPARE_S: Final = 20.0
+"""The longest time from an attempt's announcement to its records; a later one gives up."""
+
+
+class KeyedStatistics(msgspec.Struct, frozen=True):
+    """Keys that are kept, and what requests with one came to since the start."""
+
+    kept: int
+    kept_bytes: int
+    replayed_total: int  # answered from the first result
+    resumed_total: int  # of which something may have been stored before
+
+
+class KeyedRequests:
+    """Requests with a key: each is done once within the window."""
+
+    def __init__(
+        self,
+        table: RequestTable,
+        state: StateTopics,
+        publisher: Publisher,
+        lookup: Lookup,
+        kafka: Mapping[str, Any],
+        *,
+        delivery_timeout_s: float,
+        spawn: Spawn,
+        wall_clock: Callable[[], int],
+        unguessable: Callable[[], str],
+    ) -> None:
+        """Nothing is done yet.
+
+        Args:
+            table: what is known of keys.
+            state: reads it.
+            publisher: the way into Kafka.
+            lookup: knows where logs end.
+            kafka: connection arguments of a consumer, for `find_records`.
+            delivery_timeout_s: `kafka.delivery_timeout_s`: no record is stored later than this after it was submitted.
+            spawn: starts background work.
+            wall_clock: epoch milliseconds.
+            unguessable: names attempts.
+        """
+        self.replayed = 0
+        self.resumed = 0
+        self._table = table
+        self._state = state
+        self._publisher = publisher
+        self._lookup = lookup
+        self._kafka = dict(kafka)
+        self._delivery_timeout_ms = int(delivery_timeout_s * 1000)
+        self._spawn = spawn
+        self._wall_clock = wall_clock
+        self._unguessable = unguessable
+        self._running: set[str] = set()
+        self._scanning = asyncio.Lock()  # one at a time: it happens after a crash, perhaps to all clients at once
+
+    def statistics(self) -> KeyedStatistics:
+        """Counts so far."""
+        return KeyedStatistics(self._table.count, self._table.bytes, self.replayed, self.resumed)
+
+    async def store(self, call: Call, records: list[Record], body: bytes, key: str) -> web.Response:
+        """As `Storing.store`, for a request with a key.
+
+        It goes on when the client leaves: it will ask again.
+        """
+        name = _name(call, key)
+        digest = hashlib.sha256(call.request.headers.get("Content-Type", "").encode() + b"\0" + body).hexdigest()
+        if not self._state.loaded.is_set():
+            raise busy("Earlier requests are still being read; try again")
+        if name in self._running:
+            raise _under_way(1)
+        self._running.add(name)
+        done: asyncio.Future[web.Response | RestError | Refused] = asyncio.get_running_loop().create_future()
+        self._spawn(self._run(done, name, digest, call.grant, records))
+        outcome = await done
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def _run(
+        self,
+        done: asyncio.Future[web.Response | RestError | Refused],
+        name: str,
+        digest: str,
+        grant: Grant,
+        records: list[Record],
+    ) -> None:
+        """A request, by itself: it goes on when nobody waits for it any more. It raises nothing."""
+        outcome: web.Response | RestError | Refused
+        try:
+            outcome = await self._once(name, digest, grant, records)
+        except (RestError, Refused) as error:
+            outcome = error
+        except Exception as error:  # contained: whoever waits has an answer
+            failures.tell("request", error, "with a key")
+            outcome = RestError(500, "The request failed inside the gateway; its log says why", close=True)
+        finally:
+            self._running.discard(name)
+        if not done.done():  # else the client left
+            done.set_result(outcome)
+
+    async def _once(self, name: str, digest: str, grant: Grant, records: list[Record]) -> web.Response:
+        now = self._wall_clock()
+        attempt = KeptRequest(
+            digest,
+            self._unguessable(),
+            self._table.gateway,
+            until_ms=now + self._table.window_ms,
+            lease_ms=now + int(PREPARE_S * 1000) + self._delivery_timeout_ms,
+            scan={},
+        )
+        before = self._table.find(name)
+        if before is not None:
+            answer = self._known(before, digest)
+            if answer is not None:
+                return answer
+            attempt = msgspec.structs.replace(attempt, scan=before.scan, after=before.attempt)
+        elif self._table.full:
+            raise busy("Too many idempotency keys are kept; try again later, or without one")
+        else:
+            attempt = msgspec.structs.replace(attempt, scan=await self._ends(records[0].topic, grant.identity.name))
+        await self._write(name, attempt)
+        await self._state.follow(REQUESTS, name.encode(), self._lookup)
+        first = self._table.find(name)
+        if first is None or first.attempt != attempt.attempt:
+            if first is None:
+                raise busy("Earlier requests are being read anew; try again")
+            self._table.write(name, first, None)  # ours must not be what compaction leaves of the two
+            answer = self._known(first, digest)
+            if answer is not None:
+                return answer
+            raise _under_way(1)
+        found: dict[int, Stored] = {}
+        if before is not None:
+            self.resumed += 1
+            async with self._scanning:
+                found = await find_records(self._kafka, self._spawn, records[0].topic, attempt.scan, name)
+        if self._wall_clock() - now > PREPARE_S * 1000:
+            self._release(name, attempt)
+            raise busy("Kafka is slow; try again")
+        return await self._finish(name, attempt, await self._send(name, grant, records, found))
+
+    def _known(self, kept: KeptRequest, digest: str) -> web.Response | None:
+        """The answer that there is already; None: there is none, and the request may be taken over."""
+        if kept.digest != digest:
+            raise unprocessable("This Idempotency-Key was used with another request")
+        if kept.status:
+            self.replayed += 1
+            answer = control_answer(kept.body.encode(), kept.status)
+            answer.headers[REPLAYED_FIELD] = "true"
+            return answer
+        left_ms = kept.lease_ms - self._wall_clock()
+        if left_ms > 0 and kept.gateway != self._table.gateway:  # our own earlier process is dead
+            raise _under_way(left_ms // 1000 + 1)
+        return None
+
+    async def _ends(self, topic: str, principal: str) -> dict[int, int]:
+        info = await self._publisher.topic(topic, principal=principal)
+        places = [TopicPartition(topic, number) for number in range(info.partitions)]
+        return {place.partition: end for place, end in (await self._lookup.ends(places)).items()}
+
+    async def _send(self, name: str, grant: Grant, records: Sequence[Record], found: Mapping[int, Stored]) -> Ticket:
+        """Store what is not there, each record with its place in the request."""
+        ticket = Ticket(len(records), asyncio.get_running_loop().create_future(), grant.identity.name)
+        missing = []
+        for place, record in enumerate(records):
+            stored = found.get(place)
+            if stored is not None:
+                ticket.found(place, stored)
+            else:
+                header = (GW_REQUEST, f"{name}/{place}".encode())
+                missing.append((place, msgspec.structs.replace(record, headers=(*record.headers, header))))
+        if missing:
+            submit_allowed(
+                self._publisher,
+                grant,
+                [record for _, record in missing],
+                ticket,
+                places=[place for place, _ in missing],
+            )
+        await ticket.done
+        return ticket
+
+    async def _finish(self, name: str, attempt: KeptRequest, ticket: Ticket) -> web.Response:
+        """Note the answer, unless it is one that may be better the next time."""
+        failure = common_failure(ticket)
+        again = any(isinstance(result, ErrorBody) and result.error_code >= 500 for result in ticket.results)
+        if again:
+            self._release(name, attempt)
+        if failure is not None:
+            status, body = failure.status, encode_error(failure)
+        else:
+            status, body = 200, encode_results(ticket.results)
+        if not again:
+            await self._write(name, msgspec.structs.replace(attempt, status=status, body=body.decode()))
+        if failure is not None:
+            raise failure
+        return control_answer(body, status)
+
+    def _release(self, name: str, attempt: KeptRequest) -> None:
+        """This attempt is over: the next one need not wait."""
+        self._table.write(name, msgspec.structs.replace(attempt, lease_ms=0), None)
+
+    async def _write(self, name: str, kept: KeptRequest) -> None:
+        written = Written()
+        self._table.write(name, kept, written)
+        result = await written.done
+        if result.outcome is not Outcome.STORED:
+            raise busy("The request's key could not be stored; try again with it")
+
+
+def request_key(request: web.BaseRequest) -> str | None:
+    """The key of a request: a string of structured fields (RFC 8941 section 3.3.3), or bare text, as most send it.
+
+    Raises:
+        RestError: 400, it is none.
+    """
+    if KEY_FIELD not in request.headers:
+        return None
+    field, *others = request.headers.getall(KEY_FIELD)
+    if others:
+        raise RestError(400, f"Validation error on: {KEY_FIELD} stands there more than once")
+    key = field[1:-1] if len(field) > 1 and field[0] == field[-1] == '"' else field
+    if not 0 < len(key) <= LONGEST_KEY:
+        raise RestError(400, f"Validation error on: {KEY_FIELD} has 1 to {LONGEST_KEY} characters")
+    return key
+
+
+def _name(call: Call, key: str) -> str:
+    """What a key is kept under: the same key of another client, method or path is another one."""
+    request = call.request
+    parts = (call.grant.identity.name, request.method, request.raw_path, key)
+    text = "\0".join(f"{len(part)}:{part}" for part in parts)
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _under_way(retry_after_s: int) -> RestError:
+    return RestError(
+        409,
+        "A request with this Idempotency-Key is under way",
+        headers=(("Retry-After", str(retry_after_s)),),
+    )

@@ -1,0 +1,184 @@
+"""Records line by line, stored and reported while their request is still being sent (`POST /topics/T/records`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+import msgspec
+from aiohttp import StreamReader, web
+
+from gateway.kafka.publish.publisher import Publisher
+from gateway.rest.produce.streamed_records import Upload
+from gateway.rest.produce.tickets import StandardHeaders
+from gateway.rest.server.access import forbidden
+from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.overload import Admission
+from gateway.security.authorization import Grant
+from mapping.record import Headers, Record
+from mapping.rest import from_lines
+from protocols.rest.errors import RestError, busy
+from protocols.rest.lines import LineSplitter
+from protocols.rest.media import Format
+from protocols.rest.streaming import LINES_TYPE
+
+Kind = TypeVar("Kind", bound=Upload)
+
+ENDED: Final = "The gateway is shutting down"
+
+
+class UploadsStatistics(msgspec.Struct, frozen=True):
+    """What uploads came to, since the start."""
+
+    active: int
+    uploads_total: int
+    records_total: int
+    records_failed_total: int
+
+
+class Uploads(Module):
+    """The operation, and all uploads that go on."""
+
+    def __init__(
+        self, publisher: Publisher, admission: Admission, *, max_uploads: int, max_line_bytes: int, idle_s: float
+    ) -> None:
+        """Publish through `publisher` what `admission` lets in.
+
+        Args:
+            publisher: the way into Kafka.
+            admission: who may come in.
+            max_uploads: at once; each may hold back as many reports as `upload.WINDOW` says.
+            max_line_bytes: the longest line.
+            idle_s: the longest pause of a client, in sending or in reading its reports.
+        """
+        self._publisher = publisher
+        self._admission = admission
+        self._max_uploads = max_uploads
+        self._max_line_bytes = max_line_bytes
+        self._idle_s = idle_s
+        self._standard = StandardHeaders()
+        self._active: set[StreamReader] = set()
+        self._count = 0
+        self._records = 0
+        self._failed = 0
+
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {"uploadRecords": self.upload}
+
+    async def drain(self) -> None:
+        """Take nothing more; what was taken is reported, and then an error ends the upload."""
+        for content in self._active:
+            content.set_exception(busy(ENDED, close=True))
+
+    async def upload(self, call: Call, topic: str) -> web.StreamResponse:
+        """`POST /topics/{topicname}/records`."""
+        _ = call.media  # 400 for another
+        call.negotiate(LINES_TYPE)
+        grant = call.grant
+        writer = _Writer(
+            topic,
+            grant,
+            bool(grant.publish.uniform(topic)),
+            self._standard.of(Format.JSON, grant.identity.name),
+            call.begin_publish(topic),
+        )
+        splitter = LineSplitter(self._max_line_bytes)
+
+        def take(upload: Upload, part: bytes | None) -> None:
+            for block in splitter.finish() if part is None else splitter.feed(part):
+                self._take(upload, block, writer)
+
+        return await self.run(call, topic, lambda: Upload(self._publisher, topic), take, LINES_TYPE)
+
+    async def run(
+        self, call: Call, topic: str, make: Callable[[], Kind], take: Callable[[Kind, bytes | None], None], media: str
+    ) -> web.StreamResponse:
+        """Take one upload in and report it, for any dialect.
+
+        Args:
+            call: the request.
+            topic: where its records go.
+            make: makes the owner of its records.
+            take: is given each part of the body as it comes, and None at its end.
+            media: of the answer.
+
+        Raises:
+            Refused: the topic cannot be had.
+            RestError: 403, 415, 503.
+        """
+        if not call.grant.publish.some(topic):
+            raise forbidden(f"publish to {topic}")
+        if len(self._active) >= self._max_uploads:
+            raise busy("Too many uploads; try again", close=True)
+        with self._admission.enter(topic):
+            await self._publisher.topic(topic, principal=call.grant.identity.name)
+            upload = make()
+            self._active.add(call.request.content)
+            self._count += 1
+            try:
+                answer = await call.stream(media)
+                await answer.write(b"")  # the head goes now: some clients wait for it before they send more
+                async with asyncio.TaskGroup() as tasks:
+                    writing = tasks.create_task(upload.write(answer, self._idle_s))
+                    try:
+                        async for part in call.pieces(self._idle_s):
+                            take(upload, part)
+                            await upload.room()
+                        take(upload, None)
+                        ended = None
+                    except RestError as error:
+                        ended = error
+                    upload.finish()
+                    await writing
+                if ended is not None:
+                    answer.force_close()
+                    await answer.write(upload.ended(ended.status, ended.message))
+                return answer
+            except* ConnectionError as group:
+                raise ConnectionError("the client left") from group
+            finally:
+                upload.close()
+                self._active.discard(call.request.content)
+                self._records += upload.taken
+                self._failed += upload.failures
+
+    def _take(self, upload: Upload, block: bytes | None, writer: _Writer) -> None:
+        """Whole lines, or one that was too long."""
+        if block is None:
+            upload.refuse(413, f"The line is longer than {self._max_line_bytes} bytes")
+            return
+        run: list[Record] = []
+        for found in from_lines(block, writer.topic, writer.headers, writer.trace):
+            if isinstance(found, Record) and (writer.everything or writer.grant.publish(writer.topic, found.key)):
+                run.append(found)
+                continue
+            if run:
+                upload.submit(run)
+                run = []
+            if isinstance(found, Record):
+                upload.refuse(403, f"Not allowed: publish to {writer.topic} with this key")
+            else:
+                upload.refuse(found.status, found.message, found.validation_errors)
+        if run:
+            upload.submit(run)
+
+    def statistics(self) -> UploadsStatistics:
+        """Counts so far; those of records are of uploads that are over."""
+        return UploadsStatistics(
+            active=len(self._active),
+            uploads_total=self._count,
+            records_total=self._records,
+            records_failed_total=self._failed,
+        )
+
+
+class _Writer(msgspec.Struct, frozen=True):
+    """Who uploads where, and what each record gets."""
+
+    topic: str
+    grant: Grant
+    everything: bool
+    headers: Headers
+    trace: Headers

@@ -1,0 +1,127 @@
+"""Produce requests: one owner and one future a request, never one a record.
+
+A request is answered when the fate of its last record is known. It is 200 with one entry for each record, unless no
+record at all was stored for one and the same reason: then that reason is the status of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from aiohttp import web
+
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.publish.sender_partitions import Sender
+from gateway.rest.produce.idempotency import KEY_FIELD, request_key
+from gateway.rest.produce.storing import Storing
+from gateway.rest.produce.tickets import StandardHeaders
+from gateway.rest.server.access import forbidden
+from gateway.rest.server.answers import control_answer, no_content
+from gateway.rest.server.body import BodyReader
+from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.overload import Admission
+from gateway.security.authorization import Grant
+from mapping.record import Record
+from mapping.rest import to_records
+from protocols.rest.errors import not_found, unprocessable
+from protocols.rest.media import produce_format
+from protocols.rest.responses import encode_results
+
+
+class ProduceStatistics(msgspec.Struct, frozen=True):
+    """What produce requests came to, since the start."""
+
+    requests_total: int
+    records_total: int
+    records_failed_total: int
+    active: int
+    uploading_bytes: int
+    refused_total: int
+
+
+class Produce(Module):
+    """The two produce operations. Their bodies are checked while they are read into records, not by the schemas."""
+
+    def __init__(
+        self, publisher: Publisher, storing: Storing, admission: Admission, bodies: BodyReader, max_records: int
+    ) -> None:
+        """Publish through `storing` what `admission` lets in and `bodies` reads."""
+        self._storing = storing
+        self._publisher = publisher
+        self._admission = admission
+        self._bodies = bodies
+        self._max_records = max_records
+        self._standard = StandardHeaders()
+        self._requests = 0
+        self._records = 0
+
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {"send": self.send, "sendToPartition": self.send_to_partition}
+
+    async def send(self, call: Call, topic: str) -> web.StreamResponse:
+        """`POST /topics/{topicname}`."""
+        return await self._produce(call, topic, None)
+
+    async def send_to_partition(self, call: Call, topic: str, partition: int) -> web.StreamResponse:
+        """`POST /topics/{topicname}/partitions/{partitionid}`."""
+        return await self._produce(call, topic, partition)
+
+    async def _produce(self, call: Call, topic: str, partition: int | None) -> web.StreamResponse:
+        request, grant = call.request, call.grant
+        fields = request.headers
+        embedded = produce_format(fields.get("Content-Type"))
+        unacknowledged = call.query["async"]
+        if not grant.publish.some(topic):
+            raise forbidden(f"publish to {topic}")
+        key = request_key(request)
+        if unacknowledged and key is not None:
+            raise unprocessable(f"{KEY_FIELD} asks for an answer, async for none")
+        with self._admission.enter(topic):
+            body = await self._bodies.read(request)
+            records = to_records(
+                body,
+                embedded,
+                topic=topic,
+                partition=partition,
+                limit=self._max_records,
+                headers=self._standard.of(embedded, grant.identity.name),
+                trace=call.begin_publish(topic),
+            )
+            self._requests += 1
+            self._records += len(records)
+            if unacknowledged or not records:  # nothing else would say that there is no such place
+                info = self._publisher.known_topic(topic) or await self._publisher.topic(
+                    topic, principal=grant.identity.name
+                )
+                if partition is not None and partition >= info.partitions:
+                    raise not_found(f"Topic {topic} has no partition {partition}")
+            if unacknowledged:
+                return self._send_unacknowledged(records, grant)
+            if not records:
+                return control_answer(encode_results(()))
+            storing = self._storing.store(call, records, body, key)
+            del records, body  # what Kafka has not answered yet is in the publisher's budget, and only there
+            return await storing
+
+    def _send_unacknowledged(self, records: Sequence[Record], grant: Grant) -> web.Response:
+        """`async=true`: 204 says that the records are on their way, not that Kafka has them."""
+        for record in records:
+            if not grant.publish(record.topic, record.key):
+                raise forbidden(f"publish to {record.topic} with this key")
+        sender = Sender()
+        for record in records:
+            self._publisher.submit(record, None, None, sender)
+        return no_content()
+
+    def statistics(self) -> ProduceStatistics:
+        """Counts so far."""
+        return ProduceStatistics(
+            requests_total=self._requests,
+            records_total=self._records,
+            records_failed_total=self._storing.failed,
+            active=self._admission.active,
+            uploading_bytes=self._admission.uploading,
+            refused_total=self._admission.refused,
+        )

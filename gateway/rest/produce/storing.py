@@ -1,0 +1,64 @@
+"""Records of one request into Kafka, and its answer: one owner and one future a request, never one a record."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from gateway.kafka.contracts import Refused
+from gateway.kafka.publish.publisher import Publisher
+from gateway.rest.produce.idempotency import KeyedRequests
+from gateway.rest.produce.tickets import Ticket, common_failure, submit_allowed
+from gateway.rest.server.answers import control_answer
+from gateway.rest.server.call import Call
+from mapping.outcomes import Outcome
+from mapping.record import Record
+from protocols.rest.responses import encode_results
+
+
+class Storing:
+    """Stores what requests bring."""
+
+    def __init__(self, publisher: Publisher, keyed: KeyedRequests) -> None:
+        """Through `publisher`; `keyed` has the requests that may be repeated."""
+        self.failed = 0
+        self._publisher = publisher
+        self.keyed = keyed
+
+    async def store(self, call: Call, records: list[Record], body: bytes, key: str | None) -> web.Response:
+        """Store them, and answer when the last one's fate is known.
+
+        Args:
+            call: the request.
+            records: of one topic; at least one.
+            body: as received, decompressed: what a repeated request must have too.
+            key: the request's; see `keyed.request_key`.
+
+        Raises:
+            RestError: what became of all of them; or 409 and 422 for the request's key.
+            Refused: Kafka is silent, and nothing was given to it.
+        """
+        if key is not None:
+            return await self.keyed.store(call, records, body, key)
+        await self._look_up(records[0].topic, call.grant.identity.name)
+        ticket = Ticket(len(records), asyncio.get_running_loop().create_future(), call.grant.identity.name)
+        submit_allowed(self._publisher, call.grant, records, ticket)
+        del records, body  # as in the caller
+        await ticket.done
+        if ticket.failed:
+            self.failed += ticket.failed
+            failure = common_failure(ticket)
+            if failure is not None:
+                raise failure
+        return control_answer(encode_results(ticket.results))
+
+    async def _look_up(self, topic: str, principal: str) -> None:
+        """Tell a client in time that Kafka is silent. Whatever else forbids the topic, each record is told."""
+        if self._publisher.known_topic(topic) is not None:
+            return
+        try:
+            await self._publisher.topic(topic, principal=principal)
+        except Refused as refused:
+            if refused.outcome is Outcome.BUSY:
+                raise

@@ -1,0 +1,176 @@
+"""Requests to devices: an HTTP client asks, an MQTT or AMQP client answers, Kafka has both records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from gateway.amqp.addresses import AddressError, parse_target, path_of
+from gateway.kafka.contracts import Refused
+from gateway.net.http_server import SERVER
+from gateway.rest.produce.tickets import Ticket, raise_common_failure
+from gateway.rest.requests.replies import Replies
+from gateway.rest.server.access import forbidden
+from gateway.rest.server.body import BodyReader
+from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.overload import Admission
+from gateway.rest.services import RestServices
+from mapping.outcomes import Outcome
+from mapping.record import MQTT_TOPIC, Header, Received, Record
+from mapping.rest_requests import answer_fields, question_headers
+from protocols.mqtt.topics import is_valid_name
+from protocols.rest.errors import RestError, busy, unprocessable
+
+_ANSWER: Final = (  # a device's answer is no page of ours
+    ("Server", SERVER),
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Content-Security-Policy", "sandbox"),
+)
+
+
+class RequestsStatistics(msgspec.Struct, frozen=True):
+    """What requests to devices came to, since the start."""
+
+    requests_total: int
+    answered_total: int
+    unanswered_total: int
+    late_answers_total: int
+    waiting: int
+
+
+class DeviceRequests(Module):
+    """The operation on an address, and this process's place for answers."""
+
+    def __init__(self, services: RestServices, admission: Admission, bodies: BodyReader) -> None:
+        """Publish what `admission` lets in and `bodies` reads."""
+        config = services.config
+        self._config = config
+        self._rules = services.rules
+        self._publisher = services.publisher
+        self._wall_clock = services.wall_clock
+        self._admission = admission
+        self._bodies = bodies
+        self._replies = Replies(services.tail, services.publisher, config.reply_topic, services.unguessable)
+        home = services.rules.destination(self._replies.address)
+        self._mqtt_answers = f"{home.topic}/{(home.key or b'').decode()}" == self._replies.address
+        self._requests = 0
+        self._answered = 0
+        self._unanswered = 0
+
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {"request": self.request}
+
+    async def request(self, call: Call, address: str) -> web.StreamResponse:
+        """`POST /requests/{address}`."""
+        place = self._place(address)
+        if not call.grant.publish(place.topic, place.key):
+            raise forbidden(f"publish to {address}")
+        timeout_ms = min(call.query["timeout"], round(self._config.max_request_wait_s * 1000))
+        if len(self._replies) >= self._config.max_requests:
+            raise busy("Too many requests wait for devices; try again")
+        self._requests += 1
+        with self._replies.ask() as question:
+            with self._admission.enter(place.topic):
+                body = await self._bodies.read(call.request)
+                principal = call.grant.identity.name
+                record = self._question(call, place, body, question.correlation_id, timeout_ms)
+                deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        # 404 goes before what the gateway lacks.
+                        await self._publisher.topic(place.topic, principal=principal)
+                        await self._listen()
+                        await self._publish(record, principal)
+                        if call.span is not None:
+                            call.span.published()
+                except TimeoutError as error:
+                    raise self._silence(timeout_ms) from error
+            try:
+                async with asyncio.timeout_at(deadline):
+                    answer = await question.answer
+            except TimeoutError as error:
+                raise self._silence(timeout_ms) from error
+        self._answered += 1
+        return _shown(answer)
+
+    def _silence(self, timeout_ms: int) -> RestError:
+        self._unanswered += 1
+        return RestError(504, f"No answer within {timeout_ms} ms")
+
+    def _question(self, call: Call, place: Record, body: bytes, correlation_id: str, timeout_ms: int) -> Record:
+        fields = call.request.headers
+        headers = question_headers(
+            fields.items(),
+            principal=call.grant.identity.name,
+            reply_to=self._replies.address,
+            correlation_id=correlation_id,
+            expires_ms=self._wall_clock() + timeout_ms,
+            trace=call.begin_publish(place.topic),
+        )
+        return msgspec.structs.replace(place, value=body, headers=place.headers + headers)
+
+    def _place(self, address: str) -> Record:
+        """Where a request goes, as a record without a value.
+
+        Raises:
+            RestError: 404 for what can be no address, 403 for an internal topic, 422 where answers could not come.
+        """
+        try:
+            if path_of(address) != address:  # spelled as AMQP's: a Kafka topic, and perhaps a key
+                target = parse_target(address)
+                return Record(target.topic, target.key, None, (), None, target.partition)
+        except AddressError as error:
+            raise unprocessable(str(error)) from error
+        if not is_valid_name(address):
+            raise unprocessable("The address is no name of an MQTT topic")
+        if not self._mqtt_answers:
+            raise unprocessable(f"A mapping rule leads {self._replies.topic}/# away from where answers are awaited")
+        topic, key = self._rules.destination(address)
+        name: Header = (MQTT_TOPIC, address.encode())
+        return Record(topic, key, None, (name,))
+
+    async def _listen(self) -> None:
+        try:
+            await self._replies.listen()
+        except Refused as refused:
+            if refused.outcome is Outcome.BUSY:
+                raise
+            reason = f"Answers cannot come in by the topic {self._replies.topic}: {refused.reason}"
+            raise RestError(500, reason) from refused
+
+    async def _publish(self, record: Record, principal: str) -> None:
+        """Store the question; RestError when it is not stored."""
+        ticket = Ticket(1, asyncio.get_running_loop().create_future(), principal)
+        self._publisher.submit(record, ticket, 0)
+        await ticket.done
+        raise_common_failure(ticket)
+
+    async def stop(self) -> None:
+        """See `Module`."""
+        self._replies.close()
+
+    def statistics(self) -> RequestsStatistics:
+        """Counts so far."""
+        return RequestsStatistics(
+            requests_total=self._requests,
+            answered_total=self._answered,
+            unanswered_total=self._unanswered,
+            late_answers_total=self._replies.late,
+            waiting=len(self._replies),
+        )
+
+
+def _shown(record: Received) -> web.Response:
+    answer = web.Response(body=record.value or b"")
+    for name, value in (*_ANSWER, *answer_fields(record)):
+        if name == "Content-Type":
+            answer.headers[name] = value
+        else:
+            answer.headers.add(name, value)
+    return answer

@@ -1,0 +1,48 @@
+"""Answers as aiohttp wants them: always one of the dialect's media types, never a page of HTML."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from gateway.net.http_server import SERVER
+from gateway.rest.server.quick_answer import Head, QuickAnswer
+from protocols.rest.errors import RestError
+from protocols.rest.media import CONTROL_TYPE, RECORD_TYPES, Format
+from protocols.rest.responses import encode_error
+
+_CONTROL: Final = {"Content-Type": CONTROL_TYPE, "Server": SERVER}
+_EMPTY: Final = {"Server": SERVER}
+_CONTROL_HEAD: Final = Head(_CONTROL)
+_RECORDS: Final = {
+    embedded: Head({"Content-Type": media, "Server": SERVER, "Cache-Control": "no-store"})
+    for embedded, media in RECORD_TYPES.items()
+}
+
+
+def control_answer(body: bytes, status: int = 200) -> web.Response:
+    """An answer of the control type."""
+    if status == 200:
+        return QuickAnswer(body, _CONTROL_HEAD)
+    return web.Response(body=body, status=status, headers=_CONTROL)
+
+
+def records_answer(body: bytes, embedded: Format) -> web.Response:
+    """A list of records."""
+    return QuickAnswer(body, _RECORDS[embedded])
+
+
+def no_content() -> web.Response:
+    """204: done, and nothing to say."""
+    return web.Response(status=204, headers=_EMPTY)
+
+
+def error_answer(error: RestError) -> web.Response:
+    """A refusal in the dialect's error body."""
+    answer = web.Response(body=encode_error(error), status=error.status, headers=_CONTROL)
+    for name, value in error.headers:
+        answer.headers.add(name, value)
+    if error.close:
+        answer.force_close()
+    return answer

@@ -1,0 +1,181 @@
+"""From a request to an operation, and from whatever goes wrong to the dialect's error body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from gateway.failures import failures
+from gateway.kafka.contracts import Refused
+from gateway.net.http_server import SERVER, HttpConnection
+from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
+from gateway.observe.tracing import Tracing
+from gateway.rest.server.access import TOKEN_PARAMETER, Access
+from gateway.rest.server.answers import error_answer
+from gateway.rest.server.body import BodyReader
+from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.concurrency import Load
+from gateway.rest.server.content_coding import compress
+from gateway.rest.server.cors import Cors, allowed, is_preflight
+from mapping.outcomes import ANSWERS, Outcome
+from protocols.rest.confluent import Dialect
+from protocols.rest.contract import Contract
+from protocols.rest.errors import Fault, RestError, busy, retry_after
+from protocols.rest.routes import Router
+
+log = structlog.get_logger(__name__)
+
+OPEN_WEBSOCKET: Final = "openWebSocket"  # what the counts call it
+OPTIONS: Final = "options"
+TAKING: Final = frozenset({"poll", "v2Poll", "streamRecords"})
+"""What takes records from a consumer or a group: HEAD is safe (RFC 9110 section 9.2.1) and leaves them there."""
+INTERNAL_ERROR: Final = "The request failed inside the gateway; its log says why"
+
+
+class RestApp:
+    """The operations behind one listener."""
+
+    def __init__(
+        self,
+        contract: Contract,
+        modules: Sequence[Module],
+        access: Access,
+        bodies: BodyReader,
+        websockets: Mapping[str, WebSocketEndpoint],
+        *,
+        load: Load,
+        cors: Cors,
+        tracing: Tracing | None = None,
+        dialect: Dialect = Dialect.STRIMZI,
+        compress_from: int,
+    ) -> None:
+        """Serve what the contract has, by the handlers of `modules`.
+
+        `websockets`, by path, are not of the contract; what is opened there asks who its client is by itself. `load`
+        limits what is in work, and pages of the origins in `cors` may call; `tracing` makes spans of requests.
+        `dialect`: whose operations stand at the paths that both dialects have. Answers of `compress_from` bytes and
+        more are compressed for who accepts it.
+
+        Raises:
+            ValueError: the contract has an operation that no module serves, or the other way round.
+        """
+        self.draining = False
+        self._access = access
+        self._bodies = bodies
+        self._websockets = websockets
+        self._load = load
+        self._cors = cors
+        self._compress_from = compress_from
+        self._tracing = tracing
+        self._router = Router(contract.operations.values(), dialect=dialect)
+        self._handlers: dict[str, tuple[Handler, Callable[[RestError], web.Response]]] = {}
+        for module in modules:
+            for name, handler in module.operations().items():
+                if name in self._handlers:
+                    raise ValueError(f"{name} has two handlers")
+                self._handlers[name] = (handler, module.refuse)
+        differing = contract.operations.keys() ^ self._handlers.keys()
+        if differing:
+            raise ValueError(f"in the contract or served, not both: {', '.join(sorted(differing))}")
+        self._answers: dict[tuple[str, int], int] = {}
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request. Only cancellation and a lost connection leave it as exceptions."""
+        name = "none"
+        refuse: Callable[[RestError], web.Response] = error_answer
+        call: Call | None = None
+        client: str | None = None
+        shared = self._cors.fields(request)
+        answer: web.StreamResponse
+        try:
+            raw_path = self._path(request)
+            endpoint = self._websockets.get(raw_path)
+            if endpoint is not None:
+                name = OPEN_WEBSOCKET
+                answer = endpoint.upgrade(request)
+            elif request.method == "OPTIONS" and (raw_path == "*" or is_preflight(request)):
+                name = OPTIONS
+                if raw_path == "*":
+                    answer = allowed(self._router.methods())
+                else:
+                    answer = self._cors.preflight(request, self._router.methods(raw_path))
+            else:
+                operation, texts = self._router.match(request.method, raw_path)
+                name = operation.name
+                handler, refuse = self._handlers[name]
+                admitted = await self._access.admit(request, token_in_query=TOKEN_PARAMETER in operation.query)
+                connection = request.protocol
+                if isinstance(connection, HttpConnection):
+                    connection.admitted()
+                client = self._load.enter(request, admitted.grant.identity)
+                call = Call(request, operation, admitted, self._bodies)
+                if shared:
+                    call.answer_headers.update(shared)
+                if self._tracing is not None:
+                    route = operation.template
+                    call.span = self._tracing.begin(name, request.method, route, request.headers)
+                if request.method == "HEAD" and name in TAKING:
+                    answer = web.Response(headers={"Content-Type": call.negotiate(), "Server": SERVER})
+                else:
+                    answer = await handler(call, *operation.path_values(texts))
+        except RestError as error:
+            answer = refuse(error)
+        except Refused as refused:
+            answer = refuse(refusal(refused))
+        except UpgradeError as refused:
+            answer = error_answer(RestError(refused.status, str(refused), headers=refused.headers, close=True))
+        except (asyncio.CancelledError, ConnectionError):
+            if call is not None and call.span is not None:
+                call.span.end(None)
+            raise  # the client left
+        except Exception as error:
+            failures.tell("request", error, name)
+            if request.writer.output_size > 0:
+                raise ConnectionError("an answer was begun and cannot be taken back") from error
+            answer = refuse(RestError(500, INTERNAL_ERROR, close=True))
+        finally:
+            if client is not None:
+                self._load.leave(client)
+        if not answer.prepared:
+            fields = shared if call is None else call.answer_headers
+            if fields:
+                answer.headers.update(fields)
+            if self.draining:
+                answer.force_close()
+            if "Accept-Encoding" in request.headers:
+                await compress(request, answer, self._compress_from)
+        if call is not None and call.span is not None:
+            call.span.end(answer.status)
+        counted = (name, answer.status // 100)
+        self._answers[counted] = self._answers.get(counted, 0) + 1
+        return answer
+
+    def _path(self, request: web.BaseRequest) -> str:
+        """The path, still percent-encoded; RestError for what no operation is asked about."""
+        if self.draining:
+            raise busy("The gateway is shutting down", close=True)
+        if request.version < (1, 0):
+            raise RestError(505, "HTTP/1.1 is served", close=True)
+        if request.method == "CONNECT":
+            raise RestError(405, "No tunnels here", headers=(("Allow", ", ".join(self._router.methods())),), close=True)
+        raw_path = request.raw_path.partition("?")[0]
+        return raw_path if raw_path[:1] in {"/", "*"} else request.rel_url.raw_path  # a proxy's absolute form
+
+    def answers(self) -> dict[str, dict[str, int]]:
+        """How many answers each operation gave, by class of the status ("2xx"); unknown paths count as "none"."""
+        counts: dict[str, dict[str, int]] = {}
+        for (operation, kind), count in self._answers.items():
+            counts.setdefault(operation, {})[f"{kind}xx"] = count
+        return counts
+
+
+def refusal(refused: Refused) -> RestError:
+    """What Kafka's side refused, as an HTTP error."""
+    status = ANSWERS[refused.outcome].http
+    headers = retry_after(status)
+    fault = Fault.TOPIC if refused.outcome is Outcome.UNKNOWN_TOPIC else None
+    return RestError(status, refused.reason, headers=headers, fault=fault)

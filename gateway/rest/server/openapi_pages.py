@@ -1,0 +1,164 @@
+"""The contract and the page that shows it, as they are served: `/openapi` in JSON and YAML, `/docs`."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.resources
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+import yaml
+from aiohttp import web
+
+from gateway.net.http_server import SERVER
+from gateway.rest.server.answers import control_answer
+from gateway.rest.server.call import Call, Handler, Module
+from protocols.rest.contract import Contract, assemble
+from protocols.rest.errors import not_found
+from protocols.rest.media import PLAIN_JSON_TYPE, preferred
+from protocols.rest.responses import encode
+
+YAML_TYPE: Final = "application/yaml"  # RFC 9512
+PAGE_FILES: Final = {"": "index.html", "viewer.js": "viewer.js", "viewer.css": "viewer.css"}
+_TYPES: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+_POLICY: Final = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'"
+_CACHE: Final = "no-cache"  # the version may change under the same address
+
+
+def load_contract() -> Contract:
+    """Read `protocols/rest/openapi.yaml` and the parts in `protocols/rest/openapi`."""
+    folder = importlib.resources.files("protocols.rest")
+    more = folder / "openapi"  # git keeps no folder without files
+    parts = sorted(more.iterdir(), key=lambda file: file.name) if more.is_dir() else []
+    files = [folder / "openapi.yaml", *(part for part in parts if part.name.endswith(".yaml"))]
+    loaded = [yaml.load(file.read_text(), _Loader) for file in files]  # noqa: S506 - safe
+    document = assemble(loaded)
+    document["info"]["version"] = version()
+    return Contract(document)
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML as JSON has it: a date or `on` is text (OpenAPI 3.1 section 4.2 recommends YAML's JSON schema)."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+
+
+class Documents(Module):
+    """The operations that tell what the gateway is."""
+
+    def __init__(self, contract: Contract) -> None:
+        """Serve `contract`."""
+        self._contract = contract
+        self._json = msgspec.json.encode(contract.document)
+        self._yaml: bytes | None = None
+        folder = importlib.resources.files("gateway.rest.server") / "docs"
+        self._pages = {name: (folder / file).read_bytes() for name, file in PAGE_FILES.items()}
+
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {
+            "info": self.info,
+            "openapi": self.openapi,
+            "openapiV3": self.openapi,
+            "openapiYaml": self.openapi_yaml,
+            "docs": self.docs,
+            "docsFile": self.docs_file,
+        }
+
+    async def info(self, call: Call) -> web.StreamResponse:
+        """`GET /`."""
+        media = _preferred(call)
+        answer = control_answer(encode({"bridge_version": version()}))
+        answer.headers["Content-Type"] = media
+        return answer
+
+    async def openapi(self, call: Call) -> web.StreamResponse:
+        """`GET /openapi`, `GET /openapi/v3`: JSON, or YAML where the client prefers it."""
+        if _preferred(call) == YAML_TYPE:
+            return await self.openapi_yaml(call)
+        document = self._seen_by(call)
+        body = self._json if document is self._contract.document else msgspec.json.encode(document)
+        return _document(body, PLAIN_JSON_TYPE)
+
+    async def openapi_yaml(self, call: Call) -> web.StreamResponse:
+        """`GET /openapi.yaml`."""
+        document = self._seen_by(call)
+        if document is not self._contract.document:
+            return _document(_as_yaml(document), YAML_TYPE)
+        if self._yaml is None:
+            self._yaml = _as_yaml(document)
+        return _document(self._yaml, YAML_TYPE)
+
+    async def docs(self, call: Call) -> web.StreamResponse:
+        """`GET /docs`."""
+        return self._page("")
+
+    async def docs_file(self, call: Call, name: str) -> web.StreamResponse:
+        """`GET /docs/{file}`."""
+        return self._page(name)
+
+    def _page(self, name: str) -> web.StreamResponse:
+        body = self._pages.get(name)
+        if body is None:
+            raise not_found()
+        media = _TYPES[PAGE_FILES[name].rpartition(".")[2]]
+        return web.Response(
+            body=body,
+            headers={
+                "Content-Type": f"{media}; charset=utf-8",
+                "Content-Security-Policy": _POLICY,
+                "X-Content-Type-Options": "nosniff",
+                "Cache-Control": _CACHE,
+                "Server": SERVER,
+            },
+        )
+
+    def _seen_by(self, call: Call) -> dict[str, Any]:
+        """The document; behind a proxy that adds a path, with that path as the server's."""
+        headers = call.request.headers
+        path = headers.get("X-Forwarded-Path") or headers.get("X-Forwarded-Prefix")
+        if not path:
+            return self._contract.document
+        server = {"url": "/" + quote(path.strip("/"), safe="/%:@!$&'()*+,;=~-._")}
+        return {**self._contract.document, "servers": [server]}
+
+
+def _preferred(call: Call) -> str:
+    """The media type of the answer: JSON for a client that accepts none of ours (RFC 9110 section 12.5.1 allows it).
+
+    Strimzi's bridge gives these documents to everybody; its clients name the type of records in every request.
+    """
+    offered = call.operation.success_media()
+    return preferred(call.request.headers.get("Accept"), offered) or offered[0]
+
+
+@functools.cache  # to look it up reads files
+def version() -> str:
+    """The package's version; "0" when run from a checkout that is not installed."""
+    try:
+        return importlib.metadata.version("trivium")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"
+
+
+def _as_yaml(document: dict[str, Any]) -> bytes:
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120).encode()
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what is there twice twice: anchors are legal and hard to read."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """See `yaml.SafeDumper`."""
+        return True
+
+
+def _document(body: bytes, media: str) -> web.Response:
+    return web.Response(body=body, headers={"Content-Type": media, "Cache-Control": _CACHE, "Server": SERVER})

@@ -1,0 +1,243 @@
+"""A subscription of a live WebSocket: a topic from any position, or a share of a consumer group, within its credit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+from weakref import WeakValueDictionary
+
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.groups.membership import Groups, OffsetReset
+from gateway.rest.consume.start_positions import find_span
+from gateway.rest.server.access import forbidden
+from gateway.rest.streams.feeds import Feeds, Listener
+from gateway.rest.streams.group_shares import Share
+from gateway.security.authorization import Grant
+from gateway.security.group_names import GroupNames
+from gateway.spawn import Spawn
+from mapping.record import Received
+from mapping.rest_view import RecordFilter, view_line
+from protocols.rest.errors import RestError, unprocessable
+from protocols.rest.live_connection import text_frame
+from protocols.rest.live_messages import LARGEST_CREDIT, Subscribe, carried, shared, subscribed
+from protocols.rest.live_messages import lost as lost_message
+from protocols.rest.media import Format
+from protocols.rest.positions import BEGINNING, END, format_position
+
+UNSETTLED: Final = 10_000  # records of one subscription that its client has neither acknowledged nor released
+
+
+class LiveForm:
+    """A record as a frame: the same for all connections that have given their subscription the same name."""
+
+    def __init__(self, embedded: Format, name: str) -> None:
+        self._embedded = embedded
+        self._name = name
+
+    def encode(self, record: Received, position: str) -> bytes:
+        """See `feeds.Form`."""
+        return text_frame(carried(self._name, view_line(record, self._embedded), position))
+
+
+class LiveForms:
+    """Forms in use."""
+
+    def __init__(self) -> None:
+        self._forms: WeakValueDictionary[tuple[Format, str], LiveForm] = WeakValueDictionary()
+
+    def of(self, embedded: Format, name: str) -> LiveForm:
+        """The one of this format and name."""
+        form = self._forms.get((embedded, name))
+        if form is None:
+            form = self._forms[embedded, name] = LiveForm(embedded, name)
+        return form
+
+
+class MessageStream(Protocol):
+    """The connection of a subscription, as far as it needs one."""
+
+    @property
+    def room(self) -> bool:
+        """Whether it takes more records."""
+
+    def send(self, payload: bytes) -> None:
+        """Send a message soon."""
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send a record's frame soon."""
+
+
+class Readers:
+    """What the subscriptions of all live WebSockets read through."""
+
+    def __init__(self, feeds: Feeds, lookup: Lookup, groups: Groups, names: GroupNames, spawn: Spawn) -> None:
+        """`feeds` for topics, `groups` for shares of consumer groups by `names`; `spawn` runs a share's leaving."""
+        self.feeds = feeds
+        self.forms = LiveForms()
+        self.lookup = lookup
+        self.groups = groups
+        self.names = names
+        self.spawn = spawn
+
+
+class Subscription:
+    """A topic's records for one live WebSocket; a `feeds.Sink` and a `group_shares.Receiver`."""
+
+    def __init__(self, stream: MessageStream, grant: Grant, readers: Readers, message: Subscribe) -> None:
+        """Nothing is read before `join`.
+
+        Raises:
+            RestError: 403 or 422, the message asks for what cannot be.
+        """
+        self.name = message.id
+        self._stream = stream
+        self._grant = grant
+        self._readers = readers
+        self._message = message
+        self._credit = message.credit
+        if self._credit is not None and not 0 <= self._credit <= LARGEST_CREDIT:
+            raise unprocessable(f"The credit {self._credit} is out of range")
+        self._chosen = RecordFilter(message.key, message.header)
+        self._listener: Listener | None = None
+        self._share: Share | None = None
+        self._unsettled: dict[int, tuple[Share, Received]] = {}
+        self._delivery = 0
+        self._left = False
+        topic, subscribe = message.topic, grant.subscribe
+        if message.group is None:
+            if not subscribe.some(topic):
+                raise forbidden(f"read {topic}")
+            self._wanted = message.wanted()
+        else:
+            if not subscribe.whole_topic(topic):
+                raise forbidden(f"read {topic} in a group: that needs the whole topic")
+            if message.partition is not None or message.offset is not None or message.timestamp is not None:
+                raise unprocessable("A group knows its place by itself")
+            if message.place not in (None, BEGINNING, END):
+                raise unprocessable("A group begins at the beginning or the end")
+
+    async def join(self) -> None:
+        """Begin to read.
+
+        Raises:
+            Refused: as `find_span`, `Tail.watch`, `GroupNames.admit` and `Groups.join`.
+            RestError: as `find_span`.
+        """
+        message, readers = self._message, self._readers
+        topic = message.topic
+        if message.group is not None:
+            reset: OffsetReset = "earliest" if message.place == BEGINNING else "latest"
+            await readers.names.admit(self._grant, message.group, topic)
+            share = Share(self, self._chosen)
+            membership = await readers.groups.join(message.group, [topic], share, offset_reset=reset)
+            if self._left:
+                await membership.leave(failed=False)
+                return
+            self._stream.send(subscribed(self.name, None))
+            self._share = share
+            share.joined(membership)
+            return
+        span = await find_span(readers.lookup, topic, self._wanted, END)
+        subscribe = self._grant.subscribe
+        listener = await readers.feeds.join(
+            topic,
+            readers.forms.of(message.format, self.name),
+            self,
+            span.start,
+            chosen=self._chosen,
+            allowed=None if subscribe.uniform(topic) else subscribe,
+            partition=self._wanted.partition,
+        )
+        if self._left:
+            readers.feeds.leave(listener)
+            return
+        self._listener = listener
+        self._stream.send(subscribed(self.name, format_position(span.start)))
+        listener.wake()
+
+    def leave(self) -> None:
+        """Read no more; what is unsettled goes back to the group."""
+        self._left = True
+        self._unsettled.clear()
+        listener, self._listener = self._listener, None
+        share, self._share = self._share, None
+        if listener is not None:
+            self._readers.feeds.leave(listener)
+        if share is not None:
+            self._readers.spawn(share.leave())
+
+    # the client's words
+
+    def grant(self, credit: int) -> None:
+        """More may come. Raises RestError 422."""
+        if self._credit is None:
+            raise unprocessable("This subscription has no credit to add to: it was made without")
+        if not 0 < credit <= LARGEST_CREDIT - self._credit:
+            raise unprocessable(f"The credit {credit} is out of range")
+        self._credit += credit
+        self.wake()
+
+    def settle(self, deliveries: Sequence[int], failed: bool | None) -> None:
+        """Deliveries are dealt with (`failed` is None), or go back to the group.
+
+        Raises:
+            RestError: 404 for numbers that are not open; the others are settled.
+        """
+        unknown: list[int] = []
+        for number in deliveries:
+            found = self._unsettled.pop(number, None)
+            if found is None:
+                unknown.append(number)
+            elif failed is None:
+                found[0].done(found[1])
+            else:
+                found[0].again(found[1], failed=failed)
+        self.wake()
+        if unknown:
+            shown = ", ".join(map(str, unknown[:8]))
+            raise RestError(404, f"{len(unknown)} of these deliveries are not open, such as {shown}")
+
+    def wake(self) -> None:
+        """There may be room again."""
+        if self._listener is not None:
+            self._listener.wake()
+        if self._share is not None:
+            self._share.wake()
+
+    # feeds.Sink
+
+    @property
+    def room(self) -> bool:
+        """See `feeds.Sink`. The answer to the subscription goes before its records."""
+        return self._listener is not None and self._credit != 0 and self._stream.room
+
+    def send(self, data: bytes) -> None:
+        """See `feeds.Sink`."""
+        self._spend()
+        self._stream.send_frame(data)
+
+    def gap(self, partition: int, lost: int) -> None:
+        """See `feeds.Sink`."""
+        self._stream.send(lost_message(self.name, partition, lost))
+
+    # group_shares.Receiver
+
+    @property
+    def ready(self) -> bool:
+        """See `group_shares.Receiver`."""
+        return self._credit != 0 and self._stream.room and len(self._unsettled) < UNSETTLED
+
+    def deliver(self, record: Received) -> None:
+        """See `group_shares.Receiver`."""
+        share = self._share
+        assert share is not None
+        self._spend()
+        self._delivery += 1
+        self._unsettled[self._delivery] = (share, record)
+        line = view_line(record, self._message.format)
+        self._stream.send_frame(text_frame(shared(self.name, line, self._delivery, share.attempts(record))))
+
+    def _spend(self) -> None:
+        if self._credit is not None:
+            assert self._credit > 0
+            self._credit -= 1

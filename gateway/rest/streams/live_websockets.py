@@ -1,0 +1,369 @@
+"""Live WebSockets: publish and subscribe over one connection, with acknowledgements and credit both ways.
+
+A session is driven by a pump as MQTT's and AMQP's are. Records go to the publisher at once, in the order in which they
+came, and a message is answered when the last of its records has its fate. While Kafka is slow the socket is not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import structlog
+from aiohttp import web
+from wsproto.frame_protocol import CloseReason
+
+from gateway.kafka.contracts import Refused
+from gateway.kafka.publish.sender_partitions import Sender
+from gateway.net.pump import Pump, Writes
+from gateway.net.upgrade import check_upgrade
+from gateway.rest.produce.tickets import StandardHeaders, Ticket, submit_allowed
+from gateway.rest.server.access import forbidden
+from gateway.rest.server.app import refusal
+from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.services import RestServices
+from gateway.rest.streams.feeds import Feeds
+from gateway.rest.streams.live_subscription import Readers, Subscription
+from gateway.security.authorization import Grant
+from gateway.security.expiry import Expiry
+from mapping.rest import to_records
+from protocols.connection import ConnectionClosed, ConnectionFailed
+from protocols.rest.errors import RestError, busy
+from protocols.rest.live_connection import LiveConnection
+from protocols.rest.live_messages import (
+    SUBPROTOCOL,
+    Acknowledge,
+    BadMessage,
+    Credit,
+    Produce,
+    Release,
+    Subscribe,
+    Unsubscribe,
+    failed,
+    produced,
+    unsubscribed,
+)
+
+log = structlog.get_logger(__name__)
+
+SUBSCRIPTIONS: Final = 256  # of one connection
+UNANSWERED: Final = 1024  # produce messages of one connection that wait for Kafka; more are not read
+KAFKA: Final = "kafka"
+ANSWERS: Final = "answers"
+STOPPING: Final = "stopping"
+GOODBYE_S: Final = 1.0
+
+
+class LiveStatistics(msgspec.Struct, frozen=True):
+    """What live WebSockets came to, since the start."""
+
+    open: int
+    opened_total: int
+    messages_total: int
+    records_in_total: int
+    records_out_total: int
+    errors_total: int
+
+
+class LiveSession:
+    """One connection; a `pump.Handler`."""
+
+    pump: Pump
+
+    def __init__(self, live: Live, grant: Grant, connection: LiveConnection, expires_ms: int | None) -> None:
+        self.live = live
+        self.grant = grant
+        self.connection = connection
+        self._subscriptions: dict[str, Subscription] = {}
+        self._sender = Sender(lasting=True)
+        self._unanswered = 0
+        self._draining = False
+        self._expires_ms = expires_ms
+        self._expiry = Expiry(live.services.wall_clock, self._expired)
+
+    # pump.Handler
+
+    def connected(self, pump: Pump) -> None:
+        """See `pump.Handler`."""
+        self.pump = pump
+        self._expiry.set(self._expires_ms)
+        gate = self.live.services.publisher.gate
+        gate.subscribe(self._on_gate)
+        if not gate.is_open:
+            self._brake(KAFKA)
+
+    def handle(self, events: list[Any]) -> Awaitable[None] | None:
+        """See `pump.Handler`."""
+        for event in events:
+            kind = type(event)
+            if kind is ConnectionClosed or kind is ConnectionFailed:
+                self._leave_all()
+                continue
+            self.live.messages += 1
+            if kind is BadMessage:
+                self.refuse(event.id, event.error)
+                continue
+            try:
+                _ACTIONS[kind](self, event)
+            except RestError as error:
+                self.refuse(event.id, error)
+        return None
+
+    def writable(self) -> None:
+        """See `pump.Handler`."""
+        for subscription in tuple(self._subscriptions.values()):
+            subscription.wake()
+
+    def disconnected(self, reason: str) -> None:
+        """See `pump.Handler`."""
+        self._leave_all()
+        self._sender.leave()
+        self._expiry.release()
+        self.connection.release()
+        self.live.services.publisher.gate.unsubscribe(self._on_gate)
+
+    # for subscriptions
+
+    @property
+    def room(self) -> bool:
+        """Whether the connection takes more records."""
+        return self.pump.writable and not self.connection.closing
+
+    def send(self, payload: bytes) -> None:
+        """Send a message soon."""
+        self.connection.send(payload)
+        self._flush()
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send a record's frame soon."""
+        self.connection.send_frame(frame)
+        self.live.records_out += 1
+        self._flush()
+
+    def refuse(self, name: str | None, error: RestError) -> None:
+        """Say what is wrong with a message."""
+        self.live.errors += 1
+        self.send(failed(name, error))
+
+    def dropped(self, subscription: Subscription, error: RestError) -> None:
+        """A subscription did not come about."""
+        if self._subscriptions.get(subscription.name) is subscription:
+            del self._subscriptions[subscription.name]
+            self.refuse(subscription.name, error)
+
+    # messages
+
+    def _produce(self, message: Produce) -> None:
+        live, grant, topic = self.live, self.grant, message.topic
+        if not grant.publish.some(topic):
+            raise forbidden(f"publish to {topic}")
+        if message.partition is not None and message.partition < 0:
+            raise RestError(422, "A partition is not negative")
+        records = to_records(
+            b'{"records":%b}' % bytes(message.records),
+            message.format,
+            topic=topic,
+            partition=message.partition,
+            limit=live.services.config.max_records,
+            headers=live.standard.of(message.format, grant.identity.name),
+        )
+        live.records_in += len(records)
+        if not records:
+            self.send(produced(message.id, ()))
+            return
+        ticket = Ticket(len(records), asyncio.get_running_loop().create_future(), grant.identity.name)
+        ticket.done.add_done_callback(partial(self._produced, message.id, ticket))
+        self._unanswered += 1
+        if self._unanswered >= UNANSWERED:
+            self._brake(ANSWERS)
+        submit_allowed(live.services.publisher, grant, records, ticket, sender=self._sender)
+
+    def _produced(self, name: str, ticket: Ticket, done: asyncio.Future[None]) -> None:
+        self._unanswered -= 1
+        if self.pump.closed:
+            return
+        self.send(produced(name, ticket.results))
+        if self._unanswered <= UNANSWERED // 2:
+            self._release(ANSWERS)
+        if self._draining and not self._unanswered:
+            self._say_goodbye()
+
+    def _subscribe(self, message: Subscribe) -> None:
+        if message.id in self._subscriptions:
+            raise RestError(409, "There is a subscription with this id")
+        if len(self._subscriptions) >= SUBSCRIPTIONS:
+            raise RestError(422, f"A connection has at most {SUBSCRIPTIONS} subscriptions")
+        if self._draining:
+            raise busy("The gateway is shutting down")
+        subscription = Subscription(self, self.grant, self.live.readers, message)
+        self._subscriptions[message.id] = subscription
+        self.pump.spawn(self._join(subscription))
+
+    async def _join(self, subscription: Subscription) -> None:
+        try:
+            await subscription.join()
+        except RestError as error:
+            self.dropped(subscription, error)
+        except Refused as refused:
+            self.dropped(subscription, refusal(refused))
+
+    def _credit(self, message: Credit) -> None:
+        self._subscription(message.id).grant(message.credit)
+
+    def _acknowledge(self, message: Acknowledge) -> None:
+        self._subscription(message.id).settle(message.deliveries, None)
+
+    def _release_deliveries(self, message: Release) -> None:
+        self._subscription(message.id).settle(message.deliveries, message.failed)
+
+    def _unsubscribe(self, message: Unsubscribe) -> None:
+        subscription = self._subscription(message.id)
+        del self._subscriptions[message.id]
+        subscription.leave()
+        self.send(unsubscribed(message.id))
+
+    def _subscription(self, name: str) -> Subscription:
+        subscription = self._subscriptions.get(name)
+        if subscription is None:
+            raise RestError(404, "There is no subscription with this id")
+        return subscription
+
+    # the end
+
+    def drain(self) -> None:
+        """Take and give no more; the goodbye is said when Kafka has answered what it was given."""
+        self._draining = True
+        self._brake(STOPPING)
+        self._leave_all()
+        if not self._unanswered:
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        self.connection.close(CloseReason.GOING_AWAY, "the gateway stops")
+        self.pump.flush()
+
+    def stop(self) -> None:
+        """Say goodbye now."""
+        self._say_goodbye()
+        self.pump.close()
+
+    def _expired(self) -> None:
+        self._leave_all()
+        self.connection.close(CloseReason.POLICY_VIOLATION, "the token is no longer good")
+        self.pump.flush()
+
+    def _leave_all(self) -> None:
+        subscriptions = tuple(self._subscriptions.values())
+        self._subscriptions.clear()
+        for subscription in subscriptions:
+            subscription.leave()
+
+    # brakes
+
+    def _on_gate(self, is_open: bool) -> None:
+        if is_open:
+            self._release(KAFKA)
+        else:
+            self._brake(KAFKA)
+
+    def _brake(self, reason: str) -> None:
+        self.connection.heeded = False
+        self.pump.pause_reading(reason)
+
+    def _release(self, reason: str) -> None:
+        self.pump.resume_reading(reason)
+        self.connection.heeded = self.pump.reading
+
+    def _flush(self) -> None:
+        if self.connection.waiting >= PENDING:
+            self.pump.flush()
+        else:
+            self.pump.flush_soon()
+
+
+PENDING: Final = 64 * 1024  # bytes that wait for the end of the loop turn
+_ACTIONS: Final[dict[type, Any]] = {
+    Produce: LiveSession._produce,
+    Subscribe: LiveSession._subscribe,
+    Credit: LiveSession._credit,
+    Acknowledge: LiveSession._acknowledge,
+    Release: LiveSession._release_deliveries,
+    Unsubscribe: LiveSession._unsubscribe,
+}
+
+
+class Live(Module):
+    """The operation that opens a live WebSocket, and all that are open."""
+
+    def __init__(self, services: RestServices, feeds: Feeds) -> None:
+        """Listen through `feeds`."""
+        self.services = services
+        self.readers = Readers(feeds, services.lookup, services.groups, services.names, services.spawn)
+        self.standard = StandardHeaders()
+        self.messages = self.records_in = self.records_out = self.errors = 0
+        self._sessions: dict[Pump, LiveSession] = {}
+        self._writes = Writes()
+        self._empty = asyncio.Event()
+        self._opened = 0
+
+    def operations(self) -> Mapping[str, Handler]:
+        """See `Module`."""
+        return {"openStream": self.open}
+
+    async def open(self, call: Call) -> web.StreamResponse:
+        """`GET /stream`."""
+        config = self.services.config
+        offer = check_upgrade(call.request)
+        subprotocol = offer.choose((SUBPROTOCOL,))
+        if len(self._sessions) >= config.max_streams:
+            raise busy("There are too many streams; try again")
+
+        def take(transport: asyncio.Transport, received: bytes) -> None:
+            connection = LiveConnection(config.max_body_bytes, config.stream_heartbeat_s)
+            session = LiveSession(self, call.grant, connection, call.expires_ms)
+            services = self.services
+            pump = Pump(connection, session, services.spawn, services.clock, self._lose, writes=self._writes)
+            self._sessions[pump] = session
+            self._opened += 1
+            transport.set_protocol(pump)
+            pump.connection_made(transport)
+            if received:
+                pump.data_received(received)
+
+        return offer.accept(subprotocol, take)
+
+    def _lose(self, pump: Pump) -> None:
+        del self._sessions[pump]
+        if not self._sessions:
+            self._empty.set()
+
+    async def drain(self) -> None:
+        """See `LiveSession.drain`."""
+        for session in tuple(self._sessions.values()):
+            session.drain()
+
+    async def stop(self) -> None:
+        """Close what is open."""
+        for session in tuple(self._sessions.values()):
+            session.stop()
+        if self._sessions:
+            self._empty.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), GOODBYE_S)
+        for pump in tuple(self._sessions):
+            pump.abort()
+
+    def statistics(self) -> LiveStatistics:
+        """Counts so far."""
+        return LiveStatistics(
+            open=len(self._sessions),
+            opened_total=self._opened,
+            messages_total=self.messages,
+            records_in_total=self.records_in,
+            records_out_total=self.records_out,
+            errors_total=self.errors,
+        )

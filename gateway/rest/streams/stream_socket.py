@@ -1,0 +1,200 @@
+"""A connection whose answer goes on: written without waiting, in few system calls, never more than its reader takes.
+
+The socket is taken away from aiohttp behind the head of the answer: no task is left of the request. What is sent is
+collected and written at the end of the loop turn (`pump.Writes`); a thousand streams that get the same event are
+written in portions, between which the gateway does other work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import struct
+import termios
+from typing import Final, Protocol
+
+from aiohttp import web
+
+from gateway.net.http_server import SERVER, HttpConnection
+from gateway.net.pump import Writes
+from gateway.rest.server.call import Call
+from protocols.rest.streaming import LAST_CHUNK
+
+HIGH: Final = 64 * 1024  # bytes that wait here, and again in the transport, before the reader counts as slow
+LOW: Final = 16 * 1024
+_NUMBER: Final = struct.Struct("i")
+
+
+class StreamUser(Protocol):
+    """Whose bytes they are."""
+
+    def writable(self) -> None:
+        """There is room again."""
+        ...
+
+    def closed(self) -> None:
+        """The connection is gone; called once."""
+        ...
+
+
+class StreamSocket(asyncio.Protocol):
+    """One such connection, from the request on.
+
+    Attributes:
+        room: whether more may be sent.
+        total: bytes sent so far.
+        busy: whether something was written since this was last set to False.
+    """
+
+    __slots__ = (
+        "_closed", "_ending", "_paused", "_pending", "_size", "_transport", "_user", "_waiting", "_writes", "busy",
+        "room", "total",
+    )  # fmt: skip
+
+    def __init__(self, writes: Writes, user: StreamUser) -> None:
+        """Nothing is written before `begin`; `writes` is shared by all streams of a listener."""
+        self._writes = writes
+        self._user = user
+        self._transport: asyncio.Transport | None = None
+        self._pending: list[bytes] = []
+        self._size = 0
+        self._waiting = False
+        self._paused = False
+        self._closed = False
+        self._ending = False
+        self.room = True
+        self.total = 0
+        self.busy = False
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """Take the socket over."""
+        self._transport = transport
+        transport.set_protocol(self)
+        transport.set_write_buffer_limits(high=HIGH, low=LOW)
+        if transport.is_closing():
+            self.connection_lost(None)
+        elif self._ending:
+            self.end()
+        elif self._pending:
+            self.flush_now()
+
+    def send(self, data: bytes) -> None:
+        """Write soon; chunks of the answer, whole ones."""
+        self._pending.append(data)
+        self._size += len(data)
+        self.total += len(data)
+        if self._size >= HIGH:
+            self.room = False
+        if not self._waiting and self._transport is not None and not self._closed:
+            self._waiting = True
+            self._writes.add(self)
+
+    def flush_now(self) -> None:
+        """See `pump.Flushed`."""
+        self._waiting = False
+        if self._closed or self._transport is None or not self._pending:
+            return
+        data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
+        self._pending.clear()
+        self._size = 0
+        self.busy = True
+        self._transport.write(data)
+        if not self.room and not self._paused:
+            self.room = True
+            self._user.writable()
+
+    def end(self) -> None:
+        """Write what waits and the end of the answer, and close."""
+        self._ending = True
+        if self._closed or self._transport is None:
+            return
+        self.flush_now()
+        self._transport.write(LAST_CHUNK)
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def acknowledged(self) -> int:
+        """How many of the bytes sent the peer's machine has acknowledged, at least.
+
+        What the kernel has and TCP has not seen acknowledged is counted in bytes of the wire, of which TLS makes more.
+        """
+        transport = self._transport
+        if transport is None:
+            return 0
+        waiting = self._size + transport.get_write_buffer_size()
+        socket = transport.get_extra_info("socket")
+        if socket is not None and not self._closed:
+            (queued,) = _NUMBER.unpack(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(_NUMBER.size)))
+            waiting += queued
+        return self.total - waiting
+
+    # asyncio's side
+
+    def data_received(self, data: bytes) -> None:
+        """A client that has asked has no more to say; what it says is not looked at."""
+
+    def pause_writing(self) -> None:
+        """The reader is slow."""
+        self._paused = True
+        self.room = False
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        self._paused = False
+        if self._size < HIGH:
+            self.room = True
+            self._user.writable()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        if not self._closed:
+            self._closed = True
+            self.room = False
+            self._pending.clear()
+            self._transport = None
+            user = self._user
+            del self._user  # which has this socket
+            user.closed()
+
+
+class _Begun(web.StreamResponse):
+    """An answer whose end is not aiohttp's to write."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing ends here."""
+
+
+async def begin_stream(call: Call, media: str, first: bytes, socket: StreamSocket) -> web.StreamResponse:
+    """Send the head of an answer that goes on, and give the connection to `socket`.
+
+    Args:
+        call: what is answered, with 200.
+        media: the answer's type.
+        first: goes out with the head; a part of the answer, without a chunk's frame.
+        socket: writes the rest, in chunks.
+
+    Raises:
+        ConnectionError: the client has left.
+    """
+    connection = call.request.protocol
+    assert isinstance(connection, HttpConnection)
+    answer = _Begun(
+        headers={
+            "Content-Type": media,
+            "Server": SERVER,
+            "Cache-Control": "no-store",
+            "Connection": "close",
+            "X-Accel-Buffering": "no",  # proxies that know it pass on at once what they get
+        }
+    )
+    await call.begin(answer)
+    await answer.write(first)
+    released = connection.release()
+    if released is None:
+        raise ConnectionResetError("the client has left")
+    socket.begin(released[0])
+    return answer

@@ -1,0 +1,163 @@
+"""What every operation gets from the application: its contract's checks, streams both ways, errors in its own words."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gateway.config import Address, SecurityConfig
+from gateway.net.http_server import HttpServer
+from gateway.rest.server.access import Access
+from gateway.rest.server.answers import control_answer, error_answer
+from gateway.rest.server.app import RestApp
+from gateway.rest.server.body import BodyReader
+from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.concurrency import Load
+from gateway.rest.server.cors import Cors
+from gateway.rest.server.overload import Admission
+from gateway.security.authentication import Authenticator
+from gateway.security.authorization import AccessList
+from gateway.security.origins import Hosts, Origins
+from protocols.rest.contract import Contract, assemble
+from protocols.rest.errors import RestError
+from protocols.rest.responses import encode
+from tests.gateway.rest.conftest import raw_exchange
+
+OK = {"200": {"description": "ok", "content": {"text/plain": {}, "application/json": {}}}}
+CONTRACT = {
+    "openapi": "3.1.0",
+    "paths": {
+        "/echo/{number}": {
+            "parameters": [
+                {"name": "number", "in": "path", "required": True, "schema": {"type": "integer", "maximum": 9}},
+                {"name": "wanted", "in": "query", "required": True, "schema": {"type": "string"}},
+                {"name": "X-Level", "in": "header", "required": True, "schema": {"type": "integer"}},
+                {"name": "tag", "in": "query", "schema": {"type": "array", "items": {"enum": ["a", "b"]}}},
+            ],
+            "get": {"operationId": "show", "responses": OK},
+        },
+        "/stream": {
+            "post": {
+                "operationId": "stream",
+                "requestBody": {"required": True, "content": {"text/plain": {}}},
+                "responses": OK,
+            }
+        },
+    },
+}
+
+
+class Echo(Module):
+    def operations(self) -> Mapping[str, Handler]:
+        return {"show": self.show, "stream": self.stream}
+
+    def refuse(self, error: RestError) -> web.Response:
+        answer = error_answer(error)
+        answer.headers["X-Dialect"] = "echo"
+        return answer
+
+    async def show(self, call: Call, number: int) -> web.StreamResponse:
+        call.answer_headers["X-Media"] = call.negotiate()
+        return control_answer(encode({"number": number, "query": call.query, "fields": call.header_values()}))
+
+    async def stream(self, call: Call) -> web.StreamResponse:
+        assert call.media == "text/plain"
+        call.answer_headers["X-Extra"] = "1"
+        answer = await call.stream("text/plain")
+        async for piece in call.pieces(idle_s=20):
+            await answer.write(piece.upper())
+        return answer
+
+
+def app_of(*modules: Module) -> RestApp:
+    admission = Admission(None, 10)  # type: ignore[arg-type]  # nothing here asks Kafka
+    bodies = BodyReader(admission, 1000, 20.0)
+    access = Access(Authenticator(SecurityConfig()), AccessList(), Origins(SecurityConfig()))
+    return RestApp(
+        Contract(assemble([CONTRACT])),
+        modules,
+        access,
+        bodies,
+        {},
+        load=Load(100, 100),
+        cors=Cors(()),
+        compress_from=4096,
+    )
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[HttpServer]:
+    server = HttpServer(
+        "echo",
+        app_of(Echo()).handle,
+        lambda status, reason: error_answer(RestError(status, reason)),
+        Hosts(SecurityConfig()),
+        head_timeout_s=20.0,
+    )
+    await server.listen("http.address", Address("127.0.0.1:0"), None)
+    yield server
+    await server.stop(1.0)
+
+
+async def test_parameters_come_typed_and_what_is_wrong_is_refused_in_the_modules_words(served: HttpServer) -> None:
+    level = {"X-Level": "3"}
+    async with aiohttp.ClientSession(f"http://{served.bound}") as http:
+        async with http.get("/echo/7?wanted=x&tag=a&tag=b", headers=level) as response:
+            assert (response.status, response.headers["X-Media"]) == (200, "text/plain")
+            assert await response.json(content_type=None) == {
+                "number": 7, "query": {"wanted": "x", "tag": ["a", "b"]}, "fields": {"X-Level": 3},
+            }  # fmt: skip
+        async with http.get("/echo/7?wanted=x", headers={**level, "Accept": "text/plain;q=0.1, */*"}) as response:
+            assert response.headers["X-Media"] == "application/json"
+        for path, fields, status in (
+            ("/echo/10?wanted=x", level, 400),
+            ("/echo/x?wanted=x", level, 400),
+            ("/echo/7", level, 400),
+            ("/echo/7?wanted=x&wanted=y", level, 400),
+            ("/echo/7?wanted=x&tag=c", level, 400),
+            ("/echo/7?wanted=x", {}, 400),
+            ("/echo/7?wanted=x", {"X-Level": "high"}, 400),
+            ("/echo/7?wanted=x", {**level, "Accept": "image/png"}, 406),
+        ):
+            async with http.get(path, headers=fields) as response:
+                assert (response.status, response.headers["X-Dialect"]) == (status, "echo"), path
+        async with http.get("/nowhere") as response:
+            assert response.status == 404
+
+
+async def test_an_operation_answers_while_its_body_is_still_coming(served: HttpServer) -> None:
+    host, _, port = served.bound.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(20):
+        writer.write(
+            b"POST /stream HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n"
+            b"Expect: 100-continue\r\nConnection: close\r\n\r\n"
+        )
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"X-Extra: 1" in head
+        writer.write(b"3\r\none\r\n")
+        assert b"ONE" in await reader.readuntil(b"ONE")
+        writer.write(b"3\r\ntwo\r\n")
+        assert b"TWO" in await reader.readuntil(b"TWO")
+        writer.write(b"0\r\n\r\n")
+        assert (await reader.read()).endswith(b"0\r\n\r\n")
+    writer.close()
+
+
+async def test_a_stream_whose_type_is_not_served_or_that_breaks_off_is_refused(served: HttpServer) -> None:
+    answer = await raw_exchange(
+        served.bound, b"POST /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    )
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"not supported" in answer
+
+
+@pytest.mark.parametrize("modules", [(), (Echo(), Echo())])
+def test_an_operation_has_exactly_one_handler(modules: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match=r"not both|two handlers"):
+        app_of(*modules)
