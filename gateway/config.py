@@ -227,8 +227,9 @@ class AmqpConfig(Section):
     # The engine announces it in whole frames, however small the transfers are: 128 MiB / 64 KiB = 2,048 of them, twice
     # one link's credit. It holds none of those bytes: each transfer is taken out of it as it is read.
     session_window_bytes: Annotated[int, Field(ge=65536)] = 128 * MEBIBYTE
-    # 4 MiB of body, and 64 KiB for what AMQP's limit counts beside it: the other sections.
-    max_message_bytes: Annotated[int, Field(ge=1024)] = 4 * MEBIBYTE + 65536
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * MEBIBYTE
+    # What is announced: AMQP counts all sections. 1 MiB of it is for those beside the body.
+    max_message_bytes: Annotated[int, Field(ge=1024)] = 5 * MEBIBYTE
     max_unsettled: Annotated[int, Field(ge=1)] = 10_000  # per receiver link: credit does not bound it
     dead_letter_topic: str | None = None  # such as {topic}-dlq; None: what is rejected is done with
     max_attempts: Annotated[int, Field(ge=1)] = 10  # Artemis's; then a record that fails is a dead letter

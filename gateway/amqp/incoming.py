@@ -45,7 +45,7 @@ class IncomingLink:
     """
 
     __slots__ = (
-        "_allowed", "_like", "_session", "_submit", "_unlike", "destination", "link", "sender", "touched",
+        "_allowed", "_largest", "_like", "_session", "_submit", "_unlike", "destination", "link", "sender", "touched",
         "window",
     )  # fmt: skip
 
@@ -62,6 +62,7 @@ class IncomingLink:
             allowed: asked for each record's key; None when every key is allowed.
         """
         self._session = session
+        self._largest = session.services.config.max_body_bytes
         self._submit = session.services.publisher.submit
         self._allowed = allowed
         self._like: Likeness | None = None
@@ -74,13 +75,17 @@ class IncomingLink:
 
     def receive(self, delivery: Any, data: bytes, now_ms: int) -> None:
         """Take one message."""
-        self.window.arrive(len(data))
+        size = len(data)
+        self.window.arrive(size)
         destination = self.destination
         assert destination is not None
         try:
             record = to_record(data, destination, now_ms)
         except Unmappable as unmappable:
             self.refuse(delivery, unmappable.outcome, unmappable.reason)
+            return
+        if size > self._largest and (excess := self._excess(record)):
+            self.refuse(delivery, Outcome.TOO_LARGE, excess)
             return
         look = self._unlike < FIRST_LOOKS or not self._unlike % LOOK_EVERY
         self._like = likeness(data, record) if look else None
@@ -109,7 +114,7 @@ class IncomingLink:
             if like is not None and messages:
                 values = like.values(messages, position)
                 if values:
-                    self._receive_like(like.record, values, run, position)
+                    self._receive_like(like.record, values, run[position : position + len(values)], now_ms)
                     position += len(values)
                     continue
             event = run[position]
@@ -117,18 +122,27 @@ class IncomingLink:
             position += 1
         return first + count
 
-    def _receive_like(self, like: Record, values: list[bytes], run: list[TransferReceived], first: int) -> None:
+    def _receive_like(self, like: Record, values: list[bytes], run: list[TransferReceived], now_ms: int) -> None:
         """Take messages that differ in their values only."""
+        size = sum(len(event.data) for event in run)
+        if size > self._largest and any(len(value) > self._largest for value in values):
+            for event in run:
+                self.receive(event.delivery, event.data, now_ms)
+            return
         count = len(values)
         self._unlike = max(0, self._unlike - count // LOOK_PRICE)
-        events = run[first : first + count]
-        self.window.arrive_run(count, sum(len(event.data) for event in events))
+        self.window.arrive_run(count, size)
         if self._allowed is not None and not self._allowed(like.topic, like.key):
-            for event in events:
+            for event in run:
                 self._deny(event.delivery, like)
             return
-        tokens = [(self, event.delivery) for event in events]
+        tokens = [(self, event.delivery) for event in run]
         self._session.services.publisher.submit_run(like, values, self._session, tokens, sender=self.sender)
+
+    def _excess(self, record: Record) -> str:
+        """What is wrong with a body's size; empty: nothing."""
+        size = len(record.value or b"")
+        return f"a body of {size} bytes, the limit is {self._largest}" if size > self._largest else ""
 
     def _deny(self, delivery: Any, record: Record) -> None:
         self.refuse(delivery, Outcome.DENIED, f"no right to publish to {record.topic} with this key")
@@ -144,6 +158,9 @@ class IncomingLink:
             record = to_record(data, self.destination, now_ms)
         except Unmappable as unmappable:
             transaction.refuse(self, delivery, unmappable.outcome, unmappable.reason)
+            return
+        if len(data) > self._largest and (excess := self._excess(record)):
+            transaction.refuse(self, delivery, Outcome.TOO_LARGE, excess)
             return
         if self._allowed is not None and not self._allowed(record.topic, record.key):
             reason = f"no right to publish to {record.topic} with this key"

@@ -489,6 +489,27 @@ async def test_a_message_that_kafka_refuses_dooms_the_transaction(
     assert await reader.ended([topic]) == {topic: []}
 
 
+async def test_a_body_over_its_limit_dooms_the_transaction(
+    client: TransactedClient, reader: Reader, new_topic: Any
+) -> None:
+    """The default: 4 MiB of body, and other sections of half a MiB beside it."""
+    topic = await new_topic(partitions=1, max_message_bytes="10485760")
+    limit = 4 << 20
+
+    def work() -> None:
+        sender = client.connection.create_sender(topic)
+        transaction = Transacted(client.connection)
+        transaction.post(sender, data(bytes(limit), properties={"p": "x" * 500_000}))
+        assert transaction.end() == "committed"
+        doomed = Transacted(client.connection)
+        over = doomed.post(sender, data(bytes(limit + 1)))
+        assert doomed.outcome(over) == (outcomes.REJECTED, outcomes.MESSAGE_SIZE_EXCEEDED)
+        assert (doomed.end(), doomed.ends.condition) == ("commit failed", ROLLED_BACK)
+
+    await client.run(work)
+    assert await reader.ended([topic]) == {topic: [bytes(limit)]}
+
+
 def command(connection: Any, link: Any, body: Any) -> tuple[int, str]:
     delivery = link.send(Message(body=body))
     connection.wait(lambda: delivery.settled, timeout=WAIT_S)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from proton import ConnectionException, Delivery, symbol
+from proton import ConnectionException, Delivery, Message, symbol
 from proton.reactor import AtMostOnce
 from proton.utils import BlockingConnection, LinkDetached, SendException
 
@@ -119,6 +119,43 @@ async def test_a_record_too_large_is_refused_alone(front: AmqpFront, bootstrap: 
     assert condition == outcomes.MESSAGE_SIZE_EXCEEDED
     assert limit == 2000
     assert [record.value for record in await read_all(bootstrap, topic)] == [b"before", b"after"]
+
+
+async def test_the_limit_of_a_body_is_the_bodys(start_front: Any, bootstrap: str, new_topic: Any) -> None:
+    """Exactly the limit is stored whatever stands beside it, one byte more is refused, also within a run."""
+    limit = 100_000
+    front = await start_front(amqp={"max_body_bytes": limit, "max_message_bytes": 2 * limit})
+    topic = await new_topic(partitions=1)
+    aside = {
+        "properties": {f"p{number}": "x" * 900 for number in range(50)},
+        "annotations": {symbol("x-opt-large"): "y" * 20_000},
+        "subject": "s" * 5_000,
+        "reply_to": "r" * 5_000,
+    }
+
+    def send(connection: BlockingConnection) -> list[tuple[int, str | None]]:
+        sender = connection.create_sender(topic)
+        link = sender.link
+        assert link.remote_max_message_size == 2 * limit
+        deliveries = []
+        for message in (
+            data(bytes(limit), **aside), data(bytes(limit + 1)), data(bytes(limit + 1), **aside),
+            Message("z" * limit, **aside), Message("z" * (limit + 1)), data(bytes(limit)),
+            *(data(bytes(size)) for size in (10, 11, 12, 13, limit + 1, limit)),  # a run of messages that are alike
+        ):  # fmt: skip
+            connection.wait(lambda: link.credit > 0, timeout=TIMEOUT)
+            deliveries.append(link.send(message))
+        connection.wait(lambda: all(delivery.settled for delivery in deliveries), timeout=TIMEOUT)
+        return [
+            (int(delivery.remote_state), delivery.remote.condition and delivery.remote.condition.name)
+            for delivery in deliveries
+        ]
+
+    told = await as_client(front, send)
+    stored, refused = (outcomes.ACCEPTED, None), (outcomes.REJECTED, outcomes.MESSAGE_SIZE_EXCEEDED)
+    assert told == [stored, refused, refused, stored, refused, stored, *[stored] * 4, refused, stored]
+    sizes = [len(record.value) for record in await read_all(bootstrap, topic)]
+    assert sizes == [limit, limit, limit, 10, 11, 12, 13, limit]
 
 
 async def test_a_message_that_is_none_is_rejected(front: AmqpFront, new_topic: Any) -> None:
