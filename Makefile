@@ -11,7 +11,7 @@ LOCKS := requirements/bootstrap.txt requirements/dev.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python check-java jars run test lint format clauses lock clean
+.PHONY: help setup check-python check-java jars run test clients lint format clauses picture tables lock clean
 
 help:  ## Show the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -66,6 +66,12 @@ format: $(INSTALLED)  ## Format the code
 
 clauses: $(INSTALLED)  ## Write docs/conformance-mqtt.md from the marks in the tests
 	$(BIN)/python -m tools.clauses
+
+picture: $(INSTALLED)  ## Draw docs/architecture.svg from docs/architecture.toml
+	$(BIN)/python -m tools.picture
+
+tables: $(INSTALLED)  ## Write the tables of docs/configuration.md, docs/metrics.md and docs/adr/README.md
+	$(BIN)/python -m tools.tables
 
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)

@@ -65,6 +65,10 @@ class StartError(Exception):
     """The gateway cannot start; the text says why and which key to change."""
 
 
+class LostError(Exception):
+    """The gateway has served, has lost what it cannot be without, and has ended in order; the text says why."""
+
+
 def check(config: Config) -> None:
     """Check all that can be checked without starting anything.
 
@@ -83,7 +87,7 @@ def check(config: Config) -> None:
 
 
 def run(config: Config, ready_file: Path | None) -> None:
-    """Run the gateway until SIGTERM or SIGINT; StartError when it cannot start."""
+    """Run the gateway until SIGTERM or SIGINT; StartError when it cannot start, LostError when it cannot go on."""
     configure_logs(config.log, secrets=secrets_in(config))
     check(config)
     calm()
@@ -108,6 +112,7 @@ class App:
         self._starting: asyncio.Task[Any] | None = None
         self._stopping_since = float("inf")  # of the loop's clock
         self._failure: BaseException | None = None
+        self._served = False
         self._broker = broker
         self._room = None if broker is None else BrokerRoom(lambda: broker.pid if broker.is_running else None)
         self._fronts: list[Front] = []
@@ -121,7 +126,8 @@ class App:
         """Start, serve until a signal, stop.
 
         Raises:
-            StartError: it could not start, or has lost what it cannot be without; it has said goodbye then.
+            StartError: it could not start.
+            LostError: it has lost what it cannot be without, and has said goodbye.
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(on_loop_error)
@@ -139,7 +145,8 @@ class App:
             if self._ready_file is not None:
                 self._ready_file.unlink(missing_ok=True)
         if self._failure is not None:
-            raise StartError(str(self._failure) or repr(self._failure)) from self._failure
+            kind = LostError if self._served else StartError
+            raise kind(str(self._failure) or repr(self._failure)) from self._failure
 
     def _on_stop(self) -> None:
         if not self._stop.is_set():
@@ -161,6 +168,7 @@ class App:
         assert task is not None
         try:
             await self._start(stack)
+            self._served = not self._stop.is_set()
             log.info("ready", **{front.name: front.bound for front in self._fronts})
         except asyncio.CancelledError:
             if not self._stop.is_set():

@@ -30,10 +30,14 @@ ConfigFile = Annotated[
 Listen = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0: a free one.")]
 
 
-def fail(text: str) -> typer.Exit:
+NOT_STARTED = 2  # as for a wrong option: somebody has to change something
+LOST = 1  # it has served: started again it may serve again
+
+
+def fail(text: str, code: int = NOT_STARTED) -> typer.Exit:
     """Say why on standard error; returns what to raise."""
     typer.echo(f"trivium: {text}", err=True)
-    return typer.Exit(2)
+    return typer.Exit(code)
 
 
 def read_config(file: Path | None, flags: dict[str, Any] | None = None) -> Config:
@@ -77,12 +81,13 @@ def up(
         "security": {"insecure": insecure},
     }
     settings = read_config(config, flags)
-    from gateway.app import StartError, run  # noqa: PLC0415 - `trivium config check` needs neither Kafka nor proton
+    from gateway.app import LostError, StartError, run  # noqa: PLC0415 - `config check` needs neither Kafka nor proton
 
     try:
         run(settings, ready_file)
-    except StartError as error:
-        raise fail(Redactor(secrets_in(settings)).clean(str(error))) from error
+    except (StartError, LostError) as error:
+        code = LOST if isinstance(error, LostError) else NOT_STARTED
+        raise fail(Redactor(secrets_in(settings)).clean(str(error)), code) from error
 
 
 @config_app.command("check")
