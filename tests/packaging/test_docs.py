@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from gateway.cli import app
 from gateway.config import Config
+from tools import picture, tables
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("gateway", "protocols", "mapping", "flowcontrol", "spark_sinks", "loadtest")
@@ -140,3 +141,28 @@ def test_the_readme_names_real_commands_and_all_options_of_up():
     options = {option for parameter in up.commands["up"].params for option in parameter.opts}
     section = readme.split("## The gateway")[1].split("\n## ")[0]
     assert set(re.findall(r"`(--[a-z][a-z-]*)", section)) == options
+
+
+def test_the_picture_is_up_to_date_and_shows_what_there_is():
+    drawing = picture.read()
+    assert picture.draw(drawing) == picture.PICTURE.read_text(encoding="utf-8"), "run `make picture`"
+    boxes = [box for row in drawing.row for box in row.box]
+    assert [code for box in boxes for code in box.code if not (ROOT / code).exists()] == []
+    assert [box.id for box in boxes if box.kind != "outside" and not box.code] == []
+
+
+def test_the_tables_are_up_to_date():
+    for path, page in tables.pages():
+        assert path.read_text(encoding="utf-8") == page, f"{relative(path)}: run `make tables`"
+
+
+def test_boxes_that_cannot_be_drawn_are_told():
+    one, other = picture.Box("a", (1, 2), "a"), picture.Box("b", (2, 3), "b")
+    with pytest.raises(ValueError, match="not free"):
+        picture.draw(picture.Drawing((picture.Row(("r",), (one, other)),), ()))
+    apart = picture.Drawing(
+        (picture.Row(("r",), (one,)), picture.Row(("s",), (picture.Box("b", (3, 4), "b"),))),
+        (picture.Arrow(("a", "b")),),
+    )
+    with pytest.raises(ValueError, match="not above each other"):
+        picture.draw(apart)

@@ -1,0 +1,64 @@
+"""Write what the documents repeat of the code and of other files: the index of the ADRs.
+
+Called as `python -m tools.tables` (`make tables`); tests/packaging/test_docs.py fails while a page is out of date.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+DECISIONS: Final = ROOT / "docs" / "adr"
+BEGIN: Final = "<!-- {}: written by `make tables` -->\n"
+END: Final = "<!-- end of {} -->\n"
+TITLE: Final = re.compile(r"# (\d{4}): ([^\n]+)\n\nDate: \d{4}-\d{2}-\d{2}\. Status: (.+?)\.\n\n", re.DOTALL)
+
+
+def replace(page: str, name: str, table: str) -> str:
+    """Put `table` in its place on a page; ValueError where the page has no such place."""
+    begin, end = BEGIN.format(name), END.format(name)
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"the page has no place for {name}")
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+def decisions() -> str:
+    """The table of the ADRs; ValueError when one has no date or status, or another number than its file."""
+    rows = []
+    for path in sorted(DECISIONS.glob("[0-9]*.md")):
+        number = path.name[:4]
+        if number == "0000":
+            continue  # the template
+        found = TITLE.match(path.read_text(encoding="utf-8"))
+        if found is None or found[1] != number:
+            raise ValueError(f"{path.name}: expected '# {number}: ...' and 'Date: YYYY-MM-DD. Status: ....'")
+        rows.append(f"| [{number}]({path.name}) | {found[2]} | {' '.join(found[3].split())} |\n")
+    return "".join(["| | decision | status |\n|---|---|---|\n", *rows])
+
+
+PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = ((DECISIONS / "README.md", "decisions", decisions),)
+"""Pages, the name of the place on it, and what stands there."""
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Each page with the text that it should have."""
+    for path in dict.fromkeys(path for path, _, _ in PLACES):
+        page = path.read_text(encoding="utf-8")
+        for place, name, table in PLACES:
+            page = replace(page, name, table()) if place == path else page
+        yield path, page
+
+
+def main() -> None:
+    """Write all of them."""
+    for path, page in pages():
+        path.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
