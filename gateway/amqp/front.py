@@ -5,8 +5,8 @@ from __future__ import annotations
 import ssl
 from typing import Final
 
+from gateway.amqp.connection import AmqpConnection
 from gateway.amqp.services import AmqpStatistics, Services
-from gateway.amqp.session import AmqpSession
 from gateway.net.front import SocketFront
 from gateway.net.strangers import Strangers
 from gateway.spawn import Spawn
@@ -35,11 +35,11 @@ class AmqpFront(SocketFront):
             partial_bytes=max(config.max_message_bytes, services.publisher.connection_budget().bytes_limit),
         )
 
-    def open(self) -> tuple[Connection, AmqpSession]:
+    def open(self) -> tuple[Connection, AmqpConnection]:
         """A connection and its session."""
         services = self._services
         connection = Connection(services.container_id, self._limits, open_timeout_s=services.config.open_timeout_s)
-        return connection, AmqpSession(services, connection)
+        return connection, AmqpConnection(services, connection)
 
     def stop_taking(self) -> None:
         """No new connection, no more credit, no further transfer read; outcomes still go out."""

@@ -26,8 +26,8 @@ from gateway.kafka.read.live_reader import Tail
 from mapping.record import Received
 
 if TYPE_CHECKING:
-    from gateway.amqp.outgoing import OutgoingLink
-    from gateway.amqp.session import AmqpSession
+    from gateway.amqp.connection import AmqpConnection
+    from gateway.amqp.links.outgoing import OutgoingLink
 
 TEMPORARY_QUEUE: Final = "temporary-queue"
 TEMPORARY_TOPIC: Final = "temporary-topic"
@@ -45,7 +45,7 @@ class Node:
         lossy: False.
     """
 
-    def __init__(self, nodes: Nodes, owner: AmqpSession, name: str, *, queue: bool) -> None:
+    def __init__(self, nodes: Nodes, owner: AmqpConnection, name: str, *, queue: bool) -> None:
         """Made by `Nodes.create`."""
         self.address = f"{nodes.topic}/{name}"
         self.key = name.encode()
@@ -256,7 +256,7 @@ class Nodes:
         node = self._nodes.get(record.key)
         return () if node is None else node.outlets
 
-    async def create(self, owner: AmqpSession, capabilities: Collection[str]) -> tuple[Node, TopicInfo]:
+    async def create(self, owner: AmqpConnection, capabilities: Collection[str]) -> tuple[Node, TopicInfo]:
         """Make a node: what is stored for it from now on reaches its receivers.
 
         Raises:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from flowcontrol.gate import Gate
-from gateway.amqp.dead_letters import DeadLetters
-from gateway.amqp.incoming import IncomingLink
+from gateway.amqp.links.dead_letters import DeadLetters
+from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.login import Authenticator
 from gateway.amqp.nodes import Nodes
 from gateway.amqp.sources import Kinds
@@ -26,7 +26,7 @@ from gateway.security.group_names import GroupNames
 from mapping.outcomes import Outcome
 
 if TYPE_CHECKING:
-    from gateway.amqp.outgoing import OutgoingLink
+    from gateway.amqp.links.outgoing import OutgoingLink
 
 PRODUCT: Final = "trivium"
 

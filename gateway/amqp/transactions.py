@@ -54,10 +54,10 @@ from protocols.amqp.transactions import (
 )
 
 if TYPE_CHECKING:
-    from gateway.amqp.incoming import IncomingLink
-    from gateway.amqp.outgoing import OutgoingLink
+    from gateway.amqp.connection import AmqpConnection
+    from gateway.amqp.links.incoming import IncomingLink
+    from gateway.amqp.links.outgoing import OutgoingLink
     from gateway.amqp.services import Counts
-    from gateway.amqp.session import AmqpSession
 
 log = structlog.get_logger(__name__)
 
@@ -131,7 +131,7 @@ class Coordinator:
 
     __slots__ = ("_coordinators", "_unanswered", "link", "session", "touched")
 
-    def __init__(self, coordinators: Coordinators, session: AmqpSession, link: Link) -> None:
+    def __init__(self, coordinators: Coordinators, session: AmqpConnection, link: Link) -> None:
         self._coordinators = coordinators
         self._unanswered = 0
         self.link = link

@@ -24,9 +24,9 @@ import proton
 
 from flowcontrol.budget import Budget
 from flowcontrol.gate import Gate
-from gateway.amqp.incoming import IncomingLink
+from gateway.amqp.connection import AmqpConnection
+from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.services import Services
-from gateway.amqp.session import AmqpSession
 from gateway.config import AmqpConfig
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.batch_format import Records
@@ -278,7 +278,7 @@ def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> 
         unguessable=lambda: "name",
     )
     connection = Connection("bench", Limits(session_window_bytes=1 << 30))
-    owner = AmqpSession(services, connection)
+    owner = AmqpConnection(services, connection)
     owner.connected(cast("Any", Socket(connection)))
     owner._identity = ANONYMOUS
     link = accepted(connection, sending=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gateway.amqp.addresses import AddressError, TargetAddress, parse_target
-from gateway.amqp.incoming import Allowed, IncomingLink
+from gateway.amqp.links.incoming import Allowed, IncomingLink
 from gateway.kafka.cluster.topics import TopicInfo
 from gateway.kafka.contracts import Refused
 from mapping.amqp.incoming import Destination, Unmappable, recipient
@@ -19,7 +19,7 @@ from protocols.amqp.links import Link
 from protocols.amqp.outcomes import NOT_FOUND, PRECONDITION_FAILED, UNAUTHORIZED_ACCESS
 
 if TYPE_CHECKING:
-    from gateway.amqp.session import AmqpSession
+    from gateway.amqp.connection import AmqpConnection
     from gateway.amqp.transactions import Transaction
 
 KNOWN_ADDRESSES: Final = 256  # of one link; a peer that uses more pays for the look-up
@@ -48,7 +48,7 @@ class RelayLink(IncomingLink):
 
     __slots__ = ("_known", "_waiting")
 
-    def __init__(self, session: AmqpSession, link: Link, limit: int, allowed: Allowed) -> None:
+    def __init__(self, session: AmqpConnection, link: Link, limit: int, allowed: Allowed) -> None:
         """Take an accepted link; `allowed` is asked for each message."""
         super().__init__(session, link, None, limit, allowed)
         self._known: dict[str, tuple[TopicInfo, Destination]] = {}

@@ -22,7 +22,7 @@ from protocols.amqp.outcomes import rejected
 from protocols.amqp.transactions import UNKNOWN_ID
 
 if TYPE_CHECKING:
-    from gateway.amqp.session import AmqpSession
+    from gateway.amqp.connection import AmqpConnection
     from gateway.amqp.transactions import Transaction
 
 Allowed = Callable[[str, bytes | None], bool]
@@ -50,14 +50,14 @@ class IncomingLink:
     )  # fmt: skip
 
     def __init__(
-        self, session: AmqpSession, link: Link, destination: Destination | None, limit: int, allowed: Allowed | None
+        self, session: AmqpConnection, link: Link, destination: Destination | None, limit: int, allowed: Allowed | None
     ) -> None:
         """Take an accepted link.
 
         Args:
             session: the connection's.
             link: the engine's.
-            destination: where its messages go; None while that is not known (`gateway.amqp.relay`).
+            destination: where its messages go; None while that is not known (`gateway.amqp.links.relay`).
             limit: the largest window, in messages.
             allowed: asked for each record's key; None when every key is allowed.
         """

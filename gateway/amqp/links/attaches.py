@@ -16,10 +16,10 @@ from flowcontrol.offsets import read_ledger
 from gateway.amqp.addresses import AddressError, TargetAddress, parse_target
 from gateway.amqp.answers import refusal
 from gateway.amqp.filters import Filters, both
-from gateway.amqp.incoming import IncomingLink
+from gateway.amqp.links.incoming import IncomingLink
+from gateway.amqp.links.outgoing import OutgoingLink
+from gateway.amqp.links.relay import RelayLink
 from gateway.amqp.nodes import Node
-from gateway.amqp.outgoing import OutgoingLink
-from gateway.amqp.relay import RelayLink
 from gateway.amqp.sources import Source, filters_of_node, resumed, source_of, subscription_of
 from gateway.amqp.transactions import CAPABILITIES as COORDINATOR_CAPABILITIES
 from gateway.amqp.transactions import COMMAND_BYTES, Coordinator
@@ -39,7 +39,7 @@ from protocols.amqp.outcomes import (
 from protocols.amqp.transactions import LOCAL_TRANSACTIONS
 
 if TYPE_CHECKING:
-    from gateway.amqp.session import AmqpSession
+    from gateway.amqp.connection import AmqpConnection
 
 TARGET_CAPABILITIES: Final = ("queue", "topic", "temporary-queue", "temporary-topic")
 """A sender cannot tell them apart: all of them only mean "store it"."""
@@ -50,7 +50,7 @@ class Attach:
 
     __slots__ = ("_link", "_services", "_session")
 
-    def __init__(self, session: AmqpSession, link: Link) -> None:
+    def __init__(self, session: AmqpConnection, link: Link) -> None:
         self._session = session
         self._services = session.services
         self._link = link

@@ -1,7 +1,7 @@
 """One AMQP connection: login, links, and the owner of the records that its peer sends.
 
 Events come from `protocols.amqp`, in order. Only a login holds the events behind it; an attach is answered by a task of
-its own (`gateway.amqp.attaches`), while the connection's other links go on.
+its own (`gateway.amqp.links.attaches`), while the connection's other links go on.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import structlog
 from flowcontrol.budget import Budget
 from gateway.amqp.addresses import TargetAddress
 from gateway.amqp.answers import delivery_state
-from gateway.amqp.attaches import Attach
-from gateway.amqp.incoming import IncomingLink
+from gateway.amqp.links.attaches import Attach
+from gateway.amqp.links.incoming import IncomingLink
+from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.login import Login
 from gateway.amqp.nodes import Node
-from gateway.amqp.outgoing import OutgoingLink
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator, Transaction
 from gateway.kafka.cluster.topics import TopicInfo
@@ -75,7 +75,7 @@ ATTACHING: Final = 16  # attaches of a connection that are answered at the same 
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
 
 
-class AmqpSession:
+class AmqpConnection:
     """The `Handler` of one connection's pump, and the publisher's `Owner`.
 
     Attributes:

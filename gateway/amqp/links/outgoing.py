@@ -26,8 +26,8 @@ from protocols.amqp.links import Link
 from protocols.amqp.outcomes import STATE_FAILED, Error, State
 
 if TYPE_CHECKING:
+    from gateway.amqp.connection import AmqpConnection
     from gateway.amqp.nodes import Seat
-    from gateway.amqp.session import AmqpSession
     from gateway.kafka.groups.assignment import Part
     from gateway.kafka.groups.reader import GroupReader
 
@@ -63,7 +63,7 @@ class OutgoingLink:
         "retiring", "topic", "unsettled",
     )  # fmt: skip
 
-    def __init__(self, session: AmqpSession, link: Link, source: Source, *, settled: bool) -> None:
+    def __init__(self, session: AmqpConnection, link: Link, source: Source, *, settled: bool) -> None:
         """Take a link that is not accepted yet; its demand is 0 until it is."""
         self._session = session
         self._engine = session.engine
