@@ -39,17 +39,29 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def unknown_variables(model: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
-    """A line for each variable with our prefix that names no key, with the one that may be meant. No value is told."""
+    """A line for each variable that names no key, with the one that may be meant. No value is told.
+
+    A variable is ours by its prefix, or by a prefix that is nearly ours before a key that there is.
+    """
     known = {PREFIX + DELIMITER.join(path).upper() for path in keys(model)}
     open_ended = {PREFIX + DELIMITER.join(path).upper() + DELIMITER for path in _mappings(model)}
     lines = []
     for variable in sorted(environment):
         name = variable.upper()
-        if not name.startswith(PREFIX) or name in known or OTHERS.match(name):
+        if not name.startswith(PREFIX):
+            beginning, _, rest = name.partition("_")
+            if DELIMITER in rest and PREFIX + rest in known and _is_nearly_ours(beginning):
+                lines.append(f"{variable}: there is no such key (did you mean {PREFIX + rest}?)")
+            continue
+        if name in known or OTHERS.match(name):
             continue
         if not any(name.startswith(beginning) for beginning in open_ended):
             lines.append(f"{variable}: there is no such key{nearest(name, known)}")
     return lines
+
+
+def _is_nearly_ours(beginning: str) -> bool:
+    return bool(difflib.get_close_matches(beginning, [PREFIX.removesuffix("_")], cutoff=0.75))
 
 
 def unknown_key(model: type[BaseModel], path: tuple[str, ...]) -> str:

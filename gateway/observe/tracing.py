@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit, urlunsplit
 
 import structlog
 
@@ -150,9 +151,15 @@ def make_tracing(config: ObserveConfig, environment: Mapping[str, str] = os.envi
     named = "OTEL_SERVICE_NAME" in environment or "service.name=" in environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = Resource.create({} if named else {"service.name": SERVICE})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    address = None if endpoint is None else endpoint.rstrip("/").removesuffix(_PATH) + _PATH
+    address = None if endpoint is None else _traces_url(endpoint)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=address)))
     return Tracing(provider)
+
+
+def _traces_url(endpoint: str) -> str:
+    """Where a collector takes spans; what stands behind the path, such as a key, stays there."""
+    parts = urlsplit(endpoint)
+    return urlunsplit(parts._replace(path=parts.path.rstrip("/").removesuffix(_PATH) + _PATH))
 
 
 def _installed() -> bool:

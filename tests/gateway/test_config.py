@@ -132,6 +132,8 @@ def test_free_ports_and_ports_of_other_addresses_do_not_meet() -> None:
         ("TRIVIUM_MQTT_ADDRESS", "TRIVIUM_MQTT__ADDRESS"),
         ("TRIVIUM_KAFKA__BOOTSTRAP_SERVER", "TRIVIUM_KAFKA__BOOTSTRAP_SERVERS"),
         ("TRIVIUM_DATADIR", "TRIVIUM_DATA_DIR"),
+        ("TRIVUM_MQTT__ADDRESS", "TRIVIUM_MQTT__ADDRESS"),
+        ("TRIVIM_KAFKA__BOOTSTRAP_SERVERS", "TRIVIUM_KAFKA__BOOTSTRAP_SERVERS"),
     ],
 )
 def test_a_misspelled_variable_is_refused_with_the_nearest_name(
@@ -140,6 +142,12 @@ def test_a_misspelled_variable_is_refused_with_the_nearest_name(
     monkeypatch.setenv(variable, "x")
     with pytest.raises(ConfigError, match=rf"^{variable}: there is no such key \(did you mean {meant}\?\)$"):
         load()
+
+
+def test_other_programs_variables_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("PREMIUM_MQTT__ADDRESS", "TRIVUM_HOME", "TRIVUM_MQTT__NOTHING", "MQTT__ADDRESS", "TRIVIA_X__Y"):
+        monkeypatch.setenv(variable, "x")
+    load()
 
 
 def test_a_misspelled_key_is_refused_with_the_nearest_name(file: Path) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.config import ConfigError, load
 from gateway.secret import Redactor, SecretUrl, secrets_in
@@ -39,8 +44,11 @@ anything = {{ list = ["{CANARY}"], deeper = {{ password = "{CANARY}" }} }}
 """
 
 
+BASIC = base64.b64encode(f"ann:{CANARY}".encode()).decode()
+
+
 def is_told(text: str) -> bool:
-    return CANARY in text or WRITTEN in text or "ca/nary" in text
+    return any(form in text for form in (CANARY, WRITTEN, "ca/nary", BASIC))
 
 
 async def trivium(*arguments: str, **environment: str) -> str:
@@ -112,6 +120,98 @@ async def test_log_metrics_and_ready_file_of_a_gateway_hold_no_secret(
     assert not is_told(gateway.ready_file.read_text())
     assert await gateway.stop() == 0
     assert not is_told(gateway.log.read_text())
+
+
+class Collector:
+    """Where spans go: it is busy at first, then takes them. It keeps all that it was sent."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.asked: list[tuple[str, dict[str, str]]] = []  # path with query, header fields
+        self.taken: list[ExportTraceServiceRequest] = []
+
+    async def take(self, request: web.Request) -> web.Response:
+        self.asked.append((request.path_qs, dict(request.headers)))
+        if len(self.asked) == 1:
+            return web.Response(status=503)
+        self.taken.append(ExportTraceServiceRequest.FromString(await request.read()))
+        return web.Response()
+
+    def spans(self) -> list[Any]:
+        return [
+            span for one in self.taken for resource in one.resource_spans for scope in resource.scope_spans
+            for span in scope.spans
+        ]  # fmt: skip
+
+
+@pytest.fixture
+async def collector() -> AsyncIterator[Collector]:
+    collector = Collector()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", collector.take)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    collector.url = site.name.removeprefix("http://")
+    yield collector
+    await runner.cleanup()
+
+
+async def test_spans_answers_and_log_hold_no_secret(
+    bootstrap: str, new_gateway: Callable[..., GatewayProcess], collector: Collector, tmp_path: Path, new_topic: Any
+) -> None:
+    """A real exporter and its collector: the canary is a client's password and the collector's."""
+    topic = await new_topic(1)
+    passwords = tmp_path / "passwords"
+    hasher = Argon2Hasher(time_cost=1, memory_cost=1024, parallelism=1)
+    passwords.write_text(f"ann:{hasher.hash(CANARY)}\n")
+    config = f"""
+[log]
+level = "debug"
+[observe]
+otlp_endpoint = "http://u:{WRITTEN}@{collector.url}/in/?key={WRITTEN}"
+[security]
+allow_anonymous = false
+password_file = "{passwords}"
+"""
+    gateway = await new_gateway(bootstrap, config=config).start()
+    body = {"records": [{"key": "k", "value": 1}]}
+    right = {"Authorization": f"Basic {BASIC}"}
+    told: list[str] = []
+    refusals = []
+    async with aiohttp.ClientSession(f"http://{gateway.addresses['http']}") as http:
+        for method, path, login in (
+            ("POST", f"/topics/{topic}", right),
+            ("POST", f"/topics/{topic}/partitions/9", right),
+            ("POST", "/topics/a%20b", right),
+            ("POST", f"/topics/{topic}", {"Authorization": f"Basic {base64.b64encode(CANARY.encode()).decode()}"}),
+            ("POST", f"/topics/{topic}", {"Authorization": f"Bearer {CANARY}"}),
+            ("POST", f"/topics/{topic}", {"Authorization": CANARY}),
+            ("POST", f"/topics/{topic}?access_token={WRITTEN}", {}),
+            ("GET", "/topics", {"Cookie": f"session={CANARY}"}),
+            ("GET", f"/nothing?password={WRITTEN}", right),
+            ("PUT", f"/topics?password={WRITTEN}", right),
+        ):
+            headers = {**login, "Content-Type": "application/vnd.kafka.json.v2+json", "X-Api-Key": CANARY}
+            async with http.request(method, path, json=body, headers=headers) as answer:
+                refusals.append(answer.status)
+                told.append(f"{answer.headers} {await answer.text()}")
+    assert refusals == [200, 404, 404, 401, 401, 401, 401, 401, 404, 405]
+    async with aiohttp.ClientSession(f"http://{gateway.addresses['management']}") as http:
+        for method, path in (
+            ("GET", "/metrics"), ("GET", "/ready"), ("GET", "/healthy"), ("GET", f"/nothing?key={WRITTEN}"),
+            ("POST", "/metrics"),
+        ):  # fmt: skip
+            async with http.request(method, path, headers=right) as answer:
+                told.append(f"{answer.headers} {await answer.text()}")
+    assert await gateway.stop() == 0  # the last spans are sent
+    names = {span.name for span in collector.spans()}
+    assert {"POST /topics/{topicname}", "POST /topics/{topicname}/partitions/{partitionid}", f"send {topic}"} <= names
+    assert not [text for text in (*told, *map(str, collector.taken), gateway.log.read_text()) if is_told(text)]
+    for path, fields in collector.asked:
+        assert path.startswith("/in/v1/traces?key=")  # the collector's own login goes there, and nowhere else
+        assert not is_told(str({name: value for name, value in fields.items() if name != "Authorization"}))
 
 
 async def test_a_login_to_kafka_that_fails_does_not_tell_the_password(

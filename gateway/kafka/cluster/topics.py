@@ -192,6 +192,8 @@ class Topics:
                     await self.request(MetadataRequest([], allow_auto_topic_creation=False))
             except Refused as refused:
                 away.notice("topics", refused.reason)
+            else:
+                away.end()
 
     async def stop(self) -> None:
         """Close the connection."""

@@ -10,8 +10,9 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 TELL_S: Final = 60.0
-LASTS_S: Final = 30.0
-"""So long after the last failed attempt it counts as away; attempts come every few seconds at least."""
+LASTS_S: Final = 120.0
+"""So long after the last failed attempt it counts as away, unless somebody heard it. Kafka that is frozen lets each
+attempt run into two time limits, of the connection and of the answer, 30 s each."""
 
 
 class Away:
@@ -22,21 +23,30 @@ class Away:
         self._clock = clock
         self._told = self._noticed = float("-inf")
         self._since = 0.0
+        self._is_told = False  # of this outage
         self._parts: set[str] = set()
 
     def notice(self, part: str, reason: str) -> None:
         """A part's attempt to reach Kafka has failed; it will try again."""
         now = self._clock()
-        if now - self._noticed > LASTS_S:
+        if not self.lasts:
             self._since = now
+            self._is_told = False
         self._noticed = now
         self._parts.add(part)
         if now - self._told >= TELL_S:
             self._told = now
+            self._is_told = True
             log.warning(
                 "Kafka does not answer since %.0f s (%s): %s", now - self._since, ", ".join(sorted(self._parts)), reason
             )
             self._parts.clear()
+
+    def end(self) -> None:
+        """Kafka has answered who asks regularly."""
+        if self._is_told:
+            log.info("Kafka answers again, after %.0f s", self._clock() - self._since)
+        self._noticed, self._is_told = float("-inf"), False
 
     @property
     def lasts(self) -> bool:

@@ -25,8 +25,33 @@ def test_one_line_a_minute_names_who_has_noticed(caplog) -> None:
         "Kafka does not answer since 60 s (tail, topics): refused",
         "Kafka does not answer since 120 s (tail, topics): refused",
     ]
-    now += 31
+    now += 121
     assert not away.lasts
+
+
+def test_a_frozen_kafka_is_one_outage_until_it_answers(caplog) -> None:
+    """Each attempt runs into its time limits, so that they come a minute apart."""
+    now = 1000.0
+    away = Away(lambda: now)
+    away.end()
+    with caplog.at_level(logging.INFO):
+        for second in (0, 62, 124):
+            now = 1000.0 + second
+            away.notice("topics", "silent")
+            assert away.lasts
+        now += 10
+        away.end()
+        assert not away.lasts
+        away.end()
+        now += 10
+        away.notice("topics", "silent again")  # within the minute: not told, and so its end is not
+        away.end()
+    assert [record.getMessage() for record in caplog.records] == [
+        "Kafka does not answer since 0 s (topics): silent",
+        "Kafka does not answer since 62 s (topics): silent",
+        "Kafka does not answer since 124 s (topics): silent",
+        "Kafka answers again, after 134 s",
+    ]
 
 
 async def test_a_gateway_whose_kafka_is_away_logs_little_however_often_it_tries(
