@@ -20,7 +20,7 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Report
-from loadtest.scenarios import amqp_kills, amqp_memory, amqp_table, events, many, many_topics, soak
+from loadtest.scenarios import amqp_kills, amqp_memory, amqp_table, events, many, many_topics, recovery, soak
 from loadtest.scenarios.fuzz import SETTINGS, Fuzz
 from loadtest.scenarios.fuzz import Plan as Storm
 from loadtest.scenarios.kills import Plan, Round
@@ -153,6 +153,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     long.add_argument("--plot", type=Path, help="draw them here, as SVG; default: soak.svg in the directory")
     long.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     long.add_argument("--json", type=Path, help="write the report here as well")
+    recoveries = scenarios.add_parser("recovery", help="the embedded Kafka is killed with many GB that it had not flushed")
+    back = recovery.Plan()
+    recoveries.add_argument("--gigabytes", type=float, default=back.gigabytes)
+    recoveries.add_argument("--kills", type=int, default=back.kills, help="of starts, while Kafka recovers")
+    recoveries.add_argument("--directory", type=Path, help="for logs and data; the data are deleted at the end")
+    recoveries.add_argument("--json", type=Path, help="write the report here as well")
     for name, protocol in (("table", "MQTT"), ("amqp", "AMQP")):
         table = scenarios.add_parser(name, help=f"every figure of docs/performance.md about {protocol}'s speed")
         table.add_argument("--bootstrap", help="Kafka; without it one is started")
@@ -320,6 +326,22 @@ async def soak_gateway(options: argparse.Namespace) -> int:
     return conclude(options, report, soaked.problems)
 
 
+async def recover(options: argparse.Namespace) -> int:
+    """Scenario `recovery`; 0 when all data were there again."""
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
+    (directory / "gateway").mkdir(parents=True, exist_ok=True)
+    gateway = GatewayProcess(directory / "gateway", None)
+    try:
+        outcome = await recovery.Recovery(gateway, recovery.Plan(**chosen(options, recovery.Plan._fields)), say).run()
+    finally:
+        await gateway.stop()
+        recovery.clear(directory)
+    say(f"logs: {directory}")
+    report = Report("recovery of the embedded Kafka", lines=True)
+    report.add(**outcome.row())
+    return conclude(options, report, outcome.problems)
+
+
 async def memory(options: argparse.Namespace) -> int:
     """Run it; 0 when every session that came back got everything."""
     allow_files()
@@ -370,6 +392,7 @@ RUN: Final = {
     "many-topics": everything,
     "many": many_of_all,
     "soak": soak_gateway,
+    "recovery": recover,
 }  # fmt: skip
 
 

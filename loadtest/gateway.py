@@ -77,21 +77,21 @@ class GatewayProcess:
         await self.launch()
         await self.wait_ready()
 
-    async def wait_ready(self) -> None:
-        """Wait until every listener accepts.
+    async def wait_ready(self, limit_s: float | None = START_S) -> None:
+        """Wait until every listener accepts, at most `limit_s`.
 
         Raises:
             RuntimeError: it ended instead, or takes too long.
         """
         assert self._process is not None
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(limit_s):
                 while not self._ready.exists():
                     if self._process.returncode is not None:
                         raise RuntimeError(f"the gateway ended: {self._last_lines()}")
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as error:
-            raise RuntimeError(f"the gateway is not ready after {START_S:g} s: {self._last_lines()}") from error
+            raise RuntimeError(f"the gateway is not ready after {limit_s:g} s: {self._last_lines()}") from error
         self.addresses = json.loads(self._ready.read_text())
 
     def _last_lines(self) -> str:

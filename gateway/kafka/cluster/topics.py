@@ -306,16 +306,18 @@ class Topics:
         self._lost(name, outcome)
 
     async def confirm(self, name: str) -> None:
-        """Writing to `name` failed: find out whether it is still there. Kafka's silence proves nothing."""
+        """Writing to `name` failed: find out whether it is still as it was. Kafka's silence proves nothing."""
         try:
-            partitions = await self._partitions(name)
+            found = _info(name, await self._partitions(name))
+            known = self._known.get(name)
+            if known is None or found.partitions >= known.partitions:
+                return
+            found = (await self._with_configs([found]))[0]  # made anew with fewer: nothing need be as it was
         except Refused as refused:
             if refused.outcome is not Outcome.BUSY:
                 self._lost(name, refused.outcome)
             return
-        info = self._known.get(name)
-        if info is not None and len(partitions) < info.partitions:
-            self._lost(name, Outcome.BUSY)  # deleted and made anew: what waits for it must be placed again
+        self._changed([found])
 
     def _lost(self, name: str, outcome: Outcome) -> None:
         self._known.pop(name, None)
@@ -508,28 +510,31 @@ class Topics:
         }
         self._learned = {name: when for name, when in self._learned.items() if when >= begun}
         in_between = self._learned.keys() - seen.keys()  # the answer was made before they were
-        for info in tuple(self._known.values()):
-            if info.name in seen and len(seen[info.name].leaders) < info.partitions:
-                self._lost(info.name, Outcome.BUSY)  # deleted and made anew: what waits for it must be placed again
+        fewer = any(len(seen[name].leaders) < info.partitions for name, info in self._known.items() if name in seen)
         fresh = [
             msgspec.structs.replace(info, partitions=len(seen[name].leaders), available=_led_now(seen[name]))
             for name, info in self._known.items()
             if name in seen
         ]
-        if fresh and self._clock() - self._configs_read >= self._config.metadata_max_age_s:
+        # One with fewer partitions was made anew: nothing need be as it was.
+        if fresh and (fewer or self._clock() - self._configs_read >= self._config.metadata_max_age_s):
             self._configs_read = self._clock()
             fresh = await self._with_configs(fresh)
         expected = self._names | self._internal.keys()
         for name in [name for name in self._known if name not in seen and name in expected and name not in in_between]:
             self._lost(name, Outcome.UNKNOWN_TOPIC)
-        for info in fresh:
+        self._changed(fresh)
+        self._refreshed = self._clock()
+        self._partitions_in_all = sum(len(topic.leaders) for topic in metadata.topics.values())
+        self._set_names(frozenset((seen.keys() | in_between) - self._internal.keys()))
+
+    def _changed(self, infos: Iterable[TopicInfo]) -> None:
+        """What is known of topics is new, if anything was known of them."""
+        for info in infos:
             if self._known.get(info.name) not in (info, None):
                 self._known[info.name] = info
                 for callback in tuple(self._updated):
                     failures.guard("topics", callback, info)
-        self._refreshed = self._clock()
-        self._partitions_in_all = sum(len(topic.leaders) for topic in metadata.topics.values())
-        self._set_names(frozenset((seen.keys() | in_between) - self._internal.keys()))
 
     def _set_names(self, names: frozenset[str]) -> None:
         appeared, disappeared = names - self._names, self._names - names

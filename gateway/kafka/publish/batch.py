@@ -11,7 +11,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from flowcontrol.budget import Budget
 from gateway.kafka.contracts import Owner
 from gateway.kafka.publish.batch_format import HEADER, Records
-from mapping.record import Headers
+from mapping.record import Headers, Record
 
 HEADER_BYTES: Final = HEADER.size
 """The header of a record batch (magic 2), which `max.message.bytes` counts too."""
@@ -74,6 +74,7 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
         owner: the owner of the current run; see `turn_to`.
         add_token: appends to the current run's tokens.
         born: when the first record came, in the loop's clock.
+        pinned: the positions of records whose senders named the partition.
     """
 
     def __init__(self, limit: int, budget: Budget) -> None:
@@ -87,6 +88,7 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
         self.mark = 0
         self.owner: Any = NOBODY
         self.born = 0.0
+        self.pinned: list[int] = []
         self.shares: dict[int, Share] = {}
         self._share: Share | None = None
         self._run_position = 0
@@ -199,11 +201,27 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
         self._bequeath(left, right)
         return left, right
 
+    def apart(self, topic: str, partition: int) -> Iterator[tuple[Record, Owner | None, Any]]:
+        """Its records with owner and token, in order, as they were submitted; `release` it when they are taken.
+
+        `partition` is where it was to go: that of the records whose senders named it, the others have none.
+        """
+        pinned = frozenset(self.pinned)
+        for position, (record, (owner, _, token)) in enumerate(zip(self._records(), self._tickets(), strict=True)):
+            named = partition if position in pinned else None
+            headers = list(record.headers)
+            yield Record(topic, record.key, record.value, headers, record.timestamp, named), owner, token
+
+    def _records(self) -> DefaultRecordBatch:
+        """What it holds. aiokafka may still send it: it is left as it is."""
+        return DefaultRecordBatch(bytes(self._builder.build() if self._buffer is None else self._buffer))
+
     def _rebuilt(self, first: int, behind: int) -> Batch:
         batch = Batch(self.limit, self.budget)
         batch.born = self.born
         tickets = list(self._tickets())
-        for position, record in enumerate(DefaultRecordBatch(bytes(self._build()))):
+        pinned = frozenset(self.pinned)
+        for position, record in enumerate(self._records()):
             if not first <= position < behind:
                 continue
             owner, budget, token = tickets[position]
@@ -211,6 +229,8 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
                 batch._resume(owner, budget)
             size = batch.write(record.timestamp, record.key, record.value, list(record.headers))
             batch.add_token(token)
+            if position in pinned:
+                batch.pinned.append(batch.count)
             batch.count += 1
             batch.bytes += size
         batch._inherit()

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from aiokafka import errors
@@ -58,12 +58,14 @@ _NOT_THE_PRODUCER: Final = (
 Settle = Callable[[Batch, str, Result, int], None]
 """Told each batch's end, once: the batch, its topic, the result, and the first record's offset when stored (-1 when
 Kafka did not say)."""
+Replace = Callable[["TopicWriter", int, Sequence[Batch]], None]
+"""Told the batches that wait for a partition that is no more, in order, and its number: their records are placed anew."""
 
 
 class Desk:
-    """What all lanes share: the producers, the clock, and where batches are settled."""
+    """What all lanes share: the producers, the clock, and where batches are settled or placed anew."""
 
-    __slots__ = ("chance", "clock", "config", "producers", "settle", "spawn", "topics")
+    __slots__ = ("chance", "clock", "config", "producers", "replace", "settle", "spawn", "topics")
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class Desk:
         clock: Callable[[], float],
         chance: random.Random,
         settle: Settle,
+        replace: Replace,
     ) -> None:
         self.config = config
         self.producers = producers
@@ -83,6 +86,7 @@ class Desk:
         self.clock = clock
         self.chance = chance
         self.settle = settle
+        self.replace = replace
 
 
 class Lane:
@@ -97,11 +101,12 @@ class Lane:
         shut: takes no records without a key: it has no leader and nothing is on the way, or there is no such
             partition any more.
         touched: it is in the publisher's list for the end of this loop turn.
+        dissolved: there is no such partition any more.
     """
 
     __slots__ = (
-        "_fruitless", "_full_waiter", "_patience", "_task", "desk", "flying", "full", "led", "number", "open",
-        "senders", "shut", "topic", "touched",
+        "_fruitless", "_full_waiter", "_patience", "_task", "desk", "dissolved", "flying", "full", "led", "number",
+        "open", "senders", "shut", "topic", "touched",
     )  # fmt: skip
 
     def __init__(self, topic: TopicWriter, number: int) -> None:
@@ -115,6 +120,7 @@ class Lane:
         self.senders = 0
         self.led = True
         self.shut = False
+        self.dissolved = False
         self._fruitless = 0
         self._task: asyncio.Task[None] | None = None
         self._full_waiter: asyncio.Event | None = None
@@ -225,7 +231,7 @@ class Lane:
                 producers.retire(producing)
             return self._failed(batch, handed_over, error)
         except asyncio.CancelledError:
-            if handed_over and self.topic.gone is not None:
+            if handed_over and (self.dissolved or self.topic.gone is not None):
                 producers.retire(producing)  # it would try for ever to store what nobody waits for any more
             raise
         except Exception:
@@ -274,6 +280,18 @@ class Lane:
         if self._patience is not None and self.flying:
             with contextlib.suppress(RuntimeError):  # it is over already
                 self._patience.reschedule(self.desk.clock())
+
+    def dissolve(self) -> list[Batch]:
+        """There is no such partition any more: give up everything that waits for it, in order."""
+        self.shut = self.dissolved = True
+        if self._task is not None:
+            self._task.cancel()
+        if self.open.count:
+            self.roll()
+        waiting = [*self.flying, *self.full]
+        self.flying.clear()
+        self.full.clear()
+        return waiting
 
     async def abandon(self) -> None:
         """Settle everything BUSY, now; for the end of the process."""
@@ -324,15 +342,22 @@ class TopicWriter:
         return Batch(limit, self.budget)
 
     def update(self, info: TopicInfo) -> None:
-        """The topic has changed: new partitions, leaders, limits."""
+        """The topic has changed: its partitions, leaders, limits.
+
+        It has fewer partitions when it was deleted and made again: what waits for one that is no more is placed anew.
+        """
         self.info = info
         self.largest = self._largest()
-        if info.partitions > len(self.lanes):
+        dissolved = self.lanes[info.partitions :]
+        if info.partitions != len(self.lanes):
             self.partitioner = Partitioner(info.partitions)
+            del self.lanes[info.partitions :]
             self.lanes.extend(Lane(self, number) for number in range(len(self.lanes), info.partitions))
-
+            self._filling = None
         for lane in self.lanes:
             lane.lead(not info.available or lane.number in info.available)
+        for lane in dissolved:
+            self.desk.replace(self, lane.number, lane.dissolve())
 
     def vanish(self, outcome: Outcome) -> None:
         """The topic is gone or forbidden: everything in the lanes gets `outcome`."""
@@ -348,8 +373,8 @@ class TopicWriter:
         what is being gathered for the next batch, else where the fewest batches wait.
         """
         former = None if sender is None else sender.former(self.name)
-        if former is not None and former < len(self.lanes) and not self.lanes[former].shut:
-            lane = self.lanes[former]
+        if former is not None and not (heir := self.heir(former)).shut:
+            lane = heir
         elif sender is not None and sender.lasting:
             lane = self._least(_queue_and_senders, sender.hint)
         else:
@@ -360,6 +385,10 @@ class TopicWriter:
         if sender is not None:
             sender.settle_in(self.name, lane)
         return lane
+
+    def heir(self, number: int) -> Lane:
+        """The lane of a partition; where its senders go, and what waited for it, when there is none any more."""
+        return self.lanes[number % len(self.lanes)]
 
     def _least(self, load: Callable[[Lane], tuple[int, int]], hint: int | None) -> Lane:
         """The lane with the least load; among equals the first from that of `hint` on, or from any."""

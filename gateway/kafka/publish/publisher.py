@@ -107,7 +107,10 @@ class Publisher:
         self._clock = clock
         self._wall_clock = wall_clock
         self._producers = Producers(config, spawn)
-        self._desk = Desk(config, self._producers, topics, spawn=spawn, clock=clock, chance=chance, settle=self._settle)
+        self._desk = Desk(
+            config, self._producers, topics, spawn=spawn, clock=clock, chance=chance, settle=self._settle,
+            replace=self._replace,
+        )  # fmt: skip
         self._delivery_timeout_s = config.delivery_timeout_s
         self._writers: dict[str, TopicWriter] = {}
         self._internal: dict[str, TopicWriter] = {}  # of our own topics: a client's record never finds them
@@ -158,7 +161,7 @@ class Publisher:
             return
         stamp = self._stamp or self._begin_turn()
         key = record.key
-        number = record.partition
+        number = pinned = record.partition
         if number is not None:
             if not 0 <= number < len(writer.lanes):
                 reason = f"topic {writer.name} has no partition {number}"
@@ -200,6 +203,8 @@ class Publisher:
         if owner is not batch.owner:
             batch.turn_to(owner)
         batch.add_token(token)
+        if pinned is not None:
+            batch.pinned.append(batch.count)
         batch.count += 1
         batch.bytes = size = batch.bytes + size
         if size >= batch.mark:
@@ -246,7 +251,10 @@ class Publisher:
             batch = lane.open
             if not batch.count or batch.owner is not owner:
                 continue
+            first = batch.count
             position += batch.add_run(self._stamp, key, values, headers, tokens, position)
+            if partition is not None:
+                batch.pinned.extend(range(first, batch.count))
 
     def _begin_turn(self) -> int:
         asyncio.get_running_loop().call_soon(self._end_turn)
@@ -408,6 +416,20 @@ class Publisher:
         writer = self._writers_like(info.name).get(info.name)
         if writer is not None:
             writer.update(info)
+
+    def _replace(self, writer: TopicWriter, number: int, batches: Sequence[Batch]) -> None:
+        """Place anew what waits for a partition that is no more: in their order, ahead of what comes later.
+
+        Those with a key by their key; those without go on together, where their senders do; who named the partition is
+        told that there is none.
+        """
+        sender = Sender()
+        sender.settle_in(writer.name, writer.heir(number))
+        internal = writer.name in self._internal
+        for batch in batches:
+            for record, owner, token in batch.apart(writer.name, number):
+                self.submit(record, owner, token, sender, internal=internal)
+            batch.release()  # after taking again, so that the gate does not flap
 
     def _topic_gone(self, name: str, outcome: Outcome) -> None:
         """Its lanes give up what they hold; the next record asks again."""

@@ -1,0 +1,222 @@
+"""Scenario `recovery`: the embedded Kafka is killed with many gigabytes that it had not flushed, and starts again.
+
+Each partition gets less than a segment, and Kafka flushes whole segments only: all of it has to be read back. The first
+starts are killed in the middle of that. The last one is waited for, as long as it takes; then everything that was
+acknowledged must be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from loadtest.clients.topics import create_topic
+from loadtest.gateway import GatewayProcess
+from loadtest.numbering import Numbering
+
+GB: Final = 1_000_000_000
+OF_A_PARTITION: Final = 900_000_000
+"""Bytes; a segment has 1 GiB."""
+RECORD: Final = 250_000
+AT_ONCE: Final = 64
+"""Records that were sent and not answered; of each partition one in four is awaited by a batch of 1 MB."""
+READ_BYTES: Final = 16 * 1024 * 1024
+POLL_S: Final = 0.05
+PATIENCE_S: Final = 120.0
+
+IN_THE_MIDDLE: Final = 3
+"""A start is killed when Kafka recovers so many of our partitions, if there are so many: it takes two at a time."""
+
+
+class Plan(NamedTuple):
+    """What to do.
+
+    Attributes:
+        gigabytes: that are stored.
+        kills: how many starts are killed while Kafka recovers.
+    """
+
+    gigabytes: float = 3.0
+    kills: int = 1
+
+
+class Outcome(NamedTuple):
+    """What came of it; times in seconds. `problems` is empty when everything was there.
+
+    Attributes:
+        recovered: partitions that Kafka read back in the last start.
+        told: lines in which the gateway told that it waits.
+    """
+
+    gigabytes: float
+    partitions: int
+    records: int
+    fill_s: float
+    first_start_s: float
+    killed_within: int
+    start_s: float
+    recovered: int
+    told: int
+    read_s: float
+    problems: list[str]
+
+    def row(self) -> dict[str, Any]:
+        """As columns of a report."""
+        return {name: round(value, 1) if isinstance(value, float) else value for name, value in self._asdict().items()}
+
+
+class Recovery:
+    """One run. `gateway` is not started yet, and has a Kafka of its own."""
+
+    def __init__(self, gateway: GatewayProcess, plan: Plan, say: Callable[[str], None]) -> None:
+        self._gateway = gateway
+        self._plan = plan
+        self._say = say
+        self._numbering = Numbering()
+        self._topic = f"recovery-{self._numbering.run}"
+        self._log = gateway.log.parent / "data" / "kafka" / "logs" / "broker.log"
+        self._recovering = re.compile(rb"partition=%s-(\d+)[^\n]* Recovering unflushed segment" % self._topic.encode())
+        self._stored: dict[int, int] = {}
+
+    async def run(self) -> Outcome:
+        """Fill, kill, start, kill, start, read."""
+        plan, problems = self._plan, list[str]()
+        partitions = max(1, round(plan.gigabytes * GB / OF_A_PARTITION))
+        first_start_s = await self._timed(self._gateway.start())
+        await create_topic(self._gateway.kafka, self._topic, partitions)
+        fill_s = await self._timed(self._fill(partitions))
+        self._say(f"{sum(self._stored.values())} records are stored after {fill_s:.1f} s")
+        await self._gateway.kill()
+        killed = 0
+        for _ in range(plan.kills):
+            place = self._size()
+            await self._gateway.launch()
+            if await self._recovers(place):
+                killed += 1
+                self._say("killed while it recovers")
+            await self._gateway.kill()
+        if killed < plan.kills:
+            problems.append(f"{plan.kills - killed} starts were over before they could be killed")
+        place, told = self._size(), self._told()
+        begun = time.monotonic()
+        await self._gateway.launch()
+        await self._gateway.wait_ready(None)
+        start_s = time.monotonic() - begun
+        recovered = self._recovered(place)
+        told = self._told() - told
+        self._say(f"ready again after {start_s:.1f} s")
+        read_s = await self._timed(self._read(problems))
+        records = sum(self._stored.values())
+        return Outcome(
+            records * RECORD / GB, partitions, records, fill_s, first_start_s, killed, start_s, recovered, told,
+            read_s, problems,
+        )  # fmt: skip
+
+    async def _timed(self, work: Any) -> float:
+        begun = time.monotonic()
+        await work
+        return time.monotonic() - begun
+
+    async def _fill(self, partitions: int) -> None:
+        """The same number of records in each partition, acknowledged, one after the other in each."""
+        count = round(self._plan.gigabytes * GB / RECORD / partitions)
+        producer = AIOKafkaProducer(
+            bootstrap_servers=self._gateway.kafka, acks="all", max_batch_size=1_000_000, max_request_size=1_048_576
+        )
+        await producer.start()
+        waiting: set[Any] = set()
+        try:
+            for number in range(count):
+                for partition in range(partitions):
+                    waiting.add(await producer.send(self._topic, _value(number), partition=partition))
+                    if len(waiting) >= AT_ONCE:
+                        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                        self._count(done)
+            done, _ = await asyncio.wait(waiting)
+            self._count(done)
+        finally:
+            await producer.stop()
+
+    def _count(self, answered: Collection[Any]) -> None:
+        for future in answered:
+            partition = future.result().partition
+            self._stored[partition] = self._stored.get(partition, 0) + 1
+
+    async def _recovers(self, place: int) -> bool:
+        """Wait until Kafka is in the middle of it; False when it is ready before."""
+        wanted = min(IN_THE_MIDDLE, len(self._stored))
+        ready = asyncio.ensure_future(self._gateway.wait_ready(None))
+        try:
+            while not ready.done():
+                if self._recovered(place) >= wanted:
+                    return True
+                await asyncio.wait({ready}, timeout=POLL_S)
+            await ready
+            return False
+        finally:
+            ready.cancel()
+
+    async def _read(self, problems: list[str]) -> None:
+        """Everything, in order."""
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self._gateway.kafka,
+            auto_offset_reset="earliest",
+            max_partition_fetch_bytes=READ_BYTES,
+            fetch_max_bytes=READ_BYTES,
+        )
+        await consumer.start()
+        try:
+            places = [TopicPartition(self._topic, number) for number in self._stored]
+            consumer.assign(places)
+            next_ones = dict.fromkeys(self._stored, 0)
+            while any(next_ones[part] < count for part, count in self._stored.items()):
+                batches = await asyncio.wait_for(consumer.getmany(timeout_ms=1000), PATIENCE_S)
+                if not batches:
+                    ends = await consumer.end_offsets(places)
+                    if all(next_ones[place.partition] >= end for place, end in ends.items()):
+                        break
+                for place, records in batches.items():
+                    for record in records:
+                        number = next_ones[place.partition]
+                        if record.value != _value(number):
+                            problems.append(f"{place.partition}: record {record.offset} is not number {number}")
+                            return
+                        next_ones[place.partition] = number + 1
+            for part, count in self._stored.items():
+                if next_ones[part] < count:
+                    problems.append(f"partition {part}: {count - next_ones[part]} of {count} records are lost")
+        finally:
+            await consumer.stop()
+
+    def _size(self) -> int:
+        return self._log.stat().st_size
+
+    def _recovered(self, place: int) -> int:
+        """How many of our partitions Kafka has begun to read back since that place in its log."""
+        return len(set(self._recovering.findall(self._since(place))))
+
+    def _since(self, place: int) -> bytes:
+        """Kafka's log from a place on; all of it when it was rolled over."""
+        with self._log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(place if place <= size else 0)
+            return file.read()
+
+    def _told(self) -> int:
+        return self._gateway.log.read_bytes().count(b"the embedded broker is starting for")
+
+
+def _value(number: int) -> bytes:
+    return number.to_bytes(8, "big") * (RECORD // 8)
+
+
+def clear(directory: Path) -> None:
+    """The data, not the logs."""
+    shutil.rmtree(directory / "gateway" / "data" / "kafka" / "data", ignore_errors=True)
