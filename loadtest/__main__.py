@@ -153,7 +153,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     long.add_argument("--plot", type=Path, help="draw them here, as SVG; default: soak.svg in the directory")
     long.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
     long.add_argument("--json", type=Path, help="write the report here as well")
-    recoveries = scenarios.add_parser("recovery", help="the embedded Kafka is killed with many GB that it had not flushed")
+    recoveries = scenarios.add_parser(
+        "recovery", help="the embedded Kafka is killed with many GB that it had not flushed"
+    )
     back = recovery.Plan()
     recoveries.add_argument("--gigabytes", type=float, default=back.gigabytes)
     recoveries.add_argument("--kills", type=int, default=back.kills, help="of starts, while Kafka recovers")

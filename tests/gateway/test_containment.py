@@ -17,8 +17,7 @@ from typing import Any, TextIO
 import aiohttp
 import pytest
 from aiokafka import AIOKafkaConsumer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import TopicAlreadyExistsError
+from aiokafka.admin import AIOKafkaAdminClient
 from prometheus_client.parser import text_string_to_metric_families
 from proton import Message, ProtonException
 from proton.utils import BlockingConnection
@@ -27,7 +26,7 @@ from tests.support.amqp import ThreadedSender
 from tests.support.amqp_transactions import Transacted
 from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import PahoClient
-from tests.support.topics import until_led
+from tests.support.topics import remake
 
 CREATE = "[kafka]\ncreate_topics = true\n"
 JSON = "application/vnd.kafka.json.v2+json"
@@ -235,23 +234,6 @@ async def test_whatever_task_fails_the_rest_serves_on(faulty: Faulty, users: Use
     assert await faulty.stop() == 0
 
 
-async def remade(admin: AIOKafkaAdminClient, topic: str, partitions: int) -> None:
-    """Delete a topic and make it again."""
-    await admin.delete_topics([topic])
-    while True:
-        try:
-            await admin.create_topics([NewTopic(topic, partitions, 1)])
-        except TopicAlreadyExistsError:
-            await wait_until_gone(admin, topic)
-        else:
-            return await until_led(admin, topic)
-
-
-async def wait_until_gone(admin: AIOKafkaAdminClient, topic: str) -> None:
-    while topic in await admin.list_topics():
-        pass
-
-
 @pytest.mark.timeout(180)
 async def test_a_topic_made_again_with_fewer_partitions_under_load_is_served_on(
     new_gateway: Callable[..., GatewayProcess],
@@ -282,7 +264,7 @@ async def test_a_topic_made_again_with_fewer_partitions_under_load_is_served_on(
     loading = asyncio.create_task(load())
     await wait_until(lambda: len(acknowledged) > 500)
     for partitions in (2, 1):
-        await remade(admin, topic, partitions)
+        await remake(admin, topic, partitions)
         before = len(acknowledged)
         await wait_until(lambda before=before: loading.done() or len(acknowledged) > before + 500, 60)
     settled = set(acknowledged)  # the load since the last making

@@ -7,7 +7,8 @@ import contextlib
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import TopicAlreadyExistsError
 
 
 async def until_led(admin: AIOKafkaAdminClient, name: str) -> None:
@@ -20,6 +21,23 @@ async def until_led(admin: AIOKafkaAdminClient, name: str) -> None:
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(pause.wait(), 0.01)
+
+
+async def remake(admin: AIOKafkaAdminClient, topic: str, partitions: int) -> None:
+    """Delete a topic and make it again."""
+    await admin.delete_topics([topic])
+    while True:
+        try:
+            await admin.create_topics([NewTopic(topic, partitions, 1)])
+        except TopicAlreadyExistsError:
+            await _until_gone(admin, topic)
+        else:
+            return await until_led(admin, topic)
+
+
+async def _until_gone(admin: AIOKafkaAdminClient, topic: str) -> None:
+    while topic in await admin.list_topics():
+        pass
 
 
 async def read_all(bootstrap: str, topic: str) -> list[Any]:

@@ -59,7 +59,7 @@ Settle = Callable[[Batch, str, Result, int], None]
 """Told each batch's end, once: the batch, its topic, the result, and the first record's offset when stored (-1 when
 Kafka did not say)."""
 Replace = Callable[["TopicWriter", int, Sequence[Batch]], None]
-"""Told the batches that wait for a partition that is no more, in order, and its number: their records are placed anew."""
+"""Told the batches that wait for a partition that is no more, in order, and its number: it places them anew."""
 
 
 class Desk:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer, errors
 from aiokafka.structs import RecordMetadata
@@ -107,7 +109,9 @@ class Producing:
 class Producers:
     """The current producer and the retired ones that still have something on the way."""
 
-    def __init__(self, config: KafkaConfig, spawn: Spawn) -> None:
+    def __init__(self, config: KafkaConfig, spawn: Spawn, looked: Callable[[Any], None]) -> None:
+        """`looked` is told aiokafka's metadata, each time it has new ones."""
+        self._looked = partial(failures.guard, "metadata", looked)
         self._config = config
         self._spawn = spawn
         self._current: Producing | None = None
@@ -174,6 +178,7 @@ class Producers:
                     away.notice("producer", type(error).__name__)
                     await asyncio.sleep(RESTART_S)
                 else:
+                    producer.client.cluster.add_listener(self._looked)
                     self._current = Producing(producer)
                     self.started += 1
                     return

@@ -106,7 +106,7 @@ class Publisher:
         self._spawn = spawn
         self._clock = clock
         self._wall_clock = wall_clock
-        self._producers = Producers(config, spawn)
+        self._producers = Producers(config, spawn, self._check_partitions)
         self._desk = Desk(
             config, self._producers, topics, spawn=spawn, clock=clock, chance=chance, settle=self._settle,
             replace=self._replace,
@@ -116,6 +116,7 @@ class Publisher:
         self._internal: dict[str, TopicWriter] = {}  # of our own topics: a client's record never finds them
         self._topic_budgets: dict[str, Budget] = {}
         self._held: dict[str, list[_Held]] = {}
+        self._confirming: set[str] = set()
         self._stamp = 0  # wall clock of this loop turn; 0: no turn has begun
         self._now = 0.0
         self._touched: list[Lane] = []
@@ -416,6 +417,20 @@ class Publisher:
         writer = self._writers_like(info.name).get(info.name)
         if writer is not None:
             writer.update(info)
+
+    def _check_partitions(self, cluster: Any) -> None:
+        """A producer has new metadata: for a partition that they lack it would try for ever, so ask about its topic."""
+        for name, writer in (*self._writers.items(), *self._internal.items()):
+            there = len(cluster.partitions_for_topic(name) or ())
+            if name not in self._confirming and any(lane.flying for lane in writer.lanes[there:]):
+                self._confirming.add(name)
+                self._spawn(self._confirm(name))
+
+    async def _confirm(self, name: str) -> None:
+        try:
+            await self._topics.confirm(name)
+        finally:
+            self._confirming.remove(name)
 
     def _replace(self, writer: TopicWriter, number: int, batches: Sequence[Batch]) -> None:
         """Place anew what waits for a partition that is no more: in their order, ahead of what comes later.
