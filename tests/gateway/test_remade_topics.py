@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from gateway.kafka.partitioner import partition_of
+from gateway.kafka.publish.partitioner import partition_of
 from tests.gateway.test_containment import contained
 from tests.support.amqp import ThreadedSender
 from tests.support.gateway import GatewayProcess, wait_until

@@ -209,7 +209,7 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
         pinned = frozenset(self.pinned)
         for position, (record, (owner, _, token)) in enumerate(zip(self._records(), self._tickets(), strict=True)):
             named = partition if position in pinned else None
-            headers = list(record.headers)
+            headers = tuple(record.headers)
             yield Record(topic, record.key, record.value, headers, record.timestamp, named), owner, token
 
     def _records(self) -> DefaultRecordBatch:

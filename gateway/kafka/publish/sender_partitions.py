@@ -3,7 +3,7 @@
 A sender is an AMQP link, an HTTP request, an upload, a WebSocket. `writer.TopicWriter.place` chooses its partition with
 its first record there. It keeps it for as long as there is that partition, and a link also when it comes back under its
 name; it is given another only when its partition has no leader and nothing is on the way there any more, or when the
-topic was made anew without it.
+topic was made anew without it: then all of that partition's senders, and what waited for it, go on in one other.
 """
 
 from __future__ import annotations

@@ -1,0 +1,24 @@
+"""`python -m loadtest recovery`, in short: what the embedded Kafka had not flushed is read back after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+async def test_what_was_not_flushed_is_there_again(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadtest", "recovery", "--gigabytes", "0.02", "--kills", "0",
+        "--directory", str(tmp_path), "--json", str(report),
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    out, _ = await asyncio.wait_for(process.communicate(), 200)
+    assert process.returncode == 0, out.decode()
+    (row,) = json.loads(report.read_text())["rows"]
+    assert row["records"] == 80
+    assert row["recovered"] == row["partitions"] == 1
