@@ -42,7 +42,6 @@ from gateway.observe.lag import LoopLag
 from gateway.observe.logs import configure_logs
 from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
-from gateway.observe.sources import add_source
 from gateway.ports import check_ports
 from gateway.secret import secrets_in
 from gateway.security.authentication import Authenticator
@@ -203,16 +202,16 @@ class App:
         stack.callback(lag.stop)
         metrics = Metrics()
         for front in self._fronts:
-            add_source(metrics, front.name, front.statistics)
+            metrics.add_source(front.name, front.statistics)
         for name, statistics in parts_with_statistics(admittance, kafka_log, state):
-            add_source(metrics, name, statistics)
-        add_source(metrics, "event_loop", lag.statistics)
+            metrics.add_source(name, statistics)
+        metrics.add_source("event_loop", lag.statistics)
         collector = Collector(loop)
-        add_source(metrics, "collector", collector.statistics)
-        add_source(metrics, "failures", failures.statistics)
-        add_source(metrics, "descriptors", descriptors.statistics)
+        metrics.add_source("collector", collector.statistics)
+        metrics.add_source("failures", failures.statistics)
+        metrics.add_source("descriptors", descriptors.statistics)
         if self._room is not None:
-            add_source(metrics, "embedded_kafka", self._room.statistics)
+            metrics.add_source("embedded_kafka", self._room.statistics)
         await self._open_management(metrics, admittance, stack)
 
         def on_hangup() -> None:

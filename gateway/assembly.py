@@ -441,7 +441,7 @@ def parts_with_statistics(admittance: Admittance, log: Log, state: State) -> Seq
         ("tail", log.tail.statistics),
         ("state", state.topics.statistics),
         ("retained", state.retained.statistics),
-        ("kafka", log.groups.statistics),
+        ("kafka", log.groups.by_group),
         ("group_names", state.groups.statistics),
         ("strangers", admittance.strangers.statistics),
         ("authentication", admittance.authenticator.statistics),

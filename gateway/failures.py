@@ -15,9 +15,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+
+from gateway.statistics import counter, gauge
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +33,10 @@ class ForeseenError(Exception):
 
 
 class FailureStatistics(msgspec.Struct, frozen=True):
-    """Counts for the metrics.
+    """Counts for the metrics."""
 
-    Attributes:
-        contained_total: by place, ever.
-        retrying: by place, how many parts wait for their next attempt now.
-    """
-
-    contained_total: dict[str, int]
-    retrying: dict[str, int]
+    contained_total: Annotated[dict[str, int], counter("failures that nobody foresaw, by the part they ended", "place")]
+    retrying: Annotated[dict[str, int], gauge("parts that wait for their next attempt", "place")]
 
 
 class Failures:

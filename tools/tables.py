@@ -1,4 +1,4 @@
-"""Write what the documents repeat of the code and of other files: the index of the ADRs.
+"""Write what the documents repeat of the code and of other files: the metrics, the index of the ADRs.
 
 Called as `python -m tools.tables` (`make tables`); tests/packaging/test_docs.py fails while a page is out of date.
 """
@@ -10,11 +10,56 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from gateway.amqp.counters import AmqpStatistics
+from gateway.embedded.open_files import Statistics as OpenFiles
+from gateway.failures import FailureStatistics
+from gateway.kafka.cluster.topic_creation import Statistics as TopicCreation
+from gateway.kafka.groups.assignment import GroupsStatistics
+from gateway.kafka.publish.publisher import Statistics as PublisherStatistics
+from gateway.kafka.read.watched_topics import TailStatistics
+from gateway.kafka.state import StateStatistics
+from gateway.mqtt.front import Statistics as MqttStatistics
+from gateway.mqtt.routing.retained import RetainedStatistics
+from gateway.net.descriptors import DescriptorStatistics
+from gateway.net.strangers import StrangersStatistics
+from gateway.net.upgrade import Statistics as UpgradeStatistics
+from gateway.observe.collector import CollectorStatistics
+from gateway.observe.lag import LagStatistics
+from gateway.observe.metrics import describe
+from gateway.rest.listener import RestStatistics
+from gateway.security.authentication import AuthenticationStatistics
+from gateway.security.group_names import GroupNamesStatistics
+
 ROOT: Final = Path(__file__).parents[1]
+METRICS: Final = ROOT / "docs" / "metrics.md"
 DECISIONS: Final = ROOT / "docs" / "adr"
 BEGIN: Final = "<!-- {}: written by `make tables` -->\n"
 END: Final = "<!-- end of {} -->\n"
 TITLE: Final = re.compile(r"# (\d{4}): ([^\n]+)\n\nDate: \d{4}-\d{2}-\d{2}\. Status: (.+?)\.\n\n", re.DOTALL)
+
+
+SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
+    "MQTT": {"mqtt": MqttStatistics, "mqtt_websocket": UpgradeStatistics, "retained": RetainedStatistics},
+    "AMQP": {"amqp": AmqpStatistics, "amqp_websocket": UpgradeStatistics},
+    "HTTP": {"http": RestStatistics},
+    "Into Kafka": {"publisher": PublisherStatistics, "topics": TopicCreation},
+    "From Kafka": {"tail": TailStatistics, "kafka": GroupsStatistics, "state": StateStatistics},
+    "Logins and rights": {
+        "authentication": AuthenticationStatistics,
+        "strangers": StrangersStatistics,
+        "group_names": GroupNamesStatistics,
+    },
+    "The process": {
+        "event_loop": LagStatistics,
+        "collector": CollectorStatistics,
+        "failures": FailureStatistics,
+        "descriptors": DescriptorStatistics,
+        "embedded_kafka": OpenFiles,
+    },
+}
+"""What `gateway.app` gives to the metrics, by chapter and name; a test compares it with what a gateway tells."""
 
 
 def replace(page: str, name: str, table: str) -> str:
@@ -41,7 +86,23 @@ def decisions() -> str:
     return "".join(["| | decision | status |\n|---|---|---|\n", *rows])
 
 
-PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = ((DECISIONS / "README.md", "decisions", decisions),)
+def metrics() -> str:
+    """The tables of all metrics, from the structs that declare them."""
+    parts = []
+    for chapter, sources in SOURCES.items():
+        parts.append(f"## {chapter}\n\n| metric | kind | labels | meaning |\n|---|---|---|---|\n")
+        for name, struct in sources.items():
+            for metric in describe(name, struct):
+                labels = ", ".join(f"`{label}`" for label in metric.labels)
+                parts.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning} |\n")
+        parts.append("\n")
+    return "".join(parts).removesuffix("\n")
+
+
+PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
+    (METRICS, "metrics", metrics),
+    (DECISIONS / "README.md", "decisions", decisions),
+)
 """Pages, the name of the place on it, and what stands there."""
 
 

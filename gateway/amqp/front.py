@@ -6,7 +6,8 @@ import ssl
 from typing import Final
 
 from gateway.amqp.connection import AmqpConnection
-from gateway.amqp.services import AmqpStatistics, Services
+from gateway.amqp.counters import AmqpStatistics
+from gateway.amqp.services import Services
 from gateway.net.front import SocketFront
 from gateway.net.strangers import Strangers
 from gateway.spawn import Spawn

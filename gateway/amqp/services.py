@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from flowcontrol.gate import Gate
+from gateway.amqp.counters import AmqpStatistics, Counts
 from gateway.amqp.links.dead_letters import DeadLetters
 from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.login import Authenticator
@@ -23,74 +24,11 @@ from gateway.kafka.read.live_reader import Tail
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
-from mapping.outcomes import Outcome
 
 if TYPE_CHECKING:
     from gateway.amqp.links.outgoing import OutgoingLink
 
 PRODUCT: Final = "trivium"
-
-
-class Counts:
-    """What happened on all links; only grows.
-
-    Attributes:
-        incoming: messages from peers by what became of them.
-        sent: messages to peers.
-        expired: records that were not sent because their time was over.
-        too_large_for_peer: records above a receiver's own max-message-size, not sent.
-        rejected_by_peer, returned_by_peer: outcomes of peers: rejected; released and modified.
-        aborted: deliveries that a peer took back.
-        dead_letters, dead_letters_failed: records for which one was stored, and attempts at it that failed.
-        connections, refused_logins, refused_links: as they say.
-        transactions_committed, transactions_rolled_back: discharged by Kafka; undone, whoever wanted it.
-        transactions_timed_out: of these, because nobody discharged them.
-        broken: connections that a peer ended by breaking the protocol, falling silent or vanishing.
-    """
-
-    __slots__ = (
-        "aborted", "broken", "connections", "dead_letters", "dead_letters_failed", "expired", "incoming",
-        "refused_links", "refused_logins", "rejected_by_peer", "returned_by_peer", "sent", "too_large_for_peer",
-        "transactions_committed", "transactions_rolled_back", "transactions_timed_out",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.incoming = dict.fromkeys(Outcome, 0)
-        self.sent = self.expired = self.too_large_for_peer = self.rejected_by_peer = self.returned_by_peer = 0
-        self.dead_letters = self.dead_letters_failed = 0
-        self.transactions_committed = self.transactions_rolled_back = self.transactions_timed_out = 0
-        self.aborted = self.connections = self.refused_logins = self.refused_links = self.broken = 0
-
-
-class AmqpStatistics(msgspec.Struct, frozen=True):
-    """A snapshot; see `Counts`, and what is there now: connections, links each way, granted and unanswered messages."""
-
-    open_connections: int
-    senders: int
-    receivers: int
-    credit: int
-    unanswered: int
-    unsettled: int
-    starved: int
-    nodes: int
-    transactions: int
-    transaction_producers: int
-    incoming: dict[Outcome, int]
-    sent: int
-    expired: int
-    too_large_for_peer: int
-    rejected_by_peer: int
-    returned_by_peer: int
-    aborted: int
-    dead_letters: int
-    dead_letters_failed: int
-    transactions_committed: int
-    transactions_rolled_back: int
-    transactions_timed_out: int
-    connections: int
-    refused_logins: int
-    refused_links: int
-    broken: int
 
 
 class SessionLike(Protocol):
@@ -236,8 +174,7 @@ class Services:
         """A snapshot."""
         now = [session.statistics() for session in self.sessions]
         totals = [sum(column) for column in zip(*now, strict=True)] if now else [0] * 5
-        counts: dict[str, Any] = {name: getattr(self.counts, name) for name in Counts.__slots__}
-        counts["incoming"] = dict(self.counts.incoming)
+        counts = msgspec.structs.asdict(self.counts) | {"incoming": dict(self.counts.incoming)}
         return AmqpStatistics(
             open_connections=len(self.sessions),
             senders=totals[0],

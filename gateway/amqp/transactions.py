@@ -55,9 +55,9 @@ from protocols.amqp.transactions import (
 
 if TYPE_CHECKING:
     from gateway.amqp.connection import AmqpConnection
+    from gateway.amqp.counters import Counts
     from gateway.amqp.links.incoming import IncomingLink
     from gateway.amqp.links.outgoing import OutgoingLink
-    from gateway.amqp.services import Counts
 
 log = structlog.get_logger(__name__)
 

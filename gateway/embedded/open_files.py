@@ -9,11 +9,12 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from gateway.embedded.storage import BrokerError
+from gateway.statistics import gauge
 
 SHARE: Final = 0.7
 """Of the limit, for what there is with the new topic: the rest is for clients, new segments and compaction."""
@@ -27,8 +28,8 @@ _USUAL_MAP_LIMIT: Final = 65530
 class Statistics(msgspec.Struct, frozen=True):
     """Of the embedded broker; 0 while it does not run."""
 
-    open_files: int
-    open_files_limit: int
+    open_files: Annotated[int, gauge("open files of the embedded Kafka; 0 while it does not run")]
+    open_files_limit: Annotated[int, gauge("open files that the embedded Kafka may have")]
 
 
 class BrokerRoom:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -36,6 +36,7 @@ from gateway.kafka.driver.outage import away
 from gateway.kafka.publish.partitioner import partition_of
 from gateway.kafka.publish.publisher import Publisher
 from gateway.spawn import Spawn, keep_on
+from gateway.statistics import counter, gauge, structs_by
 from mapping.record import Headers, Received, Record
 
 log = logging.getLogger(__name__)
@@ -56,28 +57,20 @@ Restarted = Callable[[int], None]
 
 
 class TopicStatistics(msgspec.Struct, frozen=True):
-    """One table.
+    """One table."""
 
-    Attributes:
-        records_total: records read and applied.
-        failed_total: records whose `apply` raised, which is our bug; it is in the log.
-        restarted_total: how often a partition was read from its beginning once more.
-        written_total: records given to the publisher.
-        lag: records stored and not yet applied, as of the last fetch.
-    """
-
-    records_total: int
-    failed_total: int
-    restarted_total: int
-    written_total: int
-    lag: int
+    records_total: Annotated[int, counter("records read and applied")]
+    failed_total: Annotated[int, counter("records whose use failed, which is a fault of the gateway; it is in the log")]
+    restarted_total: Annotated[int, counter("how often a partition was read from its beginning once more")]
+    written_total: Annotated[int, counter("records given to the publisher")]
+    lag: Annotated[int, gauge("records stored and not applied yet, as of the last fetch")]
 
 
 class StateStatistics(msgspec.Struct, frozen=True):
     """All tables; `loaded` is 1 once everything was read."""
 
-    loaded: int
-    table: dict[str, TopicStatistics]
+    loaded: Annotated[int, gauge("1 once everything was read")]
+    table: Annotated[dict[str, TopicStatistics], structs_by("table")]
 
 
 class Written:

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+from gateway.statistics import counter, gauge
 
 
 class Counters(msgspec.Struct):
     """What the sessions of this process did; read by the metrics."""
 
-    published: int = 0
-    acknowledged: int = 0
-    refused: int = 0
-    lost_at_qos_0: int = 0
-    delivered: int = 0
-    delivered_acknowledged: int = 0
-    expired: int = 0
-    too_large: int = 0
-    dropped: int = 0
-    gaps: int = 0  # messages for kept sessions that retention had deleted
-    failed_connections: int = 0
-    refused_connections: int = 0
+    published: Annotated[int, counter("messages that clients have published")] = 0
+    acknowledged: Annotated[int, counter("messages answered by PUBACK or PUBCOMP with success")] = 0
+    refused: Annotated[int, counter("messages refused, with a reason code where the protocol has one")] = 0
+    lost_at_qos_0: Annotated[int, counter("messages at QoS 0 that were not stored")] = 0
+    delivered: Annotated[int, counter("messages sent to clients")] = 0
+    delivered_acknowledged: Annotated[int, counter("messages that clients have acknowledged")] = 0
+    expired: Annotated[int, counter("messages not sent because their expiry had passed")] = 0
+    too_large: Annotated[int, counter("messages above a client's Maximum Packet Size, not sent")] = 0
+    dropped: Annotated[int, counter("messages at QoS 0 that a client was too slow for")] = 0
+    gaps: Annotated[int, counter("messages for kept sessions that retention had deleted")] = 0
+    failed_connections: Annotated[int, counter("connections ended for an error of the protocol")] = 0
+    refused_connections: Annotated[int, counter("connections refused in CONNACK")] = 0
 
 
 class SessionStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of the sessions.
+    """A snapshot of the sessions."""
 
-    Attributes:
-        connected: sessions with a connection here.
-        stored: kept sessions that are known, of all gateways.
-        takeovers_total: connections that lost their client id to a newer one.
-        expired_total: sessions that this gateway ended because their time had run out.
-        wills_total: wills that this gateway published.
-        invalid_total: records in their topic that are none of ours, or say what cannot be; they are ignored.
-    """
-
-    connected: int
-    stored: int
-    takeovers_total: int
-    expired_total: int
-    wills_total: int
-    invalid_total: int
+    connected: Annotated[int, gauge("sessions with a connection here")]
+    stored: Annotated[int, gauge("kept sessions that are known, of all gateways")]
+    takeovers_total: Annotated[int, counter("connections that lost their client id to a newer one")]
+    expired_total: Annotated[int, counter("sessions that this gateway ended because their time had run out")]
+    wills_total: Annotated[int, counter("wills that this gateway published")]
+    invalid_total: Annotated[int, counter("records of the sessions' topic that are ignored: not ours, or impossible")]

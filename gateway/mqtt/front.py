@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -13,6 +13,7 @@ from gateway.mqtt.services import Services
 from gateway.net.front import SocketFront
 from gateway.net.strangers import Strangers
 from gateway.spawn import Spawn
+from gateway.statistics import counter, gauge
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.states import Limits
 
@@ -22,11 +23,11 @@ WEBSOCKET_SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")  # [MQTT-6.0.0-4]; some 3.1
 class Statistics(msgspec.Struct, frozen=True):
     """A snapshot of the MQTT side."""
 
-    connections: int
-    connections_total: int
+    connections: Annotated[int, gauge("connections now")]
+    connections_total: Annotated[int, counter("connections accepted")]
     sessions: SessionStatistics
-    subscriptions: int
-    unmapped_total: int  # records that have no MQTT topic name
+    subscriptions: Annotated[int, gauge("subscriptions of connected sessions")]
+    unmapped_total: Annotated[int, counter("records that have no MQTT topic name")]
     messages: Counters
 
 

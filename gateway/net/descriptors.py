@@ -11,11 +11,12 @@ import logging
 import os
 import resource
 import time
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
 from gateway.spawn import Spawn
+from gateway.statistics import counter, gauge
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +38,11 @@ class Pausable(Protocol):
 
 
 class DescriptorStatistics(msgspec.Struct, frozen=True):
-    """What the metrics tell.
+    """What the metrics tell."""
 
-    Attributes:
-        limit: open files that the process may have.
-        paused: whether listeners wait for free ones.
-        pauses_total: how often they had to.
-    """
-
-    limit: int
-    paused: int
-    pauses_total: int
+    limit: Annotated[int, gauge("open files that the process may have")]
+    paused: Annotated[int, gauge("1 while listeners wait for free descriptors")]
+    pauses_total: Annotated[int, counter("how often listeners had to wait for descriptors")]
 
 
 class Descriptors:

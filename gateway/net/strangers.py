@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
+
+from gateway.statistics import counter, gauge
 
 
 class StrangersStatistics(msgspec.Struct, frozen=True):
     """What is held for strangers now, and how many were cut off since the start."""
 
-    bytes: int
-    connections: int
-    dropped_total: int
+    bytes: Annotated[int, gauge("bytes held for connections that have not logged in")]
+    connections: Annotated[int, gauge("connections that have not logged in")]
+    dropped_total: Annotated[int, counter("connections cut off before they had logged in, because of their budget")]
 
 
 class Stranger:

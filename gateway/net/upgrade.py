@@ -7,7 +7,7 @@ import base64
 import binascii
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
@@ -19,6 +19,7 @@ from gateway.net.listener import Listener
 from gateway.net.strangers import Strangers
 from gateway.net.websocket import WebSocket
 from gateway.security.origins import Hosts, Origins
+from gateway.statistics import counter, gauge
 
 VERSION: Final = "13"  # of RFC 6455
 KEY_BYTES: Final = 16
@@ -133,8 +134,8 @@ class _SwitchingProtocols(web.StreamResponse):
 class Statistics(msgspec.Struct, frozen=True):
     """What is counted about a WebSocket listener; its connections count where their subprotocol's do."""
 
-    handshaking: int
-    requests_total: int
+    handshaking: Annotated[int, gauge("connections that are not upgraded yet")]
+    requests_total: Annotated[int, counter("requests for an upgrade; what is upgraded counts with its protocol")]
 
 
 class WebSocketFront:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+
+from gateway.statistics import counter, gauge
 
 THRESHOLDS: Final = (20_000, 20, 50)
 """New objects between two looks at the youngest; such looks between two at the middle ones; those between two at all.
@@ -26,11 +28,11 @@ FULL_SHARE: Final = 500  # so many times as long as the last one took: a large h
 class CollectorStatistics(msgspec.Struct, frozen=True):
     """What the collector did since the start; its pauses are turns of the loop."""
 
-    collections_total: int
-    idle_collections_total: int
-    found_total: int  # objects in cycles
-    paused_s_total: float
-    longest_pause_s: float
+    collections_total: Annotated[int, counter("times that Python looked for reference cycles")]
+    idle_collections_total: Annotated[int, counter("looks for cycles because there was nothing else to do")]
+    found_total: Annotated[int, counter("objects found in cycles")]
+    paused_s_total: Annotated[float, counter("time spent looking for cycles")]
+    longest_pause_s: Annotated[float, gauge("the longest look for cycles since the start")]
 
 
 class Collector:

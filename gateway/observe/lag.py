@@ -14,12 +14,12 @@ import signal
 import threading
 import time
 from types import FrameType
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import structlog
 
-from gateway.observe.metrics import Histogram
+from gateway.statistics import Histogram, gauge, histogram
 
 log = structlog.get_logger(__name__)
 
@@ -35,11 +35,11 @@ OURS: Final = ("gateway.", "protocols.", "mapping.", "flowcontrol.")
 class LagStatistics(msgspec.Struct, frozen=True):
     """How long a callback that was due waited for its turn, how long turns take, and how much runs."""
 
-    lag_s: float  # the last one
-    worst_lag_s: float  # of the last minute
-    slow_turn_s: Histogram  # turns that took more than `SLOW_S` of the processor, by what they took
-    longest_turn_s: float  # of these, since the start
-    tasks: int  # not done now
+    lag_s: Annotated[float, gauge("how long the last timer that was due waited for its turn")]
+    worst_lag_s: Annotated[float, gauge("how long a timer waited for its turn, the longest of the last minute")]
+    slow_turn_s: Annotated[Histogram, histogram("turns of the event loop that took long, by their CPU time")]
+    longest_turn_s: Annotated[float, gauge("CPU time of the longest turn since the start")]
+    tasks: Annotated[int, gauge("asyncio tasks")]
 
 
 class LoopLag:

@@ -1,21 +1,20 @@
 """Metrics: what the parts of the gateway count themselves, turned into Prometheus families when somebody asks.
 
-Nothing here is called per message. A part keeps plain integers and gives them out by `statistics()`, an immutable
-struct; `Metrics` reads it at scrape time. A field's name is its metric's name, by these rules:
+Nothing here is called per message. A part keeps plain integers and gives them out by `statistics()`, a struct whose
+fields say what they are (`gateway.statistics`); `Metrics` reads it at scrape time. Names follow from fields:
 
 - `trivium_<source>_<field>`; a struct inside a struct adds its field's name in between;
-- a field that ends in `_total`, or that the source names as a counter, is a counter; any other number is a gauge;
 - units stand in names as Prometheus wants them: `_s` becomes `_seconds`, `_ms` too (and the value is divided);
+- a counter ends in `_total`, whether the field does or not;
 - a mapping (topic -> number or struct, or topic -> partition -> number) becomes a label, or two, each of at most
   `LABEL_VALUES` values, the rest summed in `other`;
-- a `Histogram` becomes a histogram; what is no number is left out.
+- what is None, and a field that declares nothing, is left out.
 """
 
 from __future__ import annotations
 
-import bisect
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -24,59 +23,33 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.statistics import Declared, Histogram, Kind, fields
+
 log = structlog.get_logger(__name__)
 
 PREFIX: Final = "trivium"
 LABEL_VALUES: Final = 200  # topics are few by design, and a scrape must stay small all the same
 OTHER: Final = "other"
-MAPPING_LABELS: Final = ("topic", "partition")
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-LATENCY_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+FAMILIES: Final[dict[Kind, Callable[..., Metric]]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
 Labels = tuple[tuple[str, str], ...]
 
 
-class Histogram:
-    """Counts by bounds. Cheap enough for once per Kafka batch; not meant for once per message."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float] = LATENCY_BOUNDS_S) -> None:
-        """Args: bounds: upper bounds, ascending, inclusive; what is above the last one is counted too."""
-        if list(bounds) != sorted(set(bounds)):
-            raise ValueError("bounds must ascend")
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count `value`, in the unit of the bounds, `times` times."""
-        self.counts[bisect.bisect_left(self.bounds, value)] += times
-        self.total += value * times
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """The counts up to each bound, as Prometheus writes them."""
-        sums: list[tuple[str, float]] = []
-        running = 0
-        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
-            running += count
-            sums.append((bound, float(running)))
-        return sums
-
-
 class _Source(msgspec.Struct, frozen=True):
     name: str
-    read: Callable[[], Any]
+    read: Callable[[], msgspec.Struct | None]
     labels: Labels
-    counters: frozenset[str]
-    mappings: Mapping[str, tuple[str, ...]]
 
 
 class _Samples(msgspec.Struct):
     """One family on its way: all its samples, of all sources."""
 
-    kind: Callable[..., Metric]
-    help: str
+    declared: Declared
     rows: list[tuple[dict[str, str], Any]]
 
 
@@ -91,27 +64,17 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def add_source(
-        self,
-        name: str,
-        read: Callable[[], Any],
-        *,
-        labels: Mapping[str, str] | None = None,
-        counters: Collection[str] = (),
-        mappings: Mapping[str, tuple[str, ...]] | None = None,
+        self, name: str, read: Callable[[], msgspec.Struct | None], *, labels: Mapping[str, str] | None = None
     ) -> None:
         """Register something that counts.
 
         Args:
             name: the part's name, such as `publisher`; several sources may share one, with different `labels`.
-            read: gives a msgspec struct, a mapping or None (nothing to tell now); called at each scrape, in the
-                event loop; it must be quick.
+            read: gives a struct of declared fields, or None (nothing to tell now); called at each scrape, in the event
+                loop; it must be quick.
             labels: constant labels, such as `{"protocol": "mqtt"}`.
-            counters: fields that only grow although their name does not end in `_total`.
-            mappings: for fields that are mappings, the labels that their keys become, outermost first; `topic` and
-                `partition` by default.
         """
-        fixed = tuple(sorted((labels or {}).items()))
-        self._sources.append(_Source(name, read, fixed, frozenset(counters), dict(mappings or {})))
+        self._sources.append(_Source(name, read, tuple(sorted((labels or {}).items()))))
 
     def render(self) -> bytes:
         """Everything, in Prometheus' text format."""
@@ -125,7 +88,7 @@ class Metrics(Collector):
         """Ask every source. One that fails is left out and counted; the others are not touched."""
         families: dict[str, _Samples] = {}
         for source in self._sources:
-            reading = _Reading(source)
+            reading = _Reading()
             try:
                 value = source.read()
                 if value is not None:
@@ -136,7 +99,7 @@ class Metrics(Collector):
                 self._failures[source.name] = self._failures.get(source.name, 0) + 1
                 continue
             for name, samples in reading.families.items():
-                families.setdefault(name, _Samples(samples.kind, samples.help, [])).rows.extend(samples.rows)
+                families.setdefault(name, _Samples(samples.declared, [])).rows.extend(samples.rows)
         for name, samples in sorted(families.items()):
             yield _family(name, samples)
         failures = CounterMetricFamily(
@@ -150,50 +113,65 @@ class Metrics(Collector):
 class _Reading:
     """The families that one source's statistics become."""
 
-    def __init__(self, source: _Source) -> None:
+    def __init__(self) -> None:
         self.families: dict[str, _Samples] = {}
-        self._source = source
 
-    def take(self, path: tuple[str, ...], labels: dict[str, str], value: Any) -> None:
-        """Take the fields of a struct, or of a mapping that stands for one."""
+    def take(self, path: tuple[str, ...], labels: dict[str, str], struct: msgspec.Struct) -> None:
+        """Take the fields of a struct that are declared, and of the structs inside."""
+        for field in fields(type(struct)):
+            value = getattr(struct, field.name)
+            self._take_field((*path, field.name), labels, value, field.declared)
+
+    def _take_field(
+        self, path: tuple[str, ...], labels: dict[str, str], value: Any, declared: Declared | None, depth: int = 0
+    ) -> None:
         if isinstance(value, msgspec.Struct):
-            value = {field: getattr(value, field) for field in value.__struct_fields__}
-        for field, inner in value.items():
-            names = self._source.mappings.get(field, MAPPING_LABELS)
-            self._take_field((*path, field), labels, inner, names)
-
-    def _take_field(self, path: tuple[str, ...], labels: dict[str, str], value: Any, names: tuple[str, ...]) -> None:
-        field = path[-1]
-        if isinstance(value, Mapping):
+            self.take(path, labels, value)
+        elif declared is None or value is None:
+            return
+        elif isinstance(value, Mapping):
             for key, inner in _bounded(value).items():
                 text = key.value if isinstance(key, enum.Enum) else key
-                self._take_field(path, {**labels, names[0]: str(text)}, inner, names[1:])
-        elif isinstance(value, msgspec.Struct):
-            self.take(path, labels, value)
-        elif isinstance(value, Histogram):
-            name, _ = _named("_".join(path))
-            self._add(name, HistogramMetricFamily, labels, (value.buckets(), value.total))
-        elif isinstance(value, (int, float)):
-            name, divisor = _named("_".join(path))
-            if field.endswith("_total") or field in self._source.counters:
-                # A gauge `connections` and a counter `connections_total` may stand side by side.
-                self._add(f"{name.removesuffix('_total')}_total", CounterMetricFamily, labels, value / divisor)
-            else:
-                self._add(name, GaugeMetricFamily, labels, value / divisor)
-
-    def _add(self, name: str, kind: Callable[..., Metric], labels: dict[str, str], value: Any) -> None:
-        text = name.removeprefix(f"{PREFIX}_").replace("_", " ").capitalize() + "."
-        self.families.setdefault(name, _Samples(kind, text, [])).rows.append((labels, value))
+                self._take_field(path, {**labels, declared.labels[depth]: str(text)}, inner, declared, depth + 1)
+        else:
+            name, divisor = metric_name(path, declared)
+            sample = (value.buckets(), value.total) if isinstance(value, Histogram) else value / divisor
+            self.families.setdefault(name, _Samples(declared, [])).rows.append((labels, sample))
 
 
-def _named(name: str) -> tuple[str, int]:
-    """The name with Prometheus' unit, and what the value is divided by."""
-    stem, total = (name.removesuffix("_total"), "_total") if name.endswith("_total") else (name, "")
-    if stem.endswith("_ms"):
-        return f"{stem.removesuffix('_ms')}_seconds{total}", 1000
-    if stem.endswith("_s"):
-        return f"{stem.removesuffix('_s')}_seconds{total}", 1
-    return name, 1
+def metric_name(path: Sequence[str], declared: Declared) -> tuple[str, int]:
+    """The metric's name with Prometheus' unit and ending, and what the value is divided by."""
+    name, divisor = "_".join(path).removesuffix("_total"), 1
+    if name.endswith("_ms"):
+        name, divisor = f"{name.removesuffix('_ms')}_seconds", 1000
+    elif name.endswith("_s"):
+        name = f"{name.removesuffix('_s')}_seconds"
+    # A gauge `connections` and a counter `connections_total` may stand side by side.
+    return f"{name}_total" if declared.kind == "counter" else name, divisor
+
+
+class Described(msgspec.Struct, frozen=True):
+    """A metric as `docs/metrics.md` tells of it."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def describe(source: str, struct: type[msgspec.Struct]) -> Iterator[Described]:
+    """The metrics that a source of such structs has, in the order of the fields."""
+    return _described((PREFIX, source), (), struct)
+
+
+def _described(path: tuple[str, ...], labels: tuple[str, ...], struct: type[msgspec.Struct]) -> Iterator[Described]:
+    for field in fields(struct):
+        here, declared = (*path, field.name), field.declared
+        below = labels + (declared.labels if declared is not None else ())
+        if field.struct is not None:
+            yield from _described(here, below, field.struct)
+        elif declared is not None and declared.kind is not None:
+            yield Described(metric_name(here, declared)[0], declared.kind, below, declared.meaning)
 
 
 def _bounded(values: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -209,10 +187,12 @@ def _bounded(values: Mapping[Any, Any]) -> Mapping[Any, Any]:
 def _family(name: str, samples: _Samples) -> Metric:
     """One family; a label that only some of its sources have is empty for the others."""
     names = sorted({label for labels, _ in samples.rows for label in labels})
-    family: Any = samples.kind(name, samples.help, labels=names)
+    declared = samples.declared
+    assert declared.kind is not None
+    family: Any = FAMILIES[declared.kind](name, f"{declared.meaning[0].upper()}{declared.meaning[1:]}.", labels=names)
     for labels, value in samples.rows:
         values = [labels.get(label, "") for label in names]
-        if samples.kind is HistogramMetricFamily:
+        if declared.kind == "histogram":
             family.add_metric(values, buckets=value[0], sum_value=value[1])
         else:
             family.add_metric(values, value)

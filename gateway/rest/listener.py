@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -36,6 +37,7 @@ from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
 from gateway.rest.streams.live_websockets import Live, LiveStatistics
 from gateway.rest.streams.server_sent_events import EventStreams, StreamsStatistics
+from gateway.statistics import counter, gauge
 from protocols.rest.confluent import Dialect
 from protocols.rest.errors import RestError
 
@@ -43,9 +45,9 @@ from protocols.rest.errors import RestError
 class RestStatistics(msgspec.Struct, frozen=True):
     """Everything that is counted about HTTP."""
 
-    connections: int
-    requests_total: int
-    answers_total: dict[str, dict[str, int]]  # by operation and class of status
+    connections: Annotated[int, gauge("connections now")]
+    requests_total: Annotated[int, counter("requests")]
+    answers_total: Annotated[dict[str, dict[str, int]], counter("answers", "operation", "status")]
     produce: ProduceStatistics
     uploads: UploadsStatistics
     keyed: KeyedStatistics

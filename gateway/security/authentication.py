@@ -15,7 +15,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import structlog
@@ -32,6 +32,7 @@ from gateway.security.scram_file import ScramUsers, read_scram_file
 from gateway.security.throttle import Throttle, address_of
 from gateway.security.tokens import Shown, TokenError, TokenJudge
 from gateway.security.turns import Busy, Turns
+from gateway.statistics import counter, gauge
 
 log = structlog.get_logger(__name__)
 
@@ -48,16 +49,16 @@ NONCE_BYTES: Final = 18  # of chance in a SCRAM nonce: 24 characters
 class AuthenticationStatistics(msgspec.Struct, frozen=True):
     """How attempts ended, since the start."""
 
-    accepted_total: int
-    remembered_total: int  # of the accepted: without asking a plugin
-    refused_total: int
-    throttled_total: int  # of the refused: not even checked, told to come again
-    waiting: int  # for their turn at a check
-    checking: int
-    errors_total: int  # answers that a plugin could not give
-    addresses_slowed: int
-    key_fetches_total: int  # of the keys of tokens
-    key_fetches_failed_total: int
+    accepted_total: Annotated[int, counter("logins accepted")]
+    remembered_total: Annotated[int, counter("logins accepted without asking a plugin")]
+    refused_total: Annotated[int, counter("logins refused")]
+    throttled_total: Annotated[int, counter("logins not checked and told to come again")]
+    waiting: Annotated[int, gauge("logins that wait for their turn at a check")]
+    checking: Annotated[int, gauge("checks under way")]
+    errors_total: Annotated[int, counter("answers that a plugin could not give")]
+    addresses_slowed: Annotated[int, gauge("addresses whose refusals are delayed")]
+    key_fetches_total: Annotated[int, counter("fetches of the keys of tokens")]
+    key_fetches_failed_total: Annotated[int, counter("fetches of the keys of tokens that failed")]
 
 
 class Authenticator:

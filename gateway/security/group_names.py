@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -26,6 +26,7 @@ from gateway.kafka.contracts import Refused
 from gateway.kafka.state import StateTopic, StateTopics, Written
 from gateway.security.authorization import Grant
 from gateway.security.identity import ANONYMOUS_NAME
+from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
 from mapping.record import Received
 
@@ -58,11 +59,11 @@ class Owned(msgspec.Struct, frozen=True, omit_defaults=True):
 class GroupNamesStatistics(msgspec.Struct, frozen=True):
     """Names that are kept now; and since the start."""
 
-    names: int
-    claimed_total: int
-    refused_total: int
-    forgotten_total: int
-    undecodable_total: int
+    names: Annotated[int, gauge("consumer groups with an owner")]
+    claimed_total: Annotated[int, counter("names claimed")]
+    refused_total: Annotated[int, counter("uses of a name refused")]
+    forgotten_total: Annotated[int, counter("names given up")]
+    undecodable_total: Annotated[int, counter("records of their table that cannot be read; they are ignored")]
 
 
 class KafkaGroups(Protocol):

@@ -20,8 +20,8 @@ from mapping.outcomes import Outcome
 from mapping.record import Received
 
 if TYPE_CHECKING:
+    from gateway.amqp.counters import Counts
     from gateway.amqp.links.outgoing import OutgoingLink
-    from gateway.amqp.services import Counts
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 from aiokafka import errors
@@ -21,6 +21,7 @@ from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.contracts import Refused
 from gateway.spawn import Spawn
+from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
 
 log = logging.getLogger(__name__)
@@ -65,21 +66,13 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """What there is, and what was made here since the start.
+    """What there is, and what was made here since the start."""
 
-    Attributes:
-        topics: in Kafka, as of the last count; ours and Kafka's own left out.
-        partitions: of all topics, those included.
-        topics_made_total: by this gateway.
-        topics_refused_total: wishes beyond a limit.
-        topics_waiting: wishes that wait for their turn.
-    """
-
-    topics: int
-    partitions: int
-    topics_made_total: int
-    topics_refused_total: int
-    topics_waiting: int
+    topics: Annotated[int, gauge("topics in Kafka as of the last count, internal ones left out")]
+    partitions: Annotated[int, gauge("partitions of all topics, internal ones included")]
+    topics_made_total: Annotated[int, counter("topics made by this gateway")]
+    topics_refused_total: Annotated[int, counter("topics not made because of a limit")]
+    topics_waiting: Annotated[int, gauge("topics that wait to be made")]
 
 
 class Catalogue(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Annotated, Final, NamedTuple, Protocol
 
 import msgspec
 from aiokafka import TopicPartition
@@ -14,6 +14,7 @@ from flowcontrol.checkpoint import Checkpoint
 from flowcontrol.offsets import OffsetSet, read_ledger, write_ledger
 from gateway.kafka.contracts import Outlet
 from gateway.kafka.read.catch_up_reader import Reading
+from gateway.statistics import counter, gauge, structs_by
 from mapping.record import Received
 
 Condition = Callable[[Received], bool]
@@ -280,42 +281,28 @@ class Pool:
 
 
 class GroupStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of one reader.
-
-    Attributes:
-        group: the consumer group.
-        topics: what is subscribed to.
-        outlets: outlets that share the reader.
-        positions: per topic and partition that is ours, the offset of the next record to read.
-        committed: likewise, the offset committed.
-        lag: per topic, records stored and not read yet, as of the last fetch.
-        unsettled: records read and not settled.
-        waiting: of these, how many wait for their next attempt.
-        commits: commit requests answered, ever.
-        redelivered: records offered again, ever.
-        late: settlements of records that were no longer the outlet's, ever.
-        rebalances: assignments received, ever.
-        unwanted: records settled since no outlet here wants them, ever.
-        unselected: records of queues that no outlet here selects, kept in the log for whoever will.
-        behind: outlets, by partition, that are being brought what was unselected before.
-        expired: unselected records that retention has deleted, ever.
-        stalled: partitions not read on, since too much lies behind a record that is not settled.
-    """
+    """A snapshot of one reader."""
 
     group: str
     topics: tuple[str, ...]
-    outlets: int
-    positions: dict[str, dict[int, int]]
-    committed: dict[str, dict[int, int]]
-    lag: dict[str, int]
-    unsettled: int
-    waiting: int
-    commits: int
-    redelivered: int
-    late: int
-    rebalances: int
-    unwanted: int = 0
-    unselected: int = 0
-    behind: int = 0
-    expired: int = 0
-    stalled: int = 0
+    outlets: Annotated[int, gauge("receivers here that share the group")]
+    positions: Annotated[dict[str, dict[int, int]], gauge("offset of the next record to read", "topic", "partition")]
+    committed: Annotated[dict[str, dict[int, int]], gauge("the offset committed", "topic", "partition")]
+    lag: Annotated[dict[str, int], gauge("records stored and not read yet, as of the last fetch", "topic")]
+    unsettled: Annotated[int, gauge("records read and not settled")]
+    waiting: Annotated[int, gauge("records that wait for their next attempt")]
+    commits: Annotated[int, counter("commit requests answered")]
+    redelivered: Annotated[int, counter("records offered again")]
+    late: Annotated[int, counter("settlements of records that had gone to another receiver")]
+    rebalances: Annotated[int, counter("assignments received")]
+    unwanted: Annotated[int, counter("records settled because no receiver here wants them")] = 0
+    unselected: Annotated[int, gauge("records of queues that no receiver here selects, kept in the log")] = 0
+    behind: Annotated[int, gauge("receivers, by partition, that are being brought what was not selected before")] = 0
+    expired: Annotated[int, counter("records kept for later receivers that retention has deleted")] = 0
+    stalled: Annotated[int, gauge("partitions not read on: too much lies behind a record that is not settled")] = 0
+
+
+class GroupsStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of all readers, by the name of the group."""
+
+    group: Annotated[dict[str, GroupStatistics], structs_by("group")]

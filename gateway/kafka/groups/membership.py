@@ -9,7 +9,7 @@ await membership.leave()
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Literal
 from weakref import WeakValueDictionary
@@ -21,7 +21,7 @@ from flowcontrol.backoff import Backoff
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Outlet, Refused
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
-from gateway.kafka.groups.assignment import Condition, GroupStatistics, Interest, Member, Part
+from gateway.kafka.groups.assignment import Condition, GroupsStatistics, GroupStatistics, Interest, Member, Part
 from gateway.kafka.groups.catch_up import Readings
 from gateway.kafka.groups.group_admin import GroupAdmin
 from gateway.kafka.groups.reader import GroupReader
@@ -318,6 +318,10 @@ class Groups:
         """One for each reader."""
         return tuple(reader.statistics() for reader in self._readers.values())
 
+    def by_group(self) -> GroupsStatistics:
+        """The same, for the metrics."""
+        return by_group(self.statistics())
+
     def _lock(self, group: str) -> asyncio.Lock:
         lock = self._locks.get(group)
         if lock is None:
@@ -350,3 +354,12 @@ class Groups:
         except kafka_errors.KafkaError as error:
             outcome = next((outcome for kind, outcome in _REFUSALS if isinstance(error, kind)), Outcome.BUSY)
             raise Refused(outcome, f"group {reader.group!r} cannot be joined: {error!r}") from error
+
+
+def by_group(readers: Iterable[GroupStatistics]) -> GroupsStatistics:
+    """By group; a second reader of a group, for other topics, is told apart by its topics."""
+    found: dict[str, GroupStatistics] = {}
+    for reader in readers:
+        known = reader.group in found
+        found[f"{reader.group}:{','.join(reader.topics)}" if known else reader.group] = reader
+    return GroupsStatistics(found)

@@ -8,11 +8,10 @@ once per owner and batch. No future, no task, no log line exists per record.
 from __future__ import annotations
 
 import asyncio
-import bisect
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -27,6 +26,7 @@ from gateway.kafka.publish.partition_queue import Desk, Lane, TopicWriter
 from gateway.kafka.publish.producers import Producers
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.spawn import Spawn
+from gateway.statistics import Histogram, counter, gauge, histogram
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, Record
 
@@ -40,33 +40,24 @@ HELD_OVERHEAD: Final = 512
 _Held = tuple[Record, Owner | None, Any, Sender | None, int]
 """A record that waits for its topic, its ticket, its sender, and its size."""
 LATENCY_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 120_000)
-"""Upper bounds of the buckets of `Statistics.latency`; a last one without bound follows."""
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """What happened so far; all but the first two only grow.
+    """What is on the way, and what happened so far."""
 
-    Attributes:
-        records_in_flight: submitted and not settled.
-        bytes_in_flight: their size.
-        records: settled records of clients by outcome, those without an owner included.
-        state_records: settled records of the gateway's own state topics (heartbeats, sessions, retained messages).
-        unowned: records that nobody answers for (MQTT QoS 0) and that were not stored, by outcome.
-        batches: batches that were stored.
-        latency: stored batches by the milliseconds from their first record to Kafka's answer; see `LATENCY_MS`.
-        latency_sum_ms: sum of those milliseconds.
-        producers: how often a producer was started; each after the first replaced one that had lost its place.
-    """
-
-    records_in_flight: int
-    bytes_in_flight: int
-    records: dict[Outcome, int]
-    state_records: dict[Outcome, int]
-    unowned: dict[Outcome, int]
-    batches: int
-    latency: tuple[int, ...]
-    latency_sum_ms: float
-    producers: int
+    records_in_flight: Annotated[int, gauge("records submitted and not answered")]
+    bytes_in_flight: Annotated[int, gauge("bytes submitted and not answered")]
+    records: Annotated[dict[Outcome, int], counter("records of clients that Kafka has answered for", "outcome")]
+    state_records: Annotated[
+        dict[Outcome, int],
+        counter("records of the gateway's own topics that Kafka has answered for", "outcome"),
+    ]
+    unowned: Annotated[
+        dict[Outcome, int], counter("records without a sender who waits (MQTT QoS 0) that were not stored", "outcome")
+    ]
+    batches: Annotated[int, counter("batches stored")]
+    batch_latency_s: Annotated[Histogram, histogram("from a batch's first record to Kafka's answer")]
+    producers: Annotated[int, counter("producers started; each after the first replaced one that had lost its place")]
 
 
 class Publisher:
@@ -127,8 +118,7 @@ class Publisher:
         self._state_records = dict.fromkeys(Outcome, 0)
         self._unowned = dict.fromkeys(Outcome, 0)
         self._batches = 0
-        self._latency = [0] * (len(LATENCY_MS) + 1)
-        self._latency_sum_ms = 0.0
+        self._latency_s = Histogram([bound / 1000 for bound in LATENCY_MS])
         topics.on_update(self._topic_updated)
         topics.on_gone(self._topic_gone)
 
@@ -494,9 +484,7 @@ class Publisher:
             now = self._clock()
             self._answered = now
             self._batches += 1
-            took_ms = (now - batch.born) * 1000
-            self._latency_sum_ms += took_ms
-            self._latency[bisect.bisect_left(LATENCY_MS, took_ms)] += 1
+            self._latency_s.observe(now - batch.born)
         counts = self._state_records if topic in self._internal else self._records
         for share in batch.shares.values():
             counts[result.outcome] += len(share.tokens)
@@ -571,7 +559,6 @@ class Publisher:
             state_records=dict(self._state_records),
             unowned=dict(self._unowned),
             batches=self._batches,
-            latency=tuple(self._latency),
-            latency_sum_ms=self._latency_sum_ms,
+            batch_latency_s=self._latency_s,
             producers=self._producers.started,
         )

@@ -12,7 +12,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -30,6 +30,7 @@ from gateway.kafka.driver.kafka_consumer import (
 )
 from gateway.kafka.driver.outage import away
 from gateway.spawn import Spawn, keep_on
+from gateway.statistics import counter, gauge
 from mapping.record import Received
 
 log = logging.getLogger(__name__)
@@ -84,21 +85,13 @@ class Reading:
 
 
 class ReplayStatistics(msgspec.Struct, frozen=True):
-    """A snapshot.
+    """A snapshot."""
 
-    Attributes:
-        outlets: outlets that are behind.
-        readings: partitions they are behind on, in sum.
-        consumers: open consumers.
-        offered: records taken from the catch-up reader, ever.
-        gaps: records that retention had deleted before they were read, ever.
-    """
-
-    outlets: int
-    readings: int
-    consumers: int
-    offered: int
-    gaps: int
+    outlets: Annotated[int, gauge("subscribers that are behind")]
+    readings: Annotated[int, gauge("partitions they are behind on, in sum")]
+    consumers: Annotated[int, gauge("open consumers")]
+    offered: Annotated[int, counter("records that subscribers took from the catch-up reader")]
+    gaps: Annotated[int, counter("records that retention had deleted before they were read")]
 
 
 class _State(enum.Enum):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Annotated
 
 import msgspec
 from aiokafka import TopicPartition
 
 from gateway.kafka.contracts import Fanout, Outlet
 from gateway.kafka.read.catch_up_reader import Reading, ReplayStatistics
+from gateway.statistics import counter, gauge
 from mapping.record import Received
 
 
@@ -102,28 +104,17 @@ class Topic:
 
 
 class TailStatistics(msgspec.Struct, frozen=True):
-    """A snapshot.
+    """A snapshot."""
 
-    Attributes:
-        positions: per topic and partition, the offset of the next record to fan out.
-        lag: per topic, records stored and not yet fanned out, as of the last fetch.
-        records: records fanned out, ever.
-        offers: records taken by outlets, ever.
-        dropped: records that lossy outlets had no room for, ever.
-        fell_behind: how often an outlet was handed to the catch-up reader.
-        behind: pairs of outlet and partition that are behind now.
-        gaps: records that retention had deleted before they were read, ever.
-        assignments: how often the set of partitions was changed.
-        replay: the catch-up reader's own.
-    """
-
-    positions: dict[str, dict[int, int]]
-    lag: dict[str, int]
-    records: int
-    offers: int
-    dropped: int
-    fell_behind: int
-    behind: int
-    gaps: int
-    assignments: int
+    positions: Annotated[
+        dict[str, dict[int, int]], gauge("offset of the next record to hand out", "topic", "partition")
+    ]
+    lag: Annotated[dict[str, int], gauge("records stored and not handed out yet, as of the last fetch", "topic")]
+    records: Annotated[int, counter("records handed out")]
+    offers: Annotated[int, counter("times that a subscriber took a record")]
+    dropped: Annotated[int, counter("records that subscribers at QoS 0 were too slow for")]
+    fell_behind: Annotated[int, counter("how often a subscriber went over to the catch-up reader")]
+    behind: Annotated[int, gauge("pairs of subscriber and partition that are behind")]
+    gaps: Annotated[int, counter("records that retention had deleted before they were read")]
+    assignments: Annotated[int, counter("how often the set of partitions was changed")]
     replay: ReplayStatistics

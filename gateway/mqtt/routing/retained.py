@@ -16,7 +16,7 @@ import asyncio
 import heapq
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
 from gateway.spawn import Spawn, keep_on
+from gateway.statistics import counter, gauge
 from mapping.mqtt import Delivery, from_record
 from mapping.outcomes import Outcome
 from mapping.record import EXPIRY, MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Headers, Received, Record
@@ -63,21 +64,13 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class RetainedStatistics(msgspec.Struct, frozen=True):
-    """A snapshot.
+    """A snapshot."""
 
-    Attributes:
-        messages: retained now.
-        bytes: what they are counted for.
-        invalid_total: records in the topic whose key is no MQTT topic name.
-        expired_total: messages that ran out.
-        refused_total: messages that were refused because there are too many.
-    """
-
-    messages: int
-    bytes: int
-    invalid_total: int
-    expired_total: int
-    refused_total: int
+    messages: Annotated[int, gauge("retained messages")]
+    bytes: Annotated[int, gauge("bytes that retained messages count for in memory")]
+    invalid_total: Annotated[int, counter("records of their topic whose key is no MQTT topic name")]
+    expired_total: Annotated[int, counter("retained messages that ran out")]
+    refused_total: Annotated[int, counter("retained messages refused because there are too many")]
 
 
 class _Entry(msgspec.Struct, gc=False):

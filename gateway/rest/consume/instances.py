@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import structlog
@@ -26,6 +26,7 @@ from gateway.rest.server.call import Call, Handler, Module
 from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
 from gateway.security.identity import Identity
+from gateway.statistics import counter, gauge
 from mapping.record import Received
 from mapping.rest import UndecodableError, from_record
 from protocols.rest.consuming import (
@@ -74,12 +75,12 @@ class CreatedConsumer(msgspec.Struct, frozen=True, gc=False):
 class ConsumersStatistics(msgspec.Struct, frozen=True):
     """What consumer instances came to, since the start."""
 
-    instances: int
-    polling: int
-    sleeping: int  # polls that wait without asking Kafka
-    created_total: int
-    reaped_total: int
-    records_total: int
+    instances: Annotated[int, gauge("consumers of HTTP clients")]
+    polling: Annotated[int, gauge("polls that ask Kafka")]
+    sleeping: Annotated[int, gauge("polls that wait without asking Kafka")]
+    created_total: Annotated[int, counter("consumers created")]
+    reaped_total: Annotated[int, counter("abandoned consumers removed")]
+    records_total: Annotated[int, counter("records given to polls")]
 
 
 class Instance:

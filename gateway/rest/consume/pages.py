@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
 import msgspec
@@ -24,6 +24,7 @@ from gateway.rest.server.access import forbidden
 from gateway.rest.server.call import Call, Handler, Module
 from gateway.rest.services import RestServices
 from gateway.security.permissions import Permission
+from gateway.statistics import counter, gauge
 from mapping.record import Received
 from mapping.rest_view import RecordFilter, view, view_line
 from protocols.rest.errors import busy
@@ -42,10 +43,10 @@ _FORMATS: Final = {media: embedded for embedded, media in RECORD_TYPES.items()}
 class ReadsStatistics(msgspec.Struct, frozen=True):
     """What stateless reads came to, since the start."""
 
-    waiting: int
-    pages_total: int
-    records_total: int
-    unchanged_total: int  # answered 304
+    waiting: Annotated[int, gauge("reads that wait for a record")]
+    pages_total: Annotated[int, counter("pages of the log read")]
+    records_total: Annotated[int, counter("records on pages of the log")]
+    unchanged_total: Annotated[int, counter("reads answered by 304, nothing new")]
 
 
 class _End:

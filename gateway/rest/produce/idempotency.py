@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from aiohttp import web
@@ -29,6 +29,7 @@ from gateway.rest.server.answers import control_answer
 from gateway.rest.server.call import Call
 from gateway.security.authorization import Grant
 from gateway.spawn import Spawn
+from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
 from mapping.record import GW_REQUEST, Record
 from protocols.rest.errors import RestError, busy, unprocessable
@@ -46,10 +47,10 @@ PREPARE_S: Final = 20.0
 class KeyedStatistics(msgspec.Struct, frozen=True):
     """Keys that are kept, and what requests with one came to since the start."""
 
-    kept: int
-    kept_bytes: int
-    replayed_total: int  # answered from the first result
-    resumed_total: int  # of which something may have been stored before
+    kept: Annotated[int, gauge("idempotency keys kept")]
+    kept_bytes: Annotated[int, gauge("bytes that kept answers count for in memory")]
+    replayed_total: Annotated[int, counter("requests answered from the first result")]
+    resumed_total: Annotated[int, counter("requests whose first attempt was found in the log")]
 
 
 class KeyedRequests:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from aiohttp import StreamReader, web
@@ -16,6 +16,7 @@ from gateway.rest.server.access import forbidden
 from gateway.rest.server.call import Call, Handler, Module
 from gateway.rest.server.overload import Admission
 from gateway.security.authorization import Grant
+from gateway.statistics import counter, gauge
 from mapping.record import Headers, Record
 from mapping.rest import from_lines
 from protocols.rest.errors import RestError, busy
@@ -31,10 +32,10 @@ ENDED: Final = "The gateway is shutting down"
 class UploadsStatistics(msgspec.Struct, frozen=True):
     """What uploads came to, since the start."""
 
-    active: int
-    uploads_total: int
-    records_total: int
-    records_failed_total: int
+    active: Annotated[int, gauge("uploads of lines being received")]
+    uploads_total: Annotated[int, counter("uploads begun")]
+    records_total: Annotated[int, counter("records of uploads")]
+    records_failed_total: Annotated[int, counter("records of uploads that were not stored")]
 
 
 class Uploads(Module):

@@ -7,6 +7,7 @@ record at all was stored for one and the same reason: then that reason is the st
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
@@ -22,6 +23,7 @@ from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call, Handler, Module
 from gateway.rest.server.overload import Admission
 from gateway.security.authorization import Grant
+from gateway.statistics import counter, gauge
 from mapping.record import Record
 from mapping.rest import to_records
 from protocols.rest.errors import not_found, unprocessable
@@ -32,12 +34,12 @@ from protocols.rest.responses import encode_results
 class ProduceStatistics(msgspec.Struct, frozen=True):
     """What produce requests came to, since the start."""
 
-    requests_total: int
-    records_total: int
-    records_failed_total: int
-    active: int
-    uploading_bytes: int
-    refused_total: int
+    requests_total: Annotated[int, counter("produce requests")]
+    records_total: Annotated[int, counter("records of produce requests")]
+    records_failed_total: Annotated[int, counter("records of produce requests that were not stored")]
+    active: Annotated[int, gauge("produce requests that wait for Kafka")]
+    uploading_bytes: Annotated[int, gauge("bytes of bodies being received")]
+    refused_total: Annotated[int, counter("produce requests refused before their body was read")]
 
 
 class Produce(Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
@@ -19,6 +19,7 @@ from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call, Handler, Module
 from gateway.rest.server.overload import Admission
 from gateway.rest.services import RestServices
+from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_TOPIC, Header, Received, Record
 from mapping.rest_requests import answer_fields, question_headers
@@ -36,11 +37,11 @@ _ANSWER: Final = (  # a device's answer is no page of ours
 class RequestsStatistics(msgspec.Struct, frozen=True):
     """What requests to devices came to, since the start."""
 
-    requests_total: int
-    answered_total: int
-    unanswered_total: int
-    late_answers_total: int
-    waiting: int
+    requests_total: Annotated[int, counter("requests to devices")]
+    answered_total: Annotated[int, counter("requests to devices that were answered")]
+    unanswered_total: Annotated[int, counter("requests to devices that were not answered in time")]
+    late_answers_total: Annotated[int, counter("answers that came too late")]
+    waiting: Annotated[int, gauge("requests that wait for a device")]
 
 
 class DeviceRequests(Module):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
 
 from gateway.security.identity import ANONYMOUS, Identity
+from gateway.statistics import counter, gauge
 from protocols.rest.errors import busy, too_many
 
 _FULL: Final = "The gateway has too many requests in work; try again"
@@ -17,10 +18,10 @@ _GREEDY: Final = "You have too many requests in work; wait for some of their ans
 class LoadStatistics(msgspec.Struct, frozen=True):
     """How full it is, and how many requests were refused for it since the start."""
 
-    active: int
-    clients: int
-    refused_total: int
-    refused_clients_total: int
+    active: Annotated[int, gauge("requests in work, waiting polls among them")]
+    clients: Annotated[int, gauge("clients that have any")]
+    refused_total: Annotated[int, counter("requests refused because there are too many")]
+    refused_clients_total: Annotated[int, counter("requests refused because their client has too many")]
 
 
 class Load:

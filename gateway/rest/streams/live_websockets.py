@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import structlog
@@ -30,6 +30,7 @@ from gateway.rest.streams.feeds import Feeds
 from gateway.rest.streams.live_subscription import Readers, Subscription
 from gateway.security.authorization import Grant
 from gateway.security.expiry import Expiry
+from gateway.statistics import counter, gauge
 from mapping.rest import to_records
 from protocols.connection import ConnectionClosed, ConnectionFailed
 from protocols.rest.errors import RestError, busy
@@ -61,12 +62,12 @@ GOODBYE_S: Final = 1.0
 class LiveStatistics(msgspec.Struct, frozen=True):
     """What live WebSockets came to, since the start."""
 
-    open: int
-    opened_total: int
-    messages_total: int
-    records_in_total: int
-    records_out_total: int
-    errors_total: int
+    open: Annotated[int, gauge("open WebSockets")]
+    opened_total: Annotated[int, counter("WebSockets opened")]
+    messages_total: Annotated[int, counter("messages of clients")]
+    records_in_total: Annotated[int, counter("records published")]
+    records_out_total: Annotated[int, counter("records sent to clients")]
+    errors_total: Annotated[int, counter("messages answered by an error")]
 
 
 class LiveSession:

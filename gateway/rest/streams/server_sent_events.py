@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from aiohttp import web
@@ -25,6 +25,7 @@ from gateway.rest.streams.feeds import Feeds, Form, Listener
 from gateway.rest.streams.group_shares import Share
 from gateway.rest.streams.stream_socket import StreamSocket, begin_stream
 from gateway.security.expiry import Expiry
+from gateway.statistics import counter, gauge
 from mapping.record import Received
 from mapping.rest_view import RecordFilter, view_line
 from protocols.rest.errors import RestError, busy, unprocessable
@@ -56,10 +57,10 @@ FORMS: Final[dict[str, Form]] = {embedded.value: EventForm(embedded) for embedde
 class StreamsStatistics(msgspec.Struct, frozen=True):
     """What streams of events came to, since the start."""
 
-    open: int
-    opened_total: int
-    events_total: int
-    refused_total: int
+    open: Annotated[int, gauge("open streams of events")]
+    opened_total: Annotated[int, counter("streams opened")]
+    events_total: Annotated[int, counter("events sent")]
+    refused_total: Annotated[int, counter("streams refused because there are too many")]
 
 
 class EventStream:

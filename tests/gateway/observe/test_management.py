@@ -13,6 +13,7 @@ import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import Address, SecurityConfig
+from gateway.net.strangers import StrangersStatistics
 from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
 from gateway.security.origins import Hosts, Origins
@@ -73,7 +74,7 @@ async def get(http: aiohttp.ClientSession, url: str, **options: Any) -> tuple[in
 async def test_three_paths_and_nothing_else(http: aiohttp.ClientSession, start: Start) -> None:
     gateway = Gateway()
     metrics = Metrics()
-    metrics.add_source("fine", lambda: {"value": 1})
+    metrics.add_source("fine", lambda: StrangersStatistics(1, 2, 3))
     management = await start(metrics=metrics, ready=gateway.state, admit=gateway.admit)
     base = f"http://127.0.0.1:{management.port}"
     assert (await get(http, f"{base}/healthy"))[0] == 200
@@ -85,7 +86,7 @@ async def test_three_paths_and_nothing_else(http: aiohttp.ClientSession, start: 
     status, content_type, body = await get(http, f"{base}/metrics")
     assert status == 200
     assert content_type.startswith("text/plain; version=0.0.4")
-    assert "trivium_fine_value" in {family.name for family in text_string_to_metric_families(body)}
+    assert "trivium_fine_connections" in {family.name for family in text_string_to_metric_families(body)}
     assert gateway.asked == []  # on loopback nobody is asked
     for path in ("/", "/other", "/metrics/x"):
         assert (await get(http, f"{base}{path}"))[0] == 404

@@ -4,31 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.observe.lag import LoopLag
-from gateway.observe.metrics import LABEL_VALUES, Histogram, Metrics
+from gateway.observe.metrics import LABEL_VALUES, Metrics
+from gateway.statistics import Histogram, counter, gauge, histogram, structs_by
+from mapping.outcomes import Outcome
 
 
 class Inner(msgspec.Struct, frozen=True):
-    outlets: int
-    offered_total: int
+    outlets: Annotated[int, gauge("outlets")]
+    offered_total: Annotated[int, counter("offered")]
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    records: int
-    open: bool
-    waited_ms_total: float
-    age_s: float
-    lag: dict[str, int]
-    positions: dict[str, dict[int, int]]
+    records: Annotated[int, counter("records that were handed out")]
+    open: Annotated[bool, gauge("open")]
+    waited_ms_total: Annotated[float, counter("waited")]
+    age_s: Annotated[float, gauge("age")]
+    lag: Annotated[dict[str, int], gauge("lag", "topic")]
+    positions: Annotated[dict[str, dict[int, int]], gauge("positions", "topic", "partition")]
     replay: Inner
+    tables: Annotated[dict[str, Inner], structs_by("table")]
     name: str = "text is left out"
-    nothing: int | None = None
+    nothing: Annotated[int | None, gauge("nothing")] = None
+
+
+class One(msgspec.Struct, frozen=True):
+    open: Annotated[int, gauge("open")]
+
+
+class Both(msgspec.Struct, frozen=True):
+    connections: Annotated[int, gauge("now")]
+    connections_total: Annotated[int, counter("ever")]
+
+
+class ByTopic(msgspec.Struct, frozen=True):
+    records_total: Annotated[dict[str, int], counter("records", "topic")]
+    outcomes: Annotated[dict[Outcome, int], counter("outcomes", "outcome")]
+
+
+class Took(msgspec.Struct, frozen=True):
+    batch_s: Annotated[Histogram, histogram("batches")]
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -47,8 +68,8 @@ def types(metrics: Metrics) -> dict[str, str]:
 
 def test_a_struct_becomes_families() -> None:
     metrics = Metrics()
-    value = Statistics(7, True, 1500.0, 2.5, {"sensors": 3}, {"sensors": {0: 5, 1: 6}}, Inner(2, 9))
-    metrics.add_source("tail", lambda: value, counters=("records",))
+    value = Statistics(7, True, 1500.0, 2.5, {"sensors": 3}, {"sensors": {0: 5, 1: 6}}, Inner(2, 9), {"t": Inner(3, 8)})
+    metrics.add_source("tail", lambda: value)
     found = samples(metrics)
     assert found["trivium_tail_records_total", ()] == 7
     assert found["trivium_tail_open", ()] == 1
@@ -58,6 +79,8 @@ def test_a_struct_becomes_families() -> None:
     assert found["trivium_tail_positions", (("partition", "1"), ("topic", "sensors"))] == 6
     assert found["trivium_tail_replay_outlets", ()] == 2
     assert found["trivium_tail_replay_offered_total", ()] == 9
+    assert found["trivium_tail_tables_offered_total", (("table", "t"),)] == 8
+    assert b"# HELP trivium_tail_records_total Records that were handed out.\n" in metrics.render()
     assert not [name for name, _ in found if "nothing" in name or name == "trivium_tail_name"]
     kinds = types(metrics)
     assert kinds["trivium_tail_records"] == "counter"
@@ -67,8 +90,8 @@ def test_a_struct_becomes_families() -> None:
 def test_sources_of_one_name_are_one_family() -> None:
     metrics = Metrics()
     for protocol, count in (("mqtt", 1), ("amqp", 2)):
-        metrics.add_source("connections", lambda count=count: {"open": count}, labels={"protocol": protocol})
-    metrics.add_source("connections", lambda: {"open": 3})
+        metrics.add_source("connections", lambda count=count: One(count), labels={"protocol": protocol})
+    metrics.add_source("connections", lambda: One(3))
     found = samples(metrics)
     assert found["trivium_connections_open", (("protocol", "mqtt"),)] == 1
     assert found["trivium_connections_open", (("protocol", "amqp"),)] == 2
@@ -76,13 +99,20 @@ def test_sources_of_one_name_are_one_family() -> None:
     assert metrics.render().count(b"# TYPE trivium_connections_open ") == 1
 
 
+def test_a_gauge_and_its_counter_stand_side_by_side() -> None:
+    metrics = Metrics()
+    metrics.add_source("http", lambda: Both(2, 9))
+    found = samples(metrics)
+    assert found["trivium_http_connections", ()] == 2
+    assert found["trivium_http_connections_total", ()] == 9
+
+
 def test_labels_of_a_mapping_are_named_and_bounded() -> None:
     metrics = Metrics()
     records = {f"topic-{number:04}": 1 for number in range(1000)}
-    metrics.add_source("publisher", lambda: {"records_total": records, "outcomes_total": {"STORED": 4}},
-                       mappings={"outcomes_total": ("outcome",)})  # fmt: skip
+    metrics.add_source("publisher", lambda: ByTopic(records, {Outcome.STORED: 4}))
     found = samples(metrics)
-    assert found["trivium_publisher_outcomes_total", (("outcome", "STORED"),)] == 4
+    assert found["trivium_publisher_outcomes_total", (("outcome", "stored"),)] == 4
     series = {labels: value for (name, labels), value in found.items() if name == "trivium_publisher_records_total"}
     assert len(series) == LABEL_VALUES
     assert sum(series.values()) == 1000
@@ -91,11 +121,11 @@ def test_labels_of_a_mapping_are_named_and_bounded() -> None:
 
 def test_a_histogram() -> None:
     metrics = Metrics()
-    histogram = Histogram((0.1, 1.0))
+    took = Histogram((0.1, 1.0))
     for value in (0.05, 0.1, 0.5, 7.0):
-        histogram.observe(value)
-    histogram.observe(0.2, times=10)
-    metrics.add_source("publisher", lambda: {"batch_s": histogram})
+        took.observe(value)
+    took.observe(0.2, times=10)
+    metrics.add_source("publisher", lambda: Took(took))
     found = samples(metrics)
     buckets = {labels[0][1]: value for (name, labels), value in found.items() if name.endswith("_bucket")}
     assert buckets == {"0.1": 2, "1.0": 13, "+Inf": 14}
@@ -113,10 +143,10 @@ def test_one_broken_source_harms_no_other() -> None:
 
     metrics.add_source("broken", broken)
     metrics.add_source("absent", lambda: None)
-    metrics.add_source("fine", lambda: {"value": 1})
+    metrics.add_source("fine", lambda: One(1))
     samples(metrics)
     found = samples(metrics)
-    assert found["trivium_fine_value", ()] == 1
+    assert found["trivium_fine_open", ()] == 1
     assert found["trivium_scrape_failures_total", (("source", "broken"),)] == 2
 
 
