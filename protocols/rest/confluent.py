@@ -34,6 +34,7 @@ class Dialect(enum.Enum):
 
 
 NUMBERS: Final[dict[Fault, tuple[int, int]]] = {
+    Fault.NO_NUMBER: (404, 404),
     Fault.TOPIC: (404, 40401),
     Fault.PARTITION: (404, 40402),
     Fault.CONSUMER: (404, 40403),

@@ -19,7 +19,7 @@ from typing import Any, Final
 import jsonschema_rs
 import msgspec
 
-from protocols.rest.errors import RestError, invalid, refused_by_contract
+from protocols.rest.errors import Fault, RestError, invalid, refused_by_contract
 
 METHODS: Final = ("delete", "get", "head", "options", "patch", "post", "put")
 _SHOWN_ERRORS: Final = 8  # of one request; a body may have thousands
@@ -134,10 +134,17 @@ class Operation(msgspec.Struct, frozen=True):
     defaults: dict[str, Any]  # of the query's parameters
 
     def path_values(self, texts: Sequence[str]) -> tuple[Any, ...]:
-        """The path's values with their types. Raises RestError 400."""
+        """The path's values with their types. Raises RestError 400, `Fault.NO_NUMBER` where a number is to be."""
         if not self.typed_path:
             return tuple(texts)
-        return tuple(parameter.value((text,)) for parameter, text in zip(self.path, texts, strict=True))
+        values = []
+        for parameter, text in zip(self.path, texts, strict=True):
+            try:
+                values.append(parameter.value((text,)))
+            except RestError as error:
+                error.fault = Fault.NO_NUMBER if parameter.kind == "integer" else None
+                raise
+        return tuple(values)
 
     def query_values(self, given: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         """The declared parameters of the query with their types and defaults; others are ignored.

@@ -24,6 +24,7 @@ def retry_after(status: int) -> tuple[tuple[str, str], ...]:
 class Fault(enum.Enum):
     """What a refusal is about, where a dialect has a number of its own for it (`confluent.NUMBERS`)."""
 
+    NO_NUMBER = "what stands for a number in the path, such as a partition, cannot be one"
     TOPIC = "there is no such topic"
     PARTITION = "there is no such partition"
     CONSUMER = "there is no such consumer"

@@ -135,6 +135,9 @@ async def test_a_record_that_cannot_be_stored_has_its_own_number(way: Way, new_t
     [
         ("GET", "/topics/NONE", None, {}, 404, 40401),
         ("GET", "/topics/TOPIC/partitions/9", None, {}, 404, 40402),
+        ("GET", "/topics/TOPIC/partitions/foo", None, {}, 404, 404),
+        ("GET", "/topics/TOPIC/partitions/foo/offsets", None, {}, 404, 404),
+        ("POST", "/topics/TOPIC/partitions/-1", {"records": [{"value": 1}]}, JSON_RECORDS, 404, 404),
         ("GET", "/topics/NONE/partitions", None, {}, 404, 40401),
         ("GET", "/topics/TOPIC/partitions/9/offsets", None, {}, 404, 40402),
         ("GET", "/topics/__consumer_offsets", None, {}, 404, 40401),
