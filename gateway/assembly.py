@@ -219,6 +219,7 @@ async def open_log(process: Process, kafka: KafkaConfig, room: Room = any_room) 
     replay = Replay(client_settings(kafka, "replay"), spawn, lookup)
     stack.push_async_callback(replay.stop)
     tail = Tail(client_settings(kafka, "tail"), spawn, lookup, replay)
+    publisher.stored = tail.stored
     await tail.start()
     stack.push_async_callback(tail.stop)
     groups = Groups(

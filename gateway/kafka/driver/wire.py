@@ -30,6 +30,8 @@ _INT16: Final = Layout(">h")
 _INT32: Final = Layout(">i")
 _PLACE: Final = Layout(">iq")  # of ListOffsets: partition, time
 _OFFSET: Final = Layout(">ihqq")  # partition, error, time, offset
+_WANTED: Final = Layout(">iqqi")  # of Fetch: partition, offset, first offset of a follower's log, most bytes
+_LIMITS: Final = Layout(">iiiibii")  # replica, wait, least, most bytes, isolation, session, epoch
 _PARTITION: Final = Layout(">hiii")  # of Metadata: error, partition, leader, number of replicas
 
 
@@ -103,6 +105,13 @@ class _OffsetsQuestion(Question):
     API_VERSION = 2
 
 
+class FetchQuestion(Question):
+    """A fetch; in this version brokers remember what was asked for before (KIP-227)."""
+
+    API_KEY = 1
+    API_VERSION = 7
+
+
 def metadata_of(topics: Collection[str] | None) -> Question:
     """Ask for the metadata of some topics, or of all (None); none is created by it."""
     if topics is None:
@@ -168,6 +177,47 @@ def read_offsets(data: bytes) -> Iterable[tuple[TopicPartition, int, int]]:
         for number, error, _, offset in _OFFSET.iter_unpack(memoryview(data)[at + 4 : end]):
             yield TopicPartition(topic, number), error, offset
         at = end
+
+
+def fetch_of(
+    positions: Mapping[TopicPartition, int],
+    forgotten: Iterable[TopicPartition],
+    *,
+    session: tuple[int, int],
+    wait_ms: int,
+    least: int,
+    most: int,
+    most_each: int,
+    committed: bool,
+) -> bytes:
+    """The body of a `FetchQuestion`.
+
+    Args:
+        positions: from where to read what is new to the session, or read from elsewhere than before.
+        forgotten: what is not to be read any more.
+        session: its id and the epoch of this fetch.
+        wait_ms: how long the broker may wait for `least` bytes.
+        least: bytes.
+        most: bytes in the answer; of each partition `most_each`.
+        most_each: see `most`.
+        committed: nothing of open or aborted transactions.
+    """
+    topics: dict[str, list[bytes]] = {}
+    for (topic, number), offset in positions.items():
+        topics.setdefault(topic, []).append(_WANTED.pack(number, offset, -1, most_each))
+    parts = [_LIMITS.pack(-1, wait_ms, least, most, _READ_COMMITTED if committed else 0, *session)]
+    for named in (topics, _packed_numbers(forgotten)):
+        parts.append(_INT32.pack(len(named)))
+        for topic, packed in named.items():
+            parts += (_text(topic), _INT32.pack(len(packed)), *packed)
+    return b"".join(parts)
+
+
+def _packed_numbers(partitions: Iterable[TopicPartition]) -> dict[str, list[bytes]]:
+    topics: dict[str, list[bytes]] = {}
+    for topic, number in partitions:
+        topics.setdefault(topic, []).append(_INT32.pack(number))
+    return topics
 
 
 def _text(value: str) -> bytes:

@@ -66,6 +66,7 @@ class Publisher:
     Attributes:
         budget: bytes and records submitted and not settled, of the whole process.
         gate: the budget's gate: when it shuts, stop reading from clients and stop granting credit.
+        stored: told a topic, a partition and the offset after the last record of each batch that was stored.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Publisher:
         self._spawn = spawn
         self._clock = clock
         self._wall_clock = wall_clock
+        self.stored: Callable[[str, int, int], None] = _nobody
         self._producers = Producers(config, spawn, self._check_partitions)
         self._desk = Desk(
             config, self._producers, topics, spawn=spawn, clock=clock, chance=chance, settle=self._settle,
@@ -485,6 +487,8 @@ class Publisher:
             self._answered = now
             self._batches += 1
             self._latency_s.observe(now - batch.born)
+            if base >= 0:
+                self.stored(topic, result.partition, base + batch.count)
         counts = self._state_records if topic in self._internal else self._records
         for share in batch.shares.values():
             counts[result.outcome] += len(share.tokens)
@@ -562,3 +566,7 @@ class Publisher:
             batch_latency_s=self._latency_s,
             producers=self._producers.started,
         )
+
+
+def _nobody(_topic: str, _partition: int, _end: int) -> None:
+    """Nobody is told how far a log reaches."""

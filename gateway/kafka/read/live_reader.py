@@ -23,6 +23,7 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError, TopicAuthorizatio
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Fanout, Outlet, Refused
+from gateway.kafka.driver.fetch_sessions import SessionFetcher, use_sessions
 from gateway.kafka.driver.kafka_consumer import (
     CHUNK,
     ConsumerOptions,
@@ -79,6 +80,7 @@ class Tail:
         self._topics: dict[str, Topic] = {}
         self._partitions: dict[TopicPartition, Partition] = {}
         self._consumer: AIOKafkaConsumer | None = None
+        self._fetcher: SessionFetcher | None = None  # the consumer's
         self._task: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
         self._reassign_timer: asyncio.TimerHandle | None = None
@@ -88,6 +90,7 @@ class Tail:
         self._denied: set[str] = set()
         self.passed: Callable[[str, int, int], None] | None = None
         self._records = self._offers = self._dropped = self._fell_behind = self._gaps = self._assignments = 0
+        self._fetches = self._named = 0  # by consumers that are closed
 
     async def start(self) -> None:
         """Begin to read; needs no Kafka yet."""
@@ -297,8 +300,20 @@ class Tail:
         state = self._topics.get(topic)
         return state is not None and any(outlet in part.behind for part in state.partitions.values())
 
+    def stored(self, topic: str, partition: int, end: int) -> None:
+        """This process has stored something: a partition's log reaches to `end` at least."""
+        place = TopicPartition(topic, partition)
+        part = self._partitions.get(place)
+        if part is not None and end > part.position:
+            part.stored = end
+            if self._fetcher is not None:
+                self._fetcher.news.add(place)
+
     async def ahead(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
         """Where something is stored in watched topics that was not fanned out yet.
+
+        Kafka is asked only for partitions in which something is, or may be. What others have stored in the last
+        moment, and Kafka is about to tell, is left out; what this process has stored is not.
 
         Returns:
             Topic and partition -> the end of the log as of the call, where it is ahead of the fan-out.
@@ -306,13 +321,30 @@ class Tail:
         Raises:
             Refused: Kafka does not answer.
         """
-        asked = [partition for topic in topics if topic in self._topics for partition in self._topics[topic].partitions]
+        asked = self._doubtful(topics)
         ends = await self._lookup.ends(asked, existing=True) if asked else {}
-        return {
-            (partition.topic, partition.partition): end
-            for partition, end in ends.items()
-            if (part := self._partitions.get(partition)) is not None and end > part.position
-        }
+        found: dict[tuple[str, int], int] = {}
+        for place, end in ends.items():
+            part = self._partitions.get(place)
+            if part is not None:
+                part.stored = min(part.stored, end)  # the topic may have been made anew
+                if end > part.position:
+                    found[place.topic, place.partition] = end
+        return found
+
+    def _doubtful(self, topics: Collection[str]) -> list[TopicPartition]:
+        """Partitions of watched topics in which more may be stored than was fanned out."""
+        fetcher = self._fetcher
+        if fetcher is None:
+            return [place for topic in topics if topic in self._topics for place in self._topics[topic].partitions]
+        unknown = {place for place in fetcher.unknown() if place.topic in topics}
+        for place in list(fetcher.news):
+            part = self._partitions.get(place)
+            if part is None or max(part.stored, self.end(place) or 0) <= part.position:
+                fetcher.news.discard(place)
+            elif place.topic in topics:
+                unknown.add(place)
+        return list(unknown)
 
     def fetched(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
         """As `ahead`, as of the last fetch; nobody is asked."""
@@ -342,6 +374,8 @@ class Tail:
             behind=sum(len(part.behind) for part in self._partitions.values()),
             gaps=self._gaps,
             assignments=self._assignments,
+            fetches=self._fetches + (self._fetcher.fetches if self._fetcher is not None else 0),
+            named=self._named + (self._fetcher.named if self._fetcher is not None else 0),
             replay=self._replay.statistics(),
         )
 
@@ -354,6 +388,7 @@ class Tail:
             try:
                 await start_consumer(consumer, self._spawn)
                 try:
+                    self._fetcher = await use_sessions(consumer)
                     on_metadata(consumer, self._check_missing)
                     self._consumer = consumer
                     for part in self._partitions.values():
@@ -362,7 +397,10 @@ class Tail:
                     while self._wanted.is_set():
                         await self._read(consumer)
                 finally:
-                    self._consumer = None
+                    if self._fetcher is not None:
+                        self._fetches += self._fetcher.fetches
+                        self._named += self._fetcher.named
+                    self._consumer = self._fetcher = None
                     await close_consumer(consumer)
             except KafkaError as error:
                 away.notice("tail", repr(error))

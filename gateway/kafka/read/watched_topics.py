@@ -41,17 +41,19 @@ class Partition:
     Attributes:
         position: the offset of the next record to fan out; all below it was fanned out.
         fetched: the offset of the next record to expect from the consumer.
+        stored: the log reaches to here at least, by this process's own records.
         behind: the outlets that are fed by the catch-up reader.
         missing_since: when (loop time) the metadata lacked the partition first; None while it is there.
     """
 
-    __slots__ = ("behind", "fetched", "missing_since", "position", "topic")
+    __slots__ = ("behind", "fetched", "missing_since", "position", "stored", "topic")
 
     def __init__(self, topic: Topic, position: int) -> None:
         self.topic = topic
         self.missing_since: float | None = None
         self.position = position
         self.fetched = position
+        self.stored = 0
         self.behind: dict[Outlet, tuple[Watch, Reading]] = {}
 
 
@@ -117,4 +119,6 @@ class TailStatistics(msgspec.Struct, frozen=True):
     behind: Annotated[int, gauge("pairs of subscriber and partition that are behind")]
     gaps: Annotated[int, counter("records that retention had deleted before they were read")]
     assignments: Annotated[int, counter("how often the set of partitions was changed")]
+    fetches: Annotated[int, counter("fetches that were sent to brokers")]
+    named: Annotated[int, counter("partitions in these fetches: what stays as it was is not named again")]
     replay: ReplayStatistics

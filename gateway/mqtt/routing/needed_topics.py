@@ -10,11 +10,19 @@ from mapping.outcomes import Outcome
 from mapping.rules import Rules
 
 
-async def needed_topics(filters: Collection[str], rules: Rules, topics: Topics) -> dict[str, set[str] | Refused]:
+async def needed_topics(
+    filters: Collection[str], rules: Rules, topics: Topics, *, following: bool = False
+) -> dict[str, set[str] | Refused]:
     """The existing Kafka topics that may hold messages for each filter, by one question to Kafka at most.
 
     No topic is made for a filter: one that it names and that does not exist is left out until it appears. What exists
     by then is read from its end, what comes later from its beginning; that is why Kafka is asked.
+
+    Args:
+        filters: may name anything.
+        rules: where messages go.
+        topics: what exists.
+        following: every topic that appears is followed already: what exists is known, but for a few seconds.
 
     Returns:
         By filter: its topics, or Refused where the filter's topic is not for clients.
@@ -26,7 +34,7 @@ async def needed_topics(filters: Collection[str], rules: Rules, topics: Topics) 
     named: set[str] = set()
     for topic_filter in filters:
         named |= rules.literal_topics(topic_filter)
-    if any(needed is None for needed in fixed.values()):
+    if not following and any(needed is None for needed in fixed.values()):
         await topics.refresh()
     refused = await topics.find(named)
     found: dict[str, set[str] | Refused] = {}

@@ -7,7 +7,7 @@ once, matched once, and offered to each session once, whatever number of its fil
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Set
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 AHEAD_S: Final = 3.0  # for Kafka to tell where the logs end that are read already
 AGAIN_S: Final = 0.5  # before Kafka is asked again for new topics
 FILTERS_PER_TURN: Final = 500  # compared with new topics between two looks at the event loop
+WILDCARDS: Final = ("+", "#")
 PLANNED: Final = 100_000  # topics and outlets in plans that are remembered, about 16 bytes each
 
 Since = dict[tuple[str, int], int]
@@ -140,6 +141,7 @@ class Router:
         self._spawn = spawn
         self._trie: SubscriptionTrie[Subscriber, _Entry] = SubscriptionTrie()
         self._held: dict[str, _Held] = {}  # by filter
+        self._wildcards: set[str] = set()  # of those, with a first level that matches all, when they have looked
         self._watched: dict[str, set[str]] = {}  # Kafka topic -> filters that need it
         self._watching = asyncio.Lock()
         self._new: dict[str, asyncio.Event] = {}  # topics that have appeared, until what needs them watches them
@@ -182,7 +184,7 @@ class Router:
             self._held.setdefault(name, _Held()).users += 1
         try:
             needs = await self._needs(wanted)
-            topics = {topic for needed in needs.values() if not isinstance(needed, Refused) for topic in needed}
+            topics = set[str]().union(*(needed for needed in needs.values() if not isinstance(needed, Refused)))
             while begun := {self._new[topic] for topic in topics & self._new.keys()}:
                 for one in begun:
                     await one.wait()
@@ -217,9 +219,12 @@ class Router:
         }
         filters = [name for name, topics in wanted.items() if topics is None]
         if filters:
-            needs |= await needed_topics(filters, self._rules, self._topics)
+            # Whoever reads everything reads what others make from its beginning when it is found.
+            needs |= await needed_topics(filters, self._rules, self._topics, following=bool(self._wildcards))
             for name in filters:
                 self._held[name].looked = True
+                if name[0] in WILDCARDS:
+                    self._wildcards.add(name)
         return needs
 
     async def _watch(self, topics: set[str]) -> set[str]:
@@ -246,11 +251,12 @@ class Router:
         except (TimeoutError, Refused):
             return self._tail.fetched(topics)
 
-    def _note_need(self, name: str, topics: Iterable[str]) -> None:
+    def _note_need(self, name: str, topics: Set[str]) -> None:
         held = self._held[name]
-        for topic in topics:
+        new = topics - held.topics
+        for topic in new:
             self._watched.setdefault(topic, set()).add(name)
-            held.topics.add(topic)
+        held.topics |= new
 
     def hold_again(self, topic_filter: str) -> None:
         """Hold a filter once more that is held."""
@@ -281,6 +287,7 @@ class Router:
         if held.users:
             return
         del self._held[topic_filter]
+        self._wildcards.discard(topic_filter)
         for topic in held.topics:
             users = self._watched[topic]
             users.discard(topic_filter)
@@ -440,7 +447,7 @@ class Router:
             for topic in found:
                 for name in needs.pop(topic):
                     if name in self._held:
-                        self._note_need(name, (topic,))
+                        self._note_need(name, {topic})
                 if topic not in self._watched:
                     self._tail.unwatch(topic, self)
             if wanted - found:

@@ -105,7 +105,7 @@ def a_name() -> str:
     return f"sub-{uuid.uuid4().hex[:10]}"
 
 
-async def test_everything_is_one_pass_and_the_next_subscriber_one_question(
+async def test_everything_is_one_pass_and_the_next_subscriber_asks_nothing(
     parts: Parts, many: list[str], bootstrap: str
 ) -> None:
     await parts.settled()
@@ -114,11 +114,12 @@ async def test_everything_is_one_pass_and_the_next_subscriber_one_question(
     assert watched.keys() >= set(many)
     assert parts.lookup.requests <= 4  # metadata, at most twice for what it lacked, and the ends
     await wait_until(lambda: parts.tail.statistics().assignments == 1)
+    await wait_until(lambda: parts.tail.statistics().fetches >= 2)  # the first has brought how far each log reaches
 
-    requests = parts.lookup.requests
+    requests, refreshed = parts.lookup.requests, parts.topics.counted
     for name in ("#", "+/x", f"{many[0]}/#"):
         await parts.router.hold({name: None})
-    assert parts.lookup.requests == requests + 3  # where the log ends, of each
+    assert (parts.lookup.requests, parts.topics.counted) == (requests, refreshed)
     assert parts.tail.statistics().assignments == 1
 
     later = f"later in {many[-1]}".encode()  # others' messages come by `#`, too
@@ -225,6 +226,22 @@ async def test_a_shared_subscription_makes_no_topic(connect: Connect, admin: AIO
     sender = await connect()
     assert await sender.publish(f"{name}/a", b"later") == 0
     assert (await client.message(60)).payload == b"later"
+
+
+async def test_a_subscriber_gets_what_is_acknowledged_later_and_nothing_that_was_before(connect: Connect) -> None:
+    topic = a_name()
+    publisher, first = await connect(), await connect()
+    assert await publisher.publish(f"{topic}/t", b"warm") == 0
+    await first.subscribe(f"{topic}/#")
+    subscribers: list[RawClient] = []
+    for number in range(15):
+        assert await publisher.publish(f"{topic}/t", b"%d" % number) == 0
+        subscribers.append(await connect())
+        await subscribers[-1].subscribe(f"{topic}/#")  # at once: the tail may not have the message yet
+    assert await publisher.publish(f"{topic}/t", b"15") == 0
+    for number, late in enumerate(subscribers, 1):
+        came = [message.payload for message in await late.messages(16 - number)]
+        assert came == [b"%d" % later for later in range(number, 16)]
 
 
 async def test_a_filter_that_stands_twice_is_subscribed_to_once(connect: Connect) -> None:
