@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -19,26 +20,45 @@ SLICE_S: Final = 0.01
 """How long one piece of work may keep the loop. A turn has a few such pieces at most, and Kafka's answers, which every
 client waits for, come in between."""
 
+AT_ONCE: Final = 64  # tasks that go on in a turn; those for whom its share was not enough wait again
 
-class Slice:
-    """Tells when a piece of work has had its share of a turn; for loops in tasks: `if slice.is_over: await ...`."""
 
-    __slots__ = ("_until",)
+class Share:
+    """The part of each turn of the loop that one kind of work has, which many tasks do: `await share.rest()` between.
+
+    Kafka's answer may let hundreds of tasks go on in the same turn. Each is short; together they are not.
+    """
+
+    __slots__ = ("_until", "_waiting")
 
     def __init__(self) -> None:
-        """It begins now."""
-        self._until = time.perf_counter() + SLICE_S
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it is time to let others go on."""
-        return time.perf_counter() >= self._until
+        """Nothing is used up yet."""
+        self._until: float | None = None  # None: nobody has asked in this turn
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def rest(self) -> None:
-        """Let others go on when it is time to, and begin the next slice."""
-        if time.perf_counter() >= self._until:
-            await asyncio.sleep(0)
+        """Go on at once while this turn's part is not used up; else in a later turn."""
+        while not self._is_left():
+            later: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(later)
+            await later
+
+    def _is_left(self) -> bool:
+        if self._until is None:
             self._until = time.perf_counter() + SLICE_S
+            asyncio.get_running_loop().call_soon(self._renew)
+            return True
+        return time.perf_counter() < self._until
+
+    def _renew(self) -> None:
+        """The next turn has begun: some of those who wait go on, for whom it may be enough."""
+        self._until = None
+        for _ in range(min(AT_ONCE, len(self._waiting))):
+            later = self._waiting.popleft()
+            if not later.done():  # else cancelled
+                later.set_result(None)
+        if self._waiting:
+            self._is_left()
 
 
 def in_turns(steps: Iterator[object]) -> None:

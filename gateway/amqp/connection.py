@@ -71,7 +71,10 @@ WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn before they are written: 
 _LINK_OF: Final = operator.itemgetter(0)  # of a token
 NO_SENDERS: Final[dict[IncomingLink, None]] = {}  # of all connections that have none: a dictionary takes memory
 NO_RECEIVERS: Final[dict[OutgoingLink, None]] = {}
-ATTACHING: Final = 16  # attaches of a connection that are answered at the same time
+ATTACHING: Final = 256
+"""Attaches of a connection that are answered at the same time: they share their questions to Kafka, so that each of its
+round trips answers so many. What a link costs here while it waits is a task."""
+JOINING: Final = 16  # of these, for a consumer group: each new one is a Kafka consumer that starts
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
 
 
@@ -106,9 +109,10 @@ class AmqpConnection:
         self._expiry: Expiry | None = None  # of a token
         self._incoming: dict[IncomingLink, None] = NO_SENDERS
         self._outgoing: dict[OutgoingLink, None] = NO_RECEIVERS
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._asked: deque[Link] | None = None  # links whose attach waits for its answer
         self._attaching = 0  # tasks that answer attaches
+        self._joining: asyncio.Semaphore | None = None
         self._parting = False  # somebody has said goodbye
         self._written = 0
         self._now_ms = 0
@@ -185,7 +189,7 @@ class AmqpConnection:
         if self._expiry is not None:
             self._expiry.set(None)
         self.services.sessions.discard(self)
-        for task in self._tasks:
+        for task in tuple(self._tasks):
             task.cancel()
         for coordinator in {transaction.coordinator for transaction in self.transactions.values()}:
             coordinator.lost()
@@ -290,6 +294,13 @@ class AmqpConnection:
         self._lost(link, outgoing)
 
     # for attaches
+
+    @property
+    def joining(self) -> asyncio.Semaphore:
+        """Held while a consumer group is joined."""
+        if self._joining is None:
+            self._joining = asyncio.Semaphore(JOINING)
+        return self._joining
 
     def add_sender(self, incoming: IncomingLink) -> None:
         """A link on which the peer sends is about to be accepted."""
@@ -439,13 +450,16 @@ class AmqpConnection:
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin what ends with the connection at the latest."""
         task = self.pump.spawn(work)
-        self._tasks.append(task)
-        task.add_done_callback(self._tasks.remove)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     async def _answer_attaches(self) -> None:
         """Answer attaches as long as there are some: thousands may come in one read, and each takes its time."""
         try:
             while self._asked and not self.gone:
+                await self.services.attaching.rest()
+                if not self._asked:
+                    break
                 link = self._asked.popleft()
                 if not self.is_lost(link):
                     await self._attach(link)

@@ -24,6 +24,7 @@ from gateway.kafka.read.live_reader import Tail
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
+from gateway.turns import Share
 
 if TYPE_CHECKING:
     from gateway.amqp.links.outgoing import OutgoingLink
@@ -64,6 +65,7 @@ class Services:
         senders: incoming links of the process; they share the budget.
         places: the partitions of links that send without keys.
         subscriptions: the one link of each exclusive subscription, by its group.
+        attaching: the part of each turn that attaches have.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Services:
         self.senders = 0
         self.places = Places()
         self.subscriptions: dict[str, OutgoingLink] = {}
+        self.attaching = Share()
         self._ending: dict[str, set[asyncio.Task[None]]] = {}
         self._starved: dict[Gate, set[IncomingLink]] = {}
         self._callbacks: dict[Gate, Callable[[bool], None]] = {}

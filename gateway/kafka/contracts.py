@@ -67,7 +67,7 @@ class Outlet(Protocol):
 
     @property
     def demand(self) -> int:
-        """How many more records would be taken now; 0 when there is no room."""
+        """How many more records would be taken now; 0 when there is no room: as False of `offer_nowait`."""
         ...
 
     @property

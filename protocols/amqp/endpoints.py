@@ -76,6 +76,7 @@ class Endpoints:
         self._links: dict[Any, Link] = {}
         self._sessions: list[Session] = []  # few, and looked for rarely: a dict takes thrice as much
         self._sent: dict[Any, tuple[Link, Any]] = {}  # delivery -> its link and the token of its sender
+        self._stale = 0  # of these, how many are of links that were detached
         self._stalled: list[Link] = []
         self._untidy: list[Link] = []  # were answered, or are finished and nothing of them is held
         self._ended: list[Session] = []
@@ -310,7 +311,7 @@ class Endpoints:
         if target.kind is TerminusKind.COORDINATOR:
             self.transactional = True
         self._links[handle] = link
-        session.links.append(link)
+        session.links[link] = None
         if fault is not None:
             self.refuse_link(link, fault)
         else:
@@ -377,9 +378,14 @@ class Endpoints:
 
     def _forget_sent(self, link: Link) -> None:
         """The outcomes of what was sent on `link` will not come any more."""
-        if not link.incoming and link.held:
-            link.held = 0
-            self._sent = {delivery: sent for delivery, sent in self._sent.items() if sent[0] is not link}
+        if link.incoming or not link.held:
+            return
+        self._stale += link.held
+        link.held = 0
+        # All are looked through when half of them are forgotten: thousands of links may be detached one by one.
+        if self._stale * 2 >= len(self._sent):
+            self._sent = {delivery: sent for delivery, sent in self._sent.items() if sent[0].attached}
+            self._stale = 0
 
     def _finish(self, link: Link) -> None:
         """Both sides have detached: the memory goes as soon as no delivery of it is held."""
@@ -390,17 +396,14 @@ class Endpoints:
     def _tidy(self) -> None:
         """Give back what nobody asks for again; the output was taken to its end."""
         untidy, self._untidy = self._untidy, []
-        freed: set[Link] = set()
         for link in untidy:
             if link.finished and not link.held:
                 if self._links.pop(link.handle, None) is not None:
-                    freed.add(link)
+                    link.session.links.pop(link, None)
                     link.context = None
                     lib.pn_link_free(link.handle)
             elif self.opened:  # else our attach waits for our open
                 native.forget_termini(link.handle)
-        for session in {link.session for link in freed}:
-            session.links = [link for link in session.links if link not in freed]
         for session in [session for session in self._ended if not session.links]:
             self._ended.remove(session)
             self._sessions.remove(session)

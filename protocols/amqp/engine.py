@@ -216,7 +216,7 @@ class Engine(Transacting):
                 sent = None
                 if self._sent and _remote_state(delivery) == _ACCEPTED:
                     sent = self._sent.pop(delivery, None)
-                if sent is None:
+                if sent is None or not sent[0].attached:  # of a link that is gone: its memory may be another's now
                     accepting = None
                     self._on_delivery(delivery, events)
                 else:

@@ -71,7 +71,7 @@ class Session:
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle  # proton's
-        self.links: list[Link] = []
+        self.links: dict[Link, None] = {}
         self.open = True
 
 

@@ -225,16 +225,8 @@ class Attach:
                 start = Place.END if source.start is None else source.start
                 await self._services.tail.watch_from(source.topic, outgoing, outgoing, start, source.partition)
             else:
-                reset: OffsetReset = "latest" if source.at_end else "earliest"
-                membership = await self._services.groups.join(
-                    source.group,
-                    [source.topic],
-                    outgoing,
-                    offset_reset=reset,
-                    wants=source.condition,
-                    queue=source.stays,
-                )
-                outgoing.joined(membership)
+                await self._join(outgoing, source, source.group)
+            await self._services.attaching.rest()  # Kafka's answer may have been for hundreds
         except BeyondEnd as beyond:
             outgoing.leave()
             raise AddressError(PRECONDITION_FAILED, str(beyond)) from None
@@ -244,6 +236,19 @@ class Attach:
         except asyncio.CancelledError:  # the connection was lost meanwhile
             outgoing.leave()
             raise
+
+    async def _join(self, outgoing: OutgoingLink, source: Source, group: str) -> None:
+        reset: OffsetReset = "latest" if source.at_end else "earliest"
+        async with self._session.joining:
+            membership = await self._services.groups.join(
+                group,
+                [source.topic],
+                outgoing,
+                offset_reset=reset,
+                wants=source.condition,
+                queue=source.stays,
+            )
+        outgoing.joined(membership)
 
 
 def _honest(wanted: Sequence[str]) -> tuple[str, ...]:

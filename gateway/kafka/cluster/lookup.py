@@ -23,14 +23,13 @@ AGAIN_S: Final = 0.1
 
 
 class _Batch:
-    """Partitions whose offsets are asked for by one request."""
+    """Partitions whose offsets are asked for by one request, and the task that asks."""
 
-    __slots__ = ("error", "partitions", "result")
+    __slots__ = ("asking", "partitions")
 
     def __init__(self) -> None:
         self.partitions: set[TopicPartition] = set()
-        self.result: dict[TopicPartition, int] | None = None
-        self.error: Refused | None = None
+        self.asking: asyncio.Task[dict[TopicPartition, int] | Refused] | None = None
 
 
 class Lookup:
@@ -40,7 +39,7 @@ class Lookup:
     wait for it. Questions that arrive while one is being asked share the next request.
 
     Attributes:
-        requests: how many requests were sent, for offsets and for metadata.
+        requests: how many were sent for offsets, and answered with metadata.
     """
 
     def __init__(
@@ -134,18 +133,21 @@ class Lookup:
         """
         batch = self._next_batch
         batch.partitions.update(partitions)
+        if batch.asking is None:
+            batch.asking = self._spawn(self._ask_ends(batch))
+        answer = await asyncio.shield(batch.asking)  # for whoever else waits
+        if isinstance(answer, Refused):
+            raise Refused(answer.outcome, answer.reason)
+        return _all_of(partitions, answer, existing=existing)
+
+    async def _ask_ends(self, batch: _Batch) -> dict[TopicPartition, int] | Refused:
+        """Ask for a batch as soon as the one before is answered; all who wait for it go on at the same time."""
         async with self._asking:
-            if batch.error is not None:
-                raise batch.error
-            if batch.result is None:  # we are the first of this batch, or the first was cancelled
-                if batch is self._next_batch:
-                    self._next_batch = _Batch()
-                try:
-                    batch.result = await self._ask(wire.LATEST, batch.partitions)
-                except Refused as error:
-                    batch.error = error
-                    raise
-        return _all_of(partitions, batch.result, existing=existing)
+            self._next_batch = _Batch()
+            try:
+                return await self._ask(wire.LATEST, batch.partitions)
+            except Refused as refused:
+                return refused
 
     async def beginnings(
         self, partitions: Collection[TopicPartition], *, existing: bool = False
@@ -219,8 +221,7 @@ class Lookup:
                     raise Refused(Outcome.DENIED, f"Kafka does not let us read topic {place.topic!r}")
 
     async def _update(self, client: Brokers) -> bool:
-        """New metadata; False when no broker has answered."""
-        self.requests += 1
+        """New metadata, which whoever asks meanwhile shares; False when no broker has answered."""
         updated: bool = await client.force_metadata_update()
         return updated
 
@@ -238,6 +239,7 @@ class Lookup:
             return self._client
 
     def _updated(self, client: Brokers) -> None:
+        self.requests += 1
         for listener in self._listeners:
             listener(client)
 

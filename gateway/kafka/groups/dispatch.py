@@ -397,12 +397,20 @@ class Dispatch:
         total = 0
         if self._has_space():
             for pool in (*self._whole.values(), *self._chosen.values()):
+                without: list[Member] = []
                 for member in pool.free:
                     if member.behind and len(member.behind) >= len(self.parts):
                         continue  # all that it may have is in the log
-                    total += member.outlet.demand
+                    demand = member.outlet.demand
+                    if demand <= 0:
+                        without.append(member)
+                    total += demand
                     if total >= DEMAND:
-                        return DEMAND
+                        break
+                for member in without:  # there may be thousands: each is asked once
+                    _fill(member)
+                if total >= DEMAND:
+                    return DEMAND
         return total
 
     def _has_space(self) -> bool:
@@ -480,9 +488,7 @@ class Dispatch:
             if not taken:
                 del member.held[id(record)]
                 self._enqueue(delivery, first=True)
-                member.full = True
-                for one in member.pools:
-                    one.free.pop(member, None)
+                _fill(member)
         for delivery in reversed(passed):
             self._enqueue(delivery, first=True)
 
@@ -589,3 +595,10 @@ class Dispatch:
     def delayed(self) -> int:
         """How many deliveries wait for their next attempt."""
         return len(self._later)
+
+
+def _fill(member: Member) -> None:
+    """An outlet has no room: it is not asked again before `wake`."""
+    member.full = True
+    for pool in member.pools:
+        pool.free.pop(member, None)

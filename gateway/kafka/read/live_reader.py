@@ -216,12 +216,10 @@ class Tail:
         state = self._topics.get(topic)
         if state is None:
             return
-        state.remove(fanout)
-        for part in state.partitions.values():
-            for outlet, (watch, reading) in list(part.behind.items()):
-                if watch.fanout is fanout:
-                    del part.behind[outlet]
-                    self._replay.cancel(reading)
+        watch = state.remove(fanout)
+        for reading in watch.readings if watch is not None else ():
+            del state.partitions[reading.partition].behind[reading.outlet]
+            self._replay.cancel(reading)
         if not state.watching:
             del self._topics[topic]
             self._remove(state, list(state.partitions))
@@ -234,8 +232,10 @@ class Tail:
         """The outlet is gone: it is offered nothing more by the catch-up reader."""
         for reading in self._replay.forget(outlet):
             part = self._partitions.get(reading.partition)
-            if part is not None:
-                part.behind.pop(outlet, None)
+            found = part.behind.pop(outlet, None) if part is not None else None
+            if found is not None:
+                watch, _ = found
+                watch.readings.pop(reading, None)
 
     def catch_up(  # noqa: PLR0917 - where: topic, partition, offset; who: the others
         self,
@@ -485,9 +485,11 @@ class Tail:
     ) -> None:
         def rejoin(reading: Reading) -> None:
             del part.behind[reading.outlet]
+            del watch.readings[reading]
 
         reading = Reading(outlet, partition, offset, goal=goal or part, finished=rejoin, gap=gap)
         part.behind[outlet] = (watch, reading)
+        watch.readings[reading] = None
         self._fell_behind += 1
         self._replay.start(reading)
 
@@ -543,7 +545,8 @@ class Tail:
         self._change_assignment()
 
     def _cancel_readings(self, part: Partition) -> None:
-        for _, reading in part.behind.values():
+        for watch, reading in part.behind.values():
+            del watch.readings[reading]
             self._replay.cancel(reading)
         part.behind.clear()
 

@@ -15,14 +15,20 @@ from mapping.record import Received
 
 
 class Watch:
-    """A fan-out on one topic; `since` holds partitions of which it wants only what lies at or after an offset."""
+    """A fan-out on one topic.
 
-    __slots__ = ("fanout", "select", "since")
+    Attributes:
+        since: partitions of which it wants only what lies at or after an offset.
+        readings: of its outlets that are behind.
+    """
+
+    __slots__ = ("fanout", "readings", "select", "since")
 
     def __init__(self, fanout: Fanout, since: dict[int, int]) -> None:
         self.fanout = fanout
         self.select: Callable[[Received], Collection[Outlet]] = fanout.select
         self.since = since
+        self.readings: dict[Reading, None] = {}
 
     def is_early(self, record: Received) -> bool:
         """Whether the record was stored before the watch began; forgets the mark once it is passed."""
@@ -99,10 +105,12 @@ class Topic:
         self.watching[fanout] = Watch(fanout, since)
         self._watches = None
 
-    def remove(self, fanout: Fanout) -> None:
-        """It does not watch any more, if it did."""
-        if self.watching.pop(fanout, None) is not None:
+    def remove(self, fanout: Fanout) -> Watch | None:
+        """It does not watch any more; None when it did not."""
+        watch = self.watching.pop(fanout, None)
+        if watch is not None:
             self._watches = None
+        return watch
 
 
 class TailStatistics(msgspec.Struct, frozen=True):

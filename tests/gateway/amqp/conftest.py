@@ -41,6 +41,7 @@ class Backend:
     crashes: list[BaseException]
     config: KafkaConfig
     publisher: Publisher
+    lookup: Lookup
     tail: Tail
     groups: Groups
     names: GroupNames
@@ -119,6 +120,7 @@ async def kafka_side(
     names.bind(state)
     await state.start()
     backend.names = names
+    backend.lookup = lookup
     backend.config = config
     backend.publisher, backend.tail, backend.groups, backend.spawn = publisher, tail, groups, spawn
     try:

@@ -24,6 +24,7 @@ from protocols.amqp.events import (
 from protocols.amqp.links import TerminusKind
 from protocols.amqp.outcomes import Error
 from protocols.connection import ConnectionFailed
+from tests.support.steps import steps
 
 DATA = b"\x00\x53\x75\xa0\x03abc"
 
@@ -619,3 +620,36 @@ def test_both_tiers_see_the_same(make_server: Any, make_peer: Any) -> None:
         wrapped_server.engine.accept_deliveries(event.link, (event.delivery,))
     left.run()
     assert left.outcomes == [(f"tag{number}", outcomes.ACCEPTED) for number in range(len(bodies))]
+
+
+def test_links_that_are_detached_one_by_one_cost_the_same_each(make_server, make_peer) -> None:
+    def detach(count: int) -> int:
+        server = make_server(limits=Limits(links_per_session=count))
+        peer = make_peer(server)
+        session = peer.open()
+        receivers = [session.receiver(f"r-{number}") for number in range(count)]
+        for receiver in receivers:
+            receiver.open()
+            receiver.flow(5)
+        peer.run()
+        for link in server.links.values():
+            for number in range(5):
+                server.engine.send(link, b"x", number)
+        peer.run()
+        data = []
+        for receiver in receivers:
+            receiver.close()
+            data.append(peer.transport.peek(peer.transport.pending()))
+            peer.transport.pop(len(data[-1]))
+
+        def feed() -> None:
+            for part in data:
+                server.feed(bytes(part))
+                server.connection.data_to_send()
+
+        taken = steps(feed)
+        assert len(server.of(LinkDetached)) == count
+        assert server.engine.is_empty_of_links
+        return taken
+
+    assert detach(200) < 2.5 * detach(100)

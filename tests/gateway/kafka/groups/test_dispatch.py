@@ -727,3 +727,27 @@ def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]],
     part = world.parts[0]
     assert (len(part.unselected), part.flying, part.tries) == (0, set(), {})
     assert (world.dispatch.held, world.dispatch._waiting, world.log.readings) == (0, 0, [])
+
+
+async def test_who_has_no_room_is_asked_once_until_it_is_woken() -> None:
+    class Counting(Sink):
+        asked = 0
+
+        @property
+        def demand(self) -> int:
+            Counting.asked += 1
+            return self.room
+
+    world = World()
+    idle = [world.join(Counting(room=0)) for _ in range(1000)]
+    busy = world.join(Sink(room=3))
+    assert [world.dispatch.demand for _ in range(50)] == [3] * 50
+    assert Counting.asked == 1000
+    world.read("k", "k", "k", "k", "k")
+    world.dispatch.push()
+    assert busy.offsets == [0, 1, 2]
+    idle[500].room = 10
+    world.dispatch.wake(idle[500].member)
+    assert world.dispatch.demand == 10
+    world.dispatch.push()
+    assert idle[500].offsets == [3, 4]

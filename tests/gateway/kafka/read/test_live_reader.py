@@ -13,6 +13,7 @@ from aiokafka.admin import NewPartitions, NewTopic, RecordsToDelete
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.kafka_consumer import fetch_wait_ms
 from mapping.outcomes import Outcome
+from tests.support.steps import steps
 from tests.support.topics import until_led
 
 
@@ -396,3 +397,17 @@ async def test_acknowledgements_are_not_starved_by_a_flood(readers, producer, ne
 @pytest.mark.parametrize(("partitions", "wait"), [(0, 100), (1000, 100), (5000, 500), (100_000, 1000)])
 async def test_an_empty_fetch_of_many_partitions_is_held_longer(partitions: int, wait: int) -> None:
     assert fetch_wait_ms(partitions) == wait
+
+
+async def test_who_leaves_costs_the_same_however_many_are_behind(readers, producer, new_topic) -> None:
+    topic = await new_topic(partitions=1)
+    fans = [readers.Fan(readers.Sink(room=0)) for _ in range(400)]
+    for fan in fans:
+        await readers.tail.watch(topic, fan)
+    await producer.send_and_wait(topic, b"nobody takes it")
+    await readers.wait_until(lambda: readers.tail.statistics().behind == 400)
+    first = steps(lambda: readers.tail.unwatch(topic, fans[0]))
+    for fan in fans[1:399]:
+        readers.tail.unwatch(topic, fan)
+    assert first <= steps(lambda: readers.tail.unwatch(topic, fans[399])) + 10
+    assert readers.tail.statistics().behind == 0

@@ -1,0 +1,26 @@
+"""Work counted in steps, where a time would depend on the machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+def steps(work: Callable[[], object]) -> int:
+    """How many lines of Python `work` takes; each turn of a loop or a comprehension is one at least."""
+    count = 0
+
+    def trace(_frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
