@@ -19,6 +19,9 @@ from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.config import ConfigError, load
 from gateway.secret import Redactor, SecretUrl, secrets_in
+from protocols.mqtt.encoding import encode_packet
+from protocols.mqtt.packets import Connect, Version
+from tests.support.amqp_frames import Frames
 from tests.support.gateway import GatewayProcess, wait_until
 
 CANARY = "ca/nary+7"
@@ -158,6 +161,15 @@ async def collector() -> AsyncIterator[Collector]:
     await runner.cleanup()
 
 
+async def last_words(address: tuple[str, int], said: bytes) -> str:
+    """All that a server answers until it hangs up."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(said)
+    answer = await asyncio.wait_for(reader.read(), 60)
+    writer.close()
+    return answer.decode("latin-1")
+
+
 async def test_spans_answers_and_log_hold_no_secret(
     bootstrap: str, new_gateway: Callable[..., GatewayProcess], collector: Collector, tmp_path: Path, new_topic: Any
 ) -> None:
@@ -205,6 +217,12 @@ password_file = "{passwords}"
         ):  # fmt: skip
             async with http.request(method, path, headers=right) as answer:
                 told.append(f"{answer.headers} {await answer.text()}")
+    login = Connect(Version.V5, "canary", username="bob", password=CANARY.encode())
+    told.append(await last_words(gateway.address("mqtt"), encode_packet(login, Version.V5)))
+    init = Frames.performative(0x41, Frames.symbol("PLAIN"), Frames.binary(b"\0bob\0" + CANARY.encode()))
+    told.append(await last_words(gateway.address("amqp"), b"AMQP\x03\x01\0\0" + Frames.frame(init, kind=1)))
+    assert told[-2].startswith("\x20")  # CONNACK
+    assert told[-1].startswith("AMQP\x03")
     assert await gateway.stop() == 0  # the last spans are sent
     names = {span.name for span in collector.spans()}
     assert {"POST /topics/{topicname}", "POST /topics/{topicname}/partitions/{partitionid}", f"send {topic}"} <= names
