@@ -25,7 +25,7 @@ from gateway.amqp.login import Login
 from gateway.amqp.nodes import Node
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator, Transaction
-from gateway.kafka.cluster.topics import TopicInfo
+from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.pump import Pump

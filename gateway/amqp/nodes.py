@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.amqp.addresses import path_of
 from gateway.amqp.sources import Source
-from gateway.kafka.cluster.topics import TopicInfo
+from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Outlet
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.lingering import LingeringWatch

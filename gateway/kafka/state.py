@@ -17,22 +17,16 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError, OffsetOutOfRangeError
+from aiokafka.errors import OffsetOutOfRangeError
 
 from gateway.config import ConfigError
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.cluster.topics import InternalTopic, TopicInfo, Topics
+from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo
+from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Owner, Refused, Result
-from gateway.kafka.driver.kafka_consumer import (
-    CHUNK,
-    ConsumerOptions,
-    close_consumer,
-    is_broken,
-    log_consumer,
-    start_consumer,
-)
-from gateway.kafka.driver.outage import away
+from gateway.kafka.driver.kafka_consumer import ConsumerOptions, log_consumer, poll
+from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.kafka.publish.partitioner import partition_of
 from gateway.kafka.publish.publisher import Publisher
 from gateway.spawn import Spawn, keep_on
@@ -271,21 +265,16 @@ class StateTopics:
         except ConfigError as error:
             self._failed(error)
             return
-        while True:
-            consumer = log_consumer(self._kafka)
-            try:
-                await start_consumer(consumer, self._spawn)
-                try:
-                    await self._begin(consumer)
-                    self._consumer = consumer
-                    while True:
-                        await self._read(consumer)
-                finally:
-                    self._consumer = None
-                    await close_consumer(consumer)
-            except KafkaError as error:
-                away.notice("state", repr(error))
-                await asyncio.sleep(RETRY_S)
+        await keep_consumer(lambda: log_consumer(self._kafka), self._read_all, "state", self._spawn)
+
+    async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
+        try:
+            await self._begin(consumer)
+            self._consumer = consumer
+            while True:
+                await self._read(consumer)
+        finally:
+            self._consumer = None
 
     async def _found(self, table: StateTopic) -> TopicInfo:
         """The topic, created when it was missing; asked for until there is an answer.
@@ -328,13 +317,11 @@ class StateTopics:
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         try:
-            batches = await consumer.getmany(timeout_ms=1000, max_records=CHUNK)
+            batches = await poll(consumer, wait_ms=1000)
         except OffsetOutOfRangeError as error:
             self._restart(error.args[0])
             await self._begin(consumer)
             return
-        if not batches and is_broken(consumer):
-            raise KafkaError("the consumer's fetching has ended")
         self._complaint = ""
         for partition, records in batches.items():
             table = self._tables[partition.topic]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -53,6 +54,47 @@ def test_every_task_goes_through_one_door():
     product = [path for path in tracked() if path.relative_to(ROOT).parts[0] in {"gateway", "protocols", "mapping"}]
     found = {str(path.relative_to(ROOT)) for path in product if path.suffix == ".py" and bare.search(path.read_text())}
     assert found <= doors
+
+
+def test_nothing_touches_the_private_parts_of_anything_else():
+    """A private name belongs to its module; aiokafka's belong to nobody but the driver, which lists them."""
+    found = []
+    for path in tracked():
+        where = path.relative_to(ROOT)
+        if path.suffix != ".py" or where.parts[0] != "gateway" or where.parts[:3] == ("gateway", "kafka", "driver"):
+            continue
+        tree = ast.parse(path.read_text())
+        nodes = list(ast.walk(tree))
+        own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        own |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and _is_of(node, {"self"})}
+        found += [
+            f"{where}:{node.lineno} {node.attr}"
+            for node in nodes
+            if isinstance(node, ast.Attribute)
+            and node.attr.startswith("_")
+            and not node.attr.startswith("__")
+            and node.attr not in own
+            and not _is_of(node, {"self", "cls"})
+            and node.attr not in {"_replace", "_asdict"}  # public, of named tuples
+            and ast.unparse(node.value) != "super()"
+        ]
+        bases = {ast.unparse(base) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases}
+        found += [f"{where} inherits from aiokafka's {base}" for base in bases & _from_aiokafka(nodes)]
+    assert found == []
+
+
+def _is_of(node: ast.Attribute, names: set[str]) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in names
+
+
+def _from_aiokafka(nodes: list[ast.AST]) -> set[str]:
+    """The classes with private parts that a module imports; its requests and listeners have none."""
+    public = {"Request", "Response", "RequestStruct", "ConsumerRebalanceListener"}
+    imports = [
+        node for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aiokafka")
+    ]
+    return {name.asname or name.name for node in imports for name in node.names} - public
 
 
 def test_import_contracts_hold():

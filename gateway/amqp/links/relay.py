@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gateway.amqp.addresses import AddressError, TargetAddress, parse_target
 from gateway.amqp.links.incoming import Allowed, IncomingLink
-from gateway.kafka.cluster.topics import TopicInfo
+from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Refused
 from mapping.amqp.incoming import Destination, Unmappable, recipient
 from mapping.outcomes import Outcome

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 import aiokafka.errors as kafka_errors
-from aiokafka.admin import AIOKafkaAdminClient
 
 from gateway.kafka.contracts import Refused
-from gateway.kafka.driver.client_settings import start_client
+from gateway.kafka.driver.admin_client import AdminClient
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
+from gateway.kafka.driver.lifecycle import OnDemand
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 
@@ -36,16 +36,14 @@ class AdminConnection:
 
     def __init__(self, kafka: ConsumerOptions, spawn: Spawn) -> None:
         """`kafka`: see `ConsumerOptions`; `spawn` starts background work."""
-        self._kafka = dict(kafka)
-        self._spawn = spawn
-        self._client: AIOKafkaAdminClient | None = None
-        self._opening = asyncio.Lock()
+        options = dict(kafka)
+        self._client: OnDemand[AdminClient] = OnDemand(
+            lambda: AdminClient(**options), lambda client: client.start(), spawn
+        )
 
     async def stop(self) -> None:
         """Close the connection."""
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        await self._client.stop()
 
     async def answer(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` has found out, in time.
@@ -61,14 +59,9 @@ class AdminConnection:
         except (TimeoutError, kafka_errors.KafkaError) as error:
             raise Refused(Outcome.BUSY, f"Kafka does not answer: {error!r}") from error
 
-    async def open(self) -> AIOKafkaAdminClient:
+    async def open(self) -> AdminClient:
         """The client; aiokafka's errors when there is no connection."""
-        async with self._opening:
-            if self._client is None:
-                client = AIOKafkaAdminClient(**self._kafka)
-                await start_client(client.start, client.close, self._spawn)
-                self._client = client
-            return self._client
+        return await self._client.get()
 
 
 async def settled(ask: Callable[[], Awaitable[T]]) -> T:

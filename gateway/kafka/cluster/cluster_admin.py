@@ -170,7 +170,7 @@ class ClusterAdmin(AdminConnection):
 
     async def _alter(self, topic: str, changes: Mapping[str, str | None]) -> None:
         client = await self.open()
-        response = await client._send_request(IncrementalAlterConfigs(topic, changes))
+        response = await client.request(IncrementalAlterConfigs(topic, changes))
         ((code, message, _, _),) = response.responses
         _check(code, message or f"topic {topic}")
 

@@ -12,8 +12,8 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import wire
 from gateway.kafka.driver.brokers import Brokers
-from gateway.kafka.driver.client_settings import start_client
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
+from gateway.kafka.driver.lifecycle import OnDemand
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
@@ -58,12 +58,11 @@ class Lookup:
             ensure: asked by `partitions` first; may create the topic, or raise Refused (`Topics.get`).
             timeout_s: how long a question may take before it is Refused as BUSY.
         """
-        self._kafka = dict(kafka)
+        options = dict(kafka)
+        self._client: OnDemand[Brokers] = OnDemand(lambda: Brokers(self._updated, **options), self._begin, spawn)
         self._spawn = spawn
         self._ensure = ensure
         self._timeout_s = timeout_s
-        self._client: Brokers | None = None
-        self._opening = asyncio.Lock()
         self._asking = asyncio.Lock()
         self._next_batch = _Batch()
         self._listeners: list[Callable[[Brokers], None]] = []
@@ -98,7 +97,7 @@ class Lookup:
         """
         try:
             async with asyncio.timeout(self._timeout_s):
-                client = await self._open()
+                client = await self._client.get()
                 for _ in range(2):  # the first answer may be to a question from before
                     if all(topic in client.topics for topic in topics):
                         break
@@ -115,7 +114,7 @@ class Lookup:
         """Fetch the metadata of all topics now; listeners learn of it. Nothing happens when Kafka is away."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._update(await self._open())
+                await self._update(await self._client.get())
         except (TimeoutError, KafkaError):
             return  # the periodic update comes anyway
 
@@ -177,7 +176,7 @@ class Lookup:
         lacking: set[TopicPartition] = set()
         try:
             async with asyncio.timeout(self._timeout_s):
-                client = await self._open()
+                client = await self._client.get()
                 while True:
                     await self._ask_leaders(client, timestamp, left, found)
                     left -= found.keys()
@@ -225,18 +224,9 @@ class Lookup:
         updated: bool = await client.force_metadata_update()
         return updated
 
-    async def _open(self) -> Brokers:
-        async with self._opening:
-            if self._client is None:
-                client = Brokers(self._updated, **self._kafka)
-                await start_client(client.bootstrap, client.close, self._spawn)
-                try:
-                    await self._update(client)  # the first answer of aiokafka's bootstrap lists brokers only
-                except BaseException:
-                    await client.close()
-                    raise
-                self._client = client
-            return self._client
+    async def _begin(self, client: Brokers) -> None:
+        await client.bootstrap()
+        await self._update(client)  # the first answer of aiokafka's bootstrap lists brokers only
 
     def _updated(self, client: Brokers) -> None:
         self.requests += 1
@@ -245,9 +235,7 @@ class Lookup:
 
     async def stop(self) -> None:
         """Close the connection."""
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        await self._client.stop()
 
 
 def _exists(client: Brokers, place: TopicPartition) -> bool:

@@ -22,6 +22,14 @@ from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.cluster.patience import Patience
 from gateway.kafka.cluster.topic_creation import Creation, Partitions, Room, Wanted, any_room, refused_by
+from gateway.kafka.cluster.topic_info import (
+    CONFIG_NAMES,
+    InternalTopic,
+    TopicInfo,
+    configured,
+    info_of,
+    led_now,
+)
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import wire
 from gateway.kafka.driver.any_broker import AnyBroker
@@ -33,8 +41,6 @@ from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
-"""Kafka's own default of `max.message.bytes`; assumed where we may not read a topic's configuration."""
 UNKNOWN_FOR_S: Final = 5.0
 """How long an unknown name stays unknown without asking again: a flood of bad names costs one request per name."""
 UNKNOWN_KEPT: Final = 10_000
@@ -46,54 +52,6 @@ HEARTBEAT_S: Final = 5.0
 """How often Kafka is asked something at least."""
 REACHABLE_S: Final = 15.0
 """Kafka counts as reachable for this long after its last answer: two heartbeats and a slow answer."""
-
-_CONFIG_NAMES: Final = [
-    "max.message.bytes",
-    "cleanup.policy",
-    "message.timestamp.type",
-    "message.timestamp.before.max.ms",
-    "message.timestamp.after.max.ms",
-]
-_FOREVER: Final = 2**63 - 1
-
-
-class TopicInfo(msgspec.Struct, frozen=True, gc=False):
-    """What must be known of a topic before a record is handed over.
-
-    Attributes:
-        name: the topic.
-        partitions: how many it has; they are numbered from 0.
-        max_message_bytes: largest record batch that its broker takes.
-        available: the partitions that have a leader now.
-        needs_key: compacted: a record without a key would be refused, and the batch around it.
-        cleanup: its `cleanup.policy`; None when we may not read it.
-        before_ms: how far in the past a record's own timestamp may be.
-        after_ms: how far in the future it may be.
-    """
-
-    name: str
-    partitions: int
-    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
-    available: tuple[int, ...] = ()
-    needs_key: bool = False
-    cleanup: str | None = None
-    before_ms: int = _FOREVER
-    after_ms: int = _FOREVER
-
-
-class InternalTopic(msgspec.Struct, frozen=True):
-    """One of our own topics, which no client can see, read or write, and how it is created when it is missing.
-
-    Attributes:
-        name: begins with `INTERNAL_TOPIC_PREFIX`.
-        partitions: how many it is created with.
-        configs: Kafka's names and values.
-    """
-
-    name: str
-    partitions: int
-    configs: tuple[tuple[str, str], ...] = ()
-
 
 Changed = Callable[[frozenset[str], frozenset[str]], None]
 """Told the client-visible topics that appeared and that disappeared."""
@@ -308,7 +266,7 @@ class Topics:
     async def confirm(self, name: str) -> None:
         """Writing to `name` failed: find out whether it is still as it was. Kafka's silence proves nothing."""
         try:
-            found = _info(name, await self._partitions(name))
+            found = info_of(name, await self._partitions(name))
             known = self._known.get(name)
             if known is None or found.partitions >= known.partitions:
                 return
@@ -332,7 +290,7 @@ class Topics:
     async def _look_up(self, name: str) -> TopicInfo | Refused:
         """The answer for everybody who asks for `name` now."""
         try:
-            info = (await self._with_configs([_info(name, await self._partitions(name))]))[0]
+            info = (await self._with_configs([info_of(name, await self._partitions(name))]))[0]
         except Refused as refused:
             if refused.outcome is not Outcome.BUSY:
                 self._remember_unknown(name, refused, absent=refused.outcome is Outcome.UNKNOWN_TOPIC)
@@ -363,7 +321,7 @@ class Topics:
             else:
                 made = await self.creation.make(Wanted(name), principal)
             self._partitions_in_all += len(made.partitions) if made.new else 0
-            info = (await self._with_configs([_info(name, made.partitions)]))[0]
+            info = (await self._with_configs([info_of(name, made.partitions)]))[0]
         except Refused as refused:
             if refused.outcome is not Outcome.BUSY:
                 # Where only a limit stands in the way it is tried again at once: that costs Kafka nothing.
@@ -512,7 +470,7 @@ class Topics:
         in_between = self._learned.keys() - seen.keys()  # the answer was made before they were
         fewer = any(len(seen[name].leaders) < info.partitions for name, info in self._known.items() if name in seen)
         fresh = [
-            msgspec.structs.replace(info, partitions=len(seen[name].leaders), available=_led_now(seen[name]))
+            msgspec.structs.replace(info, partitions=len(seen[name].leaders), available=led_now(seen[name]))
             for name, info in self._known.items()
             if name in seen
         ]
@@ -544,14 +502,14 @@ class Topics:
                 failures.guard("topics", callback, appeared, disappeared)
 
     async def _with_configs(self, infos: list[TopicInfo]) -> list[TopicInfo]:
-        resources = [(ConfigResourceType.TOPIC, info.name, _CONFIG_NAMES) for info in infos]
+        resources = [(ConfigResourceType.TOPIC, info.name, CONFIG_NAMES) for info in infos]
         response = await self.request(DescribeConfigsRequest(resources))
         configs = {
             name: {entry[0]: entry[1] for entry in entries}
             for code, _, _, name, entries in response.resources
             if code == 0  # without the right to read it, the defaults stand
         }
-        return [_configured(info, configs.get(info.name, {})) for info in infos]
+        return [configured(info, configs.get(info.name, {})) for info in infos]
 
     # Requests
 
@@ -581,27 +539,3 @@ def _no_topic(name: str) -> Refused | None:
     if name.startswith(INTERNAL_TOPIC_PREFIX):
         return Refused(Outcome.DENIED, "topics that begin with __ are internal")
     return None if is_topic_name(name) else Refused(Outcome.UNKNOWN_TOPIC, "not a legal topic name")
-
-
-def _led_now(topic: wire.Topic) -> tuple[int, ...]:
-    return tuple(number for number, leader in enumerate(topic.leaders) if leader != wire.NO_LEADER)
-
-
-def _available(partitions: Iterable[tuple[Any, ...]]) -> tuple[int, ...]:
-    return tuple(sorted(number for _, number, leader, *_ in partitions if leader >= 0))
-
-
-def _info(name: str, partitions: list[tuple[Any, ...]]) -> TopicInfo:
-    return TopicInfo(name=name, partitions=len(partitions), available=_available(partitions))
-
-
-def _configured(info: TopicInfo, configs: dict[str, str]) -> TopicInfo:
-    own_time = configs.get("message.timestamp.type") != "LogAppendTime"
-    return msgspec.structs.replace(
-        info,
-        max_message_bytes=int(configs.get("max.message.bytes", DEFAULT_MAX_MESSAGE_BYTES)),
-        needs_key="compact" in configs.get("cleanup.policy", ""),
-        cleanup=configs.get("cleanup.policy"),
-        before_ms=int(configs.get("message.timestamp.before.max.ms", _FOREVER)) if own_time else _FOREVER,
-        after_ms=int(configs.get("message.timestamp.after.max.ms", _FOREVER)) if own_time else _FOREVER,
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,8 @@ from aiokafka.client import AIOKafkaClient
 
 from gateway.config import KafkaConfig
 from gateway.kafka.contracts import Refused
-from gateway.kafka.driver.client_settings import client_settings, start_client
+from gateway.kafka.driver.client_settings import client_settings
+from gateway.kafka.driver.lifecycle import OnDemand
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 
@@ -21,13 +21,10 @@ class AnyBroker:
 
     def __init__(self, config: KafkaConfig, role: str, spawn: Spawn, heard: Callable[[], None]) -> None:
         """`heard` is called with each answer."""
-        self._config = config
-        self._role = role
-        self._spawn = spawn
         self._heard = heard
-        self._client: Any = None  # AIOKafkaClient; aiokafka carries no types
-        self._connecting = asyncio.Lock()
-        self._stopped = False
+        self._client: OnDemand[Any] = OnDemand(
+            lambda: AIOKafkaClient(**client_settings(config, role)), lambda client: client.bootstrap(), spawn
+        )
 
     async def request(self, request: Any) -> Any:
         """Send to any broker.
@@ -37,34 +34,14 @@ class AnyBroker:
         """
         client: Any = None
         try:
-            client = await self._connected()
+            client = await self._client.get()
             response = await client.send(client.get_random_node(), request)
         except (errors.KafkaError, OSError) as error:
-            await self._drop(client)
+            await self._client.drop(client)
             raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
         self._heard()
         return response
 
     async def stop(self) -> None:
         """Close the connection; a request from now on is refused."""
-        self._stopped = True
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
-
-    async def _drop(self, client: Any) -> None:
-        """Begin again with the bootstrap servers at the next request: the brokers that we know may all have moved."""
-        if client is None or client is not self._client:
-            return
-        self._client = None
-        await client.close()
-
-    async def _connected(self) -> AIOKafkaClient:
-        async with self._connecting:
-            if self._client is None:
-                if self._stopped:
-                    raise errors.ProducerClosed("stopped")
-                client = AIOKafkaClient(**client_settings(self._config, self._role))
-                await start_client(client.bootstrap, client.close, self._spawn)
-                self._client = client
-            return self._client
+        await self._client.stop()

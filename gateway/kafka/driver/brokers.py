@@ -19,8 +19,6 @@ _NONE: Final = wire.NO_LEADER
 class Brokers(AIOKafkaClient):  # type: ignore[misc]  # aiokafka carries no types
     """Follows all topics. Nobody calls `add_topic` or `set_topics`.
 
-    aiokafka 0.14 is pinned: `_metadata_update` is below its public surface.
-
     Attributes:
         topics: those that exist, as of the last answer; empty before the first.
     """

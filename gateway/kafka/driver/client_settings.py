@@ -1,58 +1,13 @@
-"""From the configuration to what every aiokafka client is constructed with, and how each is started: one place."""
+"""From the configuration to what every aiokafka client is constructed with."""
 
 from __future__ import annotations
 
-import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from aiokafka.helpers import create_ssl_context
 
 from gateway.config import ConfigError, KafkaConfig
-from gateway.spawn import Spawn
-
-
-async def start_client(
-    start: Callable[[], Awaitable[object]],
-    close: Callable[[], Coroutine[Any, Any, None]],
-    spawn: Spawn,
-) -> None:
-    """Start a client for somebody who may be cancelled; it is closed when it was not started, or for nobody.
-
-    Cancelled in its bootstrap, aiokafka forgets a connection that is open. So it goes on to the end by itself.
-
-    Args:
-        start: aiokafka's method.
-        close: ends what was started, or half started.
-        spawn: starts background work.
-
-    Raises:
-        KafkaError: Kafka is away, or refuses us.
-    """
-    started = given_up = False
-    failed: Exception | None = None
-
-    async def run() -> None:
-        nonlocal failed, started
-        try:
-            await start()
-            started = True
-        except Exception as error:  # it is told to whoever waits
-            failed = error
-        finally:
-            if given_up or not started:
-                await close()
-
-    try:
-        await asyncio.shield(spawn(run()))
-    except BaseException:
-        given_up = True
-        if started:  # in this very turn
-            spawn(close())
-        raise
-    if failed is not None:
-        raise failed
 
 
 def client_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 aiokafka makes a `ConsumerRecord` of each record, with a generator, two methods and a dataclass: that is most of what
 reading one costs. Here `Received` is made directly of what its compiled parser finds. And its generator is a reference
-cycle around the whole fetch, which nothing but the collector frees when it is not read to its end (ADR 0030). aiokafka
-0.14 is pinned: as `consumers`, this reaches below its public surface.
+cycle around the whole fetch, which nothing but the collector frees when it is not read to its end (ADR 0030). The
+private parts that this needs are listed in `private_parts`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def fetch(
     """What `consumer.getmany` would bring, sooner; its position moves behind them as there.
 
     Args:
-        consumer: started by `consumers.start_consumer`; nobody else reads from it by `getmany`.
+        consumer: started by `lifecycle.start_consumer`; nobody else reads from it by `getmany`.
         partitions: of which; none: of all.
         timeout_s: how long to wait for a first record.
         most: records.

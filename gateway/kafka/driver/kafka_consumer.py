@@ -1,6 +1,6 @@
-"""What all readers share: opening and closing aiokafka consumers.
+"""aiokafka's consumers as the readers need them: made, polled, closed, and what the library has no public verb for.
 
-aiokafka 0.14 is pinned: the places that reach below its public surface are here.
+`lifecycle` says how a reader's consumer begins and is replaced; `private_parts` lists the private parts touched.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.failures import failures
-from gateway.kafka.driver.client_settings import start_client
-from gateway.kafka.driver.fetching import convert_arrivals
-from gateway.spawn import Spawn
+from mapping.record import Received
 
 ISOLATION: Final = "read_committed"  # records of open or aborted transactions are not messages yet
 FETCH_WAIT_MS: Final = 100
@@ -85,14 +83,16 @@ def log_consumer(
     )
 
 
-async def start_consumer(consumer: AIOKafkaConsumer, spawn: Spawn) -> None:
-    """Start a consumer for somebody who may be cancelled, as `start_client` says. Its `getmany` brings `Received`.
+async def poll(consumer: AIOKafkaConsumer, *, wait_ms: int, most: int = CHUNK) -> dict[TopicPartition, list[Received]]:
+    """The next records of each partition; none when `wait_ms` have passed.
 
     Raises:
-        KafkaError: Kafka is away, or refuses us.
+        KafkaError: as `getmany`; or the consumer's background tasks have ended, so that it never brings anything again.
     """
-    await start_client(consumer.start, partial(close_consumer, consumer), spawn)
-    convert_arrivals(consumer)
+    found: dict[TopicPartition, list[Received]] = await consumer.getmany(timeout_ms=wait_ms, max_records=most)
+    if not found and is_broken(consumer):
+        raise KafkaError("the consumer's fetching has ended")
+    return found
 
 
 async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 2.0) -> None:

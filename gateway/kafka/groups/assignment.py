@@ -232,6 +232,12 @@ class Member:
         delivery.decline(self)
         return False
 
+    def fill(self) -> None:
+        """The outlet has no room: it is not asked again before `wake`."""
+        self.full = True
+        for pool in self.pools:
+            pool.free.pop(self, None)
+
 
 class Pool:
     """Members that want the same records, and the records that wait for one of them.

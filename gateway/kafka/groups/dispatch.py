@@ -408,7 +408,7 @@ class Dispatch:
                     if total >= DEMAND:
                         break
                 for member in without:  # there may be thousands: each is asked once
-                    _fill(member)
+                    member.fill()
                 if total >= DEMAND:
                     return DEMAND
         return total
@@ -488,7 +488,7 @@ class Dispatch:
             if not taken:
                 del member.held[id(record)]
                 self._enqueue(delivery, first=True)
-                _fill(member)
+                member.fill()
         for delivery in reversed(passed):
             self._enqueue(delivery, first=True)
 
@@ -595,10 +595,3 @@ class Dispatch:
     def delayed(self) -> int:
         """How many deliveries wait for their next attempt."""
         return len(self._later)
-
-
-def _fill(member: Member) -> None:
-    """An outlet has no room: it is not asked again before `wake`."""
-    member.full = True
-    for pool in member.pools:
-        pool.free.pop(member, None)

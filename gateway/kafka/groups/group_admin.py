@@ -90,7 +90,7 @@ class GroupAdmin(AdminConnection):
         offsets = await client.list_consumer_group_offsets(group, coordinator)
         if {partition.topic for partition in offsets} - {topic}:
             return False
-        response = await client._send_request(DeleteGroupsRequest([group]), coordinator)
+        response = await client.request(DeleteGroupsRequest([group]), coordinator)
         ((_, code),) = response.results
         kind = kafka_errors.for_code(code)
         if kind is kafka_errors.NonEmptyGroup:

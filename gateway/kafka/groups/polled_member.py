@@ -37,7 +37,8 @@ from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.fetching import fetch, position
-from gateway.kafka.driver.kafka_consumer import ASSIGNORS, close_consumer, committed_positions, start_consumer
+from gateway.kafka.driver.kafka_consumer import ASSIGNORS, close_consumer, committed_positions
+from gateway.kafka.driver.lifecycle import start_consumer
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome

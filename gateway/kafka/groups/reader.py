@@ -34,11 +34,12 @@ from gateway.kafka.driver.kafka_consumer import (
     committed_offsets,
     committed_positions,
     is_broken,
+    poll,
     rejoin,
-    start_consumer,
     stop_waiting,
     subscribe,
 )
+from gateway.kafka.driver.lifecycle import start_consumer
 from gateway.kafka.groups.assignment import Condition, GroupStatistics, Interest, Member, Part
 from gateway.kafka.groups.catch_up import Readings
 from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, Commits, ours
@@ -359,7 +360,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         if demand <= 0:
             await self._wait_demand(consumer)
             return
-        self._take(await consumer.getmany(timeout_ms=1000, max_records=min(demand, CHUNK)))
+        self._take(await poll(consumer, wait_ms=1000, most=min(demand, CHUNK)))
         dispatch.push()
         await asyncio.sleep(0)
 
@@ -406,7 +407,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             # Polling goes on, so that errors of the group are seen; a new assignment begins unpaused.
             if assigned := consumer.assignment():
                 consumer.pause(*assigned)
-            self._take(await consumer.getmany(timeout_ms=1000, max_records=CHUNK))
+            self._take(await poll(consumer, wait_ms=1000))
             self._dispatch.push()
 
     def _resume(self) -> None:

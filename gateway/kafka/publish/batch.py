@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.record.default_records import DefaultRecordBatch
 
 from flowcontrol.budget import Budget
 from gateway.kafka.contracts import Owner
+from gateway.kafka.driver.batch_builder import WrittenBatch
 from gateway.kafka.publish.batch_format import HEADER, Records
 from mapping.record import Headers, Record
 
@@ -60,7 +60,7 @@ class Share:
         return [base + position for first, behind in self.runs for position in range(first, behind)]
 
 
-class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
+class Batch(WrittenBatch):
     """A batch builder of aiokafka that also keeps the tickets and tells the budgets.
 
     The publisher appends through `write` and keeps the counts here; `append` of aiokafka is not for use.
@@ -78,11 +78,11 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
     """
 
     def __init__(self, limit: int, budget: Budget) -> None:
-        super().__init__(limit, 0)
-        self._builder = Records(limit)
+        self._writer = Records(limit)
+        super().__init__(self._writer, limit)
         self.limit = limit
         self.budget = budget
-        self.write = self._builder.append
+        self.write = self._writer.append
         self.count = 0
         self.bytes = 0
         self.mark = 0
@@ -125,7 +125,7 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
         assert share is not None
         total = 0
         while True:
-            count, size = self._builder.append_run(timestamp, key, values, headers, first, self.mark - self.bytes)
+            count, size = self._writer.append_run(timestamp, key, values, headers, first, self.mark - self.bytes)
             if not count:
                 return total
             share.tokens += tokens[first : first + count]
@@ -170,8 +170,7 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
     def seal(self) -> None:
         """No more records: make it what aiokafka takes."""
         self.end_run()
-        self._relative_offset = self.count
-        self.close()
+        self.finish(self.count)
 
     def release(self) -> None:
         """Give back to the budgets everything that was taken; once, after the tickets were settled."""
@@ -181,10 +180,6 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
             if share.budget is not None:
                 share.budget.give(share.taken_bytes, share.taken_records)
         self.shares = {}  # aiokafka may hold on to the batch
-
-    def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-        """Called by aiokafka, whose own asks for its own builder."""
-        self._builder.set_producer_state(producer_id, producer_epoch, base_sequence)
 
     # After a failure: the bytes are stamped with a sequence that will not be used again, so build anew.
 
@@ -214,7 +209,7 @@ class Batch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types
 
     def _records(self) -> DefaultRecordBatch:
         """What it holds. aiokafka may still send it: it is left as it is."""
-        return DefaultRecordBatch(bytes(self._builder.build() if self._buffer is None else self._buffer))
+        return DefaultRecordBatch(self.stored_form())
 
     def _rebuilt(self, first: int, behind: int) -> Batch:
         batch = Batch(self.limit, self.budget)

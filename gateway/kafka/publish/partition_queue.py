@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from flowcontrol.budget import Budget
     from gateway.config import KafkaConfig
-    from gateway.kafka.cluster.topics import TopicInfo, Topics
+    from gateway.kafka.cluster.topic_info import TopicInfo
+    from gateway.kafka.cluster.topics import Topics
     from gateway.kafka.publish.producers import Producers
     from gateway.kafka.publish.sender_partitions import Sender
     from gateway.spawn import Spawn

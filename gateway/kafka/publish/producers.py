@@ -18,22 +18,18 @@ from aiokafka.structs import RecordMetadata
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
-from gateway.kafka.driver.client_settings import client_settings, start_client
-from gateway.kafka.driver.outage import away
+from gateway.kafka.driver.kafka_producer import force_close, new_producer
+from gateway.kafka.driver.lifecycle import start_client, started
 from gateway.kafka.publish.batch import Batch
 from gateway.spawn import Spawn
 
 log = logging.getLogger(__name__)
 
 
-RESTART_S: Final = 0.5
-"""Pause between attempts to start a producer while Kafka does not answer."""
 METADATA_POLL_S: Final = 0.1
 METADATA_POLLS: Final = 10
 CLOSE_S: Final = 30.0
 """How long a retired producer is given, when nobody waits for anything of it."""
-CUT_OFF_S: Final = 1.0
-"""How long a producer may take to end after everything that it waits for was ended."""
 
 
 class Producing:
@@ -77,33 +73,8 @@ class Producing:
         await self._producer.stop()
 
     async def cut_off(self, spawn: Spawn) -> None:
-        """Close at once; what is on the way has an unknown fate.
-
-        aiokafka has no such verb: `stop` waits for every batch, and a batch of an idempotent producer waits for
-        ever. So: end the sender, close the sockets, and fail what is left, which lets `stop` return.
-        """
-        producer = self._producer
-        stopping = spawn(producer.stop())
-        sender = producer._sender.sender_task
-        if sender is not None:
-            sender.cancel()
-            await producer.client.close()
-            await asyncio.wait({sender}, timeout=METADATA_POLL_S * 2)
-            refreshed = producer.client._md_update_fut
-            if refreshed is not None and not refreshed.done():
-                refreshed.set_result(False)  # its synchronizer is closed; produce tasks wait for it
-            await asyncio.wait({sender}, timeout=METADATA_POLL_S * 2)
-            accumulator = producer._message_accumulator
-            for queued in accumulator._batches.values():
-                accumulator._pending_batches.update(queued)
-            accumulator.fail_all(errors.ProducerClosed())
-            for failed in accumulator._pending_batches:
-                for waiter in (failed._drain_waiter, failed.future):
-                    if waiter.done() and not waiter.cancelled():
-                        waiter.exception()  # looked at, or asyncio would complain of an error nobody saw
-        _, unfinished = await asyncio.wait({stopping}, timeout=CUT_OFF_S)
-        for task in unfinished:
-            task.cancel()
+        """Close at once; what is on the way has an unknown fate."""
+        await force_close(self._producer, spawn)
 
 
 class Producers:
@@ -162,26 +133,14 @@ class Producers:
 
     async def _start(self) -> None:
         try:
-            while True:
-                config = self._config
-                producer = AIOKafkaProducer(
-                    **client_settings(config, "publisher"),
-                    acks="all",
-                    enable_idempotence=True,
-                    max_batch_size=config.batch_bytes,
-                    max_request_size=config.max_request_bytes,
-                    linger_ms=0,  # ours: see `writer`
-                )
-                try:
-                    await start_client(producer.start, producer.stop, self._spawn)
-                except (errors.KafkaError, OSError) as error:
-                    away.notice("producer", type(error).__name__)
-                    await asyncio.sleep(RESTART_S)
-                else:
-                    producer.client.cluster.add_listener(self._looked)
-                    self._current = Producing(producer)
-                    self.started += 1
-                    return
+            producer = await started(
+                lambda: new_producer(self._config, "publisher", enable_idempotence=True),
+                lambda producer: start_client(producer.start, producer.stop, self._spawn),
+                "producer",
+            )
+            producer.client.cluster.add_listener(self._looked)
+            self._current = Producing(producer)
+            self.started += 1
         finally:
             self._starting = None
 

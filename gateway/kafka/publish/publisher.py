@@ -19,7 +19,8 @@ from flowcontrol.budget import Budget
 from flowcontrol.gate import Gate
 from gateway.config import BudgetConfig, KafkaConfig
 from gateway.failures import failures
-from gateway.kafka.cluster.topics import REACHABLE_S, TopicInfo, Topics
+from gateway.kafka.cluster.topic_info import TopicInfo
+from gateway.kafka.cluster.topics import REACHABLE_S, Topics
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.publish.batch import Batch
 from gateway.kafka.publish.partition_queue import Desk, Lane, TopicWriter

@@ -21,14 +21,8 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Outlet, Refused
-from gateway.kafka.driver.kafka_consumer import (
-    CHUNK,
-    ConsumerOptions,
-    close_consumer,
-    log_consumer,
-    start_consumer,
-)
-from gateway.kafka.driver.outage import away
+from gateway.kafka.driver.kafka_consumer import ConsumerOptions, is_broken, log_consumer, poll
+from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.spawn import Spawn, keep_on
 from gateway.statistics import counter, gauge
 from mapping.record import Received
@@ -280,41 +274,32 @@ class _Worker:
             self._pool.closed(self)
 
     async def _run(self) -> None:
+        await keep_consumer(self._consumer, self._serve_all, "catch-up reader", self._pool.spawn)
+
+    def _consumer(self) -> AIOKafkaConsumer:
+        return log_consumer(
+            self._pool.kafka,
+            wait_ms=10,  # whoever is behind has data waiting
+            partition_bytes=FETCH_BYTES,
+            fetch_bytes=16 * FETCH_BYTES,
+        )
+
+    async def _serve_all(self, consumer: AIOKafkaConsumer) -> None:
         pool = self._pool
         self.serves = None  # what the last consumer had at hand went with it
         self._version = -1
         self._chunk.clear()
-        consumer = await self._connect()
-        try:
-            while True:
-                queue = pool.take_turn()
-                if queue is None:
-                    if not await self._wait():
-                        return
-                    continue
-                waits = False
-                try:
-                    waits = await self._serve(consumer, queue)
-                finally:
-                    pool.end_turn(queue, waits=waits)
-        finally:
-            await close_consumer(consumer)
-
-    async def _connect(self) -> AIOKafkaConsumer:
         while True:
-            consumer = log_consumer(
-                self._pool.kafka,
-                wait_ms=10,  # whoever is behind has data waiting
-                partition_bytes=FETCH_BYTES,
-                fetch_bytes=16 * FETCH_BYTES,
-            )
+            queue = pool.take_turn()
+            if queue is None:
+                if not await self._wait():
+                    return
+                continue
+            waits = False
             try:
-                await start_consumer(consumer, self._pool.spawn)
-            except KafkaError as error:
-                away.notice("catch-up reader", repr(error))
-                await asyncio.sleep(1.0)
-            else:
-                return consumer
+                waits = await self._serve(consumer, queue)
+            finally:
+                pool.end_turn(queue, waits=waits)
 
     async def _wait(self) -> bool:
         self.idle = True
@@ -362,11 +347,13 @@ class _Worker:
 
     async def _fetch(self, consumer: AIOKafkaConsumer, queue: _Queue) -> int:
         try:
-            batches = await consumer.getmany(timeout_ms=100, max_records=CHUNK)
+            batches = await poll(consumer, wait_ms=100)
         except OffsetOutOfRangeError as error:
             await self._skip_gap(consumer, queue, error.args[0])
             return 1
         except KafkaError as error:
+            if is_broken(consumer):
+                raise
             log.warning("catch-up reader: %r", error)
             await asyncio.sleep(0.1)
             return 0

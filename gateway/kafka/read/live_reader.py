@@ -18,24 +18,21 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError, OffsetOutOfRangeError, TopicAuthorizationFailedError
+from aiokafka.errors import OffsetOutOfRangeError, TopicAuthorizationFailedError
 
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Fanout, Outlet, Refused
 from gateway.kafka.driver.fetch_sessions import SessionFetcher, use_sessions
 from gateway.kafka.driver.kafka_consumer import (
-    CHUNK,
     ConsumerOptions,
-    close_consumer,
     fetch_wait_ms,
-    is_broken,
     log_consumer,
     on_metadata,
+    poll,
     set_fetch_wait,
-    start_consumer,
 )
-from gateway.kafka.driver.outage import away
+from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.kafka.read.catch_up_reader import Goal, Reading, Replay
 from gateway.kafka.read.start_positions import Start, starting_offsets
 from gateway.kafka.read.watched_topics import Later, Partition, TailStatistics, Topic, Watch
@@ -384,31 +381,27 @@ class Tail:
     async def _run(self) -> None:
         while True:
             await self._wanted.wait()
-            consumer = log_consumer(self._kafka)
-            try:
-                await start_consumer(consumer, self._spawn)
-                try:
-                    self._fetcher = await use_sessions(consumer)
-                    on_metadata(consumer, self._check_missing)
-                    self._consumer = consumer
-                    for part in self._partitions.values():
-                        part.fetched = part.position  # what was fetched and not offered went with the last consumer
-                    self._reassign()
-                    while self._wanted.is_set():
-                        await self._read(consumer)
-                finally:
-                    if self._fetcher is not None:
-                        self._fetches += self._fetcher.fetches
-                        self._named += self._fetcher.named
-                    self._consumer = self._fetcher = None
-                    await close_consumer(consumer)
-            except KafkaError as error:
-                away.notice("tail", repr(error))
-                await asyncio.sleep(RETRY_S)
+            await keep_consumer(lambda: log_consumer(self._kafka), self._read_all, "tail", self._spawn)
+
+    async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
+        """Read until nobody watches anything."""
+        self._fetcher = await use_sessions(consumer)
+        on_metadata(consumer, self._check_missing)
+        self._consumer = consumer
+        try:
+            for part in self._partitions.values():
+                part.fetched = part.position  # what was fetched and not offered went with the last consumer
+            self._reassign()
+            while self._wanted.is_set():
+                await self._read(consumer)
+        finally:
+            self._fetches += self._fetcher.fetches
+            self._named += self._fetcher.named
+            self._consumer = self._fetcher = None
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         try:
-            batches = await consumer.getmany(timeout_ms=1000, max_records=CHUNK)
+            batches = await poll(consumer, wait_ms=1000)
         except OffsetOutOfRangeError as error:
             await self._skip_gap(consumer, error.args[0])
             return
@@ -418,8 +411,6 @@ class Tail:
                 log.warning("tail: not authorized to read: %s", error)
             await asyncio.sleep(RETRY_S)
             return
-        if not batches and is_broken(consumer):
-            raise KafkaError("the consumer's fetching has ended")
         fetched: list[tuple[TopicPartition, Partition, list[Any]]] = []
         for partition, records in batches.items():
             part = self._partitions.get(partition)

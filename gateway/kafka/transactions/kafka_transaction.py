@@ -22,7 +22,7 @@ from aiokafka.structs import OffsetAndMetadata
 from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.cluster.error_verdicts import name_of, verdict
-from gateway.kafka.cluster.topics import TopicInfo
+from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.groups.assignment import Part
 from gateway.kafka.groups.reader import GroupReader

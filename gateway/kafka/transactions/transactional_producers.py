@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer, TopicPartition, errors
-from aiokafka.client import CoordinationType
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
-from gateway.kafka.driver.client_settings import client_settings, start_client
-from gateway.kafka.driver.outage import away
-from gateway.kafka.publish.producers import RESTART_S, Producing
+from gateway.kafka.driver.kafka_producer import forget_group, has_failed, new_producer
+from gateway.kafka.driver.lifecycle import start_client, started
+from gateway.kafka.publish.producers import Producing
 from gateway.spawn import Spawn
 
 log = logging.getLogger(__name__)
@@ -70,9 +69,7 @@ class Transactor(Producing):
         self._check()
         producer = self._producer
         if group != self._group:
-            # aiokafka knows one group per transaction, and one coordinator for whatever group.
-            producer._txn_manager._txn_consumer_group = None
-            producer._sender._coordinator_dead(CoordinationType.GROUP)
+            forget_group(producer)
             self._group = group
         await producer.send_offsets_to_transaction(dict(offsets), group)
 
@@ -86,22 +83,9 @@ class Transactor(Producing):
         self._check()
         await self._producer.abort_transaction()
 
-    async def cut_off(self, spawn: Spawn) -> None:
-        """See `Producing`; what the transaction still waited for is nobody's concern."""
-        await super().cut_off(spawn)
-        manager = self._producer._txn_manager
-        waiters = [
-            manager._transaction_waiter,
-            manager._pid_waiter,
-            *(entry[2] for entry in manager._pending_txn_offsets),
-        ]
-        for waiter in waiters:
-            if waiter is not None and waiter.done() and not waiter.cancelled():
-                waiter.exception()  # looked at, or asyncio would complain of an error nobody saw
-
     def _check(self) -> None:
         """What its background task may have changed meanwhile, aiokafka only asserts."""
-        if self._producer._txn_manager.is_fatal_error():
+        if has_failed(self._producer):
             raise errors.ProducerFenced("the transactional producer has failed")
 
 
@@ -264,29 +248,18 @@ class Transactors:
         self._put(transactor)
 
     async def _open(self, number: int) -> Transactor:
-        pause = RESTART_S
-        while True:
-            config = self._config
-            producer = AIOKafkaProducer(
-                **client_settings(config, f"transactions-{number}"),
+        producer = await started(
+            lambda: new_producer(
+                self._config,
+                f"transactions-{number}",
                 transactional_id=f"trivium-{self._name}-{number}",
                 transaction_timeout_ms=self._timeout_ms,
-                acks="all",
-                max_batch_size=config.batch_bytes,
-                max_request_size=config.max_request_bytes,
-                linger_ms=0,  # what comes in one turn of the loop is one batch
-            )
-            try:
-                await start_client(producer.start, producer.stop, self._spawn)
-            except Exception as error:  # whoever waits for one must not wait for ever
-                if isinstance(error, errors.KafkaError | OSError):
-                    away.notice("transactions", type(error).__name__)
-                else:
-                    failures.tell("transaction", error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, RESTART_MOST_S)
-            else:
-                return Transactor(producer, number)
+            ),
+            lambda producer: start_client(producer.start, producer.stop, self._spawn),
+            "transaction",
+            longest_pause_s=RESTART_MOST_S,
+        )
+        return Transactor(producer, number)
 
     def _run(self, work: Any) -> None:
         task: asyncio.Task[None] = self._spawn(work)

@@ -176,7 +176,9 @@ class KeyedRequests:
         if before is not None:
             self.resumed += 1
             async with self._scanning:
-                found = await find_records(self._kafka, self._spawn, records[0].topic, attempt.scan, name)
+                found = await find_records(
+                    self._kafka, self._lookup, self._spawn, records, scan=attempt.scan, name=name
+                )
         if self._wall_clock() - now > PREPARE_S * 1000:
             self._release(name, attempt)
             raise busy("Kafka is slow; try again")

@@ -18,7 +18,8 @@ from gateway.config import KafkaConfig
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
-from gateway.kafka.driver.kafka_consumer import close_consumer, start_consumer
+from gateway.kafka.driver.kafka_consumer import close_consumer
+from gateway.kafka.driver.lifecycle import start_consumer
 from gateway.kafka.groups.group_admin import GroupAdmin
 from gateway.kafka.groups.polled_member import Member, MemberSettings
 from gateway.kafka.read.arrivals import Arrivals

@@ -12,7 +12,8 @@ from aiokafka.consumer.fetcher import PartitionRecords
 from aiokafka.errors import ConsumerStoppedError, OffsetOutOfRangeError
 
 from gateway.kafka.driver.fetching import fetch
-from gateway.kafka.driver.kafka_consumer import close_consumer, start_consumer
+from gateway.kafka.driver.kafka_consumer import close_consumer
+from gateway.kafka.driver.lifecycle import start_consumer
 from mapping.record import Received
 
 WAIT_S = 20.0

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from gateway.rest.produce.idempotency import KEY_FIELD, KeyedRequests
 from gateway.rest.produce.idempotency_table import KeptRequest, RequestTable
@@ -105,6 +106,35 @@ async def test_what_an_attempt_left_unfinished_is_finished(
     assert sorted(int(one.value or b"") for one in records) == [1, 2, 3, 4]
     places = {(one.partition, one.offset): one.value for one in records}
     assert [places[place["partition"], place["offset"]] for place in answer["offsets"]] == [b"1", b"2", b"3"]
+
+
+async def test_headers_that_another_kafka_client_copied_are_not_believed(
+    bootstrap: str, new_topic: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third record is missing. Then a Kafka client writes records that carry the name of the request."""
+    topic = await new_topic(partitions=1)
+    send = KeyedRequests._send
+
+    async def die(self: KeyedRequests, name: str, grant: Any, records: Any, found: Any) -> Any:
+        await send(self, name, grant, records[:2], found)
+        raise RuntimeError("died")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KeyedRequests, "_send", die)
+        async with running_gateway(bootstrap, name=name) as gateway, aiohttp.ClientSession(gateway.url) as http:
+            assert (await ask(http, "POST", f"/topics/{topic}", RECORDS, headers=keyed("k")))[0] == 500
+    first, _ = await read_topic(bootstrap, topic, 2)
+    copied = dict(first.headers)["gw.request"].partition(b"/")[0]
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as other:
+        for place in (b"x", b"", b"-1", b"1_0", b" 2", b"99", b"9" * 5000, b"2"):
+            headers = [("gw.request", copied + b"/" + place)]
+            await other.send_and_wait(topic, b"forged", key=b"b", headers=headers, partition=0)
+    async with running_gateway(bootstrap, name=name) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        status, answer = await ask(http, "POST", f"/topics/{topic}", RECORDS, headers=keyed("k"))
+        assert gateway.keyed.statistics().resumed_total == 1
+    assert status == 200
+    records = {one.offset: one.value for one in await read_topic(bootstrap, topic, 11)}
+    assert [records[place["offset"]] for place in answer["offsets"]] == [b"1", b"2", b"3"]
 
 
 async def test_a_second_request_while_the_first_is_under_way(

@@ -1,0 +1,88 @@
+"""What must be known of a topic, made of Kafka's answers: its partitions, their leaders, and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from gateway.kafka.driver import wire
+
+DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
+"""Kafka's own default of `max.message.bytes`; assumed where we may not read a topic's configuration."""
+
+CONFIG_NAMES: Final = [
+    "max.message.bytes",
+    "cleanup.policy",
+    "message.timestamp.type",
+    "message.timestamp.before.max.ms",
+    "message.timestamp.after.max.ms",
+]
+_FOREVER: Final = 2**63 - 1
+
+
+class TopicInfo(msgspec.Struct, frozen=True, gc=False):
+    """What must be known of a topic before a record is handed over.
+
+    Attributes:
+        name: the topic.
+        partitions: how many it has; they are numbered from 0.
+        max_message_bytes: largest record batch that its broker takes.
+        available: the partitions that have a leader now.
+        needs_key: compacted: a record without a key would be refused, and the batch around it.
+        cleanup: its `cleanup.policy`; None when we may not read it.
+        before_ms: how far in the past a record's own timestamp may be.
+        after_ms: how far in the future it may be.
+    """
+
+    name: str
+    partitions: int
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    available: tuple[int, ...] = ()
+    needs_key: bool = False
+    cleanup: str | None = None
+    before_ms: int = _FOREVER
+    after_ms: int = _FOREVER
+
+
+class InternalTopic(msgspec.Struct, frozen=True):
+    """One of our own topics, which no client can see, read or write, and how it is created when it is missing.
+
+    Attributes:
+        name: begins with `INTERNAL_TOPIC_PREFIX`.
+        partitions: how many it is created with.
+        configs: Kafka's names and values.
+    """
+
+    name: str
+    partitions: int
+    configs: tuple[tuple[str, str], ...] = ()
+
+
+def led_now(topic: wire.Topic) -> tuple[int, ...]:
+    """The partitions that have a leader."""
+    return tuple(number for number, leader in enumerate(topic.leaders) if leader != wire.NO_LEADER)
+
+
+def available_of(partitions: Iterable[tuple[Any, ...]]) -> tuple[int, ...]:
+    """As `led_now`, of an answer that aiokafka has decoded."""
+    return tuple(sorted(number for _, number, leader, *_ in partitions if leader >= 0))
+
+
+def info_of(name: str, partitions: list[tuple[Any, ...]]) -> TopicInfo:
+    """What such an answer says of a topic; its limits are Kafka's defaults."""
+    return TopicInfo(name=name, partitions=len(partitions), available=available_of(partitions))
+
+
+def configured(info: TopicInfo, configs: dict[str, str]) -> TopicInfo:
+    """The same topic, with the limits that its configuration sets."""
+    own_time = configs.get("message.timestamp.type") != "LogAppendTime"
+    return msgspec.structs.replace(
+        info,
+        max_message_bytes=int(configs.get("max.message.bytes", DEFAULT_MAX_MESSAGE_BYTES)),
+        needs_key="compact" in configs.get("cleanup.policy", ""),
+        cleanup=configs.get("cleanup.policy"),
+        before_ms=int(configs.get("message.timestamp.before.max.ms", _FOREVER)) if own_time else _FOREVER,
+        after_ms=int(configs.get("message.timestamp.after.max.ms", _FOREVER)) if own_time else _FOREVER,
+    )

@@ -1,0 +1,90 @@
+"""aiokafka's producers as the gateway makes and ends them, and what the library has no public verb for.
+
+The private parts touched are listed in `private_parts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from aiokafka import AIOKafkaProducer, errors
+from aiokafka.client import CoordinationType
+
+from gateway.config import KafkaConfig
+from gateway.kafka.driver.client_settings import client_settings
+from gateway.spawn import Spawn
+
+SENDER_S: Final = 0.2
+"""How long a producer's sender may take to notice that it was cancelled, or that its sockets are closed."""
+FORCE_CLOSE_S: Final = 1.0
+"""How long a producer may take to end after everything that it waits for was ended."""
+
+
+def new_producer(config: KafkaConfig, role: str, **options: Any) -> AIOKafkaProducer:
+    """A producer that waits for all in-sync replicas, not started.
+
+    Args:
+        config: with `bootstrap_servers` set.
+        role: appended to the client id.
+        options: of `AIOKafkaProducer`: idempotence or a transactional id.
+    """
+    return AIOKafkaProducer(
+        **client_settings(config, role),
+        **options,
+        acks="all",
+        max_batch_size=config.batch_bytes,
+        max_request_size=config.max_request_bytes,
+        linger_ms=0,  # batches fill in our own queues, while their predecessors are answered
+    )
+
+
+async def force_close(producer: AIOKafkaProducer, spawn: Spawn) -> None:
+    """Close at once; the fate of what is in flight is unknown.
+
+    aiokafka has no such verb: `stop` waits for every batch, and a batch of an idempotent producer waits for ever. So:
+    end the sender, close the sockets, and fail what is left, which lets `stop` return.
+    """
+    stopping = spawn(producer.stop())
+    sender = producer._sender.sender_task
+    if sender is not None:
+        sender.cancel()
+        await producer.client.close()
+        await asyncio.wait({sender}, timeout=SENDER_S)
+        refreshed = producer.client._md_update_fut
+        if refreshed is not None and not refreshed.done():
+            refreshed.set_result(False)  # its synchronizer is closed; produce tasks wait for it
+        await asyncio.wait({sender}, timeout=SENDER_S)
+        accumulator = producer._message_accumulator
+        for queued in accumulator._batches.values():
+            accumulator._pending_batches.update(queued)
+        accumulator.fail_all(errors.ProducerClosed())
+        for failed in accumulator._pending_batches:
+            _mark_seen(failed._drain_waiter)
+            _mark_seen(failed.future)
+    _, unfinished = await asyncio.wait({stopping}, timeout=FORCE_CLOSE_S)
+    for task in unfinished:
+        task.cancel()
+    manager = producer._txn_manager
+    if manager is not None:
+        _mark_seen(manager._transaction_waiter)
+        _mark_seen(manager._pid_waiter)
+        for *_, waiter in manager._pending_txn_offsets:
+            _mark_seen(waiter)
+
+
+def forget_group(producer: AIOKafkaProducer) -> None:
+    """Let the transaction take another group's offsets: aiokafka knows one group, and one coordinator for any group."""
+    producer._txn_manager._txn_consumer_group = None
+    producer._sender._coordinator_dead(CoordinationType.GROUP)
+
+
+def has_failed(producer: AIOKafkaProducer) -> bool:
+    """Whether a transactional producer has failed for good: aiokafka only asserts that it has not."""
+    return bool(producer._txn_manager.is_fatal_error())
+
+
+def _mark_seen(waiter: asyncio.Future[Any] | None) -> None:
+    """Look at a future's error, or asyncio would complain that nobody has."""
+    if waiter is not None and waiter.done() and not waiter.cancelled():
+        waiter.exception()

@@ -1,0 +1,71 @@
+"""aiokafka's private parts: those in the table exist, and the driver touches no others."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gateway.kafka import driver
+from gateway.kafka.driver.private_parts import PRIVATE_PARTS
+
+ROOM = Path(driver.__path__[0])
+
+
+def names_of(cls: type) -> set[str]:
+    """What objects of a class have: its methods, and what its methods assign to `self`."""
+    found = set(dir(cls))
+    for one in cls.__mro__:
+        if isinstance(inspect.getmodule(one), ModuleType) and one.__module__.startswith("aiokafka"):
+            tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
+            found |= {
+                node.attr
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "self"
+            }
+    return found
+
+
+@pytest.mark.parametrize("path", PRIVATE_PARTS)
+def test_each_private_name_still_exists(path: str) -> None:
+    module, _, name = path.rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    assert set(PRIVATE_PARTS[path]) - names_of(cls) == set()
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """Private names that a module touches, also by their text (`getattr`), without those that it defines itself."""
+    nodes = list(ast.walk(tree))
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    own |= {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+    overridden = {name for names in PRIVATE_PARTS.values() for name in names}
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and node.attr not in own - overridden:
+            yield node.attr
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in overridden:
+            yield node.name
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            yield node.value
+
+
+def test_the_table_is_whole() -> None:
+    trees = [ast.parse(file.read_text()) for file in ROOM.glob("*.py") if file.name != "private_parts.py"]
+    touched = {name for tree in trees for name in private_names(tree) if name.startswith("_") and name[1:2] != "_"}
+    ours = {"_known", "_source"}  # in the slots of classes of the driver's own
+    assert touched - ours == {name for names in PRIVATE_PARTS.values() for name in names}
