@@ -166,3 +166,13 @@ def test_boxes_that_cannot_be_drawn_are_told():
     )
     with pytest.raises(ValueError, match="not above each other"):
         picture.draw(apart)
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/glossary.md"])
+def test_a_page_for_those_who_carry_on_names_real_files(name: str):
+    spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", (ROOT / name).read_text(encoding="utf-8")))
+    tops = "|".join((*PACKAGES, "tests", "tools", "docs", "examples", "requirements"))
+    named = {path for span in spans for path in re.findall(rf"(?:^|\s)((?:{tops})/[\w./]*)", span)}
+    written = {path for path in named if not re.search(r"[A-Z]{4}", path)}  # ROOM, NAME stand for one of them
+    assert len(written) > 5
+    assert [path for path in sorted(written) if not (ROOT / path.rstrip(".")).exists()] == []
