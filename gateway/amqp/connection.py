@@ -1,7 +1,7 @@
 """One AMQP connection: login, links, and the owner of the records that its peer sends.
 
 Events come from `protocols.amqp`, in order. Only a login holds the events behind it; an attach is answered by a task of
-its own (`gateway.amqp.links.attaches`), while the connection's other links go on.
+its own (`gateway.amqp.attaches`), while the connection's other links go on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import structlog
 from flowcontrol.budget import Budget
 from gateway.amqp.addresses import TargetAddress
 from gateway.amqp.answers import delivery_state
-from gateway.amqp.links.attaches import Attach
+from gateway.amqp.attaches import Attach
 from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.login import Login
@@ -82,10 +82,10 @@ class AmqpConnection:
     """The `Handler` of one connection's pump, and the publisher's `Owner`.
 
     Attributes:
-        services: what all sessions share.
+        services: what all connections share.
         pump: the socket.
         budget: what this connection has in flight; the publisher counts it.
-        quiet: no more credit is granted: the gateway is stopping.
+        quiescing: no more credit is granted: the gateway is stopping.
         gone: the socket is gone.
         grant: what its peer may do; there from its open on.
         container_id: the peer's name for itself; "" until its open.
@@ -93,17 +93,19 @@ class AmqpConnection:
         nodes: temporary ones that its links have made.
     """
 
-    def __init__(self, services: Services, connection: Connection) -> None:
+    def __init__(self, services: Services, connection: Connection, register: set[AmqpConnection]) -> None:
+        """`register` has the connections that are open."""
         self.services = services
         self.pump: Pump
         self.budget: Budget = services.publisher.connection_budget()
-        self.quiet = False
+        self.quiescing = False
         self.gone = False
         self.grant: Grant
         self.container_id = ""
         self.transactions: dict[bytes, Transaction] = {}
         self.nodes: dict[Link, Node] = {}
         self._connection = connection
+        self._register = register
         self._identity: Identity | None = None
         self._login: Login | None = None  # until its verdict
         self._expiry: Expiry | None = None  # of a token
@@ -138,7 +140,7 @@ class AmqpConnection:
         """The socket is open."""
         self.pump = pump
         services = self.services
-        services.sessions.add(self)
+        self._register.add(self)
         services.counts.connections += 1
         transport = pump.transport
         tls = transport.get_extra_info("ssl_object") if transport is not None else None
@@ -188,7 +190,7 @@ class AmqpConnection:
         self.gone = True
         if self._expiry is not None:
             self._expiry.set(None)
-        self.services.sessions.discard(self)
+        self._register.discard(self)
         for task in tuple(self._tasks):
             task.cancel()
         for coordinator in {transaction.coordinator for transaction in self.transactions.values()}:
@@ -281,9 +283,8 @@ class AmqpConnection:
         if not self.gone:
             self.pump.flush_soon()
 
-    def detach(self, outgoing: OutgoingLink, error: Error) -> None:
+    def detach(self, link: Link, error: Error) -> None:
         """End a receiver's link from our side."""
-        link = outgoing.link
         self._log.info("link detached", link=link.name, error=error)
         if not self.gone and not self._connection.closing:
             if link.accepted:
@@ -291,7 +292,7 @@ class AmqpConnection:
             else:
                 self.refuse(link, error)
             self.pump.flush_soon()
-        self._lost(link, outgoing)
+        self._lost(link, link.context)
 
     # for attaches
 
@@ -308,7 +309,7 @@ class AmqpConnection:
         if self._incoming is NO_SENDERS:
             self._incoming = {}
         self._incoming[incoming] = None
-        self.services.senders += 1
+        self.services.gates.senders += 1
 
     def add_receiver(self, outgoing: OutgoingLink) -> None:
         """A link on which the peer receives is about to be accepted."""
@@ -331,7 +332,7 @@ class AmqpConnection:
 
     def quiesce(self) -> None:
         """Grant no more credit: what is in flight will be answered."""
-        self.quiet = True
+        self.quiescing = True
 
     def goodbye(self, description: str) -> None:
         """Close the connection; receivers' unsettled records go back to their groups."""
@@ -368,7 +369,7 @@ class AmqpConnection:
                 if transaction is not None:
                     transaction.retire(link.context, event)
                 else:
-                    self.detach(link.context, Error(UNKNOWN_ID, "no transaction has this txn-id"))
+                    self.detach(link, Error(UNKNOWN_ID, "no transaction has this txn-id"))
             case TransferAborted(link=link):
                 self.services.counts.aborted += 1
                 touched.append(link.context)
@@ -468,7 +469,7 @@ class AmqpConnection:
 
     async def _attach(self, link: Link) -> None:
         try:
-            await Attach(self, link).answer()
+            await Attach(self.services, self, link).answer()
         except Exception as error:  # our bug, on one connection: it ends, as in the pump, and the others live on
             self.pump.fail(error)
         if not self.gone:
@@ -485,8 +486,8 @@ class AmqpConnection:
         if isinstance(context, IncomingLink):
             if context in self._incoming:
                 del self._incoming[context]
-                self.services.senders -= 1
-                self.services.forget(context)
+                self.services.gates.senders -= 1
+                self.services.gates.forget(context)
                 context.sender.leave()
         elif isinstance(context, Coordinator):
             context.lost()
@@ -497,5 +498,5 @@ class AmqpConnection:
         if node is not None:
             for receiver in node.links:
                 if receiver is not context:
-                    self.detach(receiver, Error(RESOURCE_DELETED, f"{node.address} is no more"))
+                    self.detach(receiver.link, Error(RESOURCE_DELETED, f"{node.address} is no more"))
             self.services.nodes.delete(node)

@@ -1,9 +1,11 @@
-"""The AMQP front: a listener whose sockets become sessions."""
+"""The AMQP front: a listener whose sockets become connections."""
 
 from __future__ import annotations
 
 import ssl
 from typing import Final
+
+import msgspec
 
 from gateway.amqp.connection import AmqpConnection
 from gateway.amqp.counters import AmqpStatistics
@@ -27,6 +29,7 @@ class AmqpFront(SocketFront):
         config = services.config
         super().__init__("amqp", config.address, spawn, tls, strangers)
         self._services = services
+        self._open: set[AmqpConnection] = set()
         self._limits = Limits(
             max_frame_bytes=config.max_frame_bytes,
             channel_max=config.channel_max,
@@ -37,15 +40,15 @@ class AmqpFront(SocketFront):
         )
 
     def open(self) -> tuple[Connection, AmqpConnection]:
-        """A connection and its session."""
+        """The sans-io connection of a new socket, and what its events mean."""
         services = self._services
         connection = Connection(services.container_id, self._limits, open_timeout_s=services.config.open_timeout_s)
-        return connection, AmqpConnection(services, connection)
+        return connection, AmqpConnection(services, connection, self._open)
 
     def stop_taking(self) -> None:
         """No new connection, no more credit, no further transfer read; outcomes still go out."""
-        for session in self._services.sessions:
-            session.quiesce()
+        for connection in self._open:
+            connection.quiesce()
         self._services.coordinators.stop()
         super().stop_taking()
 
@@ -57,9 +60,24 @@ class AmqpFront(SocketFront):
 
     def goodbye(self) -> None:
         """Close every connection with `amqp:connection:forced` (part 2.8.16)."""
-        for session in tuple(self._services.sessions):
-            session.goodbye("the gateway is stopping")
+        for connection in tuple(self._open):
+            connection.goodbye("the gateway is stopping")
 
     def statistics(self) -> AmqpStatistics:
         """Counts for the metrics."""
-        return self._services.statistics()
+        services = self._services
+        now = [connection.statistics() for connection in self._open]
+        totals = [sum(column) for column in zip(*now, strict=True)] if now else [0] * 5
+        return AmqpStatistics(
+            open_connections=len(self._open),
+            senders=totals[0],
+            receivers=totals[1],
+            credit=totals[2],
+            unanswered=totals[3],
+            unsettled=totals[4],
+            starved=services.gates.waiting,
+            nodes=len(services.nodes),
+            transactions=len(services.coordinators.open),
+            transaction_producers=services.coordinators.kafka.transactors.producers,
+            **msgspec.structs.asdict(services.counts) | {"incoming": dict(services.counts.incoming)},
+        )

@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
+from gateway.security.authentication import Authenticator
 from gateway.security.exchange import Continue, Done, Exchange, Failed
 from gateway.security.identity import Identity
 from gateway.security.turns import Busy
 from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
-
-
-class Authenticator(Protocol):
-    """What is needed of `gateway.security.authentication.Authenticator`."""
-
-    def offers(self, *, certificate: bool = False) -> tuple[str, ...]:
-        """SASL mechanisms, best first."""
-        ...
-
-    def anonymous(self) -> Identity | None:
-        """The identity of a client that says nothing about itself."""
-        ...
-
-    def identify_certificate(self, peercert: Mapping[str, Any] | None) -> Identity | None:
-        """The identity in a verified certificate."""
-        ...
-
-    def authenticate_password(
-        self, user: str, password: bytes | str, *, peer: str, client_id: str = ""
-    ) -> Awaitable[Identity | None]:
-        """Check a name and a password."""
-        ...
-
-    def exchange(self, mechanism: str, *, peer: str, user: str | None = None) -> Exchange | None:
-        """Begin an exchange of several messages; None: the mechanism is not offered."""
-        ...
 
 
 class Login:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from gateway.amqp.addresses import path_of
 from gateway.amqp.sources import Source
@@ -24,15 +24,21 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.lingering import LingeringWatch
 from gateway.kafka.read.live_reader import Tail
 from mapping.record import Received
-
-if TYPE_CHECKING:
-    from gateway.amqp.connection import AmqpConnection
-    from gateway.amqp.links.outgoing import OutgoingLink
+from protocols.amqp.links import Link
 
 TEMPORARY_QUEUE: Final = "temporary-queue"
 TEMPORARY_TOPIC: Final = "temporary-topic"
 RETURN_S: Final = 0.1  # until a record that was given back to a temporary queue is offered again
 LINGER_S: Final = 30.0  # how long the reply topic is read on after its last node: the next request makes a new one
+
+
+class NodeReceiver(Outlet, Protocol):
+    """A link that receives from a node; the links know the nodes, not the other way round."""
+
+    link: Link
+
+    def wants(self, record: Received) -> bool:
+        """Whether the link's filters select the record."""
 
 
 class Node:
@@ -45,7 +51,7 @@ class Node:
         lossy: False.
     """
 
-    def __init__(self, nodes: Nodes, owner: AmqpConnection, name: str, *, queue: bool) -> None:
+    def __init__(self, nodes: Nodes, owner: object, name: str, *, queue: bool) -> None:
         """Made by `Nodes.create`."""
         self.address = f"{nodes.topic}/{name}"
         self.key = name.encode()
@@ -72,14 +78,14 @@ class Node:
         kind = TEMPORARY_QUEUE if self._queue else TEMPORARY_TOPIC
         return Source(self._nodes.topic, capabilities=(kind,) if kind in wanted else ())
 
-    def join(self, link: OutgoingLink) -> Seat:
+    def join(self, link: NodeReceiver) -> Seat:
         """A link receives from it."""
         seat = Seat(self, link)
         self._seats[seat] = None
         return seat
 
     @property
-    def links(self) -> list[OutgoingLink]:
+    def links(self) -> list[NodeReceiver]:
         """The links that receive from it."""
         return [seat.link for seat in self._seats]
 
@@ -152,7 +158,7 @@ class Seat:
 
     __slots__ = ("_held", "_node", "link", "lossy")
 
-    def __init__(self, node: Node, link: OutgoingLink) -> None:
+    def __init__(self, node: Node, link: NodeReceiver) -> None:
         """Made by `Node.join`."""
         self.link = link
         self.lossy = False
@@ -256,7 +262,7 @@ class Nodes:
         node = self._nodes.get(record.key)
         return () if node is None else node.outlets
 
-    async def create(self, owner: AmqpConnection, capabilities: Collection[str]) -> tuple[Node, TopicInfo]:
+    async def create(self, owner: object, capabilities: Collection[str]) -> tuple[Node, TopicInfo]:
         """Make a node: what is stored for it from now on reaches its receivers.
 
         Raises:

@@ -13,11 +13,15 @@ import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
 from gateway.amqp.answers import delivery_state
+from gateway.amqp.counters import Counts
+from gateway.amqp.links.incoming import IncomingLink
+from gateway.amqp.links.outgoing import OutgoingLink
+from gateway.amqp.links.peer import Peer
 from gateway.failures import failures
 from gateway.kafka.contracts import Result
 from gateway.kafka.groups.assignment import Part
@@ -53,12 +57,6 @@ from protocols.amqp.transactions import (
     read_command,
 )
 
-if TYPE_CHECKING:
-    from gateway.amqp.connection import AmqpConnection
-    from gateway.amqp.counters import Counts
-    from gateway.amqp.links.incoming import IncomingLink
-    from gateway.amqp.links.outgoing import OutgoingLink
-
 log = structlog.get_logger(__name__)
 
 CAPABILITIES: Final = (LOCAL_TRANSACTIONS, MULTI_TXNS_PER_SSN, MULTI_SSNS_PER_TXN)
@@ -68,6 +66,16 @@ SETTLE_S: Final = 5.0
 """How long a rollback waits for what was posted to be stored, so that it is answered as it would have been."""
 _LINK_OF: Final = operator.itemgetter(1)  # of a token
 _REJECTED_OUTCOME: Final = "amqp:rejected:list"
+
+
+class TransactingPeer(Peer, Protocol):
+    """A connection with transactions.
+
+    Attributes:
+        transactions: that its peer may post to, by txn-id.
+    """
+
+    transactions: dict[bytes, Transaction]
 
 
 class Coordinators:
@@ -125,17 +133,17 @@ class Coordinator:
 
     Attributes:
         link: the engine's.
-        session: the connection's.
+        peer: the connection.
         touched: see `IncomingLink`.
     """
 
-    __slots__ = ("_coordinators", "_unanswered", "link", "session", "touched")
+    __slots__ = ("_coordinators", "_unanswered", "link", "peer", "touched")
 
-    def __init__(self, coordinators: Coordinators, session: AmqpConnection, link: Link) -> None:
+    def __init__(self, coordinators: Coordinators, peer: TransactingPeer, link: Link) -> None:
         self._coordinators = coordinators
         self._unanswered = 0
         self.link = link
-        self.session = session
+        self.peer = peer
         self.touched = False
 
     def receive_run(self, events: Sequence[Any], first: int, now_ms: int) -> int:
@@ -163,24 +171,24 @@ class Coordinator:
         """Grant credit."""
         self.touched = False
         grant = COMMAND_CREDIT - self.link.credit - self._unanswered
-        if self.link.attached and not self.session.quiet and grant > COMMAND_CREDIT // 2:
-            self.session.engine.grant(self.link, grant)
+        if self.link.attached and not self.peer.quiescing and grant > COMMAND_CREDIT // 2:
+            self.peer.engine.grant(self.link, grant)
 
     def answer(self, delivery: Any, error: Error | None) -> None:
         """Answer a discharge."""
-        if not self.session.alive:
+        if not self.peer.alive:
             return
         if error is not None:
             self._reject(delivery, error)
         else:
             self._unanswered -= 1
-            self.session.engine.settle_delivery(self.link, delivery, STATE_ACCEPTED)
+            self.peer.engine.settle_delivery(self.link, delivery, STATE_ACCEPTED)
         self.top_up()
-        self.session.flush_soon()
+        self.peer.flush_soon()
 
     def lost(self) -> None:
         """The link is gone: its transactions are rolled back (part 4.3)."""
-        for transaction in [one for one in self.session.transactions.values() if one.coordinator is self]:
+        for transaction in [one for one in self.peer.transactions.values() if one.coordinator is self]:
             transaction.give_up(Error(ROLLED_BACK, "the coordinator's link is gone"))
             transaction.forget()
 
@@ -206,16 +214,16 @@ class Coordinator:
         if isinstance(declared, Error):
             self._reject(delivery, declared)
             return
-        self.session.transactions[declared.id] = declared
+        self.peer.transactions[declared.id] = declared
         self._unanswered -= 1
-        self.session.engine.settle_declared(self.link, delivery, declared.id)
+        self.peer.engine.settle_declared(self.link, delivery, declared.id)
 
     def _discharge(self, delivery: Any, command: Discharge) -> None:
-        transaction = self.session.transactions.get(command.txn_id)
+        transaction = self.peer.transactions.get(command.txn_id)
         if transaction is None or transaction.coordinator is not self:
             self._reject(delivery, Error(UNKNOWN_ID, "no transaction of this link has this txn-id"))
             return
-        del self.session.transactions[command.txn_id]
+        del self.peer.transactions[command.txn_id]
         transaction.discharge(delivery, fail=command.fail)
 
     def _reject(self, delivery: Any, error: Error) -> None:
@@ -225,12 +233,12 @@ class Coordinator:
             self._end(error)
             return
         self._unanswered -= 1
-        self.session.engine.settle_delivery(self.link, delivery, State(REJECTED, error=error))
+        self.peer.engine.settle_delivery(self.link, delivery, State(REJECTED, error=error))
 
     def _end(self, error: Error) -> None:
         if self.link.attached:
-            self.session.engine.close_link(self.link, error)
-            self.session.flush_soon()
+            self.peer.engine.close_link(self.link, error)
+            self.peer.flush_soon()
             self.lost()
 
 
@@ -262,7 +270,7 @@ class Transaction:
     """
 
     __slots__ = (
-        "_concluded", "_coordinators", "_ending", "_held", "_kafka", "_retired", "_session", "_timer", "_unheld",
+        "_concluded", "_coordinators", "_ending", "_held", "_kafka", "_peer", "_retired", "_timer", "_unheld",
         "coordinator", "error", "id",
     )  # fmt: skip
 
@@ -271,7 +279,7 @@ class Transaction:
         self.coordinator = coordinator
         self.error: Error | None = None
         self._coordinators = coordinators
-        self._session = coordinator.session
+        self._peer = coordinator.peer
         self._kafka = coordinators.kafka.begin(_settle)
         self._retired: dict[int, _Retirement] = {}
         self._held = 0  # messages that have yet to find out where they go
@@ -299,13 +307,13 @@ class Transaction:
         self, incoming: IncomingLink, delivery: Any, outcome: Outcome, reason: str, condition: str | None = None
     ) -> None:
         """Settle a message that cannot be stored; the transaction cannot be committed any more."""
-        session = self._session
+        peer = self._peer
         incoming.window.settle()
-        session.services.counts.incoming[outcome] += 1
+        self._coordinators.counts.incoming[outcome] += 1
         self._doom(Error(ROLLED_BACK, f"a message was refused: {reason}"))
-        if delivery is not None and session.alive:
+        if delivery is not None and peer.alive:
             state = rejected(condition, reason) if condition else delivery_state(incoming.link, outcome, reason)
-            session.engine.settle_posted(incoming.link, delivery, self.id, state)
+            peer.engine.settle_posted(incoming.link, delivery, self.id, state)
 
     def hold(self) -> None:
         """Somebody has yet to find out where a message goes: the discharge waits for `unhold`."""
@@ -319,22 +327,22 @@ class Transaction:
 
     def settle(self, tokens: Sequence[Any], result: Result) -> None:
         """Kafka's answer for messages of this transaction."""
-        session = self._session
+        peer = self._peer
         outcome = result.outcome
-        session.services.counts.incoming[outcome] += len(tokens)
+        self._coordinators.counts.incoming[outcome] += len(tokens)
         stored = outcome is Outcome.STORED
         if not stored:
             self._doom(Error(ROLLED_BACK, f"a message was not stored: {result.reason}"))
-        alive = session.alive
+        alive = peer.alive
         for incoming, run in itertools.groupby(tokens, key=_LINK_OF):
             state = STATE_ACCEPTED if stored else delivery_state(incoming.link, outcome, result.reason)
             for _, _, delivery in run:
                 incoming.window.settle()
                 if alive and delivery is not None:
-                    session.engine.settle_posted(incoming.link, delivery, self.id, state)
+                    peer.engine.settle_posted(incoming.link, delivery, self.id, state)
             if alive:
                 incoming.top_up()
-        session.flush_soon()
+        peer.flush_soon()
 
     # Retiring (part 4.4.2).
 
@@ -370,7 +378,7 @@ class Transaction:
         if self._concluded:
             return
         self._concluded = True
-        session = self._session
+        peer = self._peer
         retired = list(self._retired.values())
         self._retired.clear()
         for retirement in retired if committed else reversed(retired):
@@ -383,12 +391,12 @@ class Transaction:
             elif (
                 committed
                 and state is not None
-                and session.alive
-                and session.engine.settle_retired(link.link, delivery, state)  # else it was settled otherwise meanwhile
+                and peer.alive
+                and peer.engine.settle_retired(link.link, delivery, state)  # else it was settled otherwise meanwhile
             ):
                 link.disposition(retirement.record, state)
             link.unretire()
-        session.flush_soon()
+        peer.flush_soon()
 
     # The end.
 
@@ -403,7 +411,7 @@ class Transaction:
 
     def forget(self) -> None:
         """No discharge can come any more."""
-        self._session.transactions.pop(self.id, None)
+        self._peer.transactions.pop(self.id, None)
         self._coordinators.open.discard(self)
 
     def _doom(self, error: Error) -> None:
@@ -424,7 +432,7 @@ class Transaction:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin what does not end with the connection."""
-        task = self._session.pump.spawn(self._guarded(work))
+        task = self._peer.pump.spawn(self._guarded(work))
         self._coordinators.ending.add(task)
         task.add_done_callback(self._coordinators.ending.discard)
 
@@ -433,7 +441,7 @@ class Transaction:
             await work
         except Exception as error:  # our bug, on one connection: it ends, and the other connections live on
             failures.tell("transaction", error)
-            self._session.pump.abort()
+            self._peer.pump.abort()
 
     async def _discharge(self, delivery: Any, fail: bool) -> None:
         counts = self._coordinators.counts

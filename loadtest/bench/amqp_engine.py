@@ -278,12 +278,12 @@ def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> 
         unguessable=lambda: "name",
     )
     connection = Connection("bench", Limits(session_window_bytes=1 << 30))
-    owner = AmqpConnection(services, connection)
+    owner = AmqpConnection(services, connection, set())
     owner.connected(cast("Any", Socket(connection)))
     owner._identity = ANONYMOUS
     link = accepted(connection, sending=True)
-    link.context = IncomingLink(owner, link, destination, WINDOW, None)
-    services.senders = 1
+    link.context = IncomingLink(services.ingress, owner, link, destination, limit=WINDOW, allowed=None)
+    services.gates.senders = 1
     link.context.top_up()
 
     def run() -> None:

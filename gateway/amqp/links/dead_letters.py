@@ -8,10 +8,11 @@ one that fails is offered again and again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import structlog
 
+from gateway.amqp.counters import Counts
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
@@ -19,13 +20,17 @@ from mapping.dead_letters import Cause, dead_letter, dead_letter_topic
 from mapping.outcomes import Outcome
 from mapping.record import Received
 
-if TYPE_CHECKING:
-    from gateway.amqp.counters import Counts
-    from gateway.amqp.links.outgoing import OutgoingLink
-
 log = structlog.get_logger(__name__)
 
-Token = tuple["OutgoingLink", Received, str]
+
+class Rejecting(Protocol):
+    """The link whose receiver did not take a record."""
+
+    def dead_lettered(self, record: Received, *, stored: bool) -> None:
+        """The fate of the record's dead letter is known."""
+
+
+Token = tuple[Rejecting, Received, str]
 
 
 class DeadLetters:
@@ -44,8 +49,8 @@ class DeadLetters:
         self._template = template
         self._troubled: set[str] = set()  # topics that did not take the last one; logged once
 
-    def take(self, link: OutgoingLink, record: Received, cause: Cause) -> bool:
-        """Store a record's dead letter; `link.buried` is called when its fate is known.
+    def take(self, link: Rejecting, record: Received, cause: Cause) -> bool:
+        """Store a record's dead letter; `link.dead_lettered` is called when its fate is known.
 
         Returns:
             False when it cannot have one: there is no topic for it.
@@ -69,4 +74,4 @@ class DeadLetters:
                     self._troubled.add(topic)
                     log.warning("a dead letter could not be stored", topic=topic, origin=record.topic,
                                 outcome=result.outcome.value, reason=result.reason)  # fmt: skip
-            link.buried(record, stored=stored)
+            link.dead_lettered(record, stored=stored)

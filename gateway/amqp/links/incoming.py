@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from flowcontrol.window import Window
 from gateway.amqp.answers import delivery_state
+from gateway.amqp.counters import Counts
+from gateway.amqp.links.credit import CreditGates
+from gateway.amqp.links.peer import Peer
+from gateway.kafka.publish.publisher import Publisher
 from mapping.amqp.incoming import Destination, Unmappable, to_record
 from mapping.amqp.runs import Likeness, likeness
 from mapping.outcomes import Outcome
@@ -21,10 +27,6 @@ from protocols.amqp.links import Link
 from protocols.amqp.outcomes import rejected
 from protocols.amqp.transactions import UNKNOWN_ID
 
-if TYPE_CHECKING:
-    from gateway.amqp.connection import AmqpConnection
-    from gateway.amqp.transactions import Transaction
-
 Allowed = Callable[[str, bytes | None], bool]
 
 FIRST_LOOKS: Final = 8
@@ -32,6 +34,45 @@ LOOK_EVERY: Final = 64
 LOOK_PRICE: Final = 16
 """It is tried to find out what messages have in common with the first of those that had nothing in common, and then
 with one of so many; a run of so many messages alike makes up for one. A look costs what half a message costs."""
+
+
+class OpenTransaction(Protocol):
+    """A transaction that messages are posted to: `gateway.amqp.transactions` imports the links, not they it."""
+
+    def admits(self, incoming: IncomingLink, delivery: Any, size: int) -> bool:
+        """Count a message's arrival on its link, and refuse it when there is no use in storing it."""
+
+    def post(self, incoming: IncomingLink, delivery: Any, record: Record) -> None:
+        """Store a record; the delivery is settled when every in-sync replica has it."""
+
+    def refuse(
+        self, incoming: IncomingLink, delivery: Any, outcome: Outcome, reason: str, condition: str | None = None
+    ) -> None:
+        """Settle a message that cannot be stored; the transaction cannot be committed any more."""
+
+    def hold(self) -> None:
+        """Somebody has yet to find out where a message goes: the discharge waits for `unhold`."""
+
+    def unhold(self) -> None:
+        """It was posted or refused."""
+
+
+class Ingress(msgspec.Struct, frozen=True):
+    """What all incoming links of the process share.
+
+    Attributes:
+        publisher: the way into Kafka.
+        gates: what their credit depends on.
+        counts: what became of the messages.
+        link_bytes: how much may wait for Kafka because of one link.
+        largest_body: in bytes; a message with a larger one is refused.
+    """
+
+    publisher: Publisher
+    gates: CreditGates
+    counts: Counts
+    link_bytes: int
+    largest_body: int
 
 
 class IncomingLink:
@@ -45,31 +86,40 @@ class IncomingLink:
     """
 
     __slots__ = (
-        "_allowed", "_largest", "_like", "_session", "_submit", "_unlike", "destination", "link", "sender", "touched",
-        "window",
+        "_allowed", "_ingress", "_largest", "_like", "_peer", "_submit", "_unlike", "destination", "link", "sender",
+        "touched", "window",
     )  # fmt: skip
 
     def __init__(
-        self, session: AmqpConnection, link: Link, destination: Destination | None, limit: int, allowed: Allowed | None
+        self,
+        ingress: Ingress,
+        peer: Peer,
+        link: Link,
+        destination: Destination | None,
+        *,
+        limit: int,
+        allowed: Allowed | None,
     ) -> None:
         """Take an accepted link.
 
         Args:
-            session: the connection's.
+            ingress: what it shares with the others.
+            peer: the connection.
             link: the engine's.
             destination: where its messages go; None while that is not known (`gateway.amqp.links.relay`).
             limit: the largest window, in messages.
             allowed: asked for each record's key; None when every key is allowed.
         """
-        self._session = session
-        self._largest = session.services.config.max_body_bytes
-        self._submit = session.services.publisher.submit
+        self._ingress = ingress
+        self._peer = peer
+        self._largest = ingress.largest_body
+        self._submit = ingress.publisher.submit
         self._allowed = allowed
         self._like: Likeness | None = None
         self._unlike = 0  # messages that were mapped in the general way, less those that runs make up for
         self.link = link
         self.destination = destination
-        self.sender = session.sender(link)
+        self.sender = peer.sender(link)
         self.window = Window(limit)
         self.touched = False
 
@@ -93,7 +143,7 @@ class IncomingLink:
         if self._allowed is not None and not self._allowed(record.topic, record.key):
             self._deny(delivery, record)
             return
-        self._submit(record, self._session, (self, delivery), self.sender)
+        self._submit(record, self._peer, (self, delivery), self.sender)
 
     def receive_run(self, events: Sequence[Any], first: int, now_ms: int) -> int:
         """Take the messages among `events` from `first` on, as far as they came on this link.
@@ -137,7 +187,7 @@ class IncomingLink:
                 self._deny(event.delivery, like)
             return
         tokens = [(self, event.delivery) for event in run]
-        self._session.services.publisher.submit_run(like, values, self._session, tokens, sender=self.sender)
+        self._ingress.publisher.submit_run(like, values, self._peer, tokens, sender=self.sender)
 
     def _excess(self, record: Record) -> str:
         """What is wrong with a body's size; empty: nothing."""
@@ -147,12 +197,12 @@ class IncomingLink:
     def _deny(self, delivery: Any, record: Record) -> None:
         self.refuse(delivery, Outcome.DENIED, f"no right to publish to {record.topic} with this key")
 
-    def post(self, transaction: Transaction, delivery: Any, data: bytes, now_ms: int) -> None:
+    def post(self, transaction: OpenTransaction, delivery: Any, data: bytes, now_ms: int) -> None:
         """Take one message within a transaction."""
         if transaction.admits(self, delivery, len(data)):
             self._post(transaction, delivery, data, now_ms)
 
-    def _post(self, transaction: Transaction, delivery: Any, data: bytes, now_ms: int) -> None:
+    def _post(self, transaction: OpenTransaction, delivery: Any, data: bytes, now_ms: int) -> None:
         assert self.destination is not None
         try:
             record = to_record(data, self.destination, now_ms)
@@ -173,7 +223,7 @@ class IncomingLink:
         self.window.arrive(size)
         self.refuse(delivery, Outcome.BUSY, "no transaction has this txn-id", UNKNOWN_ID)
 
-    def oversized(self, delivery: Any, size: int, transaction: Transaction | None = None) -> None:
+    def oversized(self, delivery: Any, size: int, transaction: OpenTransaction | None = None) -> None:
         """Refuse a message above max-message-size; the link lives on, but not the transaction that it was for."""
         reason = f"{size} bytes, the limit is {self.link.limit}"
         self.window.arrive(size)
@@ -185,10 +235,10 @@ class IncomingLink:
     def refuse(self, delivery: Any, outcome: Outcome, reason: str, condition: str | None = None) -> None:
         """Settle a message that does not reach Kafka; rejected with `condition` where the outcome's is too general."""
         self.window.settle()
-        self._session.services.counts.incoming[outcome] += 1
+        self._ingress.counts.incoming[outcome] += 1
         if delivery is not None:
             state = rejected(condition, reason) if condition else delivery_state(self.link, outcome, reason)
-            self._session.engine.settle_delivery(self.link, delivery, state)
+            self._peer.engine.settle_delivery(self.link, delivery, state)
 
     def top_up(self) -> None:
         """Grant credit if there is room and it is worth a frame."""
@@ -196,33 +246,33 @@ class IncomingLink:
         link = self.link
         if not link.attached:
             return
-        services = self._session.services
+        gates = self._ingress.gates
         destination = self.destination
-        shut = services.shut_gate(destination.topic if destination is not None else None)
+        shut = gates.shut_gate(destination.topic if destination is not None else None)
         if shut is not None:
-            services.wait_for(shut, self)
+            gates.wait_for(shut, self)
             return
-        if self._session.quiet:
+        if self._peer.quiescing:
             return
         grant = self.window.top_up(link.credit, self._room())
         if grant:
-            self._session.engine.grant(link, grant)
+            self._peer.engine.grant(link, grant)
 
     def gate_opened(self) -> None:
         """The budget that had shut has room again."""
         self.top_up()
-        self._session.flush_soon()
+        self._peer.flush_soon()
 
     def _room(self) -> int:
         """How many bytes may wait for Kafka because of this link (flow control, part 1)."""
-        services = self._session.services
-        budget = services.publisher.budget
-        own = self._session.budget
+        ingress = self._ingress
+        budget = ingress.publisher.budget
+        own = self._peer.budget
         return max(
             0,
             min(
-                services.config.link_bytes,
-                (budget.bytes_limit - budget.bytes) // max(1, services.senders),
+                ingress.link_bytes,
+                (budget.bytes_limit - budget.bytes) // max(1, ingress.gates.senders),
                 own.bytes_limit - own.bytes,
             ),
         )

@@ -10,14 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import msgspec
 import structlog
 
+from gateway.amqp.counters import Counts
+from gateway.amqp.links.dead_letters import DeadLetters
+from gateway.amqp.links.peer import Peer
+from gateway.amqp.links.subscriptions import Subscriptions
+from gateway.amqp.nodes import Seat
 from gateway.amqp.sources import Source
 from gateway.failures import failures
 from gateway.kafka.contracts import Refused
+from gateway.kafka.groups.assignment import Part
 from gateway.kafka.groups.membership import Membership
+from gateway.kafka.groups.reader import GroupReader
+from gateway.kafka.read.live_reader import Tail
+from gateway.security.group_names import GroupNames
 from mapping.amqp.outgoing import from_record
 from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
 from mapping.record import Received
@@ -25,15 +35,9 @@ from protocols.amqp import outcomes
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import STATE_FAILED, Error, State
 
-if TYPE_CHECKING:
-    from gateway.amqp.connection import AmqpConnection
-    from gateway.amqp.nodes import Seat
-    from gateway.kafka.groups.assignment import Part
-    from gateway.kafka.groups.reader import GroupReader
-
 log = structlog.get_logger(__name__)
 
-BURIAL_S: Final = 5.0
+DEAD_LETTER_S: Final = 5.0
 """How long a link that has ended waits for its dead letters; afterwards their records go back to the group too."""
 
 SENDS: Final = 64
@@ -44,6 +48,26 @@ LARGE: Final = 4096
 DRAIN_S: Final = 0.2
 """How long a drain (part 2.6.7) may look for records before the rest of the credit is given back: a fetch that is on
 its way (100 ms at Kafka when there is nothing) comes to its end."""
+
+
+class Egress(msgspec.Struct, frozen=True):
+    """What all outgoing links of the process share.
+
+    Attributes:
+        tail: the live reader, for links without a group.
+        dead_letters: what receivers cannot take.
+        subscriptions: who has them.
+        names: whose the groups are.
+        counts: what became of the records.
+        max_unsettled: records that one link may have sent and not settled.
+    """
+
+    tail: Tail
+    dead_letters: DeadLetters
+    subscriptions: Subscriptions
+    names: GroupNames
+    counts: Counts
+    max_unsettled: int
 
 
 class OutgoingLink:
@@ -58,15 +82,16 @@ class OutgoingLink:
     """
 
     __slots__ = (
-        "_buried", "_burying", "_condition", "_dead_letters", "_draining", "_engine", "_left", "_membership", "_now_ms",
-        "_partition", "_released", "_room", "_selected", "_session", "_settled", "_source", "_waits", "link", "lossy",
-        "retiring", "topic", "unsettled",
+        "_condition", "_dead_letters", "_draining", "_egress", "_engine", "_left", "_membership", "_none_pending",
+        "_now_ms", "_partition", "_peer", "_pending", "_released", "_room", "_selected", "_settled", "_source",
+        "_waits", "link", "lossy", "retiring", "topic", "unsettled",
     )  # fmt: skip
 
-    def __init__(self, session: AmqpConnection, link: Link, source: Source, *, settled: bool) -> None:
+    def __init__(self, egress: Egress, peer: Peer, link: Link, source: Source, *, settled: bool) -> None:
         """Take a link that is not accepted yet; its demand is 0 until it is."""
-        self._session = session
-        self._engine = session.engine
+        self._egress = egress
+        self._peer = peer
+        self._engine = peer.engine
         self._settled = settled
         self._source = source
         self._condition = source.condition if source.group is None else None  # a group knows it itself
@@ -75,9 +100,9 @@ class OutgoingLink:
         self._selected: tuple[OutgoingLink, ...] = (self,)
         self._draining: asyncio.TimerHandle | None = None
         self._left = False
-        self._dead_letters = session.services.dead_letters
-        self._burying = 0  # dead letters on their way to Kafka
-        self._buried: asyncio.Event | None = None  # after the link's end: set when there are none
+        self._dead_letters = egress.dead_letters
+        self._pending = 0  # dead letters on their way to Kafka
+        self._none_pending: asyncio.Event | None = None  # after the link's end: set when there are none
         self._released: asyncio.Event | None = None  # after the link's end: set when no transaction has any of it
         self._room = 0  # that may be sent before demand and time are looked at again
         self._now_ms = 0
@@ -92,17 +117,17 @@ class OutgoingLink:
         """The group, or the temporary node, that this link receives for."""
         self._membership = membership
         if self._left:
-            self._session.pump.spawn(membership.leave())
+            self._peer.pump.spawn(membership.leave())
 
     # Outlet and Fanout
 
     @property
     def demand(self) -> int:
         """Credit, bounded by what may be unsettled; 0 while the socket is slow."""
-        session = self._session
-        if self._left or not self.link.accepted or session.gone or not session.pump.writable:
+        peer = self._peer
+        if self._left or not self.link.accepted or peer.gone or not peer.pump.writable:
             return 0
-        room = session.services.config.max_unsettled - self.unsettled
+        room = self._egress.max_unsettled - self.unsettled
         return max(0, min(self._engine.credit_of(self.link), room))
 
     def select(self, record: Received) -> Collection[OutgoingLink]:
@@ -121,15 +146,15 @@ class OutgoingLink:
             if self._membership is not None:
                 self._membership.done(record)  # of a temporary topic: it is nobody else's
             return True
-        session = self._session
-        pump = session.pump
+        peer = self._peer
+        pump = peer.pump
         # Looked at anew in each turn of the loop in which something is sent.
         if self._room <= 0 or not pump.flushing or not pump.writable:
             self._room = min(self.demand, SENDS)
             if self._room <= 0:
                 self._waits = True
                 return False
-            self._now_ms = session.now_ms()
+            self._now_ms = peer.now_ms()
         self._room -= 1
         membership = self._membership
         attempts = membership.attempts(record) if membership is not None else 0
@@ -141,10 +166,10 @@ class OutgoingLink:
             cause = Cause(
                 self._source.group or "", attempts, CONDITION_ATTEMPTS, "receivers failed or were lost with it"
             )
-            if self._bury(record, cause):
+            if self._dead_letter(record, cause):
                 return True
         data = from_record(record, self._now_ms, attempts)
-        counts = session.services.counts
+        counts = self._egress.counts
         limit = self.link.peer_max_message_bytes
         if data is None or (limit and len(data) > limit):
             if data is None:
@@ -165,7 +190,7 @@ class OutgoingLink:
         size = len(data)
         if size > LARGE:
             self._room = 0
-        session.wrote(size)
+        peer.wrote(size)
         return True
 
     # the peer's words
@@ -189,7 +214,7 @@ class OutgoingLink:
 
     def disposition(self, record: Received, state: State | None) -> None:
         """Another outcome of a record that was sent unsettled, or one that a transaction has applied."""
-        counts = self._session.services.counts
+        counts = self._egress.counts
         was_full = self._is_full
         self.unsettled -= 1
         membership = self._membership
@@ -211,7 +236,7 @@ class OutgoingLink:
     @property
     def _is_full(self) -> bool:
         """Whether so much is unsettled that nobody asks any more."""
-        return self.unsettled >= self._session.services.config.max_unsettled
+        return self.unsettled >= self._egress.max_unsettled
 
     @property
     def in_group(self) -> bool:
@@ -234,7 +259,7 @@ class OutgoingLink:
             self.unsettled -= 1  # with the rest of what the link has, the group is about to get it back
         elif again and isinstance(membership, Membership) and not membership.attempts(record):
             self.unsettled -= 1
-            self._session.services.counts.returned_by_peer += 1
+            self._egress.counts.returned_by_peer += 1
             membership.again(record, at_once=True)
         else:
             self.disposition(record, STATE_FAILED)
@@ -260,35 +285,35 @@ class OutgoingLink:
             cause = Cause(group, attempts, CONDITION_UNDELIVERABLE, "no other receiver is there")
         elif failed and membership.failures(record) + 1 >= self._dead_letters.max_attempts:
             cause = Cause(group, attempts, CONDITION_ATTEMPTS, "the last receiver said modified(delivery-failed)")
-            if not self._bury(record, cause):
+            if not self._dead_letter(record, cause):
                 membership.again(record)
             return
         else:
             membership.again(record, failed=failed)
             return
-        if not self._bury(record, cause):
+        if not self._dead_letter(record, cause):
             membership.done(record)
 
-    def _bury(self, record: Received, cause: Cause) -> bool:
+    def _dead_letter(self, record: Received, cause: Cause) -> bool:
         """Store a dead letter; False when there are none for this record."""
         if self._source.group is None or not self._dead_letters.take(self, record, cause):
             return False
-        self._burying += 1
+        self._pending += 1
         self._room = 0
         self.unsettled += 1  # it is bounded as what the peer holds is
         return True
 
-    def buried(self, record: Received, *, stored: bool) -> None:
+    def dead_lettered(self, record: Received, *, stored: bool) -> None:
         """The fate of a dead letter is known: only now the record is done with, or it goes back to the group."""
-        self._burying -= 1
+        self._pending -= 1
         self.unsettled -= 1
         if self._membership is not None:
             if stored:
                 self._membership.done(record)
             else:
                 self._membership.again(record, failed=False)
-        if self._buried is not None and not self._burying:
-            self._buried.set()
+        if self._none_pending is not None and not self._pending:
+            self._none_pending.set()
         self.wake()
 
     def wake(self) -> None:
@@ -299,11 +324,11 @@ class OutgoingLink:
         if self._membership is not None:
             self._membership.wake()
         else:
-            self._session.services.tail.room(self)
+            self._egress.tail.room(self)
 
     def steal(self) -> None:
         """Another link has attached to this one's subscription (part 2.6.1: the link has moved there)."""
-        self._session.detach(self, Error(outcomes.STOLEN, "the subscription was attached elsewhere"))
+        self._peer.detach(self.link, Error(outcomes.STOLEN, "the subscription was attached elsewhere"))
         self.leave()
 
     def leave(self, *, unsubscribe: bool = False, failed: bool = False) -> None:
@@ -319,31 +344,30 @@ class OutgoingLink:
         self._selected = ()  # which holds this link
         if self._draining is not None:
             self._draining.cancel()
-        source, services = self._source, self._session.services
+        source, egress = self._source, self._egress
         if source.group is None and self._membership is None:
-            services.tail.unwatch(self.topic, self)
-            services.tail.forget(self)
+            egress.tail.unwatch(self.topic, self)
+            egress.tail.forget(self)
             return
         group = source.group or ""  # of a temporary node there is none
-        if services.subscriptions.get(group) is self:
-            del services.subscriptions[group]
+        egress.subscriptions.release(group, self)
         ends = source.subscription and (unsubscribe or source.volatile)
-        departure = self._session.pump.spawn(self._depart(group, ends=ends, failed=failed))
+        departure = self._peer.pump.spawn(self._depart(group, ends=ends, failed=failed))
         if ends:
-            services.ends(group, departure)
+            egress.subscriptions.ends(group, departure)
 
     async def _depart(self, group: str, *, ends: bool, failed: bool) -> None:
         if self.retiring:  # a transaction outlives the links that take part in it
             self._released = asyncio.Event()
             await self._released.wait()
-        if self._burying:
-            self._buried = asyncio.Event()
+        if self._pending:
+            self._none_pending = asyncio.Event()
             with contextlib.suppress(TimeoutError):  # else what was rejected last would be offered to others
-                await asyncio.wait_for(self._buried.wait(), BURIAL_S)
+                await asyncio.wait_for(self._none_pending.wait(), DEAD_LETTER_S)
         try:
             if self._membership is not None:
                 await self._membership.leave(failed=failed)
-            if ends and not await self._session.services.names.end(self._session.grant, group, self.topic):
+            if ends and not await self._egress.names.end(self._peer.grant, group, self.topic):
                 log.info("subscription left as it is", group=group)
         except Refused as refused:
             log.warning("subscription not deleted", group=group, reason=refused.reason)
@@ -352,11 +376,11 @@ class OutgoingLink:
 
     def _drained(self) -> None:
         self._draining = None
-        if self._membership is None and self.demand > 0 and self._session.services.tail.is_behind(self.topic, self):
+        if self._membership is None and self.demand > 0 and self._egress.tail.is_behind(self.topic, self):
             # What there is has yet to come, for a browser all of it.
             self._draining = asyncio.get_running_loop().call_later(DRAIN_S, self._drained)
             return
         if not self._left:
             self._room = 0
             self._engine.drained(self.link)
-            self._session.flush_soon()
+            self._peer.flush_soon()

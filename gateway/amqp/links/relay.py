@@ -7,20 +7,17 @@ the link lives on. A topic that has not been heard of is looked up; its messages
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gateway.amqp.addresses import AddressError, TargetAddress, parse_target
-from gateway.amqp.links.incoming import Allowed, IncomingLink
+from gateway.amqp.links.incoming import Allowed, IncomingLink, Ingress, OpenTransaction
+from gateway.amqp.links.peer import Peer
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Refused
 from mapping.amqp.incoming import Destination, Unmappable, recipient
 from mapping.outcomes import Outcome
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import NOT_FOUND, PRECONDITION_FAILED, UNAUTHORIZED_ACCESS
-
-if TYPE_CHECKING:
-    from gateway.amqp.connection import AmqpConnection
-    from gateway.amqp.transactions import Transaction
 
 KNOWN_ADDRESSES: Final = 256  # of one link; a peer that uses more pays for the look-up
 _OUTCOMES: Final = {NOT_FOUND: Outcome.UNKNOWN_TOPIC, UNAUTHORIZED_ACCESS: Outcome.DENIED}
@@ -31,7 +28,7 @@ class _Message(NamedTuple):
     address: TargetAddress
     delivery: Any
     data: bytes
-    transaction: Transaction | None
+    transaction: OpenTransaction | None
 
 
 class _Fault(NamedTuple):
@@ -48,9 +45,9 @@ class RelayLink(IncomingLink):
 
     __slots__ = ("_known", "_waiting")
 
-    def __init__(self, session: AmqpConnection, link: Link, limit: int, allowed: Allowed) -> None:
+    def __init__(self, ingress: Ingress, peer: Peer, link: Link, *, limit: int, allowed: Allowed) -> None:
         """Take an accepted link; `allowed` is asked for each message."""
-        super().__init__(session, link, None, limit, allowed)
+        super().__init__(ingress, peer, link, None, limit=limit, allowed=allowed)
         self._known: dict[str, tuple[TopicInfo, Destination]] = {}
         self._waiting: dict[str, list[_Message]] = {}  # by topic
 
@@ -58,10 +55,10 @@ class RelayLink(IncomingLink):
         """Take one message."""
         self._route(delivery, data, now_ms, None)
 
-    def _post(self, transaction: Transaction, delivery: Any, data: bytes, now_ms: int) -> None:
+    def _post(self, transaction: OpenTransaction, delivery: Any, data: bytes, now_ms: int) -> None:
         self._route(delivery, data, now_ms, transaction)
 
-    def _route(self, delivery: Any, data: bytes, now_ms: int, transaction: Transaction | None) -> None:
+    def _route(self, delivery: Any, data: bytes, now_ms: int, transaction: OpenTransaction | None) -> None:
         """Find out where a message goes. With a transaction it is counted as arrived already."""
         try:
             to = recipient(data)
@@ -78,7 +75,7 @@ class RelayLink(IncomingLink):
             return
         message = _Message(to, address, delivery, data, transaction)
         waiting = self._waiting.get(address.topic)
-        info = self._session.services.publisher.known_topic(address.topic)
+        info = self._ingress.publisher.known_topic(address.topic)
         if waiting is None and info is not None:
             self._store(message, info, now_ms)
             return
@@ -88,7 +85,7 @@ class RelayLink(IncomingLink):
             transaction.hold()
         if waiting is None:
             waiting = self._waiting[address.topic] = []
-            self._session.pump.spawn(self._look_up(address.topic))  # it outlives the connection: what came is stored
+            self._peer.pump.spawn(self._look_up(address.topic))  # it outlives the connection: what came is stored
         waiting.append(message)
 
     def receive_run(self, events: Sequence[Any], first: int, now_ms: int) -> int:
@@ -101,7 +98,7 @@ class RelayLink(IncomingLink):
         to, address, delivery, data, transaction = message
         known, destination = self._known.get(to, (None, None))
         if destination is None or known is not info:
-            destination = self._session.destination(to, address, info)
+            destination = self._peer.destination(to, address, info)
             if len(self._known) >= KNOWN_ADDRESSES:
                 self._known.clear()
             self._known[to] = (info, destination)
@@ -114,7 +111,7 @@ class RelayLink(IncomingLink):
         else:
             super().receive(delivery, data, now_ms)
 
-    def _fail(self, transaction: Transaction | None, delivery: Any, data: bytes, fault: _Fault) -> None:
+    def _fail(self, transaction: OpenTransaction | None, delivery: Any, data: bytes, fault: _Fault) -> None:
         if transaction is not None:
             transaction.refuse(self, delivery, *fault)
         else:
@@ -123,13 +120,13 @@ class RelayLink(IncomingLink):
 
     async def _look_up(self, topic: str) -> None:
         """Learn of a topic, and go on with what waits for it."""
-        session = self._session
+        peer = self._peer
         refused: Refused | None = None
         try:
-            info = await session.services.publisher.topic(topic, principal=session.principal)
+            info = await self._ingress.publisher.topic(topic, principal=peer.principal)
         except Refused as error:
             refused = error
-        now_ms = session.now_ms()
+        now_ms = peer.now_ms()
         for message in self._waiting.pop(topic):
             if message.transaction is None:
                 self.window.settle()  # it arrives once more
@@ -141,4 +138,4 @@ class RelayLink(IncomingLink):
             if message.transaction is not None:
                 message.transaction.unhold()
         self.top_up()
-        session.flush_soon()
+        peer.flush_soon()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -20,9 +20,10 @@ from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.links.relay import RelayLink
 from gateway.amqp.nodes import Node
+from gateway.amqp.services import Services
 from gateway.amqp.sources import Source, filters_of_node, resumed, source_of, subscription_of
 from gateway.amqp.transactions import CAPABILITIES as COORDINATOR_CAPABILITIES
-from gateway.amqp.transactions import COMMAND_BYTES, Coordinator
+from gateway.amqp.transactions import COMMAND_BYTES, Coordinator, TransactingPeer
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.membership import OffsetReset
 from gateway.kafka.read.start_positions import AtOffset, AtOffsets, BeyondEnd, Place
@@ -35,29 +36,53 @@ from protocols.amqp.outcomes import (
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
     UNAUTHORIZED_ACCESS,
+    Error,
 )
 from protocols.amqp.transactions import LOCAL_TRANSACTIONS
-
-if TYPE_CHECKING:
-    from gateway.amqp.connection import AmqpConnection
 
 TARGET_CAPABILITIES: Final = ("queue", "topic", "temporary-queue", "temporary-topic")
 """A sender cannot tell them apart: all of them only mean "store it"."""
 
 
+class AttachingPeer(TransactingPeer, Protocol):
+    """A connection, as far as answers to its attaches need it.
+
+    Attributes:
+        nodes: temporary ones that its links have made.
+    """
+
+    nodes: dict[Link, Node]
+
+    @property
+    def joining(self) -> asyncio.Semaphore:
+        """Held while a consumer group is joined."""
+
+    def add_sender(self, incoming: IncomingLink) -> None:
+        """A link on which the peer sends is about to be accepted."""
+
+    def add_receiver(self, outgoing: OutgoingLink) -> None:
+        """A link on which the peer receives is about to be accepted."""
+
+    def refuse(self, link: Link, error: Error) -> None:
+        """Say no to an attach, if the peer is still there."""
+
+    def is_lost(self, link: Link) -> bool:
+        """Whether the peer has left while its attach was being answered."""
+
+
 class Attach:
-    """One attach of a session's peer that is to be answered."""
+    """One attach of a peer that is to be answered."""
 
-    __slots__ = ("_link", "_services", "_session")
+    __slots__ = ("_link", "_peer", "_services")
 
-    def __init__(self, session: AmqpConnection, link: Link) -> None:
-        self._session = session
-        self._services = session.services
+    def __init__(self, services: Services, peer: AttachingPeer, link: Link) -> None:
+        self._peer = peer
+        self._services = services
         self._link = link
 
     async def answer(self) -> None:
         """Accept the link or refuse it, after its topic is known."""
-        session, link = self._session, self._link
+        peer, link = self._peer, self._link
         try:
             terminus = link.target if link.incoming else link.source
             if terminus.kind is TerminusKind.COORDINATOR:
@@ -69,113 +94,118 @@ class Attach:
             else:
                 await self._make_receiver()
         except AddressError as error:
-            session.refuse(link, error.error)
+            peer.refuse(link, error.error)
         except Refused as refused:
-            session.refuse(link, refusal(refused))
+            peer.refuse(link, refusal(refused))
 
     def _make_coordinator(self) -> None:
         link = self._link
         wanted = link.target.capabilities
         if wanted and not set(wanted) & set(COORDINATOR_CAPABILITIES):
             raise AddressError(NOT_IMPLEMENTED, f"only {LOCAL_TRANSACTIONS} are offered")
-        link.context = Coordinator(self._services.coordinators, self._session, link)
-        self._session.engine.accept_link(link, max_message_bytes=COMMAND_BYTES, capabilities=COORDINATOR_CAPABILITIES)
+        link.context = Coordinator(self._services.coordinators, self._peer, link)
+        self._peer.engine.accept_link(link, max_message_bytes=COMMAND_BYTES, capabilities=COORDINATOR_CAPABILITIES)
         link.context.top_up()
 
     async def _make_sender(self) -> None:
         """Let the peer send to a topic, or to whatever each message says."""
-        session, link, services = self._session, self._link, self._services
-        publish = session.grant.publish
+        peer, link, services = self._peer, self._link, self._services
+        publish = peer.grant.publish
         limit = services.config.max_message_bytes
         honest = _honest(link.target.capabilities)
         if link.target.kind is TerminusKind.TARGET and not link.target.address:
-            self._accept_sender(RelayLink(session, link, services.config.link_credit, publish), limit, honest)
+            self._accept_sender(
+                RelayLink(services.ingress, peer, link, limit=services.config.link_credit, allowed=publish),
+                limit,
+                honest,
+            )
             return
         address = parse_target(link.target.address)
         if not publish.some(address.topic):
             raise AddressError(UNAUTHORIZED_ACCESS, f"no right to publish to {address.topic}")
-        info = await services.publisher.topic(address.topic, principal=session.principal)
+        info = await services.publisher.topic(address.topic, principal=peer.principal)
         if address.partition is not None and address.partition >= info.partitions:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"{address.topic} has {info.partitions} partitions")
-        if session.is_lost(link):
+        if peer.is_lost(link):
             return
-        destination = session.destination(link.target.address or "", address, info)
+        destination = peer.destination(link.target.address or "", address, info)
         allowed = None if publish.uniform(address.topic) else publish
-        incoming = IncomingLink(session, link, destination, services.config.link_credit, allowed)
+        incoming = IncomingLink(
+            services.ingress, peer, link, destination, limit=services.config.link_credit, allowed=allowed
+        )
         self._accept_sender(incoming, min(limit, info.max_message_bytes), honest)
 
     def _accept_sender(
         self, incoming: IncomingLink, limit: int, capabilities: tuple[str, ...], dynamic: str | None = None
     ) -> None:
-        session, link = self._session, self._link
-        session.add_sender(incoming)
-        session.engine.accept_link(link, max_message_bytes=limit, capabilities=capabilities, dynamic=dynamic)
+        peer, link = self._peer, self._link
+        peer.add_sender(incoming)
+        peer.engine.accept_link(link, max_message_bytes=limit, capabilities=capabilities, dynamic=dynamic)
         incoming.top_up()
 
     async def _make_node(self, capabilities: tuple[str, ...]) -> None:
         """Make a temporary queue or topic; it goes with this link, on which one sends to it or receives from it."""
-        session, link, services = self._session, self._link, self._services
-        filters = Filters() if link.incoming else filters_of_node(link, session.container_id, session.now_ms())
-        node, info = await services.nodes.create(session, capabilities)
-        if session.is_lost(link):
+        peer, link, services = self._peer, self._link, self._services
+        filters = Filters() if link.incoming else filters_of_node(link, peer.container_id, peer.now_ms())
+        node, info = await services.nodes.create(peer, capabilities)
+        if peer.is_lost(link):
             services.nodes.delete(node)
             return
-        session.nodes[link] = node
+        peer.nodes[link] = node
         if not link.incoming:
             self._accept_node(node, filters, node.address)
             return
         address = TargetAddress(info.name, None, node.key)
-        destination = session.destination(node.address, address, info)
-        incoming = IncomingLink(session, link, destination, services.config.link_credit, session.grant.publish)
+        destination = peer.destination(node.address, address, info)
+        incoming = IncomingLink(
+            services.ingress, peer, link, destination, limit=services.config.link_credit, allowed=peer.grant.publish
+        )
         limit = min(services.config.max_message_bytes, info.max_message_bytes)
         self._accept_sender(incoming, limit, node.source(capabilities).capabilities, node.address)
 
     def _accept_node(self, node: Node, filters: Filters, dynamic: str | None = None) -> None:
         """Let the link receive from a temporary queue or topic of its connection."""
-        session, link = self._session, self._link
+        peer, link = self._peer, self._link
         source = msgspec.structs.replace(
             node.source(link.source.capabilities), condition=filters.condition, filters=filters.applied
         )
-        outgoing = OutgoingLink(session, link, source, settled=link.settle_mode == SETTLED)
+        outgoing = OutgoingLink(self._services.egress, peer, link, source, settled=link.settle_mode == SETTLED)
         outgoing.joined(node.join(outgoing))
         self._accept_receiver(outgoing, source, dynamic=dynamic)
 
     async def _make_receiver(self) -> None:
         """Let the peer receive from a topic, for a group or alone, or from a temporary node."""
-        session, link, services = self._session, self._link, self._services
+        peer, link, services = self._peer, self._link, self._services
         node = services.nodes.find(link.source.address)
         if node is not None:
-            if node.owner is not session:
+            if node.owner is not peer:
                 raise AddressError(UNAUTHORIZED_ACCESS, "a temporary node is for the connection that made it")
-            self._accept_node(node, filters_of_node(link, session.container_id, session.now_ms()))
+            self._accept_node(node, filters_of_node(link, peer.container_id, peer.now_ms()))
             return
         found = None
         if link.source.kind is TerminusKind.NONE:
             source = await self._resume()
             found = source.topic
         else:
-            source = source_of(link, session.container_id, session.now_ms(), services.kinds)
+            source = source_of(link, peer.container_id, peer.now_ms(), services.kinds)
         if source.group is not None:
-            await services.ended(source.group)
-        if not session.grant.subscribe.whole_topic(source.topic):
+            await services.subscriptions.ended(source.group)
+        if not peer.grant.subscribe.whole_topic(source.topic):
             raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
-        info = await services.publisher.topic(source.topic, principal=session.principal)
+        info = await services.publisher.topic(source.topic, principal=peer.principal)
         if isinstance(source.start, AtOffset) and source.partition is None and info.partitions > 1:
             raise AddressError(INVALID_FIELD, f"{source.topic} has {info.partitions} partitions: an offset needs one")
         if source.group is not None:
-            await services.names.admit(session.grant, source.group, source.topic)
+            await services.names.admit(peer.grant, source.group, source.topic)
         if source.browses is not None:
             source = await self._browse(source, source.browses)
-        if session.is_lost(link):
+        if peer.is_lost(link):
             return
-        outgoing = OutgoingLink(session, link, source, settled=link.settle_mode == SETTLED)
+        outgoing = OutgoingLink(self._services.egress, peer, link, source, settled=link.settle_mode == SETTLED)
         if source.exclusive and source.group is not None:
-            former = services.subscriptions.get(source.group)
-            if former is not None:
-                former.steal()
-            services.subscriptions[source.group] = outgoing
+            services.subscriptions.take(source.group, outgoing)
         await self._connect(outgoing, source)
-        if session.is_lost(link):
+        if peer.is_lost(link):
             outgoing.leave()
             return
         self._accept_receiver(outgoing, source, found=found)
@@ -183,9 +213,9 @@ class Attach:
     def _accept_receiver(
         self, outgoing: OutgoingLink, source: Source, *, found: str | None = None, dynamic: str | None = None
     ) -> None:
-        session, link = self._session, self._link
-        session.add_receiver(outgoing)
-        session.engine.accept_link(
+        peer, link = self._peer, self._link
+        peer.add_receiver(outgoing)
+        peer.engine.accept_link(
             link,
             capabilities=source.capabilities,
             settled=link.settle_mode == SETTLED,
@@ -193,14 +223,14 @@ class Attach:
             found=found,
             dynamic=dynamic,
         )
-        session.pump.flush()
+        peer.pump.flush()
         outgoing.wake()
 
     async def _resume(self) -> Source:
         """A durable subscription by its name alone: only Kafka knows what it is for."""
-        container_id = self._session.container_id
+        container_id = self._peer.container_id
         group = subscription_of(self._link, container_id)
-        await self._services.ended(group)
+        await self._services.subscriptions.ended(group)
         topics = sorted(name for name in await self._services.groups.topics(group) if is_topic_name(name))
         if not topics:
             raise AddressError(NOT_FOUND, f"there is no subscription {group!r}")
@@ -239,7 +269,7 @@ class Attach:
 
     async def _join(self, outgoing: OutgoingLink, source: Source, group: str) -> None:
         reset: OffsetReset = "latest" if source.at_end else "earliest"
-        async with self._session.joining:
+        async with self._peer.joining:
             membership = await self._services.groups.join(
                 group,
                 [source.topic],
