@@ -219,6 +219,12 @@ class Member:
         self.full = False
         self.served = 0
 
+    def fill(self) -> None:
+        """Its outlet has no room: it is not asked again before it is woken."""
+        self.full = True
+        for pool in self.pools:
+            pool.free.pop(self, None)
+
     def selects(self, delivery: Delivery) -> bool:
         """Whether it may be offered a record now: it wants it, and is not to be brought it by a reading."""
         if self in delivery.declined:
@@ -231,12 +237,6 @@ class Member:
             return True
         delivery.decline(self)
         return False
-
-    def fill(self) -> None:
-        """The outlet has no room: it is not asked again before `wake`."""
-        self.full = True
-        for pool in self.pools:
-            pool.free.pop(self, None)
 
 
 class Pool:
@@ -274,6 +274,23 @@ class Pool:
                 if count[part.home] > share:
                     part.home = None
 
+    def demand(self, most: int, parts: int) -> int:
+        """How many more records the members would take, not much above `most`; `parts`: the group's partitions here."""
+        total = 0
+        without: list[Member] = []
+        for member in self.free:
+            if member.behind and len(member.behind) >= parts:
+                continue  # all that it may have is in the log
+            demand = member.outlet.demand
+            if demand <= 0:
+                without.append(member)
+            total += demand
+            if total >= most:
+                break
+        for member in without:  # there may be thousands: each is asked once
+            member.fill()
+        return total
+
     def has_home(self, delivery: Delivery) -> bool:
         """Whether a record goes where its partition's go; one sender's without a key may all lie in one partition."""
         return self.keeps and (delivery.record.key is not None or len(self.members) == 1)
@@ -284,6 +301,9 @@ class Pool:
             if member.selects(delivery):
                 return member
         return None
+
+
+NOBODY: Final = Pool("", (), keeps=False)
 
 
 class GroupStatistics(msgspec.Struct, frozen=True):

@@ -29,7 +29,18 @@ from aiokafka import TopicPartition
 from flowcontrol.backoff import Backoff
 from gateway.failures import failures
 from gateway.kafka.contracts import Outlet
-from gateway.kafka.groups.assignment import UNTRIED, Condition, Delivery, Interest, Member, Part, Pool, Selector, Tries
+from gateway.kafka.groups.assignment import (
+    NOBODY,
+    UNTRIED,
+    Condition,
+    Delivery,
+    Interest,
+    Member,
+    Part,
+    Pool,
+    Selector,
+    Tries,
+)
 from gateway.kafka.groups.catch_up import CatchUp, Readings
 from gateway.kafka.groups.redelivery import Later
 from mapping.record import Received
@@ -39,8 +50,6 @@ WAITING_BYTES: Final = 8 * 1024 * 1024
 """What may wait for pools without room while others go on. Beyond, reading stops for all: Kafka's log holds it."""
 
 DEMAND: Final = 500  # nobody asks for more at once
-
-NOBODY: Final = Pool("", (), keeps=False)
 
 
 class Dispatch:
@@ -397,18 +406,7 @@ class Dispatch:
         total = 0
         if self._has_space():
             for pool in (*self._whole.values(), *self._chosen.values()):
-                without: list[Member] = []
-                for member in pool.free:
-                    if member.behind and len(member.behind) >= len(self.parts):
-                        continue  # all that it may have is in the log
-                    demand = member.outlet.demand
-                    if demand <= 0:
-                        without.append(member)
-                    total += demand
-                    if total >= DEMAND:
-                        break
-                for member in without:  # there may be thousands: each is asked once
-                    member.fill()
+                total += pool.demand(DEMAND - total, len(self.parts))
                 if total >= DEMAND:
                     return DEMAND
         return total
