@@ -1,18 +1,22 @@
-"""Write what the documents repeat of the code and of other files: the metrics, the index of the ADRs.
+"""Write what the documents repeat of the code and of other files: settings, metrics, the index of the ADRs.
 
 Called as `python -m tools.tables` (`make tables`); tests/packaging/test_docs.py fails while a page is out of date.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+from pydantic import BaseModel
 
 from gateway.amqp.counters import AmqpStatistics
+from gateway.config import Config
 from gateway.embedded.open_files import Statistics as OpenFiles
 from gateway.failures import FailureStatistics
 from gateway.kafka.cluster.topic_creation import Statistics as TopicCreation
@@ -33,6 +37,7 @@ from gateway.security.authentication import AuthenticationStatistics
 from gateway.security.group_names import GroupNamesStatistics
 
 ROOT: Final = Path(__file__).parents[1]
+CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
 METRICS: Final = ROOT / "docs" / "metrics.md"
 DECISIONS: Final = ROOT / "docs" / "adr"
 BEGIN: Final = "<!-- {}: written by `make tables` -->\n"
@@ -86,6 +91,32 @@ def decisions() -> str:
     return "".join(["| | decision | status |\n|---|---|---|\n", *rows])
 
 
+def settings(section: str) -> str:
+    """The table of a section and of those inside it; ValueError for a key without a description."""
+    if section == "general":
+        rows = [row for row in _settings(Config, "") if "." not in row.partition("`")[2].partition("`")[0]]
+    else:
+        rows = list(_settings(type(Config.model_fields[section].default), f"{section}."))
+    return "".join(["| key | default | meaning and reason |\n|---|---|---|\n", *rows])
+
+
+def _settings(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel):
+            yield from _settings(type(default), f"{prefix}{name}.")
+        elif field.description is None:
+            raise ValueError(f"{prefix}{name}: no description below the field")
+        else:
+            yield f"| `{prefix}{name}` | {_default(default)} | {' '.join(field.description.split())} |\n"
+
+
+def _default(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"`{value}`" if isinstance(value, str | Path) else f"`{json.dumps(value)}`"
+
+
 def metrics() -> str:
     """The tables of all metrics, from the structs that declare them."""
     parts = []
@@ -99,7 +130,9 @@ def metrics() -> str:
     return "".join(parts).removesuffix("\n")
 
 
+SECTIONS: Final = [name for name, field in Config.model_fields.items() if isinstance(field.default, BaseModel)]
 PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
+    *((CONFIGURATION, section, functools.partial(settings, section)) for section in ("general", *SECTIONS)),
     (METRICS, "metrics", metrics),
     (DECISIONS / "README.md", "decisions", decisions),
 )

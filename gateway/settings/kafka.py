@@ -1,0 +1,114 @@
+"""Kafka, the embedded broker, budgets, and the mapping onto topics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    Field,
+    SecretStr,
+)
+
+from gateway.settings.values import (
+    LARGEST_PORT,
+    MEBIBYTE,
+    BootstrapServers,
+    Section,
+)
+
+
+class KafkaConfig(Section):
+    """How the gateway talks to Kafka."""
+
+    bootstrap_servers: BootstrapServers | None = None
+    """your Kafka, `host:port,host:port`; not set: the embedded one is started"""
+    client_id: str = "trivium"
+    """prefix of the client ids that brokers see"""
+    linger_ms: Annotated[int, Field(ge=0, le=1000)] = 0
+    """wait for a fuller batch. 0: the open batch fills while its predecessor is answered, which needs no timer"""
+    batch_bytes: Annotated[int, Field(ge=1024, le=16 * MEBIBYTE)] = 65536
+    """largest batch per partition; larger ones brought no more in measurements; 505,000 records a second at 64 KiB"""
+    max_request_bytes: Annotated[int, Field(ge=1024)] = 10 * MEBIBYTE
+    """largest request to a broker, so also the largest record"""
+    delivery_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """how long a record may wait for its acknowledgement before its sender is told BUSY; as the Java client, so that a
+    broker may restart in it"""
+    request_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """of a single request"""
+    metadata_max_age_s: Annotated[float, Field(gt=0)] = 30.0
+    """how old the knowledge of topics and leaders may become"""
+    create_topics: bool | None = None
+    """create a topic at its first use. Not set: yes on the embedded Kafka, no on yours"""
+    topic_partitions: Annotated[int, Field(ge=1)] = 3
+    """partitions of created topics"""
+    topic_replication: Annotated[int, Field(ge=1)] = 1
+    """replicas of created topics; use 3 on a real cluster"""
+    # A topic stays, and costs the cluster memory and descriptors for good: what clients make has an end (ADR 0035).
+    max_topics: Annotated[int, Field(ge=1)] = 5000
+    """how many topics there may be, whoever made them, for clients to make another one. A topic stays, and costs the
+    cluster memory and open files for good. Kafka's own count decides, so no restart forgets it; a subscription to
+    `#` is made for so many. See [topics that clients make](#topics-that-clients-make)"""
+    max_partitions: Annotated[int, Field(ge=1)] = 20_000
+    """the same for partitions, those of Kafka's own topics included; some thousands a broker are usual"""
+    max_topics_per_principal: Annotated[int, Field(ge=1)] = 1000
+    """how many topics one principal may make at this gateway, counted since its start, less those that were deleted;
+    anonymous clients are one principal. A fifth of all: one client that has gone wrong leaves room for the others"""
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    """`PLAINTEXT`, `SSL`, `SASL_PLAINTEXT`, `SASL_SSL`"""
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    """`PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512`"""
+    sasl_username: str | None = None
+    """for SASL"""
+    sasl_password: SecretStr | None = None
+    """for SASL; better in the environment than in a file"""
+    ssl_cafile: Path | None = None
+    """authorities of the brokers' certificates; not set: the system's"""
+
+
+class EmbeddedConfig(Section):
+    """The embedded broker: used when `kafka.bootstrap_servers` is not set."""
+
+    port: Annotated[int, Field(ge=0, le=LARGEST_PORT)] = 9092
+    """0: a free one"""
+    controller_port: Annotated[int, Field(ge=0, le=LARGEST_PORT)] = 0
+    """of the KRaft controller, loopback only"""
+    heap: Annotated[str, Field(pattern=r"^\d+[mg]$")] = "1g"
+    """Java heap, such as `512m`"""
+
+
+class BudgetConfig(Section):
+    """Bounds on what was submitted to Kafka and is not answered yet (flow control, part 1)."""
+
+    process_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 256 * MEBIBYTE
+    """of the process: the main bound on memory"""
+    process_records: Annotated[int, Field(ge=1)] = 1_000_000
+    """of the process: small records cost more in objects than in bytes"""
+    connection_bytes: Annotated[int, Field(ge=65536)] = 32 * MEBIBYTE
+    """of one connection, so that one client cannot take the whole budget; and as much for parts of its AMQP messages"""
+    topic_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 128 * MEBIBYTE
+    """of one Kafka topic, so that one slow topic brakes its own senders first"""
+    login_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 64 * MEBIBYTE
+    """of all connections that have not logged in: what they have sent. Beyond it the oldest connection of the address
+    that holds the most is cut off"""
+
+
+class RuleConfig(Section):
+    """One `[[mapping.rules]]` entry; see `mapping.rules`."""
+
+    mqtt: str
+    topic: str
+    key: str | None = None
+
+
+class MappingConfig(Section):
+    """From addresses to Kafka topics and keys."""
+
+    rules: tuple[RuleConfig, ...] = ()
+    """from MQTT topics to Kafka topics and keys; see [below](#mapping-rules)"""
+    catch_all_topic: str = "mqtt"
+    """the Kafka topic of MQTT topics whose first level is no Kafka topic name"""
+    # None: all where the gateway makes no topics, none where it does: Kafka takes a.b and a_b for one name (ADR 0035).
+    dotted_topics: tuple[str, ...] | None = None
+    """first levels with a dot that are Kafka topics of their own, such as `["orders.v1"]`; see
+    [below](#mapping-rules). Not set: all of them where the gateway makes no topics, none where it does"""

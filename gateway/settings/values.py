@@ -1,0 +1,105 @@
+"""Kinds of values in the configuration, and what a section is."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+)
+from pydantic_core import CoreSchema, core_schema
+
+MEBIBYTE = 1024 * 1024
+
+
+LARGEST_PORT = 65535
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the text names each key and what is wrong with it."""
+
+
+class Address(str):
+    """`HOST:PORT` (`[::1]:1883` for IPv6). Port 0 asks for a free one."""
+
+    __slots__ = ()
+
+    @property
+    def host(self) -> str:
+        """The host part, without brackets."""
+        return self.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The port part."""
+        return int(self.rpartition(":")[2])
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Check `text`; ValueError when it is no `HOST:PORT`."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdigit() or int(port) > LARGEST_PORT:
+            raise ValueError("expected HOST:PORT")
+        return cls(text)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(
+            cls.parse, core_schema.str_schema(), serialization=core_schema.to_string_ser_schema()
+        )
+
+
+def _origin(text: str) -> str:
+    scheme, mark, place = text.partition("://")
+    if text != "*" and (not scheme or not mark or not place or "/" in place):
+        raise ValueError('expected SCHEME://HOST[:PORT] or "*"')
+    return text
+
+
+Origin = Annotated[str, AfterValidator(_origin)]
+"""Where a page of a browser came from, as the browser says it."""
+
+
+def _host_name(text: str) -> str:
+    if text != "*" and (not text or set(text) & set("/:@[]* ")):
+        raise ValueError('expected a name without a port, such as gateway.example, or "*"')
+    return text
+
+
+HostName = Annotated[str, AfterValidator(_host_name)]
+"""A name that clients call the gateway by."""
+
+
+def _bootstrap_servers(text: str) -> str:
+    for server in text.split(","):
+        try:
+            good = Address.parse(server.strip()).port > 0
+        except ValueError:
+            good = False
+        if not good:
+            raise ValueError("expected HOST:PORT, or several with commas between, such as kafka-1:9092,kafka-2:9092")
+    return text
+
+
+BootstrapServers = Annotated[str, AfterValidator(_bootstrap_servers)]
+"""`HOST:PORT,HOST:PORT`."""
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, and unknown keys are errors. The text below a field is its description."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
