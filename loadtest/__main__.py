@@ -20,7 +20,17 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Report
-from loadtest.scenarios import amqp_kills, amqp_memory, amqp_table, events, many, many_topics, recovery, soak
+from loadtest.scenarios import (
+    amqp_kills,
+    amqp_memory,
+    amqp_table,
+    events,
+    http_reads,
+    many,
+    many_topics,
+    recovery,
+    soak,
+)
 from loadtest.scenarios.fuzz import SETTINGS, Fuzz
 from loadtest.scenarios.fuzz import Plan as Storm
 from loadtest.scenarios.kills import Plan, Round
@@ -161,6 +171,14 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     recoveries.add_argument("--kills", type=int, default=back.kills, help="of starts, while Kafka recovers")
     recoveries.add_argument("--directory", type=Path, help="for logs and data; the data are deleted at the end")
     recoveries.add_argument("--json", type=Path, help="write the report here as well")
+    again = scenarios.add_parser("reads", help="HTTP consumers read the same again and again; nothing of it may stay")
+    again.add_argument("--bootstrap", help="Kafka; without it one is started")
+    reading = http_reads.Plan()
+    again.add_argument("--rounds", type=int, default=reading.rounds)
+    again.add_argument("--records", type=int, default=reading.records, help="that each round reads")
+    again.add_argument("--size", type=int, default=reading.size, help="bytes of a record's value")
+    again.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
+    again.add_argument("--json", type=Path, help="write the report here as well")
     for name, protocol in (("table", "MQTT"), ("amqp", "AMQP")):
         table = scenarios.add_parser(name, help=f"every figure of docs/performance.md about {protocol}'s speed")
         table.add_argument("--bootstrap", help="Kafka; without it one is started")
@@ -344,6 +362,17 @@ async def recover(options: argparse.Namespace) -> int:
     return conclude(options, report, outcome.problems)
 
 
+async def reads(options: argparse.Namespace) -> int:
+    """Run it; 0 when everything was read and nothing has stayed."""
+    plan = http_reads.Plan(**chosen(options, http_reads.Plan._fields))
+    async with own_gateway(options) as (gateway, _):
+        rounds = await http_reads.read(gateway, plan, say)
+    report = Report("reads, HTTP", lines=True)
+    for number, one in enumerate(rounds, 1):
+        report.add(round=number, records=one.records, **{"rss MiB": one.resident / 1024 / 1024, "cpu s": one.cpu})
+    return conclude(options, report, http_reads.judge(rounds, plan))
+
+
 async def memory(options: argparse.Namespace) -> int:
     """Run it; 0 when every session that came back got everything."""
     allow_files()
@@ -395,6 +424,7 @@ RUN: Final = {
     "many": many_of_all,
     "soak": soak_gateway,
     "recovery": recover,
+    "reads": reads,
 }  # fmt: skip
 
 

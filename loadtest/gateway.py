@@ -32,6 +32,7 @@ class GatewayProcess:
         *,
         environment: Mapping[str, str] | None = None,
         processors: set[int] | None = None,
+        checkout: Path | None = None,
     ) -> None:
         """Nothing runs yet.
 
@@ -40,6 +41,7 @@ class GatewayProcess:
             bootstrap: Kafka's address; None: with its embedded broker.
             environment: settings, `TRIVIUM_...`.
             processors: where it may run (Linux).
+            checkout: whose code it runs; None: that of the working directory.
         """
         self.addresses: dict[str, Any] = {}
         self.starts = 0
@@ -48,6 +50,7 @@ class GatewayProcess:
         self._bootstrap = bootstrap
         self._environment = dict(environment or {})
         self._processors = processors
+        self._checkout = checkout
         self._ready = directory / "ready.json"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -66,6 +69,7 @@ class GatewayProcess:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self._environment},
+                cwd=self._checkout,  # the first place where `-m` looks for modules
                 start_new_session=True,
             )
         if self._processors:
@@ -134,6 +138,11 @@ def process_cpu(pid: int) -> float:
     """User and system CPU of a process in seconds (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def loop_cpu(pid: int) -> float:
+    """CPU of a process's first thread, where its event loop runs, in seconds to the nanosecond (Linux)."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def process_resident(pid: int) -> int:

@@ -20,6 +20,15 @@ def request_head(method: str, path: str, media: str, framing: str) -> bytes:
     return f"{method} {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: {media}\r\n{framing}\r\n\r\n".encode()
 
 
+def is_whole(answer: bytes) -> bool:
+    """Whether an answer that says its length has come to its end."""
+    head = answer.find(END_OF_HEAD)
+    if head < 0:
+        return False
+    start = answer[:head].lower().index(LENGTH) + len(LENGTH)
+    return len(answer) >= head + len(END_OF_HEAD) + int(answer[start : answer.find(b"\r\n", start)])
+
+
 class Repeated(asyncio.Protocol):
     """One connection that sends the same request again as soon as the answer is whole."""
 
@@ -46,12 +55,7 @@ class Repeated(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Note the answer when it is whole, and send again."""
         self._buffer = buffer = self._buffer + data if self._buffer else data
-        head = buffer.find(END_OF_HEAD)
-        if head < 0:
-            return
-        start = buffer[:head].lower().index(LENGTH) + len(LENGTH)
-        end = buffer.find(b"\r\n", start)
-        if len(buffer) < head + len(END_OF_HEAD) + int(buffer[start:end]):
+        if not is_whole(buffer):
             return
         if not buffer.startswith(b"HTTP/1.1 200"):
             self.failures += 1

@@ -40,6 +40,7 @@ JSON_RECORDS: Final = "application/vnd.kafka.json.v2+json"
 CONTROL: Final = "application/vnd.kafka.v2+json"
 LINES: Final = "application/x-ndjson"
 PAYLOAD: Final = "x" * 70
+INFO: Final = b'{"bridge_version":"1.0.0"}'
 SEED_S: Final = 2.0
 POLLED_BYTES: Final = 1 << 20
 PARTITIONS: Final = publisher.PARTITIONS
@@ -71,8 +72,12 @@ async def _bare(answers: dict[str, bytes], ready: Pipe) -> None:
         await request.read()
         return web.Response(body=answers[request.match_info["count"]], headers={"Content-Type": CONTROL})
 
+    async def get(_: web.Request) -> web.Response:
+        return web.Response(body=INFO, headers={"Content-Type": CONTROL})
+
     app = web.Application(client_max_size=1 << 24)
     app.router.add_post("/bare/{count}", post)
+    app.router.add_get("/", get)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, HOST, 0).start()

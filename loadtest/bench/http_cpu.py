@@ -1,0 +1,221 @@
+"""What one HTTP request costs: CPU of the gateway's event loop, beside bare aiohttp's and another checkout's, by turns.
+
+    python -m loadtest.bench.http_cpu [--bootstrap HOST:PORT] [--beside CHECKOUT] [--limit 1.03]
+
+Some connections ask all at once, wait until each has its answer, and ask again, so that every run gives the server the
+same work in the same portions. The sides take turns in rounds of a few hundred requests, and the median of the rounds'
+ratios counts: what else the machine does weighs on all sides. With `--limit` the exit code is 1 when a kind of request
+costs more than that many times as much as with the code of `--beside` (a git worktree of the version to compare with).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final, NamedTuple, cast
+
+import uvloop
+
+from loadtest.bench.http_client import is_whole, request_head
+from loadtest.bench.http_speed import JSON_RECORDS, bare_server, compact, one_record
+from loadtest.clients.topics import create_topic
+from loadtest.gateway import GatewayProcess, loop_cpu
+from loadtest.report import Report
+
+BATCH: Final = 100  # records, where it is not one
+WARM_UP: Final = 300  # requests of each kind, beside those that count
+FLOOR: Final = "aiohttp"
+NOW: Final = "now"
+BEFORE: Final = "beside"
+
+
+class Kind(NamedTuple):
+    """One kind of request: its name, how many records it brings (0: it is a GET), and from how many connections."""
+
+    name: str
+    records: int
+    connections: int
+
+
+KINDS: Final = tuple(
+    Kind(name, records, connections)
+    for name, records in (("GET", 0), ("POST of one record", 1), (f"POST of {BATCH} records", BATCH))
+    for connections in (1, 16)
+)
+
+
+class Side(NamedTuple):
+    """A server: its address, its process, and the path that records are sent to."""
+
+    address: tuple[str, int]
+    pid: int
+    path: str
+
+
+class Client(asyncio.Protocol):
+    """One connection that hands on that an answer is whole."""
+
+    def __init__(self, answered: Callable[[], None]) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.good = 0
+        self._answered = answered
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._buffer += data
+        if is_whole(self._buffer):
+            self.good += self._buffer.startswith(b"HTTP/1.1 200")
+            self._buffer = b""
+            self._answered()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`: what it was to answer is missed when the good ones are counted."""
+        self.transport = None
+        self._answered()
+
+
+class Wave:
+    """Connections that ask all at once."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._clients: list[Client] = []
+        self._missing = 0
+        self._whole = asyncio.get_running_loop().create_future()
+
+    async def open(self, address: tuple[str, int], connections: int) -> None:
+        """Connect."""
+        loop = asyncio.get_running_loop()
+        for _ in range(connections):
+            self._clients.append((await loop.create_connection(lambda: Client(self._answered), *address))[1])
+
+    def _answered(self) -> None:
+        self._missing -= 1
+        if self._missing == 0:
+            self._whole.set_result(None)
+
+    async def ask(self, request: bytes, times: int) -> None:
+        """Send `request` on each connection, `times` times; RuntimeError when not all had the answer 200."""
+        loop = asyncio.get_running_loop()
+        for _ in range(times):
+            self._missing, self._whole = len(self._clients), loop.create_future()
+            for client in self._clients:
+                if client.transport is None:
+                    raise RuntimeError("a connection was closed")
+                client.transport.write(request)
+            await self._whole
+        good, expected = sum(client.good for client in self._clients), times * len(self._clients)
+        if good != expected:
+            raise RuntimeError(f"{expected - good} of {expected} requests had another answer than 200")
+
+    def close(self) -> None:
+        """Hang up."""
+        for client in self._clients:
+            if client.transport is not None:
+                client.transport.close()
+
+
+async def cost(side: Side, kind: Kind, requests: int) -> float:
+    """The server's CPU for one request, in us."""
+    wave = Wave()
+    await wave.open(side.address, kind.connections)
+    try:
+        used = loop_cpu(side.pid)
+        times = requests // kind.connections
+        await wave.ask(request_of(side, kind), times)
+        return (loop_cpu(side.pid) - used) / (times * kind.connections) * 1e6
+    finally:
+        wave.close()
+
+
+def request_of(side: Side, kind: Kind) -> bytes:
+    """The bytes of one."""
+    if not kind.records:
+        return b"GET / HTTP/1.1\r\nHost: bench\r\n\r\n"
+    body = compact({"records": [one_record(number) for number in range(kind.records)]})
+    path = side.path.format(records=kind.records)
+    return request_head("POST", path, JSON_RECORDS, f"Content-Length: {len(body)}") + body
+
+
+async def compare(sides: dict[str, Side], options: argparse.Namespace, report: Report) -> dict[str, float]:
+    """Measure all kinds on all sides by turns; by kind the ratio of `NOW` to `BEFORE`, where that is a side."""
+    rounds, requests = options.rounds, options.requests
+    ratios: dict[str, float] = {}
+    for kind in KINDS:
+        title = f"{kind.name}, {kind.connections} at once"
+        if options.only not in title:
+            continue
+        found: dict[str, list[float]] = {name: [] for name in sides}
+        for side in sides.values():
+            await cost(side, kind, WARM_UP)
+        for number in range(rounds):
+            order = list(sides) if number % 2 else list(reversed(sides))
+            for name in order:
+                found[name].append(await cost(sides[name], kind, requests))
+        row: dict[str, float | str] = {name: round(statistics.median(costs), 1) for name, costs in found.items()}
+        for other in (FLOOR, BEFORE):
+            if other in found:
+                ratio = statistics.median(mine / theirs for mine, theirs in zip(found[NOW], found[other], strict=True))
+                row[f"to {other}"] = f"{ratio:.3f}"
+                if other == BEFORE:
+                    ratios[title] = ratio
+        report.add(**{"": title}, **row)
+    return ratios
+
+
+async def run(options: argparse.Namespace) -> int:
+    """Start the servers and measure; the exit code."""
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+
+        async def start(name: str, bootstrap: str | None, checkout: Path | None = None) -> GatewayProcess:
+            (directory / name).mkdir()
+            gateway = GatewayProcess(directory / name, bootstrap, checkout=checkout)
+            stack.push_async_callback(gateway.stop)
+            await gateway.start()
+            return gateway
+
+        kafka = options.bootstrap or (await start("kafka", None)).kafka
+        topic = f"bench-{uuid.uuid4().hex[:8]}"
+        await create_topic(kafka, topic, configs={"retention.bytes": "268435456"})
+        bare, bare_pid = stack.enter_context(bare_server())
+        sides = {FLOOR: Side(bare, bare_pid, "/bare/{records}")}
+        checkouts = {BEFORE: options.beside} if options.beside else {}
+        for name, checkout in (*checkouts.items(), (NOW, None)):
+            gateway = await start(name, kafka, checkout)
+            sides[name] = Side(gateway.address("http"), gateway.pid, f"/topics/{topic}")
+        report = Report("HTTP: CPU of one request, us", lines=True)
+        ratios = await compare(sides, options, report)
+    report.print()
+    dear = {name: ratio for name, ratio in ratios.items() if options.limit and ratio > options.limit}
+    for name, ratio in dear.items():
+        print(f"{name}: {ratio:.3f} times as much as before, over {options.limit:g}", file=sys.stderr)
+    return 1 if dear else 0
+
+
+def main() -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bootstrap", help="Kafka; without it one is started")
+    parser.add_argument("--beside", type=Path, help="another checkout of this project")
+    parser.add_argument("--limit", type=float, help="of the ratio to it")
+    parser.add_argument("--only", default="", help="kinds whose name contains this")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--requests", type=int, default=480, help="of each kind, side and round")
+    sys.exit(uvloop.run(run(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()

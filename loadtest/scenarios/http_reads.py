@@ -1,0 +1,97 @@
+"""Scenario `reads`: HTTP consumers read the same records round after round; what was read must not stay in memory."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from aiokafka import AIOKafkaProducer
+
+from loadtest.bench.http_client import Connection
+from loadtest.clients.topics import create_topic
+from loadtest.gateway import GatewayProcess, process_cpu, process_resident
+
+PARTITIONS: Final = 3
+POLLED_BYTES: Final = 1 << 20
+SETTLED: Final = 3
+"""Rounds after which memory has the size that it keeps: buffers, and the heap's own room, come with the first."""
+SHARE: Final = 0.05
+LEAST: Final = 8 * 1024 * 1024
+"""Bytes that it may grow by from there to the end, or the share of what it was."""
+
+
+class Plan(NamedTuple):
+    """What to do: how often, how many records, and bytes of each one's value."""
+
+    rounds: int = 20
+    records: int = 400_000
+    size: int = 100
+
+
+class Round(NamedTuple):
+    """After one round: the number of records that were read, resident bytes, CPU seconds since the start."""
+
+    records: int
+    resident: int
+    cpu: float
+
+
+async def fill(bootstrap: str, topic: str, plan: Plan) -> None:
+    """Make the topic, and the records in it."""
+    await create_topic(bootstrap, topic, PARTITIONS)
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20, max_batch_size=1 << 18)
+    await producer.start()
+    try:
+        value = json.dumps({"text": "x" * max(0, plan.size - len('{"text": ""}'))}).encode()
+        for number in range(plan.records):
+            await producer.send(topic, value, partition=number % PARTITIONS)
+    finally:
+        await producer.stop()
+
+
+async def read_all(connection: Connection, topic: str, name: str, expected: int) -> int:
+    """Read a topic from its beginning by a consumer of a group of its own; how many records came."""
+    group = f"/consumers/{topic}-{name}"
+    await connection.ask("POST", group, {"name": name, "format": "json", "auto.offset.reset": "earliest"})
+    place = f"{group}/instances/{name}"
+    await connection.ask("POST", f"{place}/subscription", {"topics": [topic]})
+    records = idle = 0
+    while records < expected and idle < 10:
+        page = await connection.ask("GET", f"{place}/records?timeout=3000&max_bytes={POLLED_BYTES}")
+        found = page.count(b'"offset":')
+        records += found
+        idle = 0 if found else idle + 1
+    await connection.ask("DELETE", place)
+    return records
+
+
+async def read(gateway: GatewayProcess, plan: Plan, say: Callable[[str], None]) -> list[Round]:
+    """Run all rounds against `gateway`."""
+    topic = f"reads-{uuid.uuid4().hex[:8]}"
+    await fill(gateway.kafka, topic, plan)
+    rounds: list[Round] = []
+    connection = await Connection.open(gateway.address("http"))
+    try:
+        for number in range(plan.rounds):
+            records = await read_all(connection, topic, f"r{number}", plan.records)
+            rounds.append(Round(records, process_resident(gateway.pid), process_cpu(gateway.pid)))
+            say(f"round {number + 1}: {records} records, {rounds[-1].resident / 1024 / 1024:.1f} MiB resident")
+    finally:
+        connection.close()
+    return rounds
+
+
+def judge(rounds: Sequence[Round], plan: Plan) -> list[str]:
+    """What is wrong: records that are missing, or memory that grows."""
+    problems = [
+        f"round {number}: {one.records} of {plan.records} records"
+        for number, one in enumerate(rounds, 1)
+        if one.records != plan.records
+    ]
+    settled = [one.resident for one in rounds[min(SETTLED, len(rounds)) - 1 :]]
+    grown = settled[-1] - settled[0]
+    if grown > max(LEAST, SHARE * settled[0]):
+        problems.append(f"memory grew by {grown / 1024 / 1024:.1f} MiB since round {SETTLED}")
+    return problems
