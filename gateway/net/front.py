@@ -42,7 +42,7 @@ class SocketFront(abc.ABC):
         self._writes = Writes()
         self._alarms = Alarms()
         self._clock: Callable[[], float] | None = None
-        self.listener = Listener(name, address, self._make_pump, tls)
+        self.listener = Listener(name, address, self._make_pump, tls, strangers)
 
     @abc.abstractmethod
     def open(self) -> tuple[Connection, Handler]:

@@ -9,19 +9,20 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from gateway.config import Address
 from gateway.failures import ForeseenError
 from gateway.net.descriptors import descriptors
+from gateway.net.handshakes import Factory, Handshakes
 from gateway.net.pump import Pump
+from gateway.net.strangers import Strangers
 
 log = structlog.get_logger(__name__)
 
 BACKLOG: Final = 4096  # a fleet that reconnects at once waits in the kernel, not in a refusal
-HANDSHAKE_S: Final = 10.0
 
 MakePump = Callable[[Callable[[Pump], None]], Pump]
 """Builds the pump of one socket; the argument is to be told when the socket is gone."""
@@ -41,14 +42,10 @@ class Listening:
     uvloop's server knows no pause, so it is closed and made anew around the same sockets, which are kept here.
     """
 
-    def __init__(self, factory: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext | None) -> None:
+    def __init__(self, factory: Factory, tls: ssl.SSLContext | None, strangers: Strangers | None) -> None:
         """Nothing is bound before `open`."""
-        self._factory = factory
-        self._options: dict[str, Any] = {
-            "ssl": tls,
-            "ssl_handshake_timeout": HANDSHAKE_S if tls else None,
-            "backlog": BACKLOG,
-        }
+        self._handshakes = None if tls is None else Handshakes(tls, factory, strangers)
+        self._factory = factory if self._handshakes is None else self._handshakes.accept
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
         self.address = ""
@@ -56,7 +53,7 @@ class Listening:
     async def open(self, address: Address) -> None:
         """Bind and accept; OSError when that is not possible."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(self._accept, address.host, address.port, **self._options)
+        server = await loop.create_server(self._accept, address.host, address.port, backlog=BACKLOG)
         self._servers = [server]
         self._sockets = [socket.socket(fileno=os.dup(one.fileno())) for one in server.sockets]
         name = server.sockets[0].getsockname()
@@ -84,7 +81,7 @@ class Listening:
         """See `descriptors.Pausable`."""
         for one in self._sockets:
             copy = one.dup()
-            server = await asyncio.get_running_loop().create_server(self._accept, sock=copy, **self._options)
+            server = await asyncio.get_running_loop().create_server(self._accept, sock=copy, backlog=BACKLOG)
             if self._sockets and not descriptors.paused:
                 self._servers.append(server)
             else:
@@ -94,6 +91,8 @@ class Listening:
         """Listen no more; open connections live on."""
         descriptors.leave(self)
         self.pause()
+        if self._handshakes is not None:
+            self._handshakes.stop()
         for one in self._sockets:
             one.close()
         self._sockets = []
@@ -124,8 +123,15 @@ class Bound:
 class Listener(Bound):
     """One listening address of one protocol, and the sockets it accepted."""
 
-    def __init__(self, name: str, address: Address, make: MakePump, tls: ssl.SSLContext | None) -> None:
-        """`name` is the configuration's section and stands in errors and logs."""
+    def __init__(
+        self,
+        name: str,
+        address: Address,
+        make: MakePump,
+        tls: ssl.SSLContext | None,
+        strangers: Strangers | None = None,
+    ) -> None:
+        """`name` is the configuration's section and stands in errors and logs; `strangers` count TLS handshakes."""
         self.name = name
         self.pumps: set[Pump] = set()
         self.accepted = 0
@@ -133,11 +139,14 @@ class Listener(Bound):
         self._make = make
         self._lost = self._lose  # one bound method for all
         self._tls = tls
+        self._strangers = strangers
         self._empty = asyncio.Event()
 
     async def start(self) -> None:
         """Bind and accept; ListenError when the address cannot be had."""
-        self._server = await open_server(self.accept, self.name, f"{self.name}.address", self._address, self._tls)
+        self._server = await open_server(
+            self.accept, self.name, f"{self.name}.address", self._address, self._tls, strangers=self._strangers
+        )
 
     async def wait_closed(self, timeout: float) -> None:
         """Close every connection's socket after its last bytes, and abort what is left after `timeout` seconds."""
@@ -164,25 +173,28 @@ class Listener(Bound):
 
 
 async def open_server(
-    factory: Callable[[], asyncio.BaseProtocol],
+    factory: Factory,
     protocol: str,
     key: str,
     address: Address,
     tls: ssl.SSLContext | None,
+    *,
+    strangers: Strangers | None = None,
 ) -> Listening:
     """Bind and accept.
 
     Args:
-        factory: makes the protocol of each new socket.
+        factory: makes the protocol of each new socket; with TLS when its handshake is done.
         protocol: its name, for the log.
         key: the configuration's, for the error.
         address: to bind.
         tls: what the sockets speak.
+        strangers: counts handshakes under way.
 
     Raises:
         ListenError: the address cannot be had.
     """
-    server = Listening(factory, tls)
+    server = Listening(factory, tls, strangers)
     try:
         await server.open(address)
     except OSError as error:

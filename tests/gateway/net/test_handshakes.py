@@ -1,0 +1,151 @@
+"""TLS handshakes under way: counted, bounded in time, and nothing is left of one that breaks off."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trustme
+
+from gateway.config import Address
+from gateway.net import handshakes
+from gateway.net.handshakes import HANDSHAKE_BYTES
+from gateway.net.listener import Listening, open_server
+from gateway.net.strangers import Strangers
+from tests.support.gateway import wait_until
+
+AUTHORITY = trustme.CA()
+HALF_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"r" * 32
+"""The beginning of a record of 512 bytes."""
+
+
+class Served(asyncio.Protocol):
+    """What comes after the handshake."""
+
+    def __init__(self) -> None:
+        self.heard = b""
+        self.is_open = False
+        self.is_at_end = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert transport.get_extra_info("ssl_object") is not None
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        assert self.is_open
+        self.heard += data
+
+    def eof_received(self) -> None:
+        self.is_at_end = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+
+
+class Door:
+    """A TLS listener, what came in by it, and who is counted."""
+
+    def __init__(self) -> None:
+        self.strangers = Strangers(1 << 20)
+        self.came: list[Served] = []
+        self.listening: Listening | None = None
+
+    def make(self) -> Served:
+        self.came.append(Served())
+        return self.came[-1]
+
+    async def open(self, directory: Path) -> None:
+        path = directory / "server.pem"
+        AUTHORITY.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(path)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(path)
+        address = Address("127.0.0.1:0")
+        self.listening = await open_server(
+            self.make, "test", "test.address", address, context, strangers=self.strangers
+        )
+
+    @property
+    def port(self) -> int:
+        assert self.listening is not None
+        return int(self.listening.address.rpartition(":")[2])
+
+    @property
+    def held(self) -> int:
+        return self.strangers.statistics().bytes
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    made = Door()
+    await made.open(tmp_path)
+    yield made
+    assert made.listening is not None
+    made.listening.close()
+
+
+def trusting() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    AUTHORITY.configure_trust(context)
+    return context
+
+
+Leave = Callable[[Door, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def close(door: Door, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def reset(door: Door, writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+async def talk_nonsense(door: Door, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"\xff" * 600)
+
+
+async def see_the_listener_stop(door: Door, writer: asyncio.StreamWriter) -> None:
+    assert door.listening is not None
+    door.listening.close()
+
+
+@pytest.mark.parametrize("begun", [b"", HALF_HELLO])
+@pytest.mark.parametrize("leave", [close, reset, talk_nonsense, see_the_listener_stop])
+async def test_nothing_is_left_of_one_that_breaks_off(door: Door, begun: bytes, leave: Leave) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+    writer.write(begun)
+    await wait_until(lambda: door.held == HANDSHAKE_BYTES)
+    await leave(door, writer)
+    await wait_until(lambda: door.held == 0)
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await reader.readexactly(1000)
+    writer.close()
+    assert door.came == []
+    assert door.strangers.statistics().dropped_total == 0
+
+
+@pytest.mark.parametrize("begun", [b"", HALF_HELLO])
+async def test_who_says_nothing_is_cut_off_in_time(door: Door, begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshakes, "HANDSHAKE_S", 0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+    writer.write(begun)
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await asyncio.wait_for(reader.readexactly(1), 30)
+    writer.close()
+    await wait_until(lambda: door.held == 0)
+    assert door.came == []
+
+
+async def test_what_comes_at_once_behind_the_handshake_is_heard_and_counts_no_more(door: Door) -> None:
+    """The client's last flight and its first bytes leave together, and an end of file behind them."""
+    said = b"x" * 100_000
+    for _ in range(20):
+        _, writer = await asyncio.open_connection("127.0.0.1", door.port, ssl=trusting())
+        writer.write(said)
+        writer.close()
+    await wait_until(lambda: len(door.came) == 20 and all(not one.is_open for one in door.came))
+    assert all(one.heard == said for one in door.came)
+    assert door.held == 0
