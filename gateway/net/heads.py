@@ -25,10 +25,11 @@ class HeadError(Exception):
 class Heads:
     """Judges heads for one listener."""
 
-    def __init__(self, hosts: Hosts) -> None:
-        """`hosts`: the names that the listener may be called by."""
+    def __init__(self, hosts: Hosts, *, secure: bool) -> None:
+        """`hosts`: the names that the listener may be called by; `secure`: whether its sockets speak TLS."""
         self._hosts = hosts
-        self._good: set[tuple[str, bool]] = set()
+        self._secure = secure
+        self._good: set[str] = set()
 
     def check(self, request: web.BaseRequest) -> None:
         """Judge one.
@@ -42,21 +43,21 @@ class Heads:
         host = fields.get("Host", "")
         if request.raw_path[:1] not in {"/", "*"} and request.method != "CONNECT":
             host = request.url.raw_authority.rpartition("@")[2]  # it goes before the field (RFC 9112 section 3.2.2)
-        if (host, request.secure) not in self._good:
-            self._check_host(host, secure=request.secure)
+        if host not in self._good:
+            self._check_host(host)
         if "Transfer-Encoding" in fields:
             _check_transfer(fields.getall("Transfer-Encoding"), request.version >= (1, 1))
         expected = fields.get("Expect")
         if expected is not None and expected.strip().lower() != CONTINUE and request.version >= (1, 1):
             raise HeadError(417, "Only the expectation 100-continue can be met")
 
-    def _check_host(self, host: str, *, secure: bool) -> None:
+    def _check_host(self, host: str) -> None:
         if not _HOST.fullmatch(host):
             raise HeadError(400, "Bad request: the field Host names no host")
-        if not self._hosts.allow(host, secure=secure):
+        if not self._hosts.allow(host, secure=self._secure):
             raise HeadError(421, f"The gateway is not called {host}; security.hosts lists its names")
         if len(self._good) < _REMEMBERED:
-            self._good.add((host, secure))
+            self._good.add(host)
 
 
 def _check_transfer(lines: list[str], is_current: bool) -> None:

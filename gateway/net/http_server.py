@@ -6,7 +6,6 @@ Broken requests get answers of our own, and after an upgrade the socket is given
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, cast
@@ -18,6 +17,7 @@ from aiohttp.web_protocol import _ErrInfo
 
 from gateway.config import Address
 from gateway.net.heads import HeadError, Heads
+from gateway.net.http_requests import RequestsInTurn
 from gateway.net.listener import Bound, open_server
 from gateway.net.pump import LINGER_S
 from gateway.net.strangers import Stranger, Strangers
@@ -30,9 +30,12 @@ SERVER: Final = "trivium"  # the field Server of every answer
 HEADER_BYTES: Final = 16 * 1024  # of one field; proxies send long tokens, nobody sends more
 HEADER_FIELDS: Final = 100
 HEAD_BYTES: Final = 64 * 1024
+SMALL_BYTES: Final = 2048
+"""A whole request of so few is less than its connection takes anyway; it is counted where its client's judge waits."""
 _HEAD_END: Final = b"\r\n\r\n"
 _SPACE: Final = 0x20
-_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
+_LENGTH: Final = b"\r\nContent-Length: %d\r\n"
+"""So, or in small letters, nearly everybody writes it; who does not is understood too, a little more slowly."""
 _TOO_MANY: Final = "Too many headers received"  # aiohttp has no exception of its own for it
 
 _HEAD_TOO_LARGE: Final = "the head is too large"
@@ -42,12 +45,13 @@ Refuse = Callable[[int, str], web.StreamResponse]
 """Makes the answer to a request that breaks HTTP itself: status and one line of text."""
 
 
-class HttpConnection(web.RequestHandler):
+class HttpConnection(RequestsInTurn):
     """One connection. Requests that break HTTP itself never reach the application; they are answered here."""
 
     __slots__ = (
         "_admitted", "_behind", "_body", "_broken", "_gone", "_head_bytes", "_last", "_left", "_max_bytes",
-        "_max_head_bytes", "_refuse", "_requests", "_rest", "_stranger", "_strangers",
+        "_max_head_bytes", "_refuse", "_requests", "_rest", "_small", "_stranger",
+        "_strangers",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +70,7 @@ class HttpConnection(web.RequestHandler):
         self._strangers = strangers
         self._stranger: Stranger | None = None
         self._admitted = False  # whether the client of the request now handled is known
+        self._small = 0  # bytes of a whole request that are not counted yet
         self._head_bytes = 0  # of a head that is not whole
         self._requests = 0  # heads that were whole
         self._body: StreamReader | None = None  # of the last of them, when it is not whole
@@ -91,15 +96,26 @@ class HttpConnection(web.RequestHandler):
 
     def admitted(self) -> None:
         """The client of the request now handled is known: what it sends of its body counts elsewhere."""
-        if not self._admitted:
-            self._admitted = True
-            if self._stranger is not None:
-                self._stranger.leave()
+        self._admitted = True
+        self._small = 0
+        if self._stranger is not None and self._stranger.share is not None:
+            self._stranger.leave()
+
+    def judging(self) -> None:
+        """Who the client of the request now handled is takes a while to find out: a small request counts too then."""
+        if self._small:
+            self._took(0)
+
+    def _took(self, size: int) -> bool:
+        """Count what came, and what did before; False: the connection was cut off for it."""
+        size += self._small
+        self._small = 0
+        return self._stranger is None or self._stranger.took(size)
 
     def _handled(self) -> None:
         """The request has its answer; whose the next one is, is to be seen."""
-        if not self._admitted and self._stranger is not None:
-            self._stranger.leave()
+        if not self._admitted:
+            self.admitted()
         self._admitted = False
 
     def data_received(self, data: bytes) -> None:
@@ -109,10 +125,16 @@ class HttpConnection(web.RequestHandler):
         """
         if self._broken:
             return
-        if data and self._stranger is not None and not self._admitted and not self._stranger.took(len(data)):
-            return
         is_boundary = self._body is None and not (self._head_bytes or self._rest or self._upgraded)
-        if is_boundary and _is_one_request(data, self._max_head_bytes):  # the usual read: there is nothing to part
+        is_whole = is_boundary and _is_one_request(
+            data, self._max_head_bytes
+        )  # the usual read: nothing is to be parted
+        if not self._admitted:
+            if is_whole and not self._small and len(data) <= SMALL_BYTES:
+                self._small = len(data)
+            elif data and not self._took(len(data)):
+                return
+        if is_whole:
             self._parse(data)
             self._last = b""
             return
@@ -290,11 +312,11 @@ def _is_one_request(data: bytes, max_head_bytes: int) -> bool:
     found = data.find(_HEAD_END)
     if found < 0 or data[0] <= _SPACE or len(data) > max_head_bytes:  # empty lines in front are no head yet
         return False
-    end = found + len(_HEAD_END)
-    if end == len(data):
+    rest = len(data) - found - len(_HEAD_END)
+    if not rest:
         return True
-    length = _LENGTH.search(data, 0, end)
-    return length is not None and int(length[1]) == len(data) - end
+    last = found + 2  # where the last line of the head ends
+    return data.find(_LENGTH % rest, 0, last) >= 0 or data.find(_LENGTH.lower() % rest, 0, last) >= 0
 
 
 class _Behind:
@@ -355,7 +377,8 @@ class HttpServer(Bound, web.Server):
         )
         self._name = name
         self._handle = handle
-        self._heads = Heads(hosts)
+        self._hosts = hosts
+        self._heads = Heads(hosts, secure=False)
         self._refuse = refuse
         self._max_bytes = max_bytes
         self._max_head_bytes = max_head_bytes
@@ -385,7 +408,8 @@ class HttpServer(Bound, web.Server):
 
     async def listen(self, key: str, address: Address, tls: ssl.SSLContext | None) -> None:
         """Bind and accept; ListenError, with the configuration's key, when the address cannot be had."""
-        self._server = await open_server(self, self._name, key, address, tls)
+        self._heads = Heads(self._hosts, secure=tls is not None)
+        self._server = await open_server(self, self._name, key, address, tls, strangers=self._strangers)
 
     async def stop(self, timeout: float) -> None:
         """Let running requests end, cancel them after `timeout` seconds and wait once as long; close everything."""

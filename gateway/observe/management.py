@@ -61,7 +61,7 @@ class Management:
         self._ready = ready
         self._admit = admit
         self._guarded = False
-        self._heads = Heads(hosts)
+        self._heads = Heads(hosts, secure=ssl_context is not None)
         self._origins = origins
         self._ssl_context = ssl_context
         self._runner: web.AppRunner | None = None

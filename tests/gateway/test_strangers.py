@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gateway.net.strangers import Stranger, Strangers
 from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import RawClient
+from tests.support.websocket import frame, handshake
 
 STRANGER = "127.0.0.2"
 LIMIT = 1 << 20
@@ -93,6 +94,8 @@ CONNECT = b"\x10\xff\xff\x03" + b"\0\x04MQTT\5\2\0\0" + b"x" * 40_000  # of 65,5
         ("mqtt", CONNECT),
         ("http", HEAD + FIELD * 5),
         ("http", b"POST /topics/t HTTP/1.1\r\nHost: 127.0.0.1\r\n" + FIELD * 5),
+        ("http", handshake("/mqtt").removesuffix(b"\r\n") + FIELD * 5),
+        ("http", handshake("/mqtt") + frame(CONNECT + b"x" * 20_000)[:-20_000]),
     ],
 )
 async def test_all_strangers_together_are_bounded(

@@ -60,17 +60,10 @@ class Produce(Module):
 
     def operations(self) -> Mapping[str, Handler]:
         """See `Module`."""
-        return {"send": self.send, "sendToPartition": self.send_to_partition}
+        return {"send": self.send, "sendToPartition": self.send}
 
-    async def send(self, call: Call, topic: str) -> web.StreamResponse:
-        """`POST /topics/{topicname}`."""
-        return await self._produce(call, topic, None)
-
-    async def send_to_partition(self, call: Call, topic: str, partition: int) -> web.StreamResponse:
-        """`POST /topics/{topicname}/partitions/{partitionid}`."""
-        return await self._produce(call, topic, partition)
-
-    async def _produce(self, call: Call, topic: str, partition: int | None) -> web.StreamResponse:
+    async def send(self, call: Call, topic: str, partition: int | None = None) -> web.StreamResponse:
+        """`POST /topics/{topicname}`, and `POST /topics/{topicname}/partitions/{partitionid}`."""
         request, grant = call.request, call.grant
         fields = request.headers
         embedded = produce_format(fields.get("Content-Type"))

@@ -41,7 +41,9 @@ class Storing:
         """
         if key is not None:
             return await self.keyed.store(call, records, body, key)
-        await self._look_up(records[0].topic, call.grant.identity.name)
+        topic = records[0].topic
+        if self._publisher.known_topic(topic) is None:
+            await self._look_up(topic, call.grant.identity.name)
         ticket = Ticket(len(records), asyncio.get_running_loop().create_future(), call.grant.identity.name)
         submit_allowed(self._publisher, call.grant, records, ticket)
         del records, body  # as in the caller
@@ -55,8 +57,6 @@ class Storing:
 
     async def _look_up(self, topic: str, principal: str) -> None:
         """Tell a client in time that Kafka is silent. Whatever else forbids the topic, each record is told."""
-        if self._publisher.known_topic(topic) is not None:
-            return
         try:
             await self._publisher.topic(topic, principal=principal)
         except Refused as refused:

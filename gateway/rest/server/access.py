@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from aiohttp import web
 
+from gateway.net.http_server import HttpConnection
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList, Grant
 from gateway.security.identity import Identity
@@ -63,6 +64,9 @@ class Access:
         ):
             raise RestError(403, "Pages of other sites may not call; security.origins lists those that may", close=True)
         if header is not None:
+            connection = request.protocol
+            if isinstance(connection, HttpConnection):
+                connection.judging()
             try:
                 identity, expires_ms = await self._by_credentials(header, peer_of(request))
             except Busy as wait:
