@@ -112,7 +112,6 @@ class Handshake(asyncio.Protocol):
             self.abort()
             self._end()
         else:
-            waiting._asyncio_future_blocking = False  # as a task says that it has taken it (asyncio.Future)
             waiting.add_done_callback(self._go_on)
 
     def _end(self) -> None:

@@ -7,11 +7,19 @@ once). Nothing here keeps anything in a context, and the task costs as much as r
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import cast
 
 from aiohttp import StreamReader, web
 from aiohttp.http import RawRequestMessage, StreamWriter
 from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, _ErrInfo
+
+
+class Request(web.BaseRequest):
+    """aiohttp's request, which knows the task that serves it."""
+
+    def let_go(self) -> None:
+        """It is done: an exception that has it in its traceback is no cycle with the task."""
+        self._task = cast("asyncio.Task[None]", None)
 
 
 class RequestsInTurn(web.RequestHandler):
@@ -60,15 +68,14 @@ class RequestsInTurn(web.RequestHandler):
 
     async def _serve(self, message: RawRequestMessage | _ErrInfo, payload: StreamReader) -> bool:
         """Answer one request; whether its client is still there."""
-        manager, handle, make = self._manager, self._request_handler, self._request_factory
+        manager, handle = self._manager, self._request_handler
         assert manager is not None
         assert handle is not None
-        assert make is not None
         manager.requests_count += 1
         if isinstance(message, _ErrInfo):
             handle, message = self._make_error_handler(message), ERROR
         task = cast("asyncio.Task[None]", self._task_handler or asyncio.current_task())
-        request = make(message, payload, self, StreamWriter(self, self._loop), task)
+        request = Request(message, payload, self, StreamWriter(self, self._loop), task, self._loop)
         try:
             answer, left = await self._handle_request(request, None, handle)
             if left:
@@ -83,7 +90,7 @@ class RequestsInTurn(web.RequestHandler):
             self.log_exception("Unhandled exception", exc_info=error)
             self.force_close()
         finally:
-            cast("Any", request)._task = None  # no cycle is left of an exception
+            request.let_go()
         return True
 
     async def _drain(self, payload: StreamReader) -> None:
