@@ -73,7 +73,7 @@ class Tasks:
 
 
 def place_of(task: asyncio.Task[Any]) -> str:
-    """The name of a task's coroutine, such as `Lane._run`: what a failure is counted under that got to the door."""
+    """The name of a task's coroutine, such as `PartitionQueue._run`: what its failure is counted under."""
     return getattr(task.get_coro(), "__qualname__", "task")
 
 

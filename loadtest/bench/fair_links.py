@@ -63,7 +63,7 @@ async def watch(publisher: Publisher, topic: str, deepest: list[int]) -> None:
     """Note the deepest queues, until cancelled."""
     writer = publisher._writers[topic]
     while True:
-        deepest[:] = [max(most, len(lane.full)) for most, lane in zip(deepest, writer.lanes, strict=True)]
+        deepest[:] = [max(most, len(queue.full)) for most, queue in zip(deepest, writer.queues, strict=True)]
         await asyncio.sleep(0.0005)
 
 

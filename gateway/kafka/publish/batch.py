@@ -71,7 +71,7 @@ class Batch(WrittenBatch):
         count: records in it.
         bytes: their size.
         mark: when `bytes` reaches it, call `account`.
-        owner: the owner of the current run; see `turn_to`.
+        owner: the owner of the current run; see `switch_owner`.
         add_token: appends to the current run's tokens.
         born: when the first record came, in the loop's clock.
         pinned: the positions of records whose senders named the partition.
@@ -96,7 +96,7 @@ class Batch(WrittenBatch):
         self._taken_bytes = 0
         self._taken_records = 0
 
-    def turn_to(self, owner: Owner | None) -> None:
+    def switch_owner(self, owner: Owner | None) -> None:
         """Begin a run of records of `owner` at the current position; its first record is not counted yet."""
         self.end_run()
         share = self.shares.get(id(owner))
@@ -137,7 +137,7 @@ class Batch(WrittenBatch):
             first += count
 
     def end_run(self) -> None:
-        """Close the current run; the next record must `turn_to` its owner."""
+        """Close the current run; the next record must `switch_owner` its owner."""
         share = self._share
         if share is None:
             return
@@ -234,7 +234,7 @@ class Batch(WrittenBatch):
 
     def _resume(self, owner: Owner | None, budget: Budget | None) -> None:
         self._inherit()
-        self.turn_to(owner)
+        self.switch_owner(owner)
         assert self._share is not None
         self._share.budget = budget
 

@@ -1,8 +1,8 @@
-"""From one topic's open batches to Kafka's answers: one lane per partition, one batch on the way in each.
+"""One partition's batches, from the open one to Kafka's answer: one batch in flight.
 
-A lane keeps an open batch, a queue of full ones behind it, and one on the way. The open batch fills while its
-predecessor is answered, so batches grow with the load and need no timer. One on the way keeps the order without
-any help, and avoids `send_batch` waiting behind another batch, whose time-out shrinks while it waits.
+A partition queue keeps an open batch, full ones that wait, and one in flight. The open batch fills while its
+predecessor is answered, so batches grow with the load and need no timer. One in flight keeps the order by itself,
+and avoids `send_batch` waiting behind another batch, whose time-out shrinks while it waits.
 """
 
 from __future__ import annotations
@@ -10,29 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiokafka import errors
 
+from flowcontrol.budget import Budget
+from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.cluster.error_verdicts import Remedy, Verdict, name_of, verdict
+from gateway.kafka.cluster.topic_info import TopicInfo
+from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.batch import HEADER_BYTES, Batch
-from gateway.kafka.publish.partitioner import Partitioner
+from gateway.kafka.publish.producers import Producers
+from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
-
-if TYPE_CHECKING:
-    import random
-
-    from flowcontrol.budget import Budget
-    from gateway.config import KafkaConfig
-    from gateway.kafka.cluster.topic_info import TopicInfo
-    from gateway.kafka.cluster.topics import Topics
-    from gateway.kafka.publish.producers import Producers
-    from gateway.kafka.publish.sender_partitions import Sender
-    from gateway.spawn import Spawn
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +38,6 @@ RESEND_MOST_S: Final = 2.0
 FRUITLESS_MOST: Final = 24
 """How many parts of a split batch may fail in a row, for reasons that say nothing about single records, before the
 rest is given up: twice what finding one record among thousands takes. Each failure costs a new producer."""
-
-LOOKED_AT: Final = 16
-"""How many partitions are compared when a sender is placed: a topic may have thousands, and a choice among some is
-nearly as good as one among all."""
 
 _NOT_THE_PRODUCER: Final = (
     errors.UnknownTopicOrPartitionError,
@@ -59,12 +50,12 @@ _NOT_THE_PRODUCER: Final = (
 Settle = Callable[[Batch, str, Result, int], None]
 """Told each batch's end, once: the batch, its topic, the result, and the first record's offset when stored (-1 when
 Kafka did not say)."""
-Replace = Callable[["TopicWriter", int, Sequence[Batch]], None]
-"""Told the batches that wait for a partition that is no more, in order, and its number: it places them anew."""
+Replace = Callable[[str, int, Sequence[Batch]], None]
+"""Told a topic, the number of a partition that is no more, and the batches that wait for it; it places them anew."""
 
 
-class Desk:
-    """What all lanes share: the producers, the clock, and where batches are settled or placed anew."""
+class WriterContext:
+    """What all queues share: the producers, the clock, and where batches are settled or placed anew."""
 
     __slots__ = ("chance", "clock", "config", "producers", "replace", "settle", "spawn", "topics")
 
@@ -90,7 +81,36 @@ class Desk:
         self.replace = replace
 
 
-class Lane:
+class QueuedTopic:
+    """What the queues of one topic share.
+
+    Attributes:
+        name: the topic.
+        context: see `WriterContext`.
+        largest: record bytes that its broker takes in one batch.
+        gone: when the topic was found to be gone or forbidden: what its records get.
+    """
+
+    __slots__ = ("_budget", "context", "gone", "largest", "name")
+
+    def __init__(self, info: TopicInfo, context: WriterContext, budget: Budget) -> None:
+        self.name = info.name
+        self.context = context
+        self.gone: Outcome | None = None
+        self._budget = budget
+        self.update(info)
+
+    def update(self, info: TopicInfo) -> None:
+        """The topic's limits have changed."""
+        self.largest = min(info.max_message_bytes, self.context.config.max_request_bytes) - HEADER_BYTES
+
+    def new_batch(self) -> Batch:
+        """An empty batch that the broker will take when it is full."""
+        limit = min(self.context.config.batch_bytes, self.largest + HEADER_BYTES)
+        return Batch(limit, self._budget)
+
+
+class PartitionQueue:
     """One partition.
 
     Attributes:
@@ -106,14 +126,14 @@ class Lane:
     """
 
     __slots__ = (
-        "_fruitless", "_full_waiter", "_patience", "_task", "desk", "dissolved", "flying", "full", "led", "number",
+        "_fruitless", "_full_waiter", "_patience", "_task", "context", "dissolved", "flying", "full", "led", "number",
         "open", "senders", "shut", "topic", "touched",
     )  # fmt: skip
 
-    def __init__(self, topic: TopicWriter, number: int) -> None:
+    def __init__(self, topic: QueuedTopic, number: int) -> None:
         self.topic = topic
         self.number = number
-        self.desk = topic.desk
+        self.context = topic.context
         self.open = topic.new_batch()
         self.full: deque[Batch] = deque()
         self.flying: deque[Batch] = deque()
@@ -127,7 +147,7 @@ class Lane:
         self._full_waiter: asyncio.Event | None = None
         self._patience: asyncio.Timeout | None = None
 
-    def roll(self) -> Batch:
+    def seal_open(self) -> Batch:
         """The open batch has no room for the next record: queue it, open another."""
         if self.open.count:
             self.open.seal()
@@ -137,15 +157,15 @@ class Lane:
         self.open = self.topic.new_batch()
         return self.open
 
-    def end_turn(self) -> None:
+    def start(self) -> None:
         """Tell the budgets; start handing over unless that runs already."""
         self.touched = False
         self.open.account()
         if self._task is None and (self.full or self.open.count):
-            self._task = self.desk.spawn(self._run())
+            self._task = self.context.spawn(self._run())
 
     async def _run(self) -> None:
-        linger = self.desk.config.linger_ms / 1000
+        linger = self.context.config.linger_ms / 1000
         try:
             while self.full or self.open.count:
                 try:
@@ -195,7 +215,7 @@ class Lane:
             if self.topic.gone is not None:
                 self._settle(batch, self.topic.gone, -1, f"topic {self.topic.name} is gone or forbidden")
                 continue
-            deadline = batch.born + self.desk.config.delivery_timeout_s
+            deadline = batch.born + self.context.config.delivery_timeout_s
             try:
                 async with asyncio.timeout_at(deadline) as self._patience:
                     failed = await self._attempt(batch)
@@ -205,7 +225,7 @@ class Lane:
                     if failed.remedy is Remedy.RESEND:
                         await asyncio.sleep(pause)
                         pause = min(2 * pause, RESEND_MOST_S)
-                        await self.desk.topics.confirm(self.topic.name)
+                        await self.context.topics.confirm(self.topic.name)
             except TimeoutError:
                 if self.topic.gone is not None:
                     continue
@@ -220,7 +240,7 @@ class Lane:
 
     async def _attempt(self, batch: Batch) -> Verdict | None:
         """Hand over `batch` and wait for the answer; None when it is settled or split."""
-        producers = self.desk.producers
+        producers = self.context.producers
         producing = await producers.acquire()
         handed_over = False
         try:
@@ -252,7 +272,7 @@ class Lane:
             self.topic.name, self.number, batch.count, name_of(error), found.remedy.value,
         )  # fmt: skip
         if found.remedy is Remedy.GIVE_UP:
-            self.desk.topics.refuse(self.topic.name, found.outcome, name_of(error))
+            self.context.topics.refuse(self.topic.name, found.outcome, name_of(error))
         if found.remedy is Remedy.SPLIT and found.outcome is Outcome.BROKEN:
             self._fruitless += 1
             if self._fruitless > FRUITLESS_MOST:
@@ -274,13 +294,13 @@ class Lane:
         self.flying.popleft()
         partition = self.number if outcome is Outcome.STORED else -1
         result = Result(outcome=outcome, partition=partition, reason=reason)
-        self.desk.settle(batch, self.topic.name, result, base)
+        self.context.settle(batch, self.topic.name, result, base)
 
     def lose_patience(self) -> None:
         """The topic is gone: what is on the way has waited long enough, aiokafka would try for ever."""
         if self._patience is not None and self.flying:
             with contextlib.suppress(RuntimeError):  # it is over already
-                self._patience.reschedule(self.desk.clock())
+                self._patience.reschedule(self.context.clock())
 
     def dissolve(self) -> list[Batch]:
         """There is no such partition any more: give up everything that waits for it, in order."""
@@ -288,7 +308,7 @@ class Lane:
         if self._task is not None:
             self._task.cancel()
         if self.open.count:
-            self.roll()
+            self.seal_open()
         waiting = [*self.flying, *self.full]
         self.flying.clear()
         self.full.clear()
@@ -301,104 +321,8 @@ class Lane:
             await asyncio.wait({self._task})
             self._task = None  # also when it was cancelled before its first step
         if self.open.count:
-            self.roll()
+            self.seal_open()
         self.flying.extend(self.full)
         self.full.clear()
         while self.flying:
             self._settle(self.flying[0], Outcome.BUSY, -1, "shutting down")
-
-
-def _queue(lane: Lane) -> tuple[int, int]:
-    return len(lane.full) + len(lane.flying), lane.open.bytes
-
-
-def _queue_and_senders(lane: Lane) -> tuple[int, int]:
-    return len(lane.full) + lane.senders, lane.open.bytes
-
-
-class TopicWriter:
-    """The lanes of one topic and the choice between them.
-
-    Attributes:
-        gone: when the topic was found to be gone or forbidden: what its records get.
-    """
-
-    def __init__(self, info: TopicInfo, desk: Desk, budget: Budget) -> None:
-        self.name = info.name
-        self.info = info
-        self.desk = desk
-        self.budget = budget
-        self.gone: Outcome | None = None
-        self.largest = self._largest()
-        self.partitioner = Partitioner(info.partitions)
-        self.lanes = [Lane(self, number) for number in range(info.partitions)]
-        self._filling: Lane | None = None
-
-    def _largest(self) -> int:
-        return min(self.info.max_message_bytes, self.desk.config.max_request_bytes) - HEADER_BYTES
-
-    def new_batch(self) -> Batch:
-        """An empty batch that the broker will take when it is full."""
-        limit = min(self.desk.config.batch_bytes, self.largest + HEADER_BYTES)
-        return Batch(limit, self.budget)
-
-    def update(self, info: TopicInfo) -> None:
-        """The topic has changed: its partitions, leaders, limits.
-
-        It has fewer partitions when it was deleted and made again: what waits for one that is no more is placed anew.
-        """
-        self.info = info
-        self.largest = self._largest()
-        dissolved = self.lanes[info.partitions :]
-        if info.partitions != len(self.lanes):
-            self.partitioner = Partitioner(info.partitions)
-            del self.lanes[info.partitions :]
-            self.lanes.extend(Lane(self, number) for number in range(len(self.lanes), info.partitions))
-            self._filling = None
-        for lane in self.lanes:
-            lane.lead(not info.available or lane.number in info.available)
-        for lane in dissolved:
-            self.desk.replace(self, lane.number, lane.dissolve())
-
-    def vanish(self, outcome: Outcome) -> None:
-        """The topic is gone or forbidden: everything in the lanes gets `outcome`."""
-        self.gone = outcome
-        for lane in self.lanes:
-            lane.shut = True  # its senders are placed anew when there is such a topic again
-            lane.lose_patience()
-
-    def place(self, sender: Sender | None) -> Lane:
-        """Where records without a key go that `sender` sends; None: one for which it does not matter.
-
-        One that lasts goes where it was before, else where the fewest batches wait and senders are. A request's go with
-        what is being gathered for the next batch, else where the fewest batches wait.
-        """
-        former = None if sender is None else sender.former(self.name)
-        if former is not None and not (heir := self.heir(former)).shut:
-            lane = heir
-        elif sender is not None and sender.lasting:
-            lane = self._least(_queue_and_senders, sender.hint)
-        else:
-            filling = self._filling
-            if filling is None or filling.shut or filling.full or not filling.open.count:
-                filling = self._filling = self._least(_queue, None)
-            lane = filling
-        if sender is not None:
-            sender.settle_in(self.name, lane)
-        return lane
-
-    def heir(self, number: int) -> Lane:
-        """The lane of a partition; where its senders go, and what waited for it, when there is none any more."""
-        return self.lanes[number % len(self.lanes)]
-
-    def _least(self, load: Callable[[Lane], tuple[int, int]], hint: int | None) -> Lane:
-        """The lane with the least load; among equals the first from that of `hint` on, or from any."""
-        numbers = self.info.available or range(len(self.lanes))
-        count = len(numbers)
-        first = self.desk.chance.randrange(count) if hint is None else hint
-        return min((self.lanes[numbers[(first + step) % count]] for step in range(min(count, LOOKED_AT))), key=load)
-
-    async def abandon(self) -> None:
-        """Settle everything BUSY, now."""
-        for lane in self.lanes:
-            await lane.abandon()

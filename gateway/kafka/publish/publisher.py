@@ -1,6 +1,6 @@
 """Records into Kafka: submitted without waiting, settled in batches, acknowledged only when stored.
 
-`submit` appends to the open batch of the record's partition and returns. At the end of the loop turn the lanes
+`submit` appends to the open batch of the record's partition and returns. At the end of the loop turn the queues
 (`writer`) hand over what was submitted in it. When Kafka has answered, the owners learn the fate of their tokens,
 once per owner and batch. No future, no task, no log line exists per record.
 """
@@ -23,9 +23,10 @@ from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.cluster.topics import REACHABLE_S, Topics
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.publish.batch import Batch
-from gateway.kafka.publish.partition_queue import Desk, Lane, TopicWriter
+from gateway.kafka.publish.partition_queue import PartitionQueue, WriterContext
 from gateway.kafka.publish.producers import Producers
 from gateway.kafka.publish.sender_partitions import Sender
+from gateway.kafka.publish.topic_writer import TopicWriter
 from gateway.spawn import Spawn
 from gateway.statistics import Histogram, counter, gauge, histogram
 from mapping.outcomes import Outcome
@@ -101,7 +102,7 @@ class Publisher:
         self._wall_clock = wall_clock
         self.stored: Callable[[str, int, int], None] = _nobody
         self._producers = Producers(config, spawn, self._check_partitions)
-        self._desk = Desk(
+        self._context = WriterContext(
             config, self._producers, topics, spawn=spawn, clock=clock, chance=chance, settle=self._settle,
             replace=self._replace,
         )  # fmt: skip
@@ -113,7 +114,7 @@ class Publisher:
         self._confirming: set[str] = set()
         self._stamp = 0  # wall clock of this loop turn; 0: no turn has begun
         self._now = 0.0
-        self._touched: list[Lane] = []
+        self._touched: list[PartitionQueue] = []
         self._refusals: dict[tuple[int, Outcome, str], tuple[Owner | None, list[Any]]] = {}
         self._drained: asyncio.Event | None = None
         self._answered = float("-inf")
@@ -157,18 +158,18 @@ class Publisher:
         key = record.key
         number = pinned = record.partition
         if number is not None:
-            if not 0 <= number < len(writer.lanes):
+            if not 0 <= number < len(writer.queues):
                 reason = f"topic {writer.name} has no partition {number}"
                 self._refuse(owner, token, Outcome.UNKNOWN_TOPIC, reason)
                 return
-            lane = writer.lanes[number]
+            queue = writer.queues[number]
         elif key is not None:
             partitioner = writer.partitioner
             number = partitioner.known.get(key)
-            lane = writer.lanes[partitioner.place(key) if number is None else number]
+            queue = writer.queues[partitioner.place(key) if number is None else number]
         else:
-            place = None if sender is None else sender.lanes.get(record.topic)
-            lane = writer.place(sender) if place is None or place.shut else place
+            place = None if sender is None else sender.queues.get(record.topic)
+            queue = writer.place(sender) if place is None or place.shut else place
         if key is None and writer.info.needs_key:
             self._refuse(owner, token, Outcome.UNFIT, f"topic {writer.name} is compacted: a key is needed")
             return
@@ -179,23 +180,23 @@ class Publisher:
             self._refuse(owner, token, Outcome.UNFIT, f"topic {writer.name} refuses the timestamp {timestamp}")
             return
 
-        batch = lane.open
+        batch = queue.open
         try:
             size = batch.write(timestamp, key, record.value, record.headers)
             if not size:
-                batch = lane.roll()
+                batch = queue.seal_open()
                 size = batch.write(timestamp, key, record.value, record.headers)
         except (UnicodeEncodeError, OverflowError) as error:
             self._refuse(owner, token, Outcome.UNFIT, f"no Kafka record can hold it: {error}")
             return
         if batch.count == 0:
-            if size > writer.largest:
-                lane.roll()  # the batch holds the record, which is too large for any batch
-                self._refuse(owner, token, Outcome.TOO_LARGE, f"topic {writer.name} takes {writer.largest} bytes")
+            if size > writer.topic.largest:
+                queue.seal_open()  # the batch holds the record, which is too large for any batch
+                self._refuse(owner, token, Outcome.TOO_LARGE, f"topic {writer.name} takes {writer.topic.largest} bytes")
                 return
             batch.born = self._now
         if owner is not batch.owner:
-            batch.turn_to(owner)
+            batch.switch_owner(owner)
         batch.add_token(token)
         if pinned is not None:
             batch.pinned.append(batch.count)
@@ -203,9 +204,9 @@ class Publisher:
         batch.bytes = size = batch.bytes + size
         if size >= batch.mark:
             batch.account()
-        if not lane.touched:
-            lane.touched = True
-            self._touched.append(lane)
+        if not queue.touched:
+            queue.touched = True
+            self._touched.append(queue)
 
     def submit_run(
         self,
@@ -233,16 +234,16 @@ class Publisher:
             writer = self._writers.get(topic)
             if writer is None or (key is None and writer.info.needs_key):
                 continue
-            lane: Lane | None = None
+            queue: PartitionQueue | None = None
             number = writer.partitioner.known.get(key) if partition is None and key is not None else partition
-            if number is not None and number < len(writer.lanes):
-                lane = writer.lanes[number]
+            if number is not None and number < len(writer.queues):
+                queue = writer.queues[number]
             elif number is None and sender is not None:
-                lane = sender.lanes.get(topic)
-            if lane is None:
+                queue = sender.queues.get(topic)
+            if queue is None:
                 continue
             # Where that record went there is room for more, until there is none.
-            batch = lane.open
+            batch = queue.open
             if not batch.count or batch.owner is not owner:
                 continue
             first = batch.count
@@ -260,11 +261,11 @@ class Publisher:
         """Once per loop turn in which something was submitted: hand over, and tell the refused."""
         self._stamp = 0
         touched, self._touched = self._touched, []
-        for lane in touched:
+        for queue in touched:
             try:
-                lane.end_turn()
+                queue.start()
             except Exception as error:  # our bug, in one partition; the others must be handed over
-                failures.tell("partition", error, f"{lane.topic.name}-{lane.number}")
+                failures.tell("partition", error, f"{queue.topic.name}-{queue.number}")
         refusals, self._refusals = self._refusals, {}
         for (_, outcome, reason), (owner, tokens) in refusals.items():
             self._records[outcome] += len(tokens)
@@ -295,14 +296,14 @@ class Publisher:
             self._open(info)
             writer = self._writers[info.name]
         if record.partition is not None:
-            if not 0 <= record.partition < len(writer.lanes):
+            if not 0 <= record.partition < len(writer.queues):
                 raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {info.name} has no partition {record.partition}")
             return record.partition
         if record.key is not None:
             number = writer.partitioner.known.get(record.key)
             return writer.partitioner.place(record.key) if number is None else number
-        lane = sender.lanes.get(info.name)
-        return (writer.place(sender) if lane is None or lane.shut else lane).number
+        queue = sender.queues.get(info.name)
+        return (writer.place(sender) if queue is None or queue.shut else queue).number
 
     def _hold(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None, *, internal: bool) -> None:
         """Keep `record` until its topic is known; ask for it, once."""
@@ -399,7 +400,7 @@ class Publisher:
     def _open(self, info: TopicInfo) -> None:
         """Make the topic's writer, and hand it what was held, before any later record can overtake."""
         name = info.name
-        self._writers_like(name)[name] = TopicWriter(info, self._desk, self._topic_budget(name))
+        self._writers_like(name)[name] = TopicWriter(info, self._context, self._topic_budget(name))
         self._resolved(name, None)
 
     def _writers_like(self, name: str) -> dict[str, TopicWriter]:
@@ -415,7 +416,7 @@ class Publisher:
         """A producer has new metadata: for a partition that they lack it would try for ever, so ask about its topic."""
         for name, writer in (*self._writers.items(), *self._internal.items()):
             there = len(cluster.partitions_for_topic(name) or ())
-            if name not in self._confirming and any(lane.flying for lane in writer.lanes[there:]):
+            if name not in self._confirming and any(queue.flying for queue in writer.queues[there:]):
                 self._confirming.add(name)
                 self._spawn(self._confirm(name))
 
@@ -425,22 +426,22 @@ class Publisher:
         finally:
             self._confirming.remove(name)
 
-    def _replace(self, writer: TopicWriter, number: int, batches: Sequence[Batch]) -> None:
+    def _replace(self, topic: str, number: int, batches: Sequence[Batch]) -> None:
         """Place anew what waits for a partition that is no more: in their order, ahead of what comes later.
 
         Those with a key by their key; those without go on together, where their senders do; who named the partition is
         told that there is none.
         """
         sender = Sender()
-        sender.settle_in(writer.name, writer.heir(number))
-        internal = writer.name in self._internal
+        sender.settle_in(topic, self._writers_like(topic)[topic].heir(number))
+        internal = topic in self._internal
         for batch in batches:
-            for record, owner, token in batch.apart(writer.name, number):
+            for record, owner, token in batch.apart(topic, number):
                 self.submit(record, owner, token, sender, internal=internal)
             batch.release()  # after taking again, so that the gate does not flap
 
     def _topic_gone(self, name: str, outcome: Outcome) -> None:
-        """Its lanes give up what they hold; the next record asks again."""
+        """Its queues give up what they hold; the next record asks again."""
         writer = self._writers_like(name).pop(name, None)
         if writer is not None:
             writer.vanish(outcome)

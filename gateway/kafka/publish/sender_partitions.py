@@ -1,6 +1,6 @@
 """Who sends records: those of one sender without a key lie in one partition of each topic, in order.
 
-A sender is an AMQP link, an HTTP request, an upload, a WebSocket. `writer.TopicWriter.place` chooses its partition with
+A sender is an AMQP link, an HTTP request, an upload, a WebSocket. `TopicWriter.place` chooses its partition with
 its first record there. It keeps it for as long as there is that partition, and a link also when it comes back under its
 name; it is given another only when its partition has no leader and nothing is on the way there any more, or when the
 topic was made anew without it: then all of that partition's senders, and what waited for it, go on in one other.
@@ -9,12 +9,10 @@ topic was made anew without it: then all of that partition's senders, and what w
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from gateway.kafka.publish.partition_queue import PartitionQueue
 from gateway.kafka.publish.partitioner import murmur2
-
-if TYPE_CHECKING:
-    from gateway.kafka.publish.partition_queue import Lane
 
 REMEMBERED: Final = 16_384
 """Places of links that have left: about 3 MB. Whoever left first is forgotten first, and is placed anew."""
@@ -24,16 +22,16 @@ class Sender:
     """One sender.
 
     Attributes:
-        lanes: where its records without a key go, by topic; read it first on the hot path, then ask
+        queues: where its records without a key go, by topic; read it first on the hot path, then ask
             `TopicWriter.place`.
         lasting: it counts among the senders of its partitions: it will send more for some time.
     """
 
-    __slots__ = ("_name", "_places", "lanes", "lasting")
+    __slots__ = ("_name", "_places", "lasting", "queues")
 
     def __init__(self, *, lasting: bool = False, name: tuple[str, ...] = (), places: Places | None = None) -> None:
         """A sender whose place nobody remembers, unless `Places` makes it; a lasting one must `leave`."""
-        self.lanes: dict[str, Lane] = {}
+        self.queues: dict[str, PartitionQueue] = {}
         self.lasting = lasting
         self._name = name
         self._places = places
@@ -45,28 +43,28 @@ class Sender:
 
     def former(self, topic: str) -> int | None:
         """The partition that it had, if that is known."""
-        lane = self.lanes.get(topic)
-        if lane is not None:
-            return lane.number
+        queue = self.queues.get(topic)
+        if queue is not None:
+            return queue.number
         return None if self._places is None else self._places.find(self._name, topic)
 
-    def settle_in(self, topic: str, lane: Lane) -> None:
+    def settle_in(self, topic: str, queue: PartitionQueue) -> None:
         """It was given a place."""
-        former = self.lanes.get(topic)
-        self.lanes[topic] = lane
+        former = self.queues.get(topic)
+        self.queues[topic] = queue
         if self.lasting:
-            lane.senders += 1
+            queue.senders += 1
             if former is not None:
                 former.senders -= 1
 
     def leave(self) -> None:
         """It sends no more; what is held for it may still be placed, where it was."""
-        for topic, lane in self.lanes.items():
+        for topic, queue in self.queues.items():
             if self.lasting:
-                lane.senders -= 1
+                queue.senders -= 1
             if self._places is not None:
-                self._places.remember(self._name, topic, lane.number)
-        self.lanes.clear()
+                self._places.remember(self._name, topic, queue.number)
+        self.queues.clear()
         self.lasting = False
 
 

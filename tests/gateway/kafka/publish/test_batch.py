@@ -22,7 +22,7 @@ def append(batch, owner, token, record):
     if not size:
         return False
     if owner is not batch.owner:
-        batch.turn_to(owner)
+        batch.switch_owner(owner)
     batch.add_token(token)
     batch.count += 1
     batch.bytes += size

@@ -176,14 +176,14 @@ async def test_without_a_leader_a_partition_is_left_when_nothing_is_on_the_way(b
         k.publisher.submit(Record(topic, None, b"v"), owner, "behind it", sender)
         await k.until(lambda: "behind it" in owner.fates)
         assert {partition_of(owner, "on the way"), partition_of(owner, "behind it")} == {home}
-        await k.until(lambda: not writer.lanes[home].open.count and writer.lanes[home].shut)
+        await k.until(lambda: not writer.queues[home].open.count and writer.queues[home].shut)
         moved = await send(k, topic, sender, owner, "moved")
         assert moved != home
         writer.update(known)
         assert await send(k, topic, sender, owner, "stays") == moved
-        assert [lane.senders for lane in writer.lanes].count(1) == 1
+        assert [queue.senders for queue in writer.queues].count(1) == 1
         sender.leave()
-        assert [lane.senders for lane in writer.lanes] == [0, 0, 0]
+        assert [queue.senders for queue in writer.queues] == [0, 0, 0]
 
 
 async def test_requests_share_a_batch_and_then_take_turns(bootstrap, new_topic, kit):
