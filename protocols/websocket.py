@@ -1,4 +1,4 @@
-"""The server's side of WebSocket's frames (RFC 6455 section 5), for binary messages only. Sans-io.
+"""The server's side of WebSocket's frames (RFC 6455 section 5), for messages of one kind: binary or text. Sans-io.
 
 Payloads are a stream here: what came of a frame is handed on at once, so no message is gathered and none is too long.
 Between two frames nothing is kept, so that an idle connection costs next to nothing.
@@ -6,6 +6,8 @@ Between two frames nothing is kept, so that an idle connection costs next to not
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import struct
 from typing import Final
 
@@ -18,13 +20,20 @@ _KNOWN: Final = frozenset({CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG})
 
 # status codes (section 7.4.1)
 NORMAL_CLOSURE: Final = 1000
+GOING_AWAY: Final = 1001
 PROTOCOL_ERROR: Final = 1002
 UNSUPPORTED_DATA: Final = 1003
+NO_STATUS: Final = 1005  # never in a frame: the peer gave no code
+ABNORMAL_CLOSURE: Final = 1006  # never in a frame: the peer left without a Close frame
 INVALID_PAYLOAD: Final = 1007
+POLICY_VIOLATION: Final = 1008
+MESSAGE_TOO_BIG: Final = 1009
 _FOR_FRAMES: Final = frozenset({*range(1000, 1004), *range(1007, 1015)})
 """Those of the registry that may stand in a frame; 3000 to 4999 are free for all (section 7.4.2)."""
 
 SHORT: Final = 125  # bytes of a control frame at most, and of a frame without a longer length
+_NAMES: Final = {BINARY: "binary", TEXT: "text"}
+_ACCEPT_KEY: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # section 1.3
 _HEAD_BYTES: Final = {126: 4, 127: 10}  # before the masking key; 2 for all other lengths
 
 
@@ -39,13 +48,15 @@ class Received(msgspec.Struct, frozen=True):
     """What a read of the socket brought.
 
     Attributes:
-        payload: of binary messages, as a stream.
+        payload: of the messages, as a stream.
+        ends: where in `payload` messages end, if they are text; binary ones are a stream without ends.
         ping: the payload of the newest Ping; None: there was none.
         close: the payload of the peer's Close frame; nothing after it is looked at.
         fault: nothing after it is looked at either.
     """
 
     payload: bytes
+    ends: tuple[int, ...] = ()
     ping: bytes | None = None
     close: bytes | None = None
     fault: Fault | None = None
@@ -54,10 +65,11 @@ class Received(msgspec.Struct, frozen=True):
 class FrameReader:
     """Reads a client's frames. After a `close` or a `fault` it must not be used any more."""
 
-    __slots__ = ("_buffer", "_key", "_left", "_unfinished")
+    __slots__ = ("_buffer", "_key", "_kind", "_left", "_unfinished")
 
-    def __init__(self) -> None:
-        """No frame was begun."""
+    def __init__(self, kind: int = BINARY) -> None:
+        """No frame was begun. `kind`: the opcode of the messages that are taken, BINARY or TEXT."""
+        self._kind = kind
         self._buffer = b""  # of a frame's head, or of a control frame
         self._left = 0  # bytes of a data frame's payload that are to come
         self._key = b""  # its masking key, turned to the next of these bytes
@@ -68,20 +80,26 @@ class FrameReader:
         if self._buffer:
             data, self._buffer = self._buffer + data, b""
         payloads: list[bytes] = []
+        ends: list[int] = []
         ping: bytes | None = None
-        at, end = 0, len(data)
+        close: bytes | None = None
+        fault: Fault | None = None
+        at, end, size = 0, len(data), 0
         while at < end:
             if self._left:
                 part = data[at : at + self._left]
                 at += len(part)
+                size += len(part)
                 self._left -= len(part)
                 payloads.append(_unmask(part, self._key))
                 turn = len(part) % 4
                 self._key = self._key[turn:] + self._key[:turn]
+                if not self._left and not self._unfinished:
+                    ends.append(size)
                 continue
             fault = self._check(data[at : at + 10])
             if fault is not None:
-                return Received(b"".join(payloads), ping, fault=fault)
+                break
             body = _body(data, at)
             opcode = data[at] & 0x0F
             if body > end or (opcode & _CONTROL and body + (data[at + 1] & 0x7F) > end):
@@ -91,6 +109,8 @@ class FrameReader:
             if not opcode & _CONTROL:
                 self._unfinished = not data[at] & 0x80
                 self._left, self._key = _size(data, at), key
+                if not self._left and not self._unfinished:
+                    ends.append(size)
                 at = body
                 continue
             at = body + (data[at + 1] & 0x7F)
@@ -99,8 +119,10 @@ class FrameReader:
                 ping = said
             elif opcode == CLOSE:
                 fault = _check_close(said)
-                return Received(b"".join(payloads), ping, said if fault is None else None, fault)
-        return Received(payloads[0] if len(payloads) == 1 else b"".join(payloads), ping)
+                close = said if fault is None else None
+                break
+        payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+        return Received(payload, tuple(ends) if self._kind == TEXT else (), ping, close, fault)
 
     def _check(self, head: bytes) -> Fault | None:
         """What is wrong with a frame's head, as far as it is there (section 5.2)."""
@@ -115,8 +137,8 @@ class FrameReader:
                 return Fault(PROTOCOL_ERROR, "a control frame in fragments")
         elif (opcode == CONTINUATION) is not self._unfinished:
             return Fault(PROTOCOL_ERROR, "a message inside of another" if opcode else "a continuation of nothing")
-        elif opcode == TEXT:
-            return Fault(UNSUPPORTED_DATA, "binary frames only")  # [MQTT-6.0.0-1]
+        elif opcode not in (CONTINUATION, self._kind):
+            return Fault(UNSUPPORTED_DATA, f"{_NAMES[self._kind]} frames only")  # of binary ones: [MQTT-6.0.0-1]
         if len(head) < 2:
             return None
         if not head[1] & 0x80:
@@ -131,6 +153,11 @@ class FrameReader:
             if size >> 63 or size <= (SHORT if short == 126 else 0xFFFF):
                 return Fault(PROTOCOL_ERROR, "a length in the wrong form")
         return None
+
+
+def accept_token(key: str) -> str:
+    """What answers the key of an opening handshake (section 4.2.2)."""
+    return base64.b64encode(hashlib.sha1(key.encode() + _ACCEPT_KEY, usedforsecurity=False).digest()).decode()
 
 
 def write_frame(opcode: int, payload: bytes | bytearray | memoryview = b"") -> bytes:

@@ -11,7 +11,6 @@ from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
-from wsproto.utilities import generate_accept_token
 
 from gateway.config import Address
 from gateway.net.http_server import SERVER, HttpConnection, HttpServer
@@ -20,6 +19,7 @@ from gateway.net.strangers import Strangers
 from gateway.net.websocket import WebSocket
 from gateway.security.origins import Hosts, Origins
 from gateway.statistics import counter, gauge
+from protocols.websocket import accept_token
 
 VERSION: Final = "13"  # of RFC 6455
 KEY_BYTES: Final = 16
@@ -119,7 +119,7 @@ class _SwitchingProtocols(web.StreamResponse):
 
     def __init__(self, connection: HttpConnection, key: str, subprotocol: str, take: Take) -> None:
         super().__init__(status=101, headers=(*UPGRADE, ("Server", SERVER)))
-        self.headers["Sec-WebSocket-Accept"] = generate_accept_token(key.encode()).decode()
+        self.headers["Sec-WebSocket-Accept"] = accept_token(key)
         self.headers["Sec-WebSocket-Protocol"] = subprotocol  # [MQTT-6.0.0-4]
         self._connection = connection
         self._take = take

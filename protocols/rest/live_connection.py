@@ -6,30 +6,31 @@ is no message of ours is answered, and the connection goes on; what breaks WebSo
 
 from __future__ import annotations
 
-import io
-import struct
 from typing import Any, Final
-
-from wsproto.connection import Connection, ConnectionState, ConnectionType
-from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
-from wsproto.frame_protocol import CloseReason
 
 from protocols.connection import ConnectionClosed, ConnectionFailed
 from protocols.rest.live_messages import decode_message
+from protocols.websocket import (
+    ABNORMAL_CLOSURE,
+    CLOSE,
+    GOING_AWAY,
+    INVALID_PAYLOAD,
+    MESSAGE_TOO_BIG,
+    NO_STATUS,
+    PING,
+    PONG,
+    TEXT,
+    FrameReader,
+    close_frame,
+    write_frame,
+)
 
 SILENT_HEARTBEATS: Final = 4  # without a byte from the peer: it is gone, or has stopped reading long ago
-_TEXT: Final = 0x81  # a whole text message
-_GOING_AWAY: Final = CloseReason.GOING_AWAY
 
 
 def text_frame(payload: bytes) -> bytes:
     """A whole text message of the server's (section 5.2): not masked, so that many connections can share it."""
-    size = len(payload)
-    if size < 126:
-        return bytes((_TEXT, size)) + payload
-    if size < 65536:
-        return struct.pack("!BBH", _TEXT, 126, size) + payload
-    return struct.pack("!BBQ", _TEXT, 127, size) + payload
+    return write_frame(TEXT, payload)
 
 
 class LiveConnection:
@@ -42,14 +43,13 @@ class LiveConnection:
     """
 
     def __init__(self, max_message_bytes: int, heartbeat_s: float) -> None:
-        """`tick` sends a Ping every `heartbeat_s` seconds; messages over `max_message_bytes` end the connection."""
+        """`tick` sends a Ping every `heartbeat_s` seconds; a message over `max_message_bytes` ends the connection."""
         self.waiting = 0
         self.closing = False
         self.heeded = True
-        self._framing = Connection(ConnectionType.SERVER)
+        self._frames = FrameReader(TEXT)
         self._out: list[bytes] = []
-        self._parts = io.StringIO()  # frames may be tiny: no object for each
-        self._size = 0
+        self._message = bytearray()  # as far as it has come
         self._limit = max_message_bytes
         self._heartbeat_s = heartbeat_s
         self._now = 0.0
@@ -63,26 +63,31 @@ class LiveConnection:
         if self.closing:
             return []
         self._heard = self._now
-        self._framing.receive_data(data)
+        received = self._frames.receive(data)
         events: list[Any] = []
-        ping: Ping | None = None
-        for event in self._framing.events():
-            kind = type(event)
-            if kind is TextMessage:
-                fault = self._gather(event, events)  # type: ignore[arg-type]
-                if fault is not None:
-                    events.append(self._fail(*fault))
-                    break
-            elif kind is Ping:
-                ping = event  # type: ignore[assignment]
-            elif kind is BytesMessage:
-                events.append(self._fail(CloseReason.UNSUPPORTED_DATA, "messages are text"))
-                break
-            elif kind is CloseConnection:
-                events.append(self._closed(event))  # type: ignore[arg-type]
-                break
-        if ping is not None and not self.closing:  # the newest is enough (section 5.5.3)
-            self._write(self._framing.send(ping.response()))
+        at = 0
+        for end in received.ends:
+            if not self._gather(received.payload[at:end], events):
+                return events
+            at = end
+            try:
+                text = self._message.decode()
+            except UnicodeDecodeError:
+                events.append(self._fail(INVALID_PAYLOAD, "text that is not UTF-8"))
+                return events
+            events.append(decode_message(text))
+            self._message = bytearray()
+        if not self._gather(received.payload[at:], events):
+            return events
+        if received.fault is not None:
+            events.append(self._fail(received.fault.code, received.fault.reason))
+        elif received.close is not None:
+            self.closing = True
+            self._write(write_frame(CLOSE, received.close[:2]))
+            code = int.from_bytes(received.close[:2], "big") if received.close else NO_STATUS
+            events.append(ConnectionClosed(str(code)))
+        elif received.ping is not None:  # the newest is enough (section 5.5.3)
+            self._write(write_frame(PONG, received.ping))
         return events
 
     def receive_eof(self) -> list[Any]:
@@ -90,12 +95,11 @@ class LiveConnection:
         if self.closing:
             return []
         self.closing = True
-        return [ConnectionFailed("the peer left without a Close frame", str(int(CloseReason.ABNORMAL_CLOSURE)))]
+        return [ConnectionFailed("the peer left without a Close frame", str(ABNORMAL_CLOSURE))]
 
     def release(self) -> None:
-        """The socket is gone. wsproto's parser is a generator that its own object holds: a cycle until it is closed."""
+        """The socket is gone."""
         self.closing = True
-        self._framing._proto._parse_more.close()
 
     def data_to_send(self) -> bytes:
         """See there."""
@@ -121,9 +125,9 @@ class LiveConnection:
             self._next_ping = now + self._heartbeat_s
         elif now >= self._next_ping:
             if now - self._heard >= SILENT_HEARTBEATS * self._heartbeat_s:
-                return [self._fail(_GOING_AWAY, "silent for too long")]
+                return [self._fail(GOING_AWAY, "silent for too long")]
             self._next_ping = now + self._heartbeat_s
-            self._write(self._framing.send(Ping()))
+            self._write(write_frame(PING))
         return []
 
     # the session's side
@@ -137,37 +141,25 @@ class LiveConnection:
         if not self.closing:
             self._write(frame)
 
-    def close(self, code: CloseReason = _GOING_AWAY, reason: str = "") -> None:
+    def close(self, code: int = GOING_AWAY, reason: str = "") -> None:
         """Say goodbye."""
         if not self.closing:
             self.closing = True
-            if self._framing.state is ConnectionState.OPEN:
-                self._write(self._framing.send(CloseConnection(code, reason or None)))
+            self._write(close_frame(code, reason))
 
     # inside
 
-    def _gather(self, event: TextMessage, events: list[Any]) -> tuple[CloseReason, str] | None:
-        self._size += len(event.data)  # characters: at most as many as bytes
-        if self._size > self._limit:
-            return CloseReason.MESSAGE_TOO_BIG, f"a message has at most {self._limit} characters"
-        self._parts.write(event.data)
-        if event.message_finished:
-            events.append(decode_message(self._parts.getvalue()))
-            self._parts = io.StringIO()
-            self._size = 0
-        return None
+    def _gather(self, part: bytes, events: list[Any]) -> bool:
+        """Add to the message; False when it has become too large, and the connection ends."""
+        if len(self._message) + len(part) > self._limit:
+            events.append(self._fail(MESSAGE_TOO_BIG, f"a message has at most {self._limit} bytes"))
+            return False
+        self._message += part
+        return True
 
-    def _closed(self, event: CloseConnection) -> ConnectionClosed | ConnectionFailed:
-        """The peer has said goodbye, or broken the rules of frames."""
-        if self._framing.state is not ConnectionState.REMOTE_CLOSING:
-            return self._fail(CloseReason(event.code), event.reason or "broken frames")
-        self.closing = True
-        self._write(self._framing.send(event.response()))
-        return ConnectionClosed(str(int(event.code)))
-
-    def _fail(self, code: CloseReason, reason: str) -> ConnectionFailed:
+    def _fail(self, code: int, reason: str) -> ConnectionFailed:
         self.close(code, reason)
-        return ConnectionFailed(reason, str(int(code)))
+        return ConnectionFailed(reason, str(code))
 
     def _write(self, data: bytes) -> None:
         self._out.append(data)

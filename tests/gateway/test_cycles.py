@@ -28,7 +28,6 @@ OURS = (
     "_cffi_backend.",
     "uvloop.loop.TCP",
     "aiohttp.",
-    "wsproto.",
 )
 """What connections and messages are made of. aiokafka's own cycles end with an assignment or a consumer; they hold no
 records (`kafka/driver/test_fetching.py`)."""

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wsproto.connection import Connection, ConnectionType
-from wsproto.events import BytesMessage, CloseConnection
+from wsproto.events import BytesMessage, CloseConnection, TextMessage
 from wsproto.events import Ping as PingEvent
+from wsproto.utilities import generate_accept_token
 
-from protocols.websocket import CLOSE, PING, PONG, Fault, FrameReader, close_frame, write_frame
+from protocols.websocket import CLOSE, PING, PONG, Fault, FrameReader, accept_token, close_frame, write_frame
 from tests.support.websocket import BINARY, CONTINUATION, TEXT, frame
 from tests.support.websocket import close_frame as clients_close
 
@@ -77,6 +78,41 @@ def test_what_wsproto_writes_is_read(messages: list[tuple[int, bool]], cuts: lis
                               b"\x03\xe8done", None)  # fmt: skip
     found, _, close, fault = read(data, cuts)
     assert (found, close, fault) == (stream, b"\x03\xe8done", None)
+
+
+@given(
+    st.lists(st.lists(st.text(max_size=200), min_size=1, max_size=4), max_size=5),
+    st.lists(st.integers(0, 9000), max_size=8),
+)
+def test_text_messages_end_where_wsproto_ends_them(messages: list[list[str]], cuts: list[int]) -> None:
+    client = Connection(ConnectionType.CLIENT)
+    data = b""
+    for parts in messages:
+        for number, part in enumerate(parts, 1):
+            data += client.send(TextMessage(part, message_finished=number == len(parts)))
+    reader = FrameReader(TEXT)
+    found, message, start = [], b"", 0
+    for place in [*sorted({cut for cut in cuts if 0 < cut < len(data)}), len(data)]:
+        received = reader.receive(data[start:place])
+        start = place
+        at = 0
+        for end in received.ends:
+            found.append(message + received.payload[at:end])
+            message, at = b"", end
+        message += received.payload[at:]
+    assert found == ["".join(parts).encode() for parts in messages]
+    assert message == b""
+
+
+def test_who_takes_text_takes_no_binary_message() -> None:
+    received = FrameReader(TEXT).receive(frame(b"one", TEXT) + frame(b"two"))
+    assert (received.payload, received.ends) == (b"one", (3,))
+    assert received.fault == Fault(1003, "text frames only")
+
+
+@given(st.text(st.characters(max_codepoint=126, min_codepoint=33), max_size=40))
+def test_the_opening_handshake_is_answered_as_by_wsproto(key: str) -> None:
+    assert accept_token(key) == generate_accept_token(key.encode()).decode()
 
 
 @given(SIZES)

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Final
 import msgspec
 import structlog
 from aiohttp import web
-from wsproto.frame_protocol import CloseReason
 
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.sender_partitions import Sender
@@ -48,6 +47,7 @@ from protocols.rest.live_messages import (
     produced,
     unsubscribed,
 )
+from protocols.websocket import GOING_AWAY, POLICY_VIOLATION
 
 log = structlog.get_logger(__name__)
 
@@ -244,7 +244,7 @@ class LiveSession:
             self._say_goodbye()
 
     def _say_goodbye(self) -> None:
-        self.connection.close(CloseReason.GOING_AWAY, "the gateway stops")
+        self.connection.close(GOING_AWAY, "the gateway stops")
         self.pump.flush()
 
     def stop(self) -> None:
@@ -254,7 +254,7 @@ class LiveSession:
 
     def _expired(self) -> None:
         self._leave_all()
-        self.connection.close(CloseReason.POLICY_VIOLATION, "the token is no longer good")
+        self.connection.close(POLICY_VIOLATION, "the token is no longer good")
         self.pump.flush()
 
     def _leave_all(self) -> None:
