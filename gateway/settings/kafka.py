@@ -89,8 +89,8 @@ class BudgetConfig(Section):
     topic_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 128 * MEBIBYTE
     """of one Kafka topic, so that one slow topic brakes its own senders first"""
     login_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 64 * MEBIBYTE
-    """of all connections that have not logged in: what they have sent. Beyond it the oldest connection of the address
-    that holds the most is cut off"""
+    """of all connections that have not logged in: what they have sent, and 48 KiB for each TLS handshake under way (so
+    some 1,300 at once). Beyond it the oldest connection of the address that holds the most is cut off"""
 
 
 class RuleConfig(Section):
