@@ -7,8 +7,9 @@ as a plugin's option: which of those are secret only the plugin knows, so all of
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
@@ -27,7 +28,8 @@ SecretValue = Secret[Any]
 """Any value, never shown."""
 
 
-def is_secret_name(name: object) -> bool:
+@functools.lru_cache(maxsize=1024)  # each line of the log asks for each of its keys
+def is_secret_name(name: Hashable) -> bool:
     """Whether what stands under this name is a secret."""
     plain = str(name).lower().replace("-", "_")
     return any(word in plain for word in SECRET_WORDS)

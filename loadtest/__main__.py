@@ -321,6 +321,7 @@ async def everything(options: argparse.Namespace) -> int:
 async def many_of_all(options: argparse.Namespace) -> int:
     """Scenario `many`; 0 when the gateway did not hold up its modest client."""
     plan = many.Plan(**chosen(options, many.Plan._fields))
+    allow_files()
     async with own_gateway(options, environment=many.SETTINGS) as (gateway, _):
         found = await many.Many(gateway, plan).measure()
     report = Report("many", lines=True)

@@ -1,17 +1,17 @@
 """Scenario `many`: each thing that a client can make many of, driven to its limit and ended, beside a modest client.
 
-The modest client publishes at QoS 1, one message after the other; nothing that anybody does may keep its PUBACK for
-long. What the gateway's own watchdog saw (turns of its event loop, in processor time) stands beside.
+The modest client is a process of its own and publishes at QoS 1, one message after the other; nothing that anybody does
+may keep its PUBACK for long. What the gateway's own watchdog saw (turns of its event loop, in processor time) stands
+beside. What a client holds many of is driven by `many_held`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
 import aiohttp
@@ -33,23 +33,30 @@ from loadtest.clients.amqp_wire import (
     string,
     uint,
 )
-from loadtest.clients.mqtt_wire import Splitter as Packets
-from loadtest.clients.mqtt_wire import connect_packet, packet, publish_packet, subscribe_packet, text, varint
+from loadtest.clients.modest import Modest
+from loadtest.clients.mqtt_wire import (
+    connect_packet,
+    packet,
+    subscribe_packet,
+    text,
+    varint,
+)
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess, process_cpu
 from loadtest.numbering import Numbering
 from loadtest.report import Latencies
+from loadtest.scenarios.many_held import Held
 
 SETTINGS: Final = {
     "TRIVIUM_AMQP__LINKS_PER_SESSION": "20000",
     "TRIVIUM_MQTT__MAX_SUBSCRIPTIONS": "20000",
+    "TRIVIUM_MQTT__OUTGOING_INFLIGHT": "65535",
     "TRIVIUM_HTTP__MAX_BODY_BYTES": "16777216",
 }
 """Limits above the defaults: what an operator may choose must not stop the others either."""
 
 TURN_S: Final = 0.25  # nothing may keep the loop for longer
 WAIT_S: Final = 60.0
-PAUSE_S: Final = 0.005
 SLOW: Final = "trivium_event_loop_slow_turn_seconds_count"
 LONGEST: Final = "trivium_event_loop_longest_turn_seconds"
 
@@ -65,6 +72,12 @@ class Plan(NamedTuple):
     connections: int = 1_000
     sessions: int = 1_000
     subscriptions: int = 256
+    held: int = 5_000
+    groups: int = 16
+    transactions: int = 1_000
+    flight: int = 65_535
+    streams: int = 2_000
+    consumers: int = 1_000
     quiet: float = 1.0
     only: str = ""
 
@@ -101,70 +114,107 @@ class Many:
         self._plan = plan
         self._run = Numbering().run
         self._topic = f"many-{self._run}"
-        self._latencies = Latencies()
+        self._held = Held(gateway, self._run, self._topic, plan.quiet)
 
     async def measure(self) -> list[Beside]:
         """Each in turn."""
-        plan = self._plan
+        plan, held = self._plan, self._held
         manys: list[tuple[str, int, Callable[[int], Awaitable[None]]]] = [
             ("AMQP: senders of a connection that breaks", plan.links, self._senders),
-            ("AMQP: receivers of a connection that breaks", plan.receivers, self._receivers),
+            (
+                "AMQP: receivers of a connection that breaks",
+                plan.receivers,
+                self._receivers,
+            ),
             ("AMQP: links of a session that ends", plan.links, self._session),
             ("AMQP: links detached in one breath", plan.links, self._detached),
-            ("MQTT: filters of one SUBSCRIBE, then the end", plan.filters, self._filters),
+            (
+                "AMQP: receivers of a topic, detached one by one",
+                plan.held,
+                held.receivers,
+            ),
+            ("AMQP: members of one group, detached one by one", plan.held, held.queue),
+            ("AMQP: receivers of as many groups", plan.groups, held.groups),
+            (
+                "AMQP: open transactions of a connection that breaks",
+                plan.transactions,
+                held.transactions,
+            ),
+            (
+                "MQTT: filters of one SUBSCRIBE, then the end",
+                plan.filters,
+                self._filters,
+            ),
             ("MQTT: user properties of one PUBLISH", plan.filters, self._properties),
+            ("MQTT: subscriptions, a packet for each", plan.held, held.subscribes),
+            ("MQTT: shared subscriptions of one group", plan.held, held.shared),
+            ("MQTT: packet ids in flight, QoS 1", plan.flight, held.in_flight_1),
+            ("MQTT: packet ids in flight, QoS 2", plan.flight, held.in_flight_2),
             ("MQTT: retained messages for one filter", plan.retained, self._retained),
-            ("MQTT: connections with wills that break at once", plan.connections, self._wills),
+            (
+                "MQTT: connections with wills that break at once",
+                plan.connections,
+                self._wills,
+            ),
             ("MQTT: kept sessions that end at once", plan.sessions, self._sessions),
             ("HTTP: records of one request", plan.records, self._records),
-            ("HTTP: subscriptions of a WebSocket that ends", plan.subscriptions, self._subscriptions),
+            (
+                "HTTP: subscriptions of a WebSocket that ends",
+                plan.subscriptions,
+                self._subscriptions,
+            ),
+            (
+                "HTTP: event streams of a topic that break at once",
+                plan.streams,
+                held.streams,
+            ),
+            (
+                "HTTP: WebSockets of a topic that break at once",
+                plan.streams,
+                held.sockets,
+            ),
+            ("HTTP: consumer instances", plan.consumers, held.consumers),
         ]
         await create_topic(self._gateway.kafka, self._topic)
         found: list[Beside] = []
-        async with self._modest():
+        modest = await Modest.start(*self._gateway.address("mqtt"), self._topic)
+        try:
             for name, count, drive in manys:
-                if plan.only not in name:
-                    continue
-                await asyncio.sleep(self._plan.quiet)
-                self._latencies = latencies = Latencies()
-                cpu, (slow, _) = process_cpu(self._gateway.pid), await self._turns()
-                await drive(count)
-                await asyncio.sleep(self._plan.quiet)  # what it leaves behind
-                behind, longest = await self._turns()
-                cpu = process_cpu(self._gateway.pid) - cpu
-                found.append(Beside(name, count, latencies, behind - slow, longest, cpu))
+                if plan.only in name:
+                    found.append(await self._beside(modest, name, count, drive))
+        finally:
+            await modest.stop()
         return found
 
-    # the modest client, and the watchdog
+    async def _beside(
+        self,
+        modest: Modest,
+        name: str,
+        count: int,
+        drive: Callable[[int], Awaitable[None]],
+    ) -> Beside:
+        """Drive one of them to its number, and see what the modest client and the watchdog saw."""
+        await asyncio.sleep(self._plan.quiet)
+        cpu, (slow, _) = process_cpu(self._gateway.pid), await self._turns()
+        begin = time.monotonic()
+        await drive(count)
+        await asyncio.sleep(self._plan.quiet)  # what it leaves behind
+        end = time.monotonic()
+        await modest.answered(end)
+        behind, longest = await self._turns()
+        cpu = process_cpu(self._gateway.pid) - cpu
+        return Beside(name, count, modest.between(begin, end), behind - slow, longest, cpu)
 
-    @contextlib.asynccontextmanager
-    async def _modest(self) -> AsyncIterator[None]:
-        reader, writer = await self._mqtt(connect_packet(f"{self._run}-modest"))
-
-        async def publish() -> None:
-            packets = Packets()
-            while True:
-                began = time.perf_counter()
-                writer.write(publish_packet(f"{self._topic}/modest", b"x", 1, 1))
-                while not packets.feed(await reader.read(4096)):
-                    pass
-                self._latencies.record(time.perf_counter() - began)
-                await asyncio.sleep(PAUSE_S)
-
-        publishing = asyncio.create_task(publish())
-        try:
-            yield
-        finally:
-            publishing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await publishing
-            writer.close()
+    # the watchdog
 
     async def _turns(self) -> tuple[int, float]:
         """How many slow turns the gateway has seen, and its longest, seconds."""
         host, port = self._gateway.address("management")
         found = {SLOW: 0.0, LONGEST: 0.0}
-        async with aiohttp.ClientSession() as http, http.get(f"http://{host}:{port}/metrics") as answer:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"http://{host}:{port}/metrics") as answer,
+        ):
             for line in (await answer.text()).splitlines():
                 name, _, value = line.partition(" ")
                 if name in found:
@@ -200,7 +250,10 @@ class Many:
         role, ours, theirs = (
             (TRUE, b"\x00\x53\x29", b"\x00\x53\x28") if receive else (FALSE, b"\x00\x53\x28", b"\x00\x53\x29")
         )
-        mine, remote = ours + listed([string("me")]), theirs + listed([string(self._topic)])
+        mine, remote = (
+            ours + listed([string("me")]),
+            theirs + listed([string(self._topic)]),
+        )
         source, target = (remote, mine) if receive else (mine, remote)
         tail = () if receive else (NULL, NULL, ZERO)
         name = string(f"link-{handle}")
@@ -312,7 +365,14 @@ class Many:
             http.ws_connect(f"http://{host}:{port}/stream", protocols=["trivium.v1"]) as socket,
         ):
             for number in range(count):
-                await socket.send_json({"type": "subscribe", "id": str(number), "topic": self._topic, "credit": 1})
+                await socket.send_json(
+                    {
+                        "type": "subscribe",
+                        "id": str(number),
+                        "topic": self._topic,
+                        "credit": 1,
+                    }
+                )
             answers: dict[str, Any] = {}
             while len(answers) < count:
                 heard = await socket.receive_json(timeout=WAIT_S)

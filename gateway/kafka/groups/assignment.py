@@ -246,17 +246,19 @@ class Pool:
         name: a topic's, whose records they want all, or an interest's.
         keeps: whether a partition's records with a key keep to one member while that has room.
         topics: the Kafka topics that hold such records.
+        wanted: of these, those that the dispatch counts for it: none while it has no members.
         members: all of them.
         free: those not full, in the order of their turn.
         ready: deliveries to be offered.
     """
 
-    __slots__ = ("free", "keeps", "members", "name", "ready", "topics")
+    __slots__ = ("free", "keeps", "members", "name", "ready", "topics", "wanted")
 
     def __init__(self, name: Hashable, topics: Collection[str], *, keeps: bool) -> None:
         self.name = name
         self.keeps = keeps
         self.topics = frozenset(topics)
+        self.wanted: frozenset[str] = frozenset()
         self.members: dict[Member, None] = {}
         self.free: dict[Member, None] = {}
         self.ready: deque[Delivery] = deque()

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Final
 
@@ -79,6 +80,7 @@ class Dispatch:
         self.members: dict[Outlet, Member] = {}
         self.parts: dict[TopicPartition, Part] = {}
         self.topics: frozenset[str] = frozenset()
+        self._wanted: Counter[str] = Counter()  # by topic, how many pools with members want its records
         self.suspended = True
         self.progress = asyncio.Event()
         self.returned = asyncio.Event()
@@ -142,7 +144,8 @@ class Dispatch:
             first = part.unselected.first
             if first is not None and part.partition.topic in topics:
                 self.catch_up.begin(member, part, first)
-        self._topics_changed()
+        for pool in member.pools:
+            self._topics_changed(pool)
         self.wake(member)
         return member
 
@@ -151,7 +154,7 @@ class Dispatch:
         pool = self._chosen.get(name)
         if pool is not None:
             pool.topics = frozenset(topics)
-            self._topics_changed()
+            self._topics_changed(pool)
 
     def knows(self, name: Hashable) -> bool:
         """Whether an interest has members, or records that are kept for it."""
@@ -175,7 +178,8 @@ class Dispatch:
         for part in self.parts.values():
             if part.home is member:
                 part.home = None
-        self._topics_changed()
+        for pool in member.pools:
+            self._topics_changed(pool)
         held = list(member.held.values())
         member.held.clear()
         self.redelivered += len(held)
@@ -391,9 +395,19 @@ class Dispatch:
         else:
             self._sort(delivery.record, delivery.part, (delivery.attempts, delivery.failures))
 
-    def _topics_changed(self) -> None:
-        pools = (*self._whole.values(), *self._chosen.values())
-        self.topics = frozenset(itertools.chain.from_iterable(pool.topics for pool in pools if pool.members))
+    def _topics_changed(self, pool: Pool) -> None:
+        """A pool has got or lost members, or its topics are others: there may be thousands, so only it is looked at."""
+        wanted = pool.topics if pool.members else frozenset()
+        before, pool.wanted = pool.wanted, wanted
+        known = len(self._wanted)
+        self._wanted.update(wanted - before)
+        grown = len(self._wanted) != known
+        self._wanted.subtract(before - wanted)
+        gone = [topic for topic in before - wanted if not self._wanted[topic]]
+        for topic in gone:
+            del self._wanted[topic]
+        if grown or gone:
+            self.topics = frozenset(self._wanted)
         orphans, self._orphans = self._orphans, []
         for record, part, tries in orphans:
             self._sort(record, part, tries)

@@ -9,7 +9,7 @@ so their wills become due and their sessions begin to expire.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
@@ -41,6 +41,7 @@ from gateway.mqtt.session.state_records import (
     encode,
 )
 from gateway.spawn import keep_on, together
+from gateway.turns import in_turns
 from mapping.outcomes import Outcome
 from mapping.record import Received
 
@@ -535,7 +536,12 @@ class Sessions:
     def _keep_deadlines(self) -> None:
         """Publish the wills and end the sessions whose time has come."""
         now = self._wall_clock()
-        for client_id in list(self._deadlines.due(now)):
+        in_turns(self._meet(list(self._deadlines.due(now)), now))
+
+    def _meet(self, due: list[str], now: int) -> Iterator[None]:
+        """What is to be done for each; thousands may have left at the same moment."""
+        for client_id in due:
+            yield
             session = self.live.get(client_id)
             stored = decode_session(self._records.get(client_id))
             record = session.describe(self.owner) if session is not None else stored

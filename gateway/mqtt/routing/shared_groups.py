@@ -16,6 +16,7 @@ import functools
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Final, Protocol
 
+from gateway import turns
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.assignment import Interest
@@ -140,6 +141,7 @@ class Share:
         if not self._left:
             self._left = True
             self._sharing.forget(self._subscriber, self)
+            await self._sharing.leaving.rest()
             if self._membership is not None:
                 await self._membership.leave()
 
@@ -214,7 +216,11 @@ class _Group:
 
 
 class Sharing:
-    """All shared subscriptions of connected sessions of this process."""
+    """All shared subscriptions of connected sessions of this process.
+
+    Attributes:
+        leaving: the part of each turn that places have that are given up: a connection may end with thousands.
+    """
 
     def __init__(
         self,
@@ -236,6 +242,7 @@ class Sharing:
         self._topics = topics
         self._delivery = delivery
         self._names: dict[str, _Group] = {}
+        self.leaving = turns.Share()
         topics.watch(self._topics_changed)
 
     def __len__(self) -> int:

@@ -54,12 +54,14 @@ class Feed:
     Attributes:
         places: by partition, the offset behind what the tail has passed.
         users: who listens, or is about to.
+        listeners: who does; changed by `add` and `remove`. There may be thousands.
     """
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.places: dict[int, int] = {}
         self.listeners: dict[Listener, None] = {}
+        self._outlets: tuple[Listener, ...] | None = ()
         self.users = 0
         self.watched = False
         self.watching = asyncio.Lock()
@@ -74,7 +76,22 @@ class Feed:
         self._record = record
         self._encoded.clear()
         self._position = None
-        return self.listeners
+        if self._outlets is None:
+            self._outlets = tuple(self.listeners)  # as of now: one may leave during an offer
+        return self._outlets
+
+    def add(self, listener: Listener) -> None:
+        """Offer it what comes."""
+        self.listeners[listener] = None
+        self._outlets = None
+
+    def remove(self, listener: Listener) -> bool:
+        """Offer it nothing more; whether it listened."""
+        if listener not in self.listeners:
+            return False
+        del self.listeners[listener]
+        self._outlets = None
+        return True
 
     def encoded(self, form: Form) -> bytes:
         """The record that was selected last, in a form."""
@@ -235,7 +252,7 @@ class Feeds:
         # Nothing is waited for from here on: the tail must not pass anything in between.
         for number, offset in self._tail.places(topic, listener).items():
             feed.places.setdefault(number, offset)
-        feed.listeners[listener] = None
+        feed.add(listener)
         for number, offset in start.items():
             gap: Callable[[int], None] = partial(sink.gap, number)
             self._tail.catch_up(topic, feed, listener, number, offset, gap)
@@ -245,9 +262,7 @@ class Feeds:
     def leave(self, listener: Listener) -> None:
         """Listen no more."""
         feed = listener.feed
-        if listener in feed.listeners:
-            # A new dictionary: this may be called while the tail goes over the old one.
-            feed.listeners = {other: None for other in feed.listeners if other is not listener}
+        if feed.remove(listener):
             self._tail.forget(listener)
             self._release(feed)
 

@@ -18,6 +18,7 @@ from gateway.kafka.groups.assignment import Interest, Part
 from gateway.kafka.groups.dispatch import Dispatch
 from gateway.kafka.read.catch_up_reader import Reading
 from mapping.record import Received
+from tests.support.steps import steps
 
 PARTITION = TopicPartition("t", 0)
 
@@ -33,6 +34,13 @@ class ByKey:
 
 
 SELECTOR = ByKey()
+
+
+class Everything(ByKey):
+    """Interests by number; each record is for all of them."""
+
+    def forget(self, name: object) -> None:
+        pass
 
 
 class Sink:
@@ -751,3 +759,21 @@ async def test_who_has_no_room_is_asked_once_until_it_is_woken() -> None:
     assert world.dispatch.demand == 10
     world.dispatch.push()
     assert idle[500].offsets == [3, 4]
+
+
+def test_an_interest_that_comes_or_goes_costs_the_same_however_many_there_are() -> None:
+    world = World()
+    world.dispatch.add(Sink(), ["t"], None)
+
+    def add(number: int) -> Any:
+        return world.dispatch.add(Sink(), [f"t{number % 3}", "t"], Interest(Everything(), number))
+
+    first = steps(lambda: add(0))
+    members = [add(number) for number in range(1, 300)]
+    assert steps(lambda: members.append(add(300))) <= first + 10
+    assert world.dispatch.topics == {"t", "t0", "t1", "t2"}
+    many = steps(lambda: world.dispatch.remove(members.pop()))
+    while len(members) > 1:
+        world.dispatch.remove(members.pop())
+    assert many <= steps(lambda: world.dispatch.remove(members.pop())) + 10
+    assert world.dispatch.topics == {"t", "t0"}

@@ -1,0 +1,105 @@
+"""A modest MQTT client in a process of its own: one message at QoS 1 after the other, and how long each PUBACK took.
+
+`python -m loadtest.clients.modest HOST PORT TOPIC` writes, for each message, when it was sent (`time.monotonic`) and
+how long its answer took, seconds, as two doubles. It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import secrets
+import select
+import socket
+import sys
+import time
+from typing import Final
+
+from loadtest.clients.mqtt_wire import Splitter, connect_packet, publish_packet
+from loadtest.report import Latencies
+
+PAUSE_S: Final = 0.005
+_PAIR: Final = 16  # bytes
+
+
+class Modest:
+    """The process, and what it has told."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._told: array.array[float] = array.array("d")
+        self._heard = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, host: str, port: int, topic: str) -> Modest:
+        """Start it, and wait for its first answer."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "loadtest.clients.modest", host, str(port), topic,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        modest = cls(process)
+        await modest.answered(0.0)
+        return modest
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                self._told.frombytes(await self._process.stdout.readexactly(_PAIR))
+                self._heard.set()
+        self._heard.set()
+
+    async def answered(self, since: float) -> None:
+        """Wait for the answer to a message that was sent after `since`, so that no slow one is left out."""
+        while not self._told or self._told[-2] < since:
+            self._heard.clear()
+            if self._reading.done():
+                raise ConnectionResetError("the modest client has no connection any more")
+            await self._heard.wait()
+
+    def between(self, begin: float, end: float) -> Latencies:
+        """What was sent in a time (`time.monotonic`)."""
+        found = Latencies()
+        for sent, took in zip(self._told[0::2], self._told[1::2], strict=True):
+            if begin <= sent < end:
+                found.record(took)
+        return found
+
+    async def stop(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._process.wait()
+        await self._reading
+
+
+def main() -> None:
+    """The process."""
+    host, port, topic = sys.argv[1:]
+    packets = Splitter()
+    with socket.create_connection((host, int(port))) as peer:
+        peer.sendall(connect_packet(f"modest-{secrets.token_hex(4)}"))
+
+        def heard() -> bool:
+            while True:
+                data = peer.recv(4096)
+                if not data:
+                    return False
+                if packets.feed(data):
+                    return True
+
+        alive = heard()
+        while alive:
+            sent = time.monotonic()
+            peer.sendall(publish_packet(f"{topic}/modest", b"x", 1, 1))
+            alive = heard()
+            if alive:
+                sys.stdout.buffer.write(array.array("d", (sent, time.monotonic() - sent)).tobytes())
+                sys.stdout.buffer.flush()
+            alive = alive and not select.select([sys.stdin], [], [], PAUSE_S)[0]
+
+
+if __name__ == "__main__":
+    main()
