@@ -29,8 +29,8 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.groups.membership import Groups
 from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.read.catch_up_reader import Replay
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.catch_up_reader import CatchUpReader
+from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.state import StateTopics
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.kafka.transactions.transactional_producers import Transactors
@@ -152,8 +152,8 @@ class Log(msgspec.Struct, frozen=True):
     topics: Topics
     publisher: Publisher
     lookup: Lookup
-    replay: Replay
-    tail: Tail
+    catch_up_reader: CatchUpReader
+    live_reader: LiveReader
     groups: Groups
 
 
@@ -216,22 +216,30 @@ async def open_log(process: Process, kafka: KafkaConfig, room: Room = any_room) 
     await asyncio.wait([process.end_by_cancelling(spawn(publisher.start()))], timeout=CONNECT_WAIT_S)
     lookup = Lookup(client_settings(kafka, "lookup"), spawn=spawn, ensure=topics.get)
     stack.push_async_callback(lookup.stop)
-    replay = Replay(client_settings(kafka, "replay"), spawn, lookup)
-    stack.push_async_callback(replay.stop)
-    tail = Tail(client_settings(kafka, "tail"), spawn, lookup, replay)
-    publisher.stored = tail.stored
-    await tail.start()
-    stack.push_async_callback(tail.stop)
+    catch_up_reader = CatchUpReader(client_settings(kafka, "replay"), spawn, lookup)
+    stack.push_async_callback(catch_up_reader.stop)
+    live_reader = LiveReader(client_settings(kafka, "tail"), spawn, lookup, catch_up_reader)
+    publisher.stored = live_reader.stored
+    await live_reader.start()
+    stack.push_async_callback(live_reader.stop)
     groups = Groups(
         client_settings(kafka, "group"),
         spawn,
         lookup,
-        replay,
+        catch_up_reader,
         random=SystemRandom().random,
         patience=topics.patience.bound,
     )
     stack.push_async_callback(groups.stop)
-    return Log(kafka=kafka, topics=topics, publisher=publisher, lookup=lookup, replay=replay, tail=tail, groups=groups)
+    return Log(
+        kafka=kafka,
+        topics=topics,
+        publisher=publisher,
+        lookup=lookup,
+        catch_up_reader=catch_up_reader,
+        live_reader=live_reader,
+        groups=groups,
+    )
 
 
 async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable[[ConfigError], None]) -> State:
@@ -244,7 +252,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         give_up: called when what is in Kafka forbids to go on.
     """
     config, stack = process.config, process.stack
-    router = Router(rules, log.topics, log.tail, process.spawn)
+    router = Router(rules, log.topics, log.live_reader, process.spawn)
     state = StateTopics(
         client_settings(log.kafka, "state"),
         log.topics,
@@ -351,7 +359,7 @@ def _make_mqtt(process: Process, admittance: Admittance, log: Log, state: State)
         config=config,
         rules=admittance.rules,
         publisher=log.publisher,
-        tail=log.tail,
+        live_reader=log.live_reader,
         router=state.router,
         sessions=state.sessions,
         retained=state.retained,
@@ -361,7 +369,7 @@ def _make_mqtt(process: Process, admittance: Admittance, log: Log, state: State)
         login=Login(admittance.authenticator, wall_clock),
         access=admittance.access,
         counters=Counters(),
-        echoes=Echoes(log.tail, config.echo_wait_ms / 1000, clock) if config.echo_wait_ms else None,
+        echoes=Echoes(log.live_reader, config.echo_wait_ms / 1000, clock) if config.echo_wait_ms else None,
         clock=clock,
         wall_clock=wall_clock,
         spawn=process.spawn,
@@ -386,7 +394,7 @@ def _make_amqp(process: Process, admittance: Admittance, log: Log, state: State)
         config,
         container_id=f"trivium-{os.getpid()}",
         publisher=log.publisher,
-        tail=log.tail,
+        live_reader=log.live_reader,
         groups=log.groups,
         names=state.groups,
         transactions=Transactions(log.kafka, transactors, log.publisher, spawn=process.spawn, wall_clock=wall_clock),
@@ -404,8 +412,8 @@ def _rest_services(process: Process, admittance: Admittance, log: Log, state: St
         publisher=log.publisher,
         topics=log.topics,
         lookup=log.lookup,
-        tail=log.tail,
-        replay=log.replay,
+        live_reader=log.live_reader,
+        catch_up_reader=log.catch_up_reader,
         groups=log.groups,
         names=state.groups,
         authenticator=admittance.authenticator,
@@ -439,7 +447,7 @@ def parts_with_statistics(admittance: Admittance, log: Log, state: State) -> Seq
     return (
         ("topics", log.topics.creation.statistics),
         ("publisher", log.publisher.statistics),
-        ("tail", log.tail.statistics),
+        ("tail", log.live_reader.statistics),
         ("state", state.topics.statistics),
         ("retained", state.retained.statistics),
         ("kafka", log.groups.by_group),

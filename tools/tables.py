@@ -22,7 +22,7 @@ from gateway.failures import FailureStatistics
 from gateway.kafka.cluster.topic_creation import Statistics as TopicCreation
 from gateway.kafka.groups.assignment import GroupsStatistics
 from gateway.kafka.publish.publisher import Statistics as PublisherStatistics
-from gateway.kafka.read.watched_topics import TailStatistics
+from gateway.kafka.read.watched_topics import LiveStatistics
 from gateway.kafka.state import StateStatistics
 from gateway.mqtt.front import Statistics as MqttStatistics
 from gateway.mqtt.routing.retained import RetainedStatistics
@@ -50,7 +50,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     "AMQP": {"amqp": AmqpStatistics, "amqp_websocket": UpgradeStatistics},
     "HTTP": {"http": RestStatistics},
     "Into Kafka": {"publisher": PublisherStatistics, "topics": TopicCreation},
-    "From Kafka": {"tail": TailStatistics, "kafka": GroupsStatistics, "state": StateStatistics},
+    "From Kafka": {"tail": LiveStatistics, "kafka": GroupsStatistics, "state": StateStatistics},
     "Logins and rights": {
         "authentication": AuthenticationStatistics,
         "strangers": StrangersStatistics,

@@ -253,7 +253,7 @@ class Attach:
         try:
             if source.group is None:
                 start = Place.END if source.start is None else source.start
-                await self._services.tail.watch_from(source.topic, outgoing, outgoing, start, source.partition)
+                await self._services.live_reader.watch_from(source.topic, outgoing, outgoing, start, source.partition)
             else:
                 await self._join(outgoing, source, source.group)
             await self._services.attaching.rest()  # Kafka's answer may have been for hundreds

@@ -2,8 +2,8 @@
 
 A node's address is `<amqp.reply_topic>/<a name that nobody can guess>`: one key of an ordinary Kafka topic. So whoever
 may publish there can answer, over every protocol and at every gateway; an MQTT client sends to that very topic name.
-The gateway at which the node was made reads the topic's tail and gives each record to the node of its key. Nothing is
-kept in memory for a receiver without credit: the log is the queue, as for every outlet of the tail.
+The gateway at which the node was made reads the end of the topic and gives each record to the node of its key. Nothing
+is kept in memory for a receiver without credit: the log is the queue, as for every outlet of the live reader.
 
 A node belongs to the connection that made it, and goes with the link that made it. A queue's receivers take turns, and
 what they give back is offered again; each receiver of a topic gets everything that comes while it is there.
@@ -22,7 +22,7 @@ from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Outlet
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.lingering import LingeringWatch
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.live_reader import LiveReader
 from mapping.record import Received
 from protocols.amqp.links import Link
 
@@ -42,7 +42,7 @@ class NodeReceiver(Outlet, Protocol):
 
 
 class Node:
-    """One temporary queue or topic; a queue is itself the outlet of the tail.
+    """One temporary queue or topic; a queue is itself the outlet of the live reader.
 
     Attributes:
         address: of the node.
@@ -65,7 +65,7 @@ class Node:
 
     @property
     def outlets(self) -> Collection[Outlet]:
-        """Who is offered the node's records at the tail."""
+        """Who is offered the node's records at the end of the log."""
         return (self,) if self._queue else tuple(self._seats)
 
     @property
@@ -96,11 +96,11 @@ class Node:
     def wake(self, seat: Seat) -> None:
         """A receiver has room."""
         if not self._queue:
-            self._nodes.tail.room(seat)
+            self._nodes.live_reader.room(seat)
             return
         if self._timer is None:
             self._hand_returned()
-        self._nodes.tail.room(self)
+        self._nodes.live_reader.room(self)
 
     def give_back(self, record: Received, attempts: int) -> None:
         """A receiver has not settled a record; that is the end of it, unless it is a queue's."""
@@ -113,7 +113,7 @@ class Node:
         """A receiver is gone."""
         self._seats.pop(seat, None)
         if not self._queue:
-            self._nodes.tail.forget(seat)
+            self._nodes.live_reader.forget(seat)
 
     def close(self) -> None:
         """Forget everything."""
@@ -123,7 +123,7 @@ class Node:
         self._returned.clear()
         outlets: tuple[Outlet, ...] = (self, *self._seats)
         for outlet in outlets:
-            self._nodes.tail.forget(outlet)
+            self._nodes.live_reader.forget(outlet)
 
     def _return(self) -> None:
         self._timer = None
@@ -234,24 +234,26 @@ class Nodes:
 
     Attributes:
         topic: the reply topic.
-        tail: the reader.
+        live_reader: the reader.
     """
 
-    def __init__(self, tail: Tail, publisher: Publisher, topic: str, unguessable: Callable[[], str]) -> None:
+    def __init__(
+        self, live_reader: LiveReader, publisher: Publisher, topic: str, unguessable: Callable[[], str]
+    ) -> None:
         """Nothing is read before the first node is made.
 
         Args:
-            tail: reads the reply topic.
+            live_reader: reads the reply topic.
             publisher: knows topics.
             topic: the reply topic.
             unguessable: gives a new name that cannot be guessed, legal in an MQTT topic.
         """
         self.topic = topic
-        self.tail = tail
+        self.live_reader = live_reader
         self._publisher = publisher
         self._unguessable = unguessable
         self._nodes: dict[bytes | None, Node] = {}
-        self._watch = LingeringWatch(tail, topic, self, lambda: self._nodes, linger_s=LINGER_S)
+        self._watch = LingeringWatch(live_reader, topic, self, lambda: self._nodes, linger_s=LINGER_S)
 
     def __len__(self) -> int:
         """How many there are."""

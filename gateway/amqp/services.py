@@ -18,7 +18,7 @@ from gateway.config import AmqpConfig
 from gateway.kafka.groups.membership import Groups
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Places
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
@@ -33,7 +33,7 @@ class Services:
 
     Attributes:
         config, container_id: the listener's.
-        publisher, tail, groups: the ways into and out of Kafka.
+        publisher, live reader, groups: the ways into and out of Kafka.
         names: whose the groups are.
         authenticator, access: who may do what.
         wall_clock: epoch milliseconds.
@@ -53,7 +53,7 @@ class Services:
         *,
         container_id: str,
         publisher: Publisher,
-        tail: Tail,
+        live_reader: LiveReader,
         groups: Groups,
         names: GroupNames,
         transactions: Transactions,
@@ -65,7 +65,7 @@ class Services:
         self.config = config
         self.container_id = container_id
         self.publisher = publisher
-        self.tail = tail
+        self.live_reader = live_reader
         self.groups = groups
         self.names = names
         self.authenticator = authenticator
@@ -77,8 +77,8 @@ class Services:
         self.subscriptions = Subscriptions()
         dead_letters = DeadLetters(publisher, config.dead_letter_topic, config.max_attempts, self.counts)
         self.ingress = Ingress(publisher, self.gates, self.counts, config.link_bytes, config.max_body_bytes)
-        self.egress = Egress(tail, dead_letters, self.subscriptions, names, self.counts, config.max_unsettled)
-        self.nodes = Nodes(tail, publisher, config.reply_topic, unguessable)
+        self.egress = Egress(live_reader, dead_letters, self.subscriptions, names, self.counts, config.max_unsettled)
+        self.nodes = Nodes(live_reader, publisher, config.reply_topic, unguessable)
         self.coordinators = Coordinators(
             transactions,
             self.counts,

@@ -1,8 +1,8 @@
-"""What a receiving link asks for: the tail of a topic, a queue, a consumer group by name, or a subscription.
+"""What a receiving link asks for: the end of a topic, a queue, a consumer group by name, or a subscription.
 
 | what the peer says | consumer group | begins |
 |---|---|---|
-| address `T` | none: the tail | now |
+| address `T` | none: the end of the log | now |
 | capability `queue`, or an address `queue://T`, `/queues/T` | `T` | at the topic's beginning |
 | likewise, with distribution-mode `copy` (a browser) | none: a reader of the log | at what the queue has not settled |
 | a queue `T/K` | `T/K`, of the records with key `K` | at the topic's beginning |
@@ -51,14 +51,14 @@ class Source(msgspec.Struct, frozen=True):
 
     Attributes:
         topic: the Kafka topic.
-        group: the consumer group; None is the tail.
+        group: the consumer group; None is the end of the log.
         at_end: a new group begins at the end.
         subscription: the group is the link's own: closing the link for good deletes it.
         exclusive: of a subscription: for one link at a time; a further attach steals it.
         volatile: of a subscription: it ends with its last link, however that goes.
         capabilities: what of the peer's wishes is true.
-        partition: of the tail: from this partition alone.
-        start: of the tail: where to begin; None is now.
+        partition: of the live reader: from this partition alone.
+        start: of the live reader: where to begin; None is now.
         condition: which records are wanted; None is all.
         filters: the peer's filters that this stands for.
         key: of a queue: records with this key alone.

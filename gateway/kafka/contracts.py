@@ -77,7 +77,7 @@ class Outlet(Protocol):
 
 
 class Fanout(Protocol):
-    """Chooses, for one record at the tail of the log, who might want it (the MQTT subscription trie is one)."""
+    """Chooses, for one record at the end of the log, who might want it (the MQTT subscription trie is one)."""
 
     def select(self, record: Received) -> Collection[Outlet]:
         """The candidates; each of them still decides in `offer_nowait`."""

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.config import MqttConfig
 from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.connection.login import Login
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.registry.session_registry import Sessions
@@ -29,7 +29,7 @@ class Services(msgspec.Struct, frozen=True):
     config: MqttConfig
     rules: Rules
     publisher: Publisher
-    tail: Tail
+    live_reader: LiveReader
     router: Router
     sessions: Sessions
     retained: Retained

@@ -99,7 +99,7 @@ class RestListener:
         cloud_events = CloudEvents(self._storing, admission, bodies, config.max_records)
         self._consumers = Consumers(services)
         self._reads = Reads(services)
-        self._feeds = Feeds(services.tail)
+        self._feeds = Feeds(services.live_reader)
         self._events = EventStreams(services, self._feeds)
         self._devices = DeviceRequests(services, admission, bodies)
         self._live = Live(services, self._feeds)

@@ -12,8 +12,8 @@ from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.groups.membership import Groups
 from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.read.catch_up_reader import Replay
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.catch_up_reader import CatchUpReader
+from gateway.kafka.read.live_reader import LiveReader
 from gateway.net.strangers import Strangers
 from gateway.observe.tracing import Tracing
 from gateway.rest.produce.idempotency import KeyedRequests
@@ -33,8 +33,8 @@ class RestServices(msgspec.Struct, frozen=True):
         publisher: the way into Kafka.
         topics: what is known of Kafka's topics.
         lookup: partitions and offsets.
-        tail: the end of the log, and what a reader behind it is brought.
-        replay: the shared readers of the log.
+        live_reader: the end of the log, and what a reader behind it is brought.
+        catch_up_reader: the shared readers of the log.
         groups: shared readers of consumer groups.
         names: whose they are.
         authenticator: who clients are.
@@ -56,8 +56,8 @@ class RestServices(msgspec.Struct, frozen=True):
     publisher: Publisher
     topics: Topics
     lookup: Lookup
-    tail: Tail
-    replay: Replay
+    live_reader: LiveReader
+    catch_up_reader: CatchUpReader
     groups: Groups
     names: GroupNames
     authenticator: Authenticator

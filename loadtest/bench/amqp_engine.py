@@ -268,7 +268,7 @@ def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> 
         AmqpConfig(),
         container_id="bench",
         publisher=cast("Any", publisher),
-        tail=cast("Any", None),
+        live_reader=cast("Any", None),
         groups=cast("Any", None),
         names=cast("Any", None),
         transactions=cast("Any", None),

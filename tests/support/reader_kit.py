@@ -14,8 +14,8 @@ from aiokafka import AIOKafkaProducer
 
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.groups.membership import Groups
-from gateway.kafka.read.catch_up_reader import Replay
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.catch_up_reader import CatchUpReader
+from gateway.kafka.read.live_reader import LiveReader
 from mapping.record import Received
 
 
@@ -113,9 +113,9 @@ class Shell:
         self.kafka = {"bootstrap_servers": bootstrap, "metadata_max_age_ms": 1000, "request_timeout_ms": 10_000}
         self.tasks: set[asyncio.Task[None]] = set()
         self.lookup = Lookup(self.kafka, spawn=self.spawn, timeout_s=options.pop("lookup_timeout_s", 10.0))
-        self.replay = Replay(self.kafka, self.spawn, self.lookup, consumers=options.pop("consumers", 2))
-        self.tail = Tail(self.kafka, self.spawn, self.lookup, self.replay)
-        self.groups = Groups(self.kafka, self.spawn, self.lookup, self.replay, random=random.random, **options)
+        self.catch_up_reader = CatchUpReader(self.kafka, self.spawn, self.lookup, consumers=options.pop("consumers", 2))
+        self.live_reader = LiveReader(self.kafka, self.spawn, self.lookup, self.catch_up_reader)
+        self.groups = Groups(self.kafka, self.spawn, self.lookup, self.catch_up_reader, random=random.random, **options)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -128,8 +128,8 @@ class Shell:
 
     async def stop(self) -> None:
         await self.groups.stop()
-        await self.tail.stop()
-        await self.replay.stop()
+        await self.live_reader.stop()
+        await self.catch_up_reader.stop()
         await self.lookup.stop()
         for task in self.tasks:
             assert task.done(), task
@@ -140,7 +140,7 @@ class Shell:
 @pytest.fixture
 async def readers(bootstrap: str) -> AsyncIterator[Shell]:
     shell = Shell(bootstrap)
-    await shell.tail.start()
+    await shell.live_reader.start()
     yield shell
     await shell.stop()
 

@@ -1,8 +1,8 @@
-"""A link on which the peer receives: an outlet of the tail of a topic, or of a consumer group.
+"""A link on which the peer receives: an outlet of the end of a topic, or of a consumer group.
 
 Credit is demand. What the peer accepts is done; what it releases or modifies goes back to the group; what it rejects,
-or fails on too often, becomes a dead letter. A link at the tail has nobody to give a record back to: whatever its
-outcome, it is done with.
+or fails on too often, becomes a dead letter. A link at the end of the log has nobody to give a record back to: whatever
+its outcome, it is done with.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.assignment import Part
 from gateway.kafka.groups.membership import Membership
 from gateway.kafka.groups.reader import GroupReader
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.live_reader import LiveReader
 from gateway.security.group_names import GroupNames
 from mapping.amqp.outgoing import from_record
 from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
@@ -54,7 +54,7 @@ class Egress(msgspec.Struct, frozen=True):
     """What all outgoing links of the process share.
 
     Attributes:
-        tail: the live reader, for links without a group.
+        live_reader: the live reader, for links without a group.
         dead_letters: what receivers cannot take.
         subscriptions: who has them.
         names: whose the groups are.
@@ -62,7 +62,7 @@ class Egress(msgspec.Struct, frozen=True):
         max_unsettled: records that one link may have sent and not settled.
     """
 
-    tail: Tail
+    live_reader: LiveReader
     dead_letters: DeadLetters
     subscriptions: Subscriptions
     names: GroupNames
@@ -71,7 +71,7 @@ class Egress(msgspec.Struct, frozen=True):
 
 
 class OutgoingLink:
-    """One link of a receiving peer; `gateway.kafka.contracts.Outlet` and, for the tail, `Fanout` of itself.
+    """One link of a receiving peer; `gateway.kafka.contracts.Outlet` and, for the live reader, `Fanout` of itself.
 
     Attributes:
         link: the engine's.
@@ -324,7 +324,7 @@ class OutgoingLink:
         if self._membership is not None:
             self._membership.wake()
         else:
-            self._egress.tail.room(self)
+            self._egress.live_reader.room(self)
 
     def steal(self) -> None:
         """Another link has attached to this one's subscription (part 2.6.1: the link has moved there)."""
@@ -346,8 +346,8 @@ class OutgoingLink:
             self._draining.cancel()
         source, egress = self._source, self._egress
         if source.group is None and self._membership is None:
-            egress.tail.unwatch(self.topic, self)
-            egress.tail.forget(self)
+            egress.live_reader.unwatch(self.topic, self)
+            egress.live_reader.forget(self)
             return
         group = source.group or ""  # of a temporary node there is none
         egress.subscriptions.release(group, self)
@@ -376,7 +376,7 @@ class OutgoingLink:
 
     def _drained(self) -> None:
         self._draining = None
-        if self._membership is None and self.demand > 0 and self._egress.tail.is_behind(self.topic, self):
+        if self._membership is None and self.demand > 0 and self._egress.live_reader.is_behind(self.topic, self):
             # What there is has yet to come, for a browser all of it.
             self._draining = asyncio.get_running_loop().call_later(DRAIN_S, self._drained)
             return

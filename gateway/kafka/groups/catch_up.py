@@ -19,7 +19,7 @@ from mapping.record import Received
 
 
 class Readings(Protocol):
-    """Who reads the log for outlets that are behind: `gateway.kafka.read.catch_up_reader.Replay`."""
+    """Who reads the log for outlets that are behind: `gateway.kafka.read.catch_up_reader.CatchUpReader`."""
 
     def start(self, reading: Reading) -> None:
         """Begin to serve a reading."""

@@ -50,7 +50,7 @@ CHUNK: Final = 1000  # records that are taken at once
 QUIET_S: Final = 1.0  # without a record, or without a poll: after this fetching is paused
 RECHECK_S: Final = 30.0
 """A sleeping poll looks for more after this, or up to twice as long: records of open transactions are no arrivals. It
-asks Kafka itself only where the tail does not know that there is nothing."""
+asks Kafka itself only where the live reader does not know that there is nothing."""
 FETCHER_PAUSE_S: Final = 60.0  # aiokafka's fetcher looks for work so often when nobody, such as `fetch`, wakes it
 SESSION_TIMEOUT_MS: Final = 45_000  # Kafka's own default since 3.0
 LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one fails by itself on a busy machine

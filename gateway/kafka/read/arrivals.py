@@ -1,7 +1,7 @@
 """Tells readers that have read everything when there is more: one reader at the end of the log waits for all of them.
 
 A consumer that waits by itself asks its broker twice a second. A thousand of them would keep a gateway busy with
-nothing. Here they sleep, and the tail, which reads each watched topic once for the whole process, wakes them.
+nothing. Here they sleep, and the live reader, which reads each watched topic once for the whole process, wakes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aiokafka import TopicPartition
 
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Outlet, Refused
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.live_reader import LiveReader
 from mapping.outcomes import Outcome
 from mapping.record import Received
 
@@ -30,11 +30,11 @@ class Sleeper(Protocol):
 
 
 class Arrivals:
-    """Who waits for which partitions. A fan-out of the tail that never takes a record."""
+    """Who waits for which partitions. A fan-out of the live reader that never takes a record."""
 
-    def __init__(self, tail: Tail, lookup: Lookup) -> None:
+    def __init__(self, live_reader: LiveReader, lookup: Lookup) -> None:
         """Nothing is watched before somebody waits; neither is stopped by us."""
-        self._tail = tail
+        self._live_reader = live_reader
         self._lookup = lookup
         self._waiting: dict[tuple[str, int], set[Sleeper]] = {}
         self._partitions: dict[Sleeper, tuple[TopicPartition, ...]] = {}
@@ -61,7 +61,7 @@ class Arrivals:
         try:
             new = {partition.topic for partition in positions} - self._tailed
             if new:
-                found = await self._tail.watch_all(new, self)
+                found = await self._live_reader.watch_all(new, self)
                 self._tailed |= found
                 if new != found:
                     raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {min(new - found)!r} does not exist any more")
@@ -69,7 +69,7 @@ class Arrivals:
         except BaseException:
             self.forget(sleeper)
             raise
-        # From the watch on the tail tells; what was stored before it lies below these ends.
+        # From the watch on the live reader tells; what was stored before it lies below these ends.
         if sleeper not in self._partitions or any(ends[partition] > place for partition, place in positions.items()):
             self.forget(sleeper)
             return False
@@ -79,9 +79,9 @@ class Arrivals:
     def may_have_more(self, positions: Mapping[TopicPartition, int]) -> bool:
         """Whether the log may not end at `positions`, though nothing arrived: records of open transactions do not.
 
-        Nobody is asked: it is what the tail's last fetch has said, a moment ago.
+        Nobody is asked: it is what the live reader's last fetch has said, a moment ago.
         """
-        return any(self._tail.end(partition) != position for partition, position in positions.items())
+        return any(self._live_reader.end(partition) != position for partition, position in positions.items())
 
     def forget(self, sleeper: Sleeper) -> None:
         """It does not wait any more."""
@@ -111,7 +111,7 @@ class Arrivals:
         """Nobody is woken any more."""
         for topic, timer in self._lingering.items():
             timer.cancel()
-            self._tail.unwatch(topic, self)
+            self._live_reader.unwatch(topic, self)
         self._lingering.clear()
 
     def _add(self, sleeper: Sleeper, partitions: tuple[TopicPartition, ...]) -> None:
@@ -128,4 +128,4 @@ class Arrivals:
         del self._lingering[topic]
         del self._counts[topic]
         self._tailed.discard(topic)
-        self._tail.unwatch(topic, self)
+        self._live_reader.unwatch(topic, self)

@@ -1,7 +1,7 @@
 """The catch-up reader: reads the log from a given offset at the pace of one outlet.
 
-An outlet that had no room at the tail, or a session that was offline, is behind. The log is its queue: what it
-costs is one offset per partition. A bounded pool of consumers serves the outlets in turn, so a thousand outlets
+An outlet that had no room at the end of the log, or a session that was offline, is behind. The log is its queue: what
+it costs is one offset per partition. A bounded pool of consumers serves the outlets in turn, so a thousand outlets
 behind cost a thousand offsets and a handful of consumers.
 """
 
@@ -38,7 +38,7 @@ TURN_RECORDS: Final = 2000  # records read for one outlet before the next has it
 
 
 class Goal(Protocol):
-    """Where a reading ends; the tail's position of the partition."""
+    """Where a reading ends; the live reader's position of the partition."""
 
     @property
     def position(self) -> int:
@@ -78,7 +78,7 @@ class Reading:
         self.gap = gap
 
 
-class ReplayStatistics(msgspec.Struct, frozen=True):
+class CatchUpStatistics(msgspec.Struct, frozen=True):
     """A snapshot."""
 
     outlets: Annotated[int, gauge("subscribers that are behind")]
@@ -108,7 +108,7 @@ class _Queue:
         self.home: _Worker | None = None  # who has its records at hand
 
 
-class Replay:
+class CatchUpReader:
     """Serves all outlets that are behind, from a bounded pool of consumers."""
 
     def __init__(
@@ -182,9 +182,9 @@ class Replay:
             worker.task.cancel()
         await asyncio.gather(*(worker.task for worker in workers), return_exceptions=True)
 
-    def statistics(self) -> ReplayStatistics:
-        """See `ReplayStatistics`."""
-        return ReplayStatistics(
+    def statistics(self) -> CatchUpStatistics:
+        """See `CatchUpStatistics`."""
+        return CatchUpStatistics(
             outlets=len(self._queues),
             readings=sum(len(queue.readings) for queue in self._queues.values()),
             consumers=len(self._workers),
@@ -258,7 +258,7 @@ class _Worker:
 
     task: asyncio.Task[None]
 
-    def __init__(self, pool: Replay) -> None:
+    def __init__(self, pool: CatchUpReader) -> None:
         self.idle = False
         self.wake = asyncio.Event()
         self.serves: _Queue | None = None

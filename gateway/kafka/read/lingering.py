@@ -1,4 +1,4 @@
-"""A topic that the tail watches for somebody while he needs it, and a little longer."""
+"""A topic that the live reader watches for somebody while he needs it, and a little longer."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.kafka.contracts import Fanout
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.live_reader import LiveReader
 
 
 class LingeringWatch:
-    """One `Fanout`'s place at the tail of one topic: taken with the first need, given up some time after the last.
+    """One `Fanout`'s place at the end of one topic: taken with the first need, given up a while after the last.
 
     Attributes:
-        held: whether the tail watches; what is stored from now on is seen.
+        held: whether the live reader watches; what is stored from now on is seen.
     """
 
     def __init__(
-        self, tail: Tail, topic: str, fanout: Fanout, in_use: Callable[[], object], *, linger_s: float
+        self, live_reader: LiveReader, topic: str, fanout: Fanout, in_use: Callable[[], object], *, linger_s: float
     ) -> None:
         """Nothing is read before `hold`.
 
         Args:
-            tail: the reader.
+            live_reader: the reader.
             topic: which has to exist when it is held.
             fanout: who is told of its records.
             in_use: true while it is needed.
             linger_s: seconds between the last need and its end.
         """
         self.held = False
-        self._tail = tail
+        self._live_reader = live_reader
         self._topic = topic
         self._fanout = fanout
         self._in_use = in_use
@@ -41,7 +41,7 @@ class LingeringWatch:
         """Be sure that what is stored from now on is seen. Raises Refused when Kafka does not answer."""
         async with self._taking:
             if not self.held:
-                await self._tail.watch(self._topic, self._fanout)
+                await self._live_reader.watch(self._topic, self._fanout)
                 self.held = True
 
     def let_go(self) -> None:
@@ -59,4 +59,4 @@ class LingeringWatch:
         self._timer = None
         if self.held and not self._in_use():
             self.held = False
-            self._tail.unwatch(self._topic, self._fanout)
+            self._live_reader.unwatch(self._topic, self._fanout)

@@ -1,9 +1,9 @@
 """The reader at the end of the log: one per process, for every topic that somebody watches.
 
-One consumer with a manual assignment serves all of them, and each record is handed to the outlets that the
-watching fan-outs choose. It never waits for anybody. An outlet without room falls behind on that partition: the
-catch-up reader (`replay`) brings it the records from there on, and it rejoins here when the catch-up has reached
-this reader's position, between two records, so that the order per partition holds and nothing is lost or doubled.
+One consumer with a manual assignment serves all of them, and each record is handed to the outlets that the watching
+fan-outs choose. It never waits for anybody. An outlet without room falls behind on that partition: the catch-up reader
+brings it the records from there on, and it rejoins here when the catch-up has reached this reader's
+position, between two records, so that the order per partition holds and nothing is lost or doubled.
 
 aiokafka's `assign` forgets every position and what was fetched but not handed out. So the positions are kept
 here, moved with every `getmany` (which hands over without an intermediate suspension), and all of them are sought
@@ -33,9 +33,9 @@ from gateway.kafka.driver.kafka_consumer import (
     set_fetch_wait,
 )
 from gateway.kafka.driver.lifecycle import keep_consumer
-from gateway.kafka.read.catch_up_reader import Goal, Reading, Replay
+from gateway.kafka.read.catch_up_reader import CatchUpReader, Goal, Reading
 from gateway.kafka.read.start_positions import Start, starting_offsets
-from gateway.kafka.read.watched_topics import Later, Partition, TailStatistics, Topic, Watch
+from gateway.kafka.read.watched_topics import Later, LiveStatistics, Partition, Topic, Watch
 from gateway.spawn import Spawn, keep_on
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ RECHECK_S: Final = 2.0  # a missing topic is looked for so often
 GONE_S: Final = 30.0  # a partition missing for so long is deleted: nobody catches up on it any more
 
 
-class Tail:
+class LiveReader:
     """See the module. An outlet belongs to one fan-out; outlets must be hashable by identity.
 
     Attributes:
@@ -60,7 +60,7 @@ class Tail:
         kafka: ConsumerOptions,
         spawn: Spawn,
         lookup: Lookup,
-        replay: Replay,
+        catch_up_reader: CatchUpReader,
     ) -> None:
         """Nothing is opened before the first `watch`.
 
@@ -68,12 +68,12 @@ class Tail:
             kafka: see `ConsumerOptions`.
             spawn: starts a task of the application's task group.
             lookup: finds partitions and offsets; not stopped by us.
-            replay: the catch-up reader; not stopped by us.
+            catch_up_reader: the catch-up reader; not stopped by us.
         """
         self._kafka = dict(kafka)
         self._spawn = spawn
         self._lookup = lookup
-        self._replay = replay
+        self._catch_up_reader = catch_up_reader
         self._topics: dict[str, Topic] = {}
         self._partitions: dict[TopicPartition, Partition] = {}
         self._consumer: AIOKafkaConsumer | None = None
@@ -171,8 +171,9 @@ class Tail:
     def _rewind(self, partition: TopicPartition, part: Partition, offset: int) -> bool:
         """Read a new topic again from its beginning, for one who comes to it after others, who have had it.
 
-        Whoever is behind there ends where the tail is, so that it cannot move back under him: the one who comes begins
-        where the tail is, then.
+        Whoever is behind there ends where the live reader is, so that it cannot move back under him: the one who comes
+            begins
+        where the live reader is, then.
         """
         if part.behind:
             log.warning("tail: %s-%d is read from offset %d on", partition.topic, partition.partition, part.position)
@@ -216,18 +217,18 @@ class Tail:
         watch = state.remove(fanout)
         for reading in watch.readings if watch is not None else ():
             del state.partitions[reading.partition].behind[reading.outlet]
-            self._replay.cancel(reading)
+            self._catch_up_reader.cancel(reading)
         if not state.watching:
             del self._topics[topic]
             self._remove(state, list(state.partitions))
 
     def room(self, outlet: Outlet) -> None:
         """An outlet that had said "no room" has room again."""
-        self._replay.room(outlet)
+        self._catch_up_reader.room(outlet)
 
     def forget(self, outlet: Outlet) -> None:
         """The outlet is gone: it is offered nothing more by the catch-up reader."""
-        for reading in self._replay.forget(outlet):
+        for reading in self._catch_up_reader.forget(outlet):
             part = self._partitions.get(reading.partition)
             found = part.behind.pop(outlet, None) if part is not None else None
             if found is not None:
@@ -245,8 +246,8 @@ class Tail:
     ) -> bool:
         """Offer an outlet first everything from `offset` on, as if it had fallen behind there (a session resumes).
 
-        Call it after `watch` and without waiting in between, so that the tail has nothing to offer before. What is
-        caught up on is offered whether the fan-out would select the outlet or not.
+        Call it after `watch` and without waiting in between, so that the live reader has nothing to offer before. What
+        is caught up on is offered whether the fan-out would select the outlet or not.
 
         Args:
             topic: watched by `fanout`.
@@ -353,12 +354,12 @@ class Tail:
             if (end := self.end(partition)) is not None and end > part.position
         }
 
-    def statistics(self) -> TailStatistics:
-        """See `TailStatistics`."""
+    def statistics(self) -> LiveStatistics:
+        """See `LiveStatistics`."""
         lag: dict[str, int] = {}
         for partition, part in self._partitions.items():
             lag[partition.topic] = lag.get(partition.topic, 0) + max(0, (self.end(partition) or 0) - part.position)
-        return TailStatistics(
+        return LiveStatistics(
             positions={
                 name: {partition.partition: part.position for partition, part in topic.partitions.items()}
                 for name, topic in self._topics.items()
@@ -373,7 +374,7 @@ class Tail:
             assignments=self._assignments,
             fetches=self._fetches + (self._fetcher.fetches if self._fetcher is not None else 0),
             named=self._named + (self._fetcher.named if self._fetcher is not None else 0),
-            replay=self._replay.statistics(),
+            replay=self._catch_up_reader.statistics(),
         )
 
     # Reading.
@@ -482,7 +483,7 @@ class Tail:
         part.behind[outlet] = (watch, reading)
         watch.readings[reading] = None
         self._fell_behind += 1
-        self._replay.start(reading)
+        self._catch_up_reader.start(reading)
 
     async def _skip_gap(self, consumer: AIOKafkaConsumer, positions: dict[TopicPartition, int]) -> None:
         try:
@@ -538,7 +539,7 @@ class Tail:
     def _cancel_readings(self, part: Partition) -> None:
         for watch, reading in part.behind.values():
             del watch.readings[reading]
-            self._replay.cancel(reading)
+            self._catch_up_reader.cancel(reading)
         part.behind.clear()
 
     def _check_missing(self, cluster: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the tail keeps of each watched topic's partitions and watchers, and what it tells of itself."""
+"""What the live reader keeps of each watched topic's partitions and watchers, and what it tells of itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from aiokafka import TopicPartition
 
 from gateway.kafka.contracts import Fanout, Outlet
-from gateway.kafka.read.catch_up_reader import Reading, ReplayStatistics
+from gateway.kafka.read.catch_up_reader import CatchUpStatistics, Reading
 from gateway.statistics import counter, gauge
 from mapping.record import Received
 
@@ -64,7 +64,7 @@ class Partition:
 
 
 class Later:
-    """Where a catch-up ends when its watch begins further on than the tail is."""
+    """Where a catch-up ends when its watch begins further on than the live reader is."""
 
     __slots__ = ("_part", "_since")
 
@@ -113,7 +113,7 @@ class Topic:
         return watch
 
 
-class TailStatistics(msgspec.Struct, frozen=True):
+class LiveStatistics(msgspec.Struct, frozen=True):
     """A snapshot."""
 
     positions: Annotated[
@@ -129,4 +129,4 @@ class TailStatistics(msgspec.Struct, frozen=True):
     assignments: Annotated[int, counter("how often the set of partitions was changed")]
     fetches: Annotated[int, counter("fetches that were sent to brokers")]
     named: Annotated[int, counter("partitions in these fetches: what stays as it was is not named again")]
-    replay: ReplayStatistics
+    replay: CatchUpStatistics  # the name that the metrics have

@@ -1,4 +1,4 @@
-"""From the tail of the log to MQTT sessions: one subscription trie, and the Kafka topics that its filters need.
+"""From the end of the log to MQTT sessions: one subscription trie, and the Kafka topics that its filters need.
 
 The router is the `Fanout` of every Kafka topic that some filter may match. A record is turned into its MQTT form
 once, matched once, and offered to each session once, whatever number of its filters match.
@@ -16,7 +16,7 @@ import structlog
 
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Outlet, Refused
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.session.state_records import Places, Wish
 from gateway.spawn import keep_on
@@ -131,13 +131,13 @@ class Router:
         self,
         rules: Rules,
         topics: Topics,
-        tail: Tail,
+        live_reader: LiveReader,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        """`topics` tells of new Kafka topics; `tail` reads them."""
+        """`topics` tells of new Kafka topics; `live_reader` reads them."""
         self._rules = rules
         self._topics = topics
-        self._tail = tail
+        self._live_reader = live_reader
         self._spawn = spawn
         self._trie: SubscriptionTrie[Subscriber, _Entry] = SubscriptionTrie()
         self._held: dict[str, _Held] = {}  # by filter
@@ -230,12 +230,12 @@ class Router:
     async def _watch(self, topics: set[str]) -> set[str]:
         """Watch topics from their ends; those that are there. Another is watched when it appears again."""
         try:
-            found = await self._tail.watch_all(topics, self)
+            found = await self._live_reader.watch_all(topics, self)
             if topics - found:
                 await self._topics.refresh()  # its disappearance is noticed, so that its return will be
         except BaseException:
             for topic in topics - self._watched.keys():
-                self._tail.unwatch(topic, self)
+                self._live_reader.unwatch(topic, self)
             raise
         return found & self._topics.names
 
@@ -247,9 +247,9 @@ class Router:
         """
         try:
             async with asyncio.timeout(AHEAD_S):
-                return await self._tail.ahead(topics)
+                return await self._live_reader.ahead(topics)
         except (TimeoutError, Refused):
-            return self._tail.fetched(topics)
+            return self._live_reader.fetched(topics)
 
     def _note_need(self, name: str, topics: Set[str]) -> None:
         held = self._held[name]
@@ -293,12 +293,12 @@ class Router:
             users.discard(topic_filter)
             if not users:
                 del self._watched[topic]
-                self._tail.unwatch(topic, self)
+                self._live_reader.unwatch(topic, self)
 
     def places(self, filters: Collection[str], outlet: Outlet) -> Places:
         """How far the log of the filters' topics was offered to an outlet."""
         topics = {topic for name in filters if name in self._held for topic in self._held[name].topics}
-        return {topic: self._tail.places(topic, outlet) for topic in topics}
+        return {topic: self._live_reader.places(topic, outlet) for topic in topics}
 
     async def ends(self, filters: Collection[str], outlet: Outlet, places: Places) -> Places:
         """Where the log ends in partitions of which more was offered elsewhere, or before, than is read here.
@@ -311,7 +311,7 @@ class Router:
             for topic, partitions in self.places(filters, outlet).items()
             if any(here < places.get(topic, {}).get(number, 0) for number, here in partitions.items())
         ]
-        ahead = await self._tail.ahead(behind) if behind else {}
+        ahead = await self._live_reader.ahead(behind) if behind else {}
         return {
             topic: {number: ahead.get((topic, number), here) for number, here in partitions.items()}
             for topic, partitions in self.places(filters, outlet).items()  # as they are by now
@@ -414,7 +414,7 @@ class Router:
         for topic in disappeared:
             for name in self._watched.pop(topic, ()):
                 self._held[name].topics.discard(topic)
-            self._tail.unwatch(topic, self)
+            self._live_reader.unwatch(topic, self)
         looked = [name for name, held in self._held.items() if held.looked]
         new = set(appeared) - self._watched.keys() - self._new.keys()
         if looked and new:
@@ -440,7 +440,7 @@ class Router:
                 await asyncio.sleep(0)
         while wanted := needs.keys() & self._topics.names:
             try:
-                found = await self._tail.watch_all(wanted, self, beginning=True)
+                found = await self._live_reader.watch_all(wanted, self, beginning=True)
             except Refused as refused:
                 log.warning("new topics cannot be read yet", topics=len(wanted), reason=refused.reason)
                 found = set()
@@ -449,7 +449,7 @@ class Router:
                     if name in self._held:
                         self._note_need(name, {topic})
                 if topic not in self._watched:
-                    self._tail.unwatch(topic, self)
+                    self._live_reader.unwatch(topic, self)
             if wanted - found:
                 await asyncio.sleep(AGAIN_S)
 

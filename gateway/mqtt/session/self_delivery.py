@@ -1,8 +1,8 @@
 """A client's own messages before their acknowledgements, where `mqtt.echo_wait_ms` asks for it (ADR 0021).
 
-A client that is subscribed to what it publishes is sent its own message by the tail, and PUBACK or PUBCOMP after
-Kafka's answer; which is first is chance. With the setting the acknowledgement waits until the tail has passed the
-record, and the copy of a QoS 2 message waits for its PUBREC. Neither waits longer than the setting says.
+A client that is subscribed to what it publishes is sent its own message by the live reader, and PUBACK or PUBCOMP after
+Kafka's answer; which is first is chance. With the setting the acknowledgement waits until the live reader has passed
+the record, and the copy of a QoS 2 message waits for its PUBREC. Neither waits longer than the setting says.
 
 There is no future, task or timer for a message: what waits is in order, and one timer of the process is for the first.
 """
@@ -24,7 +24,7 @@ NOWHERE: Final = -1
 
 
 class Positions(Protocol):
-    """What is asked of the tail.
+    """What is asked of the live reader.
 
     Attributes:
         passed: told a topic, a partition and the offset of the next record, when some were offered.
@@ -49,34 +49,35 @@ class _Waiting:
 
 
 class Echoes:
-    """What waits in this process for the tail, each for at most the same time."""
+    """What waits in this process for the live reader, each for at most the same time."""
 
-    def __init__(self, tail: Positions, wait_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, live_reader: Positions, wait_s: float, clock: Callable[[], float]) -> None:
         """Nothing waits.
 
         Args:
-            tail: offers the records; tells us of it from now on.
+            live_reader: offers the records; tells us of it from now on.
             wait_s: the longest wait, in seconds.
             clock: the event loop's.
         """
-        self._tail = tail
+        self._live_reader = live_reader
         self._wait_s = wait_s
         self._clock = clock
         self._places: dict[tuple[str, int], collections.deque[_Waiting]] = {}
         self._all: collections.deque[_Waiting] = collections.deque()  # in the order of their deadlines
         self._timer: asyncio.TimerHandle | None = None
-        tail.passed = self._passed
+        live_reader.passed = self._passed
 
     def __len__(self) -> int:
         """How many wait, as far as is known: those that were called are forgotten when their time comes."""
         return sum(one.then is not None for one in self._all)
 
     def after(self, topic: str, partition: int, offset: int, then: Then) -> None:
-        """Call `then` when the tail has passed a record: now, soon, or when the time is up.
+        """Call `then` when the live reader has passed a record: now, soon, or when the time is up.
 
-        A client that is sent the record waits for it, so a topic that the tail does not read was made with it: soon.
+        A client that is sent the record waits for it, so a topic that the live reader does not read was made with it:
+            soon.
         """
-        position = self._tail.position(topic, partition)
+        position = self._live_reader.position(topic, partition)
         if position is not None and position > offset:
             then[0](then[1])
             return
@@ -102,7 +103,7 @@ class Echoes:
         return waiting
 
     def _passed(self, topic: str, partition: int, position: int) -> None:
-        """The tail has offered what is below `position`."""
+        """The live reader has offered what is below `position`."""
         place = (topic, partition)
         waiting = self._places.get(place)
         if waiting is None:
@@ -110,7 +111,7 @@ class Echoes:
         # One behind another that waits for a later record, as PUBRELs in another order do, waits with it.
         while waiting and (waiting[0].then is None or waiting[0].offset < position):
             one = waiting.popleft()
-            # Not from inside the tail: a fault in there would end it.
+            # Not from inside the live reader: a fault in there would end it.
             asyncio.get_running_loop().call_soon(_call, one)
         if not waiting:
             del self._places[place]

@@ -219,7 +219,7 @@ class Session:
         """The session has a connection, and CONNACK was said; `prepare` came before."""
         self.client = self.deliveries.client = client
         self.gone_at = None
-        router, tail = self._services.router, self._services.tail
+        router, live_reader = self._services.router, self._services.live_reader
         self._held = [name for name in self._held if name not in self.filters]  # the router's entries have them now
         for wish in self.filters.values():
             router.add(self, wish)
@@ -232,10 +232,10 @@ class Session:
         self.unclear_until = 0
         self.deliveries.go_on(at_once, lost)
         for (topic, number), offset in starts.items():
-            tail.catch_up(topic, router, outlet, number, offset, self._lost)
+            live_reader.catch_up(topic, router, outlet, number, offset, self._lost)
 
     def detach(self) -> None:
-        """The connection is gone: leave the tail, remember how far the log was offered."""
+        """The connection is gone: leave the live reader, remember how far the log was offered."""
         services = self._services
         if self.kept:
             self._places = self._reached()
@@ -248,7 +248,7 @@ class Session:
         self._drop()
         for outlet in (self._lossy, self._lossless):
             if outlet is not None:
-                services.tail.forget(outlet)
+                services.live_reader.forget(outlet)
         self._lossy = self._lossless = None
         self._forget_matches()
         self.shares.leave()
@@ -333,13 +333,13 @@ class Session:
         """The window or the socket has room again."""
         self.deliveries.feed_retained()
         if self._lossless is not None:
-            self._services.tail.room(self._lossless)
+            self._services.live_reader.room(self._lossless)
         self.shares.wake()
 
     def feed_lossy(self) -> None:
         """The socket has room again."""
         if self._lossy is not None:
-            self._services.tail.room(self._lossy)
+            self._services.live_reader.room(self._lossy)
 
 
 def topics_changed(live: Mapping[str, Session], appeared: Iterable[str], disappeared: Iterable[str]) -> None:

@@ -117,7 +117,7 @@ class Consumers(Module):
         self._names = services.names
         self._spawn = services.spawn
         self._clock = services.clock
-        self._arrivals = Arrivals(services.tail, services.lookup)
+        self._arrivals = Arrivals(services.live_reader, services.lookup)
         self._instances: dict[tuple[str, str], Instance | None] = {}  # None: being created
         self._timer: asyncio.TimerHandle | None = None
         self._draining = False

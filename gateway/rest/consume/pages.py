@@ -1,7 +1,8 @@
 """Stateless reads: a page of a topic's log from any place, and where the next one begins.
 
 Nothing is kept between two requests. The pages are read by the consumers that bring other clients what they are behind
-on (`gateway.kafka.read.catch_up_reader`), and whoever waits at the end sleeps until the tail has something for it.
+on (`gateway.kafka.read.catch_up_reader`), and whoever waits at the end sleeps until the live reader has something for
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from aiohttp import web
 from aiokafka import TopicPartition
 
 from gateway.kafka.read.arrivals import Arrivals
-from gateway.kafka.read.catch_up_reader import Reading, Replay
+from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from gateway.net.http_server import SERVER
 from gateway.rest.consume.start_positions import Span, find_span
 from gateway.rest.server.access import forbidden
@@ -50,7 +51,7 @@ class ReadsStatistics(msgspec.Struct, frozen=True):
 
 
 class _End:
-    """Where a page's reading of a partition ends; see `replay.Goal`."""
+    """Where a page's reading of a partition ends; see `catch_up_reader.Goal`."""
 
     __slots__ = ("position",)
 
@@ -105,7 +106,7 @@ class Filling:
             self.done.set()
         return True
 
-    async def fill(self, replay: Replay, topic: str, span: Span) -> dict[int, int]:
+    async def fill(self, catch_up_reader: CatchUpReader, topic: str, span: Span) -> dict[int, int]:
         """Read from the span until the page is full or the span's end is reached.
 
         Returns:
@@ -124,7 +125,7 @@ class Filling:
         try:
             for number, start in parts.items():
                 place = TopicPartition(topic, number)
-                replay.start(Reading(self, place, start, goal=_End(span.ends[number]), finished=finished))
+                catch_up_reader.start(Reading(self, place, start, goal=_End(span.ends[number]), finished=finished))
             if parts:
                 async with asyncio.timeout(FILL_S):
                     await self.done.wait()
@@ -132,7 +133,7 @@ class Filling:
             if not self._body.count:
                 raise busy("Kafka is slow; try again") from error
         finally:
-            for reading in replay.forget(self):
+            for reading in catch_up_reader.forget(self):
                 position[reading.partition.partition] = reading.position
         return position
 
@@ -166,9 +167,9 @@ class Reads(Module):
         """Nothing is opened before a client asks."""
         self._config = services.config
         self._lookup = services.lookup
-        self._replay = services.replay
+        self._catch_up_reader = services.catch_up_reader
         self._clock = services.clock
-        self._arrivals = Arrivals(services.tail, services.lookup)
+        self._arrivals = Arrivals(services.live_reader, services.lookup)
         self._filling = asyncio.Semaphore(PAGES_AT_ONCE)
         self._sleepers: set[_Sleeper] = set()
         self._draining = False
@@ -194,7 +195,7 @@ class Reads(Module):
             body = _Body(media, embedded, max_bytes)
             await self._enter()
             try:
-                position = await Filling(body, limit, chosen, allowed).fill(self._replay, topic, span)
+                position = await Filling(body, limit, chosen, allowed).fill(self._catch_up_reader, topic, span)
             finally:
                 self._filling.release()
             if body.count or self._draining or self._clock() >= deadline:

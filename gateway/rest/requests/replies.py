@@ -1,4 +1,4 @@
-"""Where answers to this process's questions come in: one key of the reply topic, watched at the tail of the log.
+"""Where answers to this process's questions come in: one key of the reply topic, watched at its end.
 
 The address is `<http.reply_topic>/<a name that nobody can guess>`. Whoever may publish there can answer, over every
 protocol and at every gateway. Which question an answer is for, its correlation id says; that cannot be guessed either.
@@ -14,7 +14,7 @@ from typing import Final
 from gateway.kafka.contracts import Outlet
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.lingering import LingeringWatch
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.live_reader import LiveReader
 from mapping.record import Received
 from mapping.rest_requests import correlation_of
 
@@ -44,11 +44,13 @@ class Replies:
         late: how many answers came that nobody waited for.
     """
 
-    def __init__(self, tail: Tail, publisher: Publisher, topic: str, unguessable: Callable[[], str]) -> None:
+    def __init__(
+        self, live_reader: LiveReader, publisher: Publisher, topic: str, unguessable: Callable[[], str]
+    ) -> None:
         """Nothing is read before the first question.
 
         Args:
-            tail: reads the reply topic.
+            live_reader: reads the reply topic.
             publisher: knows topics.
             topic: the reply topic.
             unguessable: gives a new text that cannot be guessed, legal in an MQTT topic.
@@ -62,7 +64,7 @@ class Replies:
         self._unguessable = unguessable
         self._open: dict[str, Question] = {}
         self._users = 0
-        self._watch = LingeringWatch(tail, topic, self, lambda: self._users, linger_s=LINGER_S)
+        self._watch = LingeringWatch(live_reader, topic, self, lambda: self._users, linger_s=LINGER_S)
 
     def __len__(self) -> int:
         """How many questions are open."""

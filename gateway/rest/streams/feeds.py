@@ -1,4 +1,4 @@
-"""Live streams of a topic: what the tail reads once goes to all listeners, encoded once for all who want the same form.
+"""Live streams of a topic: what is read once goes to all listeners, encoded once for each form.
 
 A listener is an outlet of the live reader (`gateway.kafka.read`): one without room falls behind and gets all later,
 so nothing is dropped and nothing waits in memory. With each record it is told a position, from which a later stream
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from gateway.kafka.contracts import Outlet
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.live_reader import LiveReader
 from gateway.security.permissions import Permission
 from mapping.record import Received
 from mapping.rest_view import RecordFilter
@@ -49,10 +49,10 @@ class Sink(Protocol):
 
 
 class Feed:
-    """One topic at the tail, and who listens.
+    """One topic at the end of the log, and who listens.
 
     Attributes:
-        places: by partition, the offset behind what the tail has passed.
+        places: by partition, the offset behind what the live reader has passed.
         users: who listens, or is about to.
         listeners: who does; changed by `add` and `remove`. There may be thousands.
     """
@@ -103,7 +103,7 @@ class Feed:
 
     @property
     def position(self) -> str:
-        """Behind what the tail has passed."""
+        """Behind what the live reader has passed."""
         if self._position is None:
             self._position = format_position(self.places)
         return self._position
@@ -116,7 +116,7 @@ class Listener:
 
     def __init__(
         self,
-        tail: Tail,
+        live_reader: LiveReader,
         feed: Feed,
         form: Form,
         sink: Sink,
@@ -126,7 +126,7 @@ class Listener:
         partition: int | None,
     ) -> None:
         """Made by `Feeds.join`."""
-        self._tail = tail
+        self._live_reader = live_reader
         self.feed = feed
         self._form = form
         self._sink = sink
@@ -134,11 +134,11 @@ class Listener:
         self._allowed = allowed
         self._partition = partition
         self._everything = chosen.everything and allowed is None and partition is None
-        # None while its place is the feed's. Empty: it has just fallen behind, and the tail knows where.
+        # None while its place is the feed's. Empty: it has just fallen behind, and the live reader knows where.
         self._own: dict[int, int] | None = None
 
     def begin(self, start: Mapping[int, int]) -> None:
-        """Go on from here, whatever the tail has passed."""
+        """Go on from here, whatever the live reader has passed."""
         self._own = dict(start)
         self._rejoin(self._own)
 
@@ -158,7 +158,7 @@ class Listener:
                 self._sink.send(self.feed.encoded(self._form))
             return True
         if not own:
-            own |= self._tail.places(self.feed.topic, self)
+            own |= self._live_reader.places(self.feed.topic, self)
         partition = record.partition
         if record.offset < own.get(partition, 0):
             return True  # stored before the stream began
@@ -175,14 +175,14 @@ class Listener:
     def wake(self) -> None:
         """There may be room again."""
         if self._own is not None and self._sink.room:
-            self._tail.room(self)
+            self._live_reader.room(self)
 
     @property
     def position(self) -> str:
         """Behind everything that was offered."""
         if self._own is None:
             return self.feed.position
-        return format_position(self._own or self._tail.places(self.feed.topic, self))
+        return format_position(self._own or self._live_reader.places(self.feed.topic, self))
 
     def _wants(self, record: Received) -> bool:
         if self._partition is not None and record.partition != self._partition:
@@ -194,18 +194,18 @@ class Listener:
     def _rejoin(self, own: Mapping[int, int]) -> None:
         """Share the feed's place from now on, if it is the same."""
         places = self.feed.places
-        if all(places.get(partition) == offset for partition, offset in own.items()) and not self._tail.is_behind(
-            self.feed.topic, self
-        ):
+        if all(
+            places.get(partition) == offset for partition, offset in own.items()
+        ) and not self._live_reader.is_behind(self.feed.topic, self):
             self._own = None
 
 
 class Feeds:
     """All topics that somebody listens to."""
 
-    def __init__(self, tail: Tail) -> None:
+    def __init__(self, live_reader: LiveReader) -> None:
         """Nothing is watched before somebody listens."""
-        self._tail = tail
+        self._live_reader = live_reader
         self._feeds: dict[str, Feed] = {}
 
     async def join(
@@ -231,7 +231,7 @@ class Feeds:
             partition: of this one alone.
 
         Raises:
-            Refused: as `Tail.watch`.
+            Refused: as `LiveReader.watch`.
         """
         feed = self._feeds.get(topic)
         if feed is None:
@@ -243,19 +243,19 @@ class Feeds:
         try:
             async with feed.watching:
                 if not feed.watched:
-                    await self._tail.watch(topic, feed)
+                    await self._live_reader.watch(topic, feed)
                     feed.watched = True
         except BaseException:
             self._release(feed)
             raise
-        listener = Listener(self._tail, feed, form, sink, chosen=chosen, allowed=allowed, partition=partition)
-        # Nothing is waited for from here on: the tail must not pass anything in between.
-        for number, offset in self._tail.places(topic, listener).items():
+        listener = Listener(self._live_reader, feed, form, sink, chosen=chosen, allowed=allowed, partition=partition)
+        # Nothing is waited for from here on: the live reader must not pass anything in between.
+        for number, offset in self._live_reader.places(topic, listener).items():
             feed.places.setdefault(number, offset)
         feed.add(listener)
         for number, offset in start.items():
             gap: Callable[[int], None] = partial(sink.gap, number)
-            self._tail.catch_up(topic, feed, listener, number, offset, gap)
+            self._live_reader.catch_up(topic, feed, listener, number, offset, gap)
         listener.begin(start)
         return listener
 
@@ -263,7 +263,7 @@ class Feeds:
         """Listen no more."""
         feed = listener.feed
         if feed.remove(listener):
-            self._tail.forget(listener)
+            self._live_reader.forget(listener)
             self._release(feed)
 
     def stop(self) -> None:
@@ -283,4 +283,4 @@ class Feeds:
     def _end(self, feed: Feed) -> None:
         del self._feeds[feed.topic]
         if feed.watched:
-            self._tail.unwatch(feed.topic, feed)
+            self._live_reader.unwatch(feed.topic, feed)

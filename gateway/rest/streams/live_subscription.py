@@ -120,7 +120,7 @@ class Subscription:
         """Begin to read.
 
         Raises:
-            Refused: as `find_span`, `Tail.watch`, `GroupNames.admit` and `Groups.join`.
+            Refused: as `find_span`, `LiveReader.watch`, `GroupNames.admit` and `Groups.join`.
             RestError: as `find_span`.
         """
         message, readers = self._message, self._readers

@@ -20,8 +20,8 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.groups.membership import Groups
 from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.read.catch_up_reader import Replay
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.catch_up_reader import CatchUpReader
+from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.state import StateTopics
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.kafka.transactions.transactional_producers import Transactors
@@ -42,7 +42,7 @@ class Backend:
     config: KafkaConfig
     publisher: Publisher
     lookup: Lookup
-    tail: Tail
+    live_reader: LiveReader
     groups: Groups
     names: GroupNames
     spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
@@ -88,14 +88,14 @@ async def kafka_side(
     )
     await publisher.start()
     lookup = Lookup(client_settings(config, "lookup"), spawn=spawn, ensure=topics.get)
-    replay = Replay(client_settings(config, "replay"), spawn, lookup)
-    tail = Tail(client_settings(config, "tail"), spawn, lookup, replay)
-    await tail.start()
+    catch_up_reader = CatchUpReader(client_settings(config, "replay"), spawn, lookup)
+    live_reader = LiveReader(client_settings(config, "tail"), spawn, lookup, catch_up_reader)
+    await live_reader.start()
     groups = Groups(
         client_settings(config, "group"),
         spawn,
         lookup,
-        replay,
+        catch_up_reader,
         random=random.Random(7).random,
         patience=topics.patience.bound,
     )
@@ -122,15 +122,15 @@ async def kafka_side(
     backend.names = names
     backend.lookup = lookup
     backend.config = config
-    backend.publisher, backend.tail, backend.groups, backend.spawn = publisher, tail, groups, spawn
+    backend.publisher, backend.live_reader, backend.groups, backend.spawn = publisher, live_reader, groups, spawn
     try:
         yield backend
     finally:
         await publisher.drain(5)
         await groups.stop()
         await state.stop()
-        await tail.stop()
-        await replay.stop()
+        await live_reader.stop()
+        await catch_up_reader.stop()
         await lookup.stop()
         await publisher.stop()
         refreshing.cancel()
@@ -175,7 +175,7 @@ async def amqp_front(
         config,
         container_id="trivium-test",
         publisher=backend.publisher,
-        tail=backend.tail,
+        live_reader=backend.live_reader,
         groups=backend.groups,
         names=backend.names,
         transactions=transactions,

@@ -50,11 +50,11 @@ async def test_a_plain_address_may_be_a_queue(start_front: Any, new_topic: Any) 
         one.close()
         found += take(connection.create_receiver(jobs, name="two", credit=5), 3)
         by_key = take(connection.create_receiver(f"{jobs}/urgent", credit=5), 1)
-        tail = connection.create_receiver(live, credit=5)
+        live_reader = connection.create_receiver(live, credit=5)
         connection.create_sender(live).send(data(b"live"))
         with pytest.raises(LinkDetached, match=outcomes.NOT_IMPLEMENTED):
             connection.create_receiver(f"{jobs}/live/x")
-        return [found, by_key, take(tail, 1)]
+        return [found, by_key, take(live_reader, 1)]
 
     assert await as_client(front, receive) == [
         [b"0", b"1", b"2", b"3", b"now"],  # each one once; a key's records are the topic's too

@@ -24,8 +24,8 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.groups.membership import Groups
 from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.read.catch_up_reader import Replay
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.catch_up_reader import CatchUpReader
+from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.state import StateTopics
 from gateway.observe.tracing import Tracing
 from gateway.rest.listener import RestListener
@@ -52,12 +52,12 @@ class Gateway:
         self.listener = listener
         self.publisher = services.publisher
         self.topics = services.topics
-        self.tail = services.tail
+        self.live_reader = services.live_reader
         self.keyed = services.keyed
 
     def tail_topics(self) -> set[str]:
         """What is read at its end."""
-        return set(self.tail.statistics().positions)
+        return set(self.live_reader.statistics().positions)
 
     @property
     def url(self) -> str:
@@ -102,13 +102,13 @@ async def running_gateway(
         authenticator = Authenticator(security)
         await authenticator.start()
         lookup = Lookup(client_settings(kafka_config, "lookup"), spawn=spawn, ensure=topics.get)
-        replay = Replay(client_settings(kafka_config, "replay"), spawn, lookup)
-        tail = Tail(client_settings(kafka_config, "tail"), spawn, lookup, replay)
+        catch_up_reader = CatchUpReader(client_settings(kafka_config, "replay"), spawn, lookup)
+        live_reader = LiveReader(client_settings(kafka_config, "tail"), spawn, lookup, catch_up_reader)
         groups = Groups(
             client_settings(kafka_config, "group"),
             spawn,
             lookup,
-            replay,
+            catch_up_reader,
             random=random.Random(2).random,
             patience=topics.patience.bound,
         )
@@ -154,8 +154,8 @@ async def running_gateway(
             publisher=publisher,
             topics=topics,
             lookup=lookup,
-            tail=tail,
-            replay=replay,
+            live_reader=live_reader,
+            catch_up_reader=catch_up_reader,
             groups=groups,
             names=names,
             authenticator=authenticator,
@@ -176,7 +176,7 @@ async def running_gateway(
             started = await publisher.start()
             assert started or not wait
             background.append(spawn(topics.run()))
-            await tail.start()
+            await live_reader.start()
             if started:
                 await state.start()
                 await state.loaded.wait()
@@ -187,8 +187,8 @@ async def running_gateway(
             await publisher.drain(1.0)
             await groups.stop()
             await state.stop()
-            await tail.stop()
-            await replay.stop()
+            await live_reader.stop()
+            await catch_up_reader.stop()
             await lookup.stop()
             await publisher.stop()
             await topics.stop()

@@ -18,7 +18,7 @@ from gateway.config import AccessRule, ConfigError
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.membership import Groups
-from gateway.kafka.read.catch_up_reader import Replay
+from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.security.authorization import AccessList, Grant
 from gateway.security.group_names import TOPIC, YOUNG_MS, GroupNames
 from gateway.security.identity import Identity
@@ -46,8 +46,8 @@ async def gateway_names(bootstrap: str, clock: Clock) -> AsyncIterator[GroupName
     async with state_process(bootstrap) as process:
         kafka = process.kafka
         lookup = Lookup(kafka, spawn=process.spawn, ensure=process.topics.get)
-        replay = Replay(kafka, process.spawn, lookup, consumers=1)
-        groups = Groups(kafka, process.spawn, lookup, replay, random=random.random)
+        catch_up_reader = CatchUpReader(kafka, process.spawn, lookup, consumers=1)
+        groups = Groups(kafka, process.spawn, lookup, catch_up_reader, random=random.random)
         names = GroupNames(
             groups,
             process.topics,
@@ -61,7 +61,7 @@ async def gateway_names(bootstrap: str, clock: Clock) -> AsyncIterator[GroupName
         await asyncio.wait_for(process.state.loaded.wait(), WITHIN_S)
         yield names
         await groups.stop()
-        await replay.stop()
+        await catch_up_reader.stop()
         await lookup.stop()
 
 

@@ -23,8 +23,8 @@ from gateway.kafka.driver.lifecycle import start_consumer
 from gateway.kafka.groups.group_admin import GroupAdmin
 from gateway.kafka.groups.polled_member import Member, MemberSettings
 from gateway.kafka.read.arrivals import Arrivals
-from gateway.kafka.read.catch_up_reader import Replay
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.catch_up_reader import CatchUpReader
+from gateway.kafka.read.live_reader import LiveReader
 from gateway.spawn import Spawn
 
 
@@ -94,7 +94,7 @@ async def ask_member(bootstrap: str, spawn: Spawn) -> None:
     settings = MemberSettings("nobody", "m", "latest", 1, 1024, "read_committed", 3.0, None, 60.0)
     kafka = {"bootstrap_servers": bootstrap}
     lookup = Lookup(kafka, spawn=spawn)
-    arrivals = Arrivals(Tail(kafka, spawn, lookup, Replay(kafka, spawn, lookup)), lookup)
+    arrivals = Arrivals(LiveReader(kafka, spawn, lookup, CatchUpReader(kafka, spawn, lookup)), lookup)
     member = Member(settings, kafka, arrivals, auto_commit=False, spawn=spawn, clock=loop.time)
     await member.start()
     await member.stop(2.0)
@@ -141,9 +141,9 @@ async def test_the_tail_outlives_a_watch_that_ends_before_it_reads(readers, prod
     topic = await new_topic(partitions=1)
     sink = readers.Sink()
     fan = readers.Fan(sink)
-    await readers.tail.watch(topic, fan)
-    readers.tail.unwatch(topic, fan)  # the reader's consumer is still connecting, and finds nothing to read
-    await readers.wait_until(lambda: readers.tail.statistics().assignments == 1)
-    await readers.tail.watch(topic, fan)
+    await readers.live_reader.watch(topic, fan)
+    readers.live_reader.unwatch(topic, fan)  # the reader's consumer is still connecting, and finds nothing to read
+    await readers.wait_until(lambda: readers.live_reader.statistics().assignments == 1)
+    await readers.live_reader.watch(topic, fan)
     await producer.send_and_wait(topic, b"1")
     await readers.wait_until(lambda: len(sink.got) == 1)

@@ -91,14 +91,14 @@ async def test_an_idle_fetch_names_nothing_and_a_record_comes_all_the_same(reade
     for name in names:
         await until_led(admin, name)
     sink = readers.Sink()
-    await readers.tail.watch_all(names, readers.Fan(sink))
+    await readers.live_reader.watch_all(names, readers.Fan(sink))
     await producer.send_and_wait(names[0], b"first")
     await readers.wait_until(lambda: sink.values == [b"first"])
-    begun = readers.tail.statistics()
+    begun = readers.live_reader.statistics()
     for number in range(20):
         await producer.send_and_wait(names[number], b"%d" % number)
         await readers.wait_until(lambda number=number: sink.values[-1] == b"%d" % number)
-    done = readers.tail.statistics()
+    done = readers.live_reader.statistics()
     assert done.fetches > begun.fetches
     assert done.named - begun.named <= 3 * 20 + len(names)  # not 60 in each; once more all, should it begin anew
     await admin.delete_topics(names)

@@ -27,12 +27,12 @@ async def test_offers_what_is_stored_after_watch_returned_in_order(readers, prod
     topic = await new_topic(partitions=3)
     await fill(producer, topic, 30)
     sink = readers.Sink()
-    await readers.tail.watch(topic, readers.Fan(sink))
+    await readers.live_reader.watch(topic, readers.Fan(sink))
     await fill(producer, topic, 3000)
     await readers.wait_until(lambda: len(sink.got) >= 3000)
     sink.check_complete(3000)
     assert sink.by_partition() == {(topic, n): list(range(10, 1010)) for n in range(3)}
-    statistics = readers.tail.statistics()
+    statistics = readers.live_reader.statistics()
     assert statistics.positions == {topic: {0: 1010, 1: 1010, 2: 1010}}
     assert statistics.lag == {topic: 0}
     assert (statistics.records, statistics.offers, statistics.behind) == (3000, 3000, 0)
@@ -41,7 +41,7 @@ async def test_offers_what_is_stored_after_watch_returned_in_order(readers, prod
 async def test_a_record_keeps_everything(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=1)
     sink = readers.Sink()
-    await readers.tail.watch(topic, readers.Fan(sink))
+    await readers.live_reader.watch(topic, readers.Fan(sink))
     headers = [("a", b"1"), ("b", None), ("a", b"")]
     await producer.send_and_wait(topic, b"", key=b"k", headers=headers, timestamp_ms=1234567890123)
     await producer.send_and_wait(topic, None, key=b"k")
@@ -55,12 +55,12 @@ async def test_a_record_keeps_everything(readers, producer, new_topic) -> None:
 async def test_a_later_watcher_of_a_watched_topic_gets_only_what_is_later(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=1)
     early = readers.Sink()
-    await readers.tail.watch(topic, readers.Fan(early))
+    await readers.live_reader.watch(topic, readers.Fan(early))
     watching = []
     for number in range(40):
         await producer.send_and_wait(topic, b"%d" % number)
         late = readers.Sink()
-        await readers.tail.watch(topic, readers.Fan(late))  # the tail may still be on its way to the end
+        await readers.live_reader.watch(topic, readers.Fan(late))  # the live reader may still be on its way to the end
         watching.append((number + 1, late))
     await producer.send_and_wait(topic, b"last")
     await readers.wait_until(lambda: all(late.got and late.got[-1].offset == 40 for _, late in watching))
@@ -75,7 +75,7 @@ async def test_topics_come_and_go_while_records_flow(readers, producer, admin) -
     for name in names:
         await until_led(admin, name)
     main = readers.Sink()
-    await readers.tail.watch(names[0], readers.Fan(main))
+    await readers.live_reader.watch(names[0], readers.Fan(main))
     stored = 0
     done = False
 
@@ -92,13 +92,13 @@ async def test_topics_come_and_go_while_records_flow(readers, producer, admin) -
     for name in names[1:]:
         sink, fan = readers.Sink(), None
         fan = readers.Fan(sink)
-        await readers.tail.watch(name, fan)
+        await readers.live_reader.watch(name, fan)
         for number in range(3):
             await producer.send_and_wait(name, b"x", partition=number)
         others.append((name, sink, fan))
     await readers.wait_until(lambda: all(len(sink.got) == 3 for _, sink, _ in others))
     for name, _, fan in others[::2]:
-        readers.tail.unwatch(name, fan)
+        readers.live_reader.unwatch(name, fan)
         await asyncio.sleep(0.01)
     done = True
     await flowing
@@ -110,38 +110,38 @@ async def test_topics_come_and_go_while_records_flow(readers, producer, admin) -
     main.check_complete(stored)
     for number, (_, sink, _) in enumerate(others):
         sink.check_complete(3 if number % 2 == 0 else 4)
-    assert len(readers.tail.statistics().positions) == 11
-    assert readers.tail.statistics().assignments < 45  # neighbours share one
+    assert len(readers.live_reader.statistics().positions) == 11
+    assert readers.live_reader.statistics().assignments < 45  # neighbours share one
 
 
 async def test_a_slow_outlet_falls_behind_and_rejoins_and_delays_nobody(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=3)
     fast, slow, lossy = readers.Sink(), readers.Sink(100), readers.Sink(100, lossy=True)
-    await readers.tail.watch(topic, readers.Fan(fast, slow, lossy))
+    await readers.live_reader.watch(topic, readers.Fan(fast, slow, lossy))
     await fill(producer, topic, 6000)
     await readers.wait_until(lambda: len(fast.got) == 6000)
     fast.check_complete(6000)
     assert len(slow.got) == 100
     assert len(lossy.got) == 100
-    assert readers.tail.statistics().behind == 3
-    assert readers.tail.statistics().dropped == 5900
+    assert readers.live_reader.statistics().behind == 3
+    assert readers.live_reader.statistics().dropped == 5900
 
     while len(slow.got) < 5000:
         slow.room += 100
-        readers.tail.room(slow)
+        readers.live_reader.room(slow)
         await readers.wait_until(lambda: slow.room == 0)
-    assert readers.tail.statistics().behind > 0
+    assert readers.live_reader.statistics().behind > 0
     slow.room = None
-    readers.tail.room(slow)
-    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
+    readers.live_reader.room(slow)
+    await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     slow.check_complete(6000)
 
-    offered = readers.replay.statistics().offered
+    offered = readers.catch_up_reader.statistics().offered
     await fill(producer, topic, 300)
     await readers.wait_until(lambda: len(slow.got) == 6300 and len(fast.got) == 6300)
     slow.check_complete(6300)
-    assert readers.replay.statistics().offered == offered  # it is with the tail again
-    assert readers.replay.statistics().outlets == 0
+    assert readers.catch_up_reader.statistics().offered == offered  # it is with the live reader again
+    assert readers.catch_up_reader.statistics().outlets == 0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -153,7 +153,7 @@ async def test_nothing_is_lost_doubled_or_reordered_however_room_comes_and_goes(
         await until_led(admin, name)
     sinks = [readers.Sink(chance.randrange(200)) for _ in range(6)]
     for name in names:
-        await readers.tail.watch(name, readers.Fan(*sinks))
+        await readers.live_reader.watch(name, readers.Fan(*sinks))
     stored = 0
     for _ in range(60):
         for _ in range(chance.randrange(300)):
@@ -161,37 +161,37 @@ async def test_nothing_is_lost_doubled_or_reordered_however_room_comes_and_goes(
             stored += 1
         for sink in chance.sample(sinks, 3):
             sink.room += chance.choice((1, 10, 100, 1000))
-            readers.tail.room(sink)
+            readers.live_reader.room(sink)
         await asyncio.sleep(chance.choice((0, 0.001, 0.01)))
     await producer.flush()
     for sink in sinks:
         sink.room = None
-        readers.tail.room(sink)
+        readers.live_reader.room(sink)
     await readers.wait_until(lambda: min(len(sink.got) for sink in sinks) >= stored)
     for sink in sinks:
         sink.check_complete(stored)
-    assert readers.tail.statistics().fell_behind > 6
-    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
+    assert readers.live_reader.statistics().fell_behind > 6
+    await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
 
 
 async def test_a_thousand_outlets_behind_share_a_few_consumers(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=1)
     sinks = [readers.Sink(0) for _ in range(1000)]
-    await readers.tail.watch(topic, readers.Fan(*sinks))
+    await readers.live_reader.watch(topic, readers.Fan(*sinks))
     await fill(producer, topic, 20, partitions=1)
-    await readers.wait_until(lambda: readers.tail.statistics().records == 20)
-    assert readers.tail.statistics().behind == 1000
+    await readers.wait_until(lambda: readers.live_reader.statistics().records == 20)
+    assert readers.live_reader.statistics().behind == 1000
     most = 0
     for sink in sinks:
         sink.room = 15
-        readers.tail.room(sink)
+        readers.live_reader.room(sink)
     while min(len(sink.got) for sink in sinks) < 15:
-        most = max(most, readers.replay.statistics().consumers)
+        most = max(most, readers.catch_up_reader.statistics().consumers)
         await asyncio.sleep(0.005)
     for sink in sinks:
         sink.room = None
-        readers.tail.room(sink)
-    await readers.wait_until(lambda: readers.tail.statistics().behind == 0, within=60)
+        readers.live_reader.room(sink)
+    await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0, within=60)
     for sink in sinks:
         sink.check_complete(20)
     assert 1 <= most <= 2
@@ -201,16 +201,16 @@ async def test_outlets_that_change_between_consumers_get_nothing_twice(readers, 
     """Each outlet has a little room again and again: what another consumer still has at hand is old by then."""
     topic = await new_topic(1)
     outlets = [readers.Sink(0) for _ in range(3)]
-    await readers.tail.watch(topic, readers.Fan(*outlets))
+    await readers.live_reader.watch(topic, readers.Fan(*outlets))
     for number in range(2000):
         await producer.send(topic, b"%d" % number, partition=0)
     await producer.flush()
-    await readers.wait_until(lambda: readers.tail.statistics().behind == len(outlets))
+    await readers.wait_until(lambda: readers.live_reader.statistics().behind == len(outlets))
     chance = random.Random(4)
-    while readers.tail.statistics().behind:
+    while readers.live_reader.statistics().behind:
         outlet = chance.choice(outlets)
         outlet.room += chance.randrange(1, 40)
-        readers.tail.room(outlet)
+        readers.live_reader.room(outlet)
         await asyncio.sleep(chance.choice((0, 0, 0, 0.001, 0.003)))
     for outlet in outlets:
         outlet.check_complete(2000)
@@ -220,21 +220,21 @@ async def test_outlets_that_leave_while_behind_leave_nothing(readers, producer, 
     topic = await new_topic(partitions=2)
     gone, stays, ended = readers.Sink(1), readers.Sink(1), readers.Sink(1)
     fan, other = readers.Fan(gone, stays), readers.Fan(ended)
-    await readers.tail.watch(topic, fan)
-    await readers.tail.watch(topic, other)
+    await readers.live_reader.watch(topic, fan)
+    await readers.live_reader.watch(topic, other)
     await fill(producer, topic, 100, partitions=2)
-    await readers.wait_until(lambda: readers.tail.statistics().records == 100)
-    assert readers.tail.statistics().behind >= 3
+    await readers.wait_until(lambda: readers.live_reader.statistics().records == 100)
+    assert readers.live_reader.statistics().behind >= 3
     fan.outlets = (stays,)
-    readers.tail.forget(gone)
-    readers.tail.unwatch(topic, other)
+    readers.live_reader.forget(gone)
+    readers.live_reader.unwatch(topic, other)
     for sink in (gone, stays, ended):
         sink.room = None
-        readers.tail.room(sink)
-    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
+        readers.live_reader.room(sink)
+    await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     stays.check_complete(100)
     assert len(gone.got) == len(ended.got) == 1
-    assert readers.replay.statistics().outlets == 0
+    assert readers.catch_up_reader.statistics().outlets == 0
 
 
 async def test_a_session_resumes_from_stored_positions(readers, producer, new_topic) -> None:
@@ -242,15 +242,15 @@ async def test_a_session_resumes_from_stored_positions(readers, producer, new_to
     await fill(producer, topic, 2000, partitions=2)
     sink = readers.Sink(10)
     fan = readers.Fan(sink)
-    await readers.tail.watch(topic, fan)
-    assert readers.tail.catch_up(topic, fan, sink, 0, 400)
-    assert readers.tail.catch_up(topic, fan, sink, 1, 1000)  # at the end already
-    assert not readers.tail.catch_up(topic, fan, sink, 7, 0)
+    await readers.live_reader.watch(topic, fan)
+    assert readers.live_reader.catch_up(topic, fan, sink, 0, 400)
+    assert readers.live_reader.catch_up(topic, fan, sink, 1, 1000)  # at the end already
+    assert not readers.live_reader.catch_up(topic, fan, sink, 7, 0)
     await fill(producer, topic, 200, partitions=2)
     await readers.wait_until(lambda: sink.room == 0)
     sink.room = None
-    readers.tail.room(sink)
-    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
+    readers.live_reader.room(sink)
+    await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     await readers.wait_until(lambda: len(sink.got) == 800)
     assert sink.by_partition() == {(topic, 0): list(range(400, 1100)), (topic, 1): list(range(1000, 1100))}
 
@@ -260,23 +260,23 @@ async def test_retention_that_passes_a_slow_outlet_is_a_counted_gap(
 ) -> None:
     topic = await new_topic(partitions=1)
     sink = readers.Sink(10)
-    await readers.tail.watch(topic, readers.Fan(sink))
+    await readers.live_reader.watch(topic, readers.Fan(sink))
     await fill(producer, topic, 100, partitions=1)
-    await readers.wait_until(lambda: readers.tail.statistics().behind == 1)
-    await readers.wait_until(lambda: readers.tail.statistics().records == 100)
+    await readers.wait_until(lambda: readers.live_reader.statistics().behind == 1)
+    await readers.wait_until(lambda: readers.live_reader.statistics().records == 100)
     await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=60)})
     sink.room = None
-    readers.tail.room(sink)
-    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
+    readers.live_reader.room(sink)
+    await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     assert [record.offset for record in sink.got] == [*range(10), *range(60, 100)]
-    assert readers.replay.statistics().gaps == 50
+    assert readers.catch_up_reader.statistics().gaps == 50
     assert sum("50 records are lost" in message for message in caplog.messages) == 1
 
 
 async def test_records_of_an_aborted_transaction_are_not_messages(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=1)
     sink, slow = readers.Sink(), readers.Sink(1)
-    await readers.tail.watch(topic, readers.Fan(sink, slow))
+    await readers.live_reader.watch(topic, readers.Fan(sink, slow))
     async with AIOKafkaProducer(bootstrap_servers=readers.bootstrap, transactional_id=f"x-{topic}") as transactional:
         await transactional.begin_transaction()
         await transactional.send_and_wait(topic, b"aborted")
@@ -288,10 +288,10 @@ async def test_records_of_an_aborted_transaction_are_not_messages(readers, produ
         await transactional.send_and_wait(topic, b"aborted")
         await transactional.abort_transaction()
     await readers.wait_until(lambda: len(sink.got) == 2)
-    await readers.wait_until(lambda: readers.tail.statistics().behind == 1)
+    await readers.wait_until(lambda: readers.live_reader.statistics().behind == 1)
     slow.room = None
-    readers.tail.room(slow)
-    await readers.wait_until(lambda: readers.tail.statistics().behind == 0)
+    readers.live_reader.room(slow)
+    await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     await producer.send_and_wait(topic, b"plain")
     await readers.wait_until(lambda: len(sink.got) == 3 and len(slow.got) == 3)
     assert sink.values == slow.values == [b"committed", b"too", b"plain"]
@@ -300,7 +300,7 @@ async def test_records_of_an_aborted_transaction_are_not_messages(readers, produ
 async def test_new_partitions_are_read_from_their_first_record(readers, producer, new_topic, admin) -> None:
     topic = await new_topic(partitions=1)
     sink = readers.Sink()
-    await readers.tail.watch(topic, readers.Fan(sink))
+    await readers.live_reader.watch(topic, readers.Fan(sink))
     await admin.create_partitions({topic: NewPartitions(total_count=2)})
     async with AIOKafkaProducer(bootstrap_servers=readers.bootstrap) as fresh:
         await readers.wait_until(
@@ -315,7 +315,7 @@ async def test_a_deleted_topic_disturbs_nobody_and_may_come_back(readers, produc
     doomed, other = await new_topic(partitions=1), await new_topic(partitions=1)
     sink = readers.Sink()
     for topic in (doomed, other):
-        await readers.tail.watch(topic, readers.Fan(sink))
+        await readers.live_reader.watch(topic, readers.Fan(sink))
     await fill(producer, doomed, 5, partitions=1)
     await readers.wait_until(lambda: len(sink.got) == 5)
     await admin.delete_topics([doomed])
@@ -330,7 +330,7 @@ async def test_a_deleted_topic_disturbs_nobody_and_may_come_back(readers, produc
 
 
 def gone(readers: Any, topic: str) -> list[str]:
-    return ["is gone" for part in readers.tail._topics[topic].partitions.values() if part.missing_since]
+    return ["is gone" for part in readers.live_reader._topics[topic].partitions.values() if part.missing_since]
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def gone(readers: Any, topic: str) -> list[str]:
 )
 async def test_topics_that_cannot_be_watched_are_refused(readers, topic, outcome) -> None:
     with pytest.raises(Refused) as refused:
-        await readers.tail.watch(topic, readers.Fan())
+        await readers.live_reader.watch(topic, readers.Fan())
     assert refused.value.outcome is outcome
     assert refused.value.reason
 
@@ -382,7 +382,7 @@ async def test_many_questions_share_a_request(readers, new_topic) -> None:
 async def test_acknowledgements_are_not_starved_by_a_flood(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=3)
     sinks = [readers.Sink() for _ in range(20)]
-    await readers.tail.watch(topic, readers.Fan(*sinks))
+    await readers.live_reader.watch(topic, readers.Fan(*sinks))
     await fill(producer, topic, 10_000)
     worst, last = 0.0, time.thread_time()  # not the time in which other processes have the machine
     while len(sinks[0].got) < 10_000:
@@ -403,11 +403,11 @@ async def test_who_leaves_costs_the_same_however_many_are_behind(readers, produc
     topic = await new_topic(partitions=1)
     fans = [readers.Fan(readers.Sink(room=0)) for _ in range(400)]
     for fan in fans:
-        await readers.tail.watch(topic, fan)
+        await readers.live_reader.watch(topic, fan)
     await producer.send_and_wait(topic, b"nobody takes it")
-    await readers.wait_until(lambda: readers.tail.statistics().behind == 400)
-    first = steps(lambda: readers.tail.unwatch(topic, fans[0]))
+    await readers.wait_until(lambda: readers.live_reader.statistics().behind == 400)
+    first = steps(lambda: readers.live_reader.unwatch(topic, fans[0]))
     for fan in fans[1:399]:
-        readers.tail.unwatch(topic, fan)
-    assert first <= steps(lambda: readers.tail.unwatch(topic, fans[399])) + 10
-    assert readers.tail.statistics().behind == 0
+        readers.live_reader.unwatch(topic, fan)
+    assert first <= steps(lambda: readers.live_reader.unwatch(topic, fans[399])) + 10
+    assert readers.live_reader.statistics().behind == 0

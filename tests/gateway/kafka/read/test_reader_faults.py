@@ -40,9 +40,9 @@ async def test_a_killed_broker_costs_no_outlet_a_record(new_broker, readers) -> 
     await broker.start()
     await make_topic(broker.bootstrap_servers, 2)
     here = type(readers)(broker.bootstrap_servers)
-    await here.tail.start()
+    await here.live_reader.start()
     fast, slow, held = readers.Sink(), readers.Sink(50), readers.Holder(50)
-    await here.tail.watch(TOPIC, readers.Fan(fast, slow))
+    await here.live_reader.watch(TOPIC, readers.Fan(fast, slow))
     held.membership = await here.groups.join(f"g-{uuid.uuid4().hex[:8]}", [TOPIC], held)
     await store(broker.bootstrap_servers, 1000, 2)
     await readers.wait_until(lambda: len(fast.got) == 1000 and len(held.held) == 50)
@@ -50,7 +50,7 @@ async def test_a_killed_broker_costs_no_outlet_a_record(new_broker, readers) -> 
 
     await broker.kill()
     slow.room += 100
-    here.tail.room(slow)
+    here.live_reader.room(slow)
     with pytest.raises(Refused) as refused:
         async with asyncio.timeout(40):
             await here.groups.join("another", [TOPIC], readers.Sink())
@@ -61,10 +61,10 @@ async def test_a_killed_broker_costs_no_outlet_a_record(new_broker, readers) -> 
     await readers.wait_until(lambda: len(fast.got) == 2000)
     fast.check_complete(2000)
     slow.room = None
-    here.tail.room(slow)
-    await readers.wait_until(lambda: here.tail.statistics().behind == 0)
+    here.live_reader.room(slow)
+    await readers.wait_until(lambda: here.live_reader.statistics().behind == 0)
     slow.check_complete(2000)
-    assert here.tail.statistics().gaps == here.replay.statistics().gaps == 0
+    assert here.live_reader.statistics().gaps == here.catch_up_reader.statistics().gaps == 0
 
     def all_settled() -> bool:
         settled.update((record.partition, record.offset) for record in held.settle())
@@ -79,16 +79,16 @@ async def test_a_silent_broker_neither_hangs_a_subscriber_nor_the_stop(new_broke
     await broker.start()
     await make_topic(broker.bootstrap_servers, 1)
     here = type(readers)(broker.bootstrap_servers, lookup_timeout_s=1.0)
-    await here.tail.start()
+    await here.live_reader.start()
     sink, held = readers.Sink(), readers.Holder()
-    await here.tail.watch(TOPIC, readers.Fan(sink))
+    await here.live_reader.watch(TOPIC, readers.Fan(sink))
     held.membership = await here.groups.join("g", [TOPIC], held)
     await store(broker.bootstrap_servers, 10, 1)
     await readers.wait_until(lambda: len(sink.got) == len(held.held) == 10)
     freeze(broker.pid)
     try:
         with pytest.raises(Refused) as refused:
-            await here.tail.watch(TOPIC, readers.Fan())
+            await here.live_reader.watch(TOPIC, readers.Fan())
         assert refused.value.outcome is Outcome.BUSY
         held.settle()
     finally:
@@ -107,9 +107,9 @@ async def test_a_silent_broker_neither_hangs_a_subscriber_nor_the_stop(new_broke
 
 async def test_starting_needs_no_kafka(readers) -> None:
     nowhere = type(readers)("127.0.0.1:1", lookup_timeout_s=1.0)
-    await nowhere.tail.start()
+    await nowhere.live_reader.start()
     with pytest.raises(Refused) as refused:
-        await nowhere.tail.watch(TOPIC, readers.Fan())
+        await nowhere.live_reader.watch(TOPIC, readers.Fan())
     assert refused.value.outcome is Outcome.BUSY
     with pytest.raises(Refused) as refused:
         await nowhere.groups.join("g", [TOPIC], readers.Sink())

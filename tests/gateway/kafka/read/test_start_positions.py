@@ -1,4 +1,4 @@
-"""Beginning elsewhere than at the end of the log: offsets of places and times, and the tail's way there."""
+"""Beginning elsewhere than at the end of the log: offsets of places and times, and the live reader's way there."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_watch_from_a_time_goes_on_at_the_tail(readers: Any, producer: A
     topic = await new_topic(partitions=3)
     await fill(producer, topic)
     sink = readers.Sink()
-    await readers.tail.watch_from(topic, readers.Fan(sink), sink, AtTime(FIRST_TIME + 2500))
+    await readers.live_reader.watch_from(topic, readers.Fan(sink), sink, AtTime(FIRST_TIME + 2500))
     for partition in range(3):
         await producer.send_and_wait(topic, b"new", partition=partition)
     await readers.wait_until(lambda: len(sink.got) == 7 + 1 + 3)
@@ -62,15 +62,15 @@ async def test_a_watch_from_a_time_goes_on_at_the_tail(readers: Any, producer: A
 async def test_what_lies_between_the_tail_and_the_end_is_caught_up_on(
     readers: Any, producer: Any, new_topic: Any
 ) -> None:
-    """The tail serves others, and is behind the log's end when somebody begins at or behind the tail's position."""
+    """The live reader serves others, and is behind the log's end when somebody begins at or behind its position."""
     topic = await new_topic(partitions=1)
-    await readers.tail.watch(topic, readers.Fan(readers.Sink()))
+    await readers.live_reader.watch(topic, readers.Fan(readers.Sink()))
     sinks = []
     for number in range(40):
         await producer.send_and_wait(topic, b"%d" % number)
         sink = readers.Sink()
         first = max(0, number - number % 3)
-        await readers.tail.watch_from(topic, readers.Fan(sink), sink, AtOffset(first), 0)
+        await readers.live_reader.watch_from(topic, readers.Fan(sink), sink, AtOffset(first), 0)
         sinks.append((first, sink))
     await producer.send_and_wait(topic, b"last")
     await readers.wait_until(lambda: all(sink.got and sink.got[-1].offset == 40 for _, sink in sinks))

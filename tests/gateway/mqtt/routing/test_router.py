@@ -17,8 +17,8 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.read.arrivals import Arrivals
-from gateway.kafka.read.catch_up_reader import Replay
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.catch_up_reader import CatchUpReader
+from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.routing.router import Router
 from mapping.record import Received
 from mapping.rules import Rules
@@ -40,9 +40,9 @@ class Parts:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.topics = Topics(config, create=False, spawn=self.spawn, clock=asyncio.get_running_loop().time)
         self.lookup = Lookup(client_settings(config, "lookup"), spawn=self.spawn, ensure=self.topics.get)
-        self.replay = Replay(client_settings(config, "replay"), self.spawn, self.lookup)
-        self.tail = Tail(client_settings(config, "tail"), self.spawn, self.lookup, self.replay)
-        self.router = Router(Rules(), self.topics, self.tail, self.spawn)
+        self.catch_up_reader = CatchUpReader(client_settings(config, "replay"), self.spawn, self.lookup)
+        self.live_reader = LiveReader(client_settings(config, "tail"), self.spawn, self.lookup, self.catch_up_reader)
+        self.router = Router(Rules(), self.topics, self.live_reader, self.spawn)
         self.seen: list[bytes | None] = []
         self.router.select = self._select  # type: ignore[method-assign]
 
@@ -63,8 +63,8 @@ class Parts:
         self.lookup.requests = 0
 
     async def stop(self) -> None:
-        await self.tail.stop()
-        await self.replay.stop()
+        await self.live_reader.stop()
+        await self.catch_up_reader.stop()
         await self.lookup.stop()
         await self.topics.stop()
 
@@ -72,7 +72,7 @@ class Parts:
 @pytest.fixture
 async def parts(bootstrap: str) -> AsyncIterator[Parts]:
     made = Parts(bootstrap)
-    await made.tail.start()
+    await made.live_reader.start()
     yield made
     await made.stop()
 
@@ -110,37 +110,39 @@ async def test_everything_is_one_pass_and_the_next_subscriber_asks_nothing(
 ) -> None:
     await parts.settled()
     await parts.router.hold({"#": None})
-    watched = parts.tail.statistics().positions
+    watched = parts.live_reader.statistics().positions
     assert watched.keys() >= set(many)
     assert parts.lookup.requests <= 4  # metadata, at most twice for what it lacked, and the ends
-    await wait_until(lambda: parts.tail.statistics().assignments == 1)
-    await wait_until(lambda: parts.tail.statistics().fetches >= 2)  # the first has brought how far each log reaches
+    await wait_until(lambda: parts.live_reader.statistics().assignments == 1)
+    await wait_until(
+        lambda: parts.live_reader.statistics().fetches >= 2
+    )  # the first has brought how far each log reaches
 
     requests, refreshed = parts.lookup.requests, parts.topics.counted
     for name in ("#", "+/x", f"{many[0]}/#"):
         await parts.router.hold({name: None})
     assert (parts.lookup.requests, parts.topics.counted) == (requests, refreshed)
-    assert parts.tail.statistics().assignments == 1
+    assert parts.live_reader.statistics().assignments == 1
 
     later = f"later in {many[-1]}".encode()  # others' messages come by `#`, too
     await produce(bootstrap, many[-1], [later])
     await wait_until(lambda: later in parts.seen)
     for name in ("#", "#", "+/x", f"{many[0]}/#"):
         parts.router.drop(name)
-    assert parts.tail.statistics().positions == {}
+    assert parts.live_reader.statistics().positions == {}
 
 
 async def test_many_filters_are_one_pass(parts: Parts, many: list[str]) -> None:
     filters = {f"{name}/#": None for name in many} | {f"{name}-none/#": None for name in many}
     await parts.settled()
     assert await parts.router.hold(filters) == {name: {} for name in filters}
-    assert parts.tail.statistics().positions.keys() == set(many)
+    assert parts.live_reader.statistics().positions.keys() == set(many)
     assert parts.lookup.requests <= 4
-    await wait_until(lambda: parts.tail.statistics().assignments == 1)
+    await wait_until(lambda: parts.live_reader.statistics().assignments == 1)
 
 
 async def test_an_http_consumer_of_many_topics_sleeps_after_one_pass(parts: Parts, many: list[str]) -> None:
-    """One with a `topic_pattern`, say: its fetcher sleeps until the tail sees something."""
+    """One with a `topic_pattern`, say: its fetcher sleeps until the live reader sees something."""
     await parts.settled()
     woken: list[bool] = []
 
@@ -148,10 +150,10 @@ async def test_an_http_consumer_of_many_topics_sleeps_after_one_pass(parts: Part
         def arrived(self) -> None:
             woken.append(True)
 
-    arrivals = Arrivals(parts.tail, parts.lookup)
+    arrivals = Arrivals(parts.live_reader, parts.lookup)
     assert await arrivals.wait_for(Sleeper(), {TopicPartition(name, 0): 0 for name in many})
     assert parts.lookup.requests <= 4
-    assert parts.tail.statistics().positions.keys() == set(many)
+    assert parts.live_reader.statistics().positions.keys() == set(many)
     with pytest.raises(Refused):
         await arrivals.wait_for(Sleeper(), {TopicPartition(a_name(), 0): 0})
     arrivals.stop()
@@ -175,7 +177,7 @@ async def test_what_is_stored_in_a_new_topic_before_it_is_found_is_not_missed(
             other.append(record.value)
             return ()
 
-    await parts.tail.watch(names[0], Other())  # it wants what comes from now on, and is there before
+    await parts.live_reader.watch(names[0], Other())  # it wants what comes from now on, and is there before
     await parts.topics.refresh()
     await wait_until(lambda: len(parts.seen) == 4)
     for name in names:
@@ -237,7 +239,7 @@ async def test_a_subscriber_gets_what_is_acknowledged_later_and_nothing_that_was
     for number in range(15):
         assert await publisher.publish(f"{topic}/t", b"%d" % number) == 0
         subscribers.append(await connect())
-        await subscribers[-1].subscribe(f"{topic}/#")  # at once: the tail may not have the message yet
+        await subscribers[-1].subscribe(f"{topic}/#")  # at once: the live reader may not have the message yet
     assert await publisher.publish(f"{topic}/t", b"15") == 0
     for number, late in enumerate(subscribers, 1):
         came = [message.payload for message in await late.messages(16 - number)]

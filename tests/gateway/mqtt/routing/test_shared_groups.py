@@ -21,7 +21,7 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.groups.membership import GROUP_LIMIT, Groups
-from gateway.kafka.read.catch_up_reader import Replay
+from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.mqtt.routing.router import Match
 from gateway.mqtt.routing.shared_groups import Share, Sharing
 from gateway.mqtt.session.state_records import Wish
@@ -91,12 +91,12 @@ class Process:
         clock = asyncio.get_running_loop().time
         self.topics = Topics(config, create=False, spawn=self.spawn, clock=clock)
         self.lookup = Lookup(client_settings(config, "lookup"), spawn=self.spawn, ensure=self.topics.get)
-        self.replay = Replay(client_settings(config, "replay"), self.spawn, self.lookup, consumers=1)
+        self.catch_up_reader = CatchUpReader(client_settings(config, "replay"), self.spawn, self.lookup, consumers=1)
         self.groups = Groups(
             client_settings(config, "group"),
             self.spawn,
             self.lookup,
-            self.replay,
+            self.catch_up_reader,
             random=random.random,
             revoke_wait_s=revoke_wait_s,
             return_wait_s=return_wait_s,
@@ -121,7 +121,7 @@ class Process:
 
     async def stop(self) -> None:
         await self.groups.stop()
-        await self.replay.stop()
+        await self.catch_up_reader.stop()
         await self.lookup.stop()
         await self.topics.stop()
         for task in self.tasks:

@@ -12,8 +12,8 @@ import pytest
 from flowcontrol.budget import Budget
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Result
-from gateway.kafka.read.catch_up_reader import Replay
-from gateway.kafka.read.live_reader import Tail
+from gateway.kafka.read.catch_up_reader import CatchUpReader
+from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.qos2 import Exchanges, Floors
 from gateway.mqtt.session.self_delivery import Echoes, OwnCopies
@@ -29,8 +29,8 @@ LONG_S = 60.0
 STORED = Result(Outcome.STORED, 0)
 
 
-class Tailing:
-    """A tail that is moved by hand."""
+class MovedByHand:
+    """A live reader that is moved by hand."""
 
     def __init__(self) -> None:
         self.passed: Callable[[str, int, int], None] | None = None
@@ -45,9 +45,9 @@ class Tailing:
         self.passed(topic, partition, position)
 
 
-def make(wait_s: float = LONG_S) -> tuple[Tailing, Echoes, list[str]]:
-    tail = Tailing()
-    return tail, Echoes(tail, wait_s, asyncio.get_running_loop().time), []
+def make(wait_s: float = LONG_S) -> tuple[MovedByHand, Echoes, list[str]]:
+    live_reader = MovedByHand()
+    return live_reader, Echoes(live_reader, wait_s, asyncio.get_running_loop().time), []
 
 
 async def test_what_the_tail_has_passed_waits_for_nothing() -> None:
@@ -58,31 +58,31 @@ async def test_what_the_tail_has_passed_waits_for_nothing() -> None:
 
 
 async def test_what_the_tail_does_not_read_yet_is_waited_for() -> None:
-    tail, echoes, said = make()
+    live_reader, echoes, said = make()
     echoes.after("new", 0, 0, (said.append, "made by its first message"))
     assert said == []
-    tail.move("new", 0, 1)
+    live_reader.move("new", 0, 1)
     await wait_until(lambda: said == ["made by its first message"])
 
 
 async def test_the_rest_waits_for_the_tail() -> None:
-    tail, echoes, said = make()
+    live_reader, echoes, said = make()
     for offset in (10, 11, 12):
         echoes.after("t", 0, offset, (said.append, f"a{offset}"))
     echoes.after("t", 1, 10, (said.append, "b10"))
-    tail.move("t", 0, 12)
+    live_reader.move("t", 0, 12)
     await wait_until(lambda: said == ["a10", "a11"])
-    tail.move("t", 1, 11)
+    live_reader.move("t", 1, 11)
     await wait_until(lambda: said == ["a10", "a11", "b10"])
     assert len(echoes) == 1
     echoes.release()
     assert said == ["a10", "a11", "b10", "a12"]
-    tail.move("t", 0, 13)
+    live_reader.move("t", 0, 13)
     assert len(echoes) == 0
 
 
 async def test_nothing_waits_longer_than_the_bound() -> None:
-    tail, echoes, said = make(wait_s=0.05)
+    live_reader, echoes, said = make(wait_s=0.05)
     begun = asyncio.get_running_loop().time()
     echoes.after("t", 0, 10, (said.append, "first"))
     echoes.later((said.append, "anyway"))
@@ -90,16 +90,16 @@ async def test_nothing_waits_longer_than_the_bound() -> None:
     await wait_until(lambda: len(said) == 3)
     assert said == ["first", "anyway", "second"]
     assert asyncio.get_running_loop().time() - begun >= 0.05
-    tail.move("t", 0, 50)
+    live_reader.move("t", 0, 50)
     await asyncio.sleep(0)
     assert len(said) == 3  # each is called once
     echoes.after("t", 0, 50, (said.append, "third"))
-    tail.move("t", 0, 51)
+    live_reader.move("t", 0, 51)
     await wait_until(lambda: said[-1] == "third")
 
 
 async def test_a_frozen_tail_holds_no_longer_either(bootstrap: str, new_topic: Any) -> None:
-    """The tail of the gateway, of which nothing is read: it was not started."""
+    """The live reader of the gateway, of which nothing is read: it was not started."""
     topic = await new_topic(1)
     tasks: list[asyncio.Task[None]] = []
     kafka = {"bootstrap_servers": bootstrap, "metadata_max_age_ms": 1000, "request_timeout_ms": 10_000}
@@ -109,8 +109,8 @@ async def test_a_frozen_tail_holds_no_longer_either(bootstrap: str, new_topic: A
         return tasks[-1]
 
     lookup = Lookup(kafka, spawn=spawn, timeout_s=10.0)
-    replay = Replay(kafka, spawn, lookup, consumers=1)
-    tail = Tail(kafka, spawn, lookup, replay)
+    catch_up_reader = CatchUpReader(kafka, spawn, lookup, consumers=1)
+    live_reader = LiveReader(kafka, spawn, lookup, catch_up_reader)
     said: list[str] = []
 
     class Nobody:
@@ -118,14 +118,14 @@ async def test_a_frozen_tail_holds_no_longer_either(bootstrap: str, new_topic: A
             return ()
 
     try:
-        await tail.watch(topic, Nobody())
-        echoes = Echoes(tail, 0.1, asyncio.get_running_loop().time)
+        await live_reader.watch(topic, Nobody())
+        echoes = Echoes(live_reader, 0.1, asyncio.get_running_loop().time)
         echoes.after(topic, 0, 0, (said.append, "late"))
         assert said == []
         await wait_until(lambda: said == ["late"])
     finally:
-        await tail.stop()
-        await replay.stop()
+        await live_reader.stop()
+        await catch_up_reader.stop()
         await lookup.stop()
 
 
@@ -187,7 +187,7 @@ def exchanges(echoes: Echoes, link: Link) -> tuple[Exchanges, Sink]:
 
 @pytest.mark.parametrize("first", ["answer", "pubrel"])
 async def test_pubcomp_waits_for_the_copy_and_is_said_once(first: str) -> None:
-    tail, echoes, _ = make()
+    live_reader, echoes, _ = make()
     link = Link()
     one, sink = exchanges(echoes, link)
     one.publish(Record("t", None, b""), 1, Slot(1), echoed=True)
@@ -201,7 +201,7 @@ async def test_pubcomp_waits_for_the_copy_and_is_said_once(first: str) -> None:
     assert slot.result is not None  # it came before [MQTT-4.3.3-10]
     assert len(sink.tokens) == 1
     assert link.said == ["PUBREC"]
-    tail.move("t", 0, 11)
+    live_reader.move("t", 0, 11)
     await wait_until(lambda: link.said == ["PUBREC", 1])
     assert one.open_ids == []
 

@@ -43,7 +43,7 @@ async def send(http: aiohttp.ClientSession, topic: str, value: Any) -> None:
 async def test_idle_polls_sleep_while_others_produce_and_one_record_wakes_them_all(
     bootstrap: str, new_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(member, "RECHECK_S", 1000.0)  # nothing but the tail wakes them
+    monkeypatch.setattr(member, "RECHECK_S", 1000.0)  # nothing but the live reader wakes them
     topic, busy = await new_topic(partitions=1), await new_topic(partitions=1)
     async with running_gateway(bootstrap) as gateway:
         connector = aiohttp.TCPConnector(limit=0)
@@ -112,7 +112,7 @@ async def test_a_poll_that_sleeps_is_ended_by_a_deletion_and_its_consumer_is_for
 async def test_records_of_an_open_transaction_wake_at_the_latest_by_a_look(
     http: aiohttp.ClientSession, bootstrap: str, new_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tail sees committed records only; a consumer that reads uncommitted ones looks by itself now and then."""
+    """The live reader sees committed records only; a consumer that reads uncommitted ones looks by itself."""
     monkeypatch.setattr(member, "RECHECK_S", 0.5)
     monkeypatch.setattr(member, "QUIET_S", 0.1)
     topic = await new_topic(partitions=1)
@@ -151,7 +151,7 @@ async def test_a_look_at_what_the_tail_knows_wakes_nobody(
     assert await poll(http, path) == [0]
     async with asyncio.TaskGroup() as group:
         answer = group.create_task(poll(http, path))
-        # The first looks may come before the tail's first fetch, which wakes it once.
+        # The first looks may come before the live reader's first fetch, which wakes it once.
         await until(lambda: looks[-6:] == [(False, len(falls))] * 6, limit_s=40)
         await send(http, topic, 1)
         assert await asyncio.wait_for(answer, 40) == [1]

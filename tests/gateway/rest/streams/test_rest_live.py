@@ -221,9 +221,9 @@ async def test_a_slow_reader_misses_nothing(gateway: Gateway, new_topic: NewTopi
     async with aiohttp.ClientSession(gateway.url, read_bufsize=4096) as http, talk(http) as slow, talk(http) as quick:
         await slow.say("subscribe", "s", topic=topic)
         await slow.hear("subscribed")
-        fell_behind = gateway.tail.statistics().fell_behind
+        fell_behind = gateway.live_reader.statistics().fell_behind
         sent = 0
-        while gateway.tail.statistics().fell_behind == fell_behind:
+        while gateway.live_reader.statistics().fell_behind == fell_behind:
             await quick.say("produce", "p", topic=topic, records=[{"value": "x" * 60_000}] * 10)
             await quick.hear("produced")
             sent += 10

@@ -140,9 +140,9 @@ async def test_a_slow_listener_misses_nothing_and_holds_up_nobody(
     before = gateway.listener.statistics().streams
     await until(lambda: gateway.listener.statistics().streams.open == before.open + 1)
     async with stream(http, topic) as quick:
-        fell_behind = gateway.tail.statistics().fell_behind
+        fell_behind = gateway.live_reader.statistics().fell_behind
         sent = 0
-        while gateway.tail.statistics().fell_behind == fell_behind:  # as much as the sockets' buffers hold
+        while gateway.live_reader.statistics().fell_behind == fell_behind:  # as much as the sockets' buffers hold
             await store(http, topic, ["x" * 60_000] * 10)
             assert len(await some(quick, 10)) == 10
             sent += 10
