@@ -384,7 +384,9 @@ async def test_topics_of_a_wildcard_come_and_go(new_process, admin: AIOKafkaAdmi
     await wait_until(lambda: client.values[-1] == b"105")
 
 
-async def test_a_filter_waits_for_its_topic(process, admin: AIOKafkaAdminClient, producer, group) -> None:
+async def test_a_filter_waits_for_its_topic(
+    process, admin: AIOKafkaAdminClient, producer, group, bootstrap: str
+) -> None:
     topic = f"t-{uuid.uuid4().hex[:12]}"
     client = await process.join(Client(), group, f"{topic}/#")  # this gateway may not create it
     assert process.group.topics == ()
@@ -395,7 +397,7 @@ async def test_a_filter_waits_for_its_topic(process, admin: AIOKafkaAdminClient,
     await wait_until(lambda: len(client.got) == 3)
     client.acknowledge()
     await client.shares[f"{topic}/#"].leave()
-    assert await committed(process.lookup._kafka["bootstrap_servers"], group, topic) == [3]
+    assert await committed(bootstrap, group, topic) == [3]
 
 
 async def test_one_group_of_mqtt_amqp_and_native_members(process, producer, new_topic, bootstrap, group) -> None:
