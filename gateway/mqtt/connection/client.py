@@ -18,7 +18,7 @@ from gateway.mqtt.connection.publishing import EXACTLY_ONCE, REFUSED, Incoming
 from gateway.mqtt.connection.subscribing import ANSWER_S, subscribe, unsubscribe
 from gateway.mqtt.services import Services
 from gateway.mqtt.session.session import Session
-from gateway.mqtt.session.state_records import Testament
+from gateway.mqtt.state.records import Testament
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
 from gateway.security.exchange import Done, Failed

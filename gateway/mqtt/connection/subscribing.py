@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.kafka.contracts import Refused
-from gateway.mqtt.session.state_records import Owed, Wish
+from gateway.mqtt.state.records import Owed, Wish
 from mapping.outcomes import Outcome
 from protocols.mqtt import events
 from protocols.mqtt.connection import Connection

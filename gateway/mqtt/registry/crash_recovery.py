@@ -11,7 +11,7 @@ from aiokafka import TopicPartition
 
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.session.qos2 import Exchanges
-from gateway.mqtt.session.state_records import FlightRecord, Places
+from gateway.mqtt.state.records import FlightRecord, Places
 from mapping.outcomes import Outcome
 
 RETRY_S: Final = 0.5

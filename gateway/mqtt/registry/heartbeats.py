@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 
 from gateway.identity import GatewayIdentity
-from gateway.mqtt.session.state_records import GatewayRecord
+from gateway.mqtt.state.records import GatewayRecord
 
 log = structlog.get_logger(__name__)
 

@@ -23,11 +23,10 @@ from gateway.mqtt.counters import SessionStatistics
 from gateway.mqtt.registry.crash_recovery import Accounting, in_time
 from gateway.mqtt.registry.deadlines import Deadlines
 from gateway.mqtt.registry.heartbeats import SIGN_S, Gateways
-from gateway.mqtt.registry.store import SessionStore
 from gateway.mqtt.registry.takeover import find_orphans, inherited
 from gateway.mqtt.registry.wills import Wills, due_at
 from gateway.mqtt.session.session import Session
-from gateway.mqtt.session.state_records import (
+from gateway.mqtt.state.records import (
     FLIGHT,
     GATEWAY,
     NEVER,
@@ -40,6 +39,7 @@ from gateway.mqtt.session.state_records import (
     decode_session,
     encode,
 )
+from gateway.mqtt.state.store import SessionStore
 from gateway.spawn import keep_on, together
 from gateway.turns import in_turns
 from mapping.outcomes import Outcome

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from gateway.mqtt.registry.crash_recovery import Accounting
-from gateway.mqtt.registry.store import SessionStore
 from gateway.mqtt.registry.wills import due_at
-from gateway.mqtt.session.state_records import FlightRecord, SessionRecord, decode_flight, decode_session, encode
+from gateway.mqtt.state.records import FlightRecord, SessionRecord, decode_flight, decode_session, encode
+from gateway.mqtt.state.store import SessionStore
 
 
 async def find_orphans(

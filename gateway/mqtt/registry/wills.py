@@ -10,7 +10,7 @@ import structlog
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.mqtt.routing.retained import Retained
-from gateway.mqtt.session.state_records import NEVER, Testament
+from gateway.mqtt.state.records import NEVER, Testament
 from mapping.mqtt import Inbound
 from mapping.outcomes import Outcome
 from mapping.rules import Rules

@@ -18,7 +18,7 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Outlet, Refused
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.routing.needed_topics import needed_topics
-from gateway.mqtt.session.state_records import Places, Wish
+from gateway.mqtt.state.records import Places, Wish
 from gateway.spawn import keep_on
 from mapping.mqtt import Delivery, from_record
 from mapping.record import Received

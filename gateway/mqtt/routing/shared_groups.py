@@ -23,7 +23,7 @@ from gateway.kafka.groups.assignment import Interest
 from gateway.kafka.groups.membership import Groups, Membership
 from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.routing.router import Match, combine
-from gateway.mqtt.session.state_records import Wish
+from gateway.mqtt.state.records import Wish
 from mapping.mqtt import Delivery
 from mapping.record import Received
 from mapping.rules import Rules

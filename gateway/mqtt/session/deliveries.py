@@ -12,7 +12,7 @@ from gateway.mqtt.session.inflight import PUBACK, PUBCOMP, PUBREC, Flights
 from gateway.mqtt.session.pending_retained import RetainedQueue
 from gateway.mqtt.session.self_delivery import OwnCopies
 from gateway.mqtt.session.shared import AT_LEAST_ONCE
-from gateway.mqtt.session.state_records import Flight, Owed, Wish
+from gateway.mqtt.state.records import Flight, Owed, Wish
 from mapping.mqtt import Delivery, for_subscriber
 from mapping.record import Received
 from protocols.mqtt.encoding import PreparedPublish, prepare_publish

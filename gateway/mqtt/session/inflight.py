@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gateway.mqtt.session.state_records import Flight, Places
+from gateway.mqtt.state.records import Flight, Places
 from mapping.record import Received
 from protocols.mqtt.states import UNLIMITED
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gateway.mqtt.session.state_records import Owed, Wish
+from gateway.mqtt.state.records import Owed, Wish
 
 Place = tuple[int, int]
 """Partition and offset in the topic of retained messages."""

@@ -26,7 +26,7 @@ from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.self_delivery import Echoes, OwnCopies
-from gateway.mqtt.session.state_records import FlightRecord, Places
+from gateway.mqtt.state.records import FlightRecord, Places
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Record
 

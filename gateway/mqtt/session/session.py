@@ -21,7 +21,7 @@ from gateway.mqtt.session.outbox import Outbox
 from gateway.mqtt.session.qos2 import Exchanges
 from gateway.mqtt.session.self_delivery import OwnCopies
 from gateway.mqtt.session.shared import Shares
-from gateway.mqtt.session.state_records import FlightRecord, Places, SessionRecord, Testament, Wish, encode
+from gateway.mqtt.state.records import FlightRecord, Places, SessionRecord, Testament, Wish, encode
 from mapping.mqtt import Delivery
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.topics import SubscriptionTrie, is_shared

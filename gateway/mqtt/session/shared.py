@@ -10,7 +10,7 @@ import structlog
 from gateway.failures import failures
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.routing.shared_groups import Share, SharedSubscriber
-from gateway.mqtt.session.state_records import Wish
+from gateway.mqtt.state.records import Wish
 from mapping.outcomes import Outcome
 from mapping.record import Received
 from protocols.mqtt.topics import parse_share

@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from gateway.identity import GatewayIdentity
 from gateway.mqtt.registry.deadlines import Deadlines
 from gateway.mqtt.registry.heartbeats import SILENT_S, Gateways
-from gateway.mqtt.session.state_records import GatewayRecord
+from gateway.mqtt.state.records import GatewayRecord
 from protocols.mqtt import packets
 from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Publish, Subscription, Version, Will

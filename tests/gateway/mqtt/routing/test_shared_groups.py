@@ -24,7 +24,7 @@ from gateway.kafka.groups.membership import GROUP_LIMIT, Groups
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.mqtt.routing.router import Match
 from gateway.mqtt.routing.shared_groups import Share, Sharing
-from gateway.mqtt.session.state_records import Wish
+from gateway.mqtt.state.records import Wish
 from mapping.mqtt import from_record
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_QOS, Received

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.mqtt.session.inflight import PUBACK, PUBCOMP, PUBREC, Flights
-from gateway.mqtt.session.state_records import Flight, FlightRecord, Places, decode_flight, encode
+from gateway.mqtt.state.records import Flight, FlightRecord, Places, decode_flight, encode
 from mapping.record import Received
 
 PARTITIONS = 3

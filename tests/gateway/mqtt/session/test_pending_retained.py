@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.mqtt.session.pending_retained import RetainedQueue
-from gateway.mqtt.session.state_records import Owed, Wish
+from gateway.mqtt.state.records import Owed, Wish
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Publish, Subscription
 from tests.support.gateway import GatewayProcess

@@ -22,7 +22,7 @@ from gateway.mqtt.registry.qos2_scan import Found, parse
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.qos2 import Exchanges, Floors
-from gateway.mqtt.session.state_records import FlightRecord, decode_flight, encode
+from gateway.mqtt.state.records import FlightRecord, decode_flight, encode
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Record
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.mqtt.session.inflight import PUBACK, PUBCOMP
-from gateway.mqtt.session.state_records import (
+from gateway.mqtt.state.records import (
     FLIGHT,
     GATEWAY,
     NEVER,

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from gateway.mqtt.registry.record_checks import kind_and_name
-from gateway.mqtt.session import state_records as records
-from gateway.mqtt.session.state_records import Flight, FlightRecord, Owed, SessionRecord, Wish, encode
+from gateway.mqtt.state import records as records
+from gateway.mqtt.state.checks import kind_and_name
+from gateway.mqtt.state.records import Flight, FlightRecord, Owed, SessionRecord, Wish, encode
 from mapping.record import Received
 from protocols.mqtt.packets import Publish, Subscription, Version, Will
 from tests.support.gateway import GatewayProcess, wait_until

@@ -10,9 +10,9 @@ import structlog
 
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.state import StateTopic, Written
-from gateway.mqtt.registry.record_checks import kind_and_name
 from gateway.mqtt.session.session import Session
-from gateway.mqtt.session.state_records import FLIGHT, GATEWAY, SESSION, GatewayRecord, encode
+from gateway.mqtt.state.checks import kind_and_name
+from gateway.mqtt.state.records import FLIGHT, GATEWAY, SESSION, GatewayRecord, encode
 from mapping.outcomes import Outcome
 from mapping.record import GW_OWNER, Received
 
