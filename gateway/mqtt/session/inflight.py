@@ -13,11 +13,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gateway.mqtt.state.records import Flight, Places
+from gateway.mqtt.state.records import PUBCOMP, Flight, Places
 from mapping.record import Received
 from protocols.mqtt.states import UNLIMITED
-
-PUBACK, PUBREC, PUBCOMP = 1, 2, 3  # what is awaited: the stages of a flight
 
 Place = tuple[str, int]
 """Kafka topic and partition."""

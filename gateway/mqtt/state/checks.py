@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gateway.mqtt.session.inflight import PUBACK, PUBCOMP
 from gateway.mqtt.state.records import (
     FLIGHT,
     GATEWAY,
     NEVER,
+    PUBACK,
+    PUBCOMP,
     SESSION,
     FlightRecord,
     Places,

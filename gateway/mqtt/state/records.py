@@ -18,6 +18,8 @@ FLIGHT: Final = "flight/"
 GATEWAY: Final = "gateway/"
 NEVER: Final = 0xFFFFFFFF  # Session Expiry Interval: the session does not expire (section 3.1.2.11.2)
 
+PUBACK, PUBREC, PUBCOMP = 1, 2, 3  # what is awaited: the stages of a flight
+
 Places = dict[str, dict[int, int]]
 """Kafka topic -> partition -> offset."""
 

@@ -10,9 +10,8 @@ import structlog
 
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.state import StateTopic, Written
-from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.checks import kind_and_name
-from gateway.mqtt.state.records import FLIGHT, GATEWAY, SESSION, GatewayRecord, encode
+from gateway.mqtt.state.records import FLIGHT, GATEWAY, SESSION, FlightRecord, GatewayRecord, SessionRecord, encode
 from mapping.outcomes import Outcome
 from mapping.record import GW_OWNER, Received
 
@@ -37,7 +36,6 @@ class SessionStore:
         self.flights: dict[str, bytes] = {}
         self.stopped = False
         self.invalid = 0
-        self._owner = owner
         self._mark = ((GW_OWNER, owner.encode()),)
         self._table: StateTopic | None = None
 
@@ -65,9 +63,8 @@ class SessionStore:
 
     def put(self, kind: str, client_id: str, value: bytes | None, owner: Owner | None = None) -> None:
         """Write a record; without an owner it is written until Kafka takes it."""
-        assert self._table is not None
         place = client_id.encode()
-        self._table.write(
+        self.table.write(
             kind.encode() + place, value, self._mark, owner=owner or self, token=(kind, client_id), place=place
         )
 
@@ -97,27 +94,25 @@ class SessionStore:
 
     def put_sign(self, name: str, sign: GatewayRecord | None) -> None:
         """Write our sign of life, or None for the goodbye; nobody waits for it."""
-        assert self._table is not None
-        self._table.write((GATEWAY + name).encode(), encode(sign) if sign else None, self._mark, owner=None)
+        self.table.write((GATEWAY + name).encode(), encode(sign) if sign else None, self._mark, owner=None)
 
-    def write_flight(self, client_id: str, value: bytes, owner: Owner | None = None) -> None:
-        """Write a session's flight record."""
-        self.flights[client_id] = value
+    def write_flight(self, client_id: str, record: FlightRecord, owner: Owner | None = None) -> None:
+        """Write a session's flight record; its `owner` is told when it is stored."""
+        value = self.flights[client_id] = encode(record)
         self.put(FLIGHT, client_id, value, owner)
 
-    def write_session(self, session: Session, owner: Owner | None = None) -> None:
-        """Write a session's record as it is now."""
-        value = encode(session.describe(self._owner))
-        self.records[session.client_id] = value
-        self.put(SESSION, session.client_id, value, owner)
+    def write_session(self, client_id: str, record: SessionRecord, owner: Owner | None = None) -> None:
+        """Write a session's record; its `owner` is told when it is stored."""
+        value = self.records[client_id] = encode(record)
+        self.put(SESSION, client_id, value, owner)
 
-    async def save(self, session: Session) -> None:
+    async def save(self, client_id: str, record: SessionRecord, flight: FlightRecord | None) -> None:
         """Write both records, and wait until they are stored; Refused when Kafka does not take them."""
         writes = [Written()]
-        if session.kept:  # first: a subscription without a place in the log would begin at the log's beginning
+        if flight is not None:  # first: a subscription without a place in the log would begin at the log's beginning
             writes.append(Written())
-            self.write_flight(session.client_id, encode(session.flight_record()), writes[1])
-        self.write_session(session, writes[0])
+            self.write_flight(client_id, flight, writes[1])
+        self.write_session(client_id, record, writes[0])
         for written in writes:
             result = await written.done
             if result.outcome is not Outcome.STORED:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from gateway.mqtt.state import records as records
+from gateway.mqtt.state import records
 from gateway.mqtt.state.checks import kind_and_name
 from gateway.mqtt.state.records import Flight, FlightRecord, Owed, SessionRecord, Wish, encode
 from mapping.record import Received
