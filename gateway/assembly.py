@@ -35,10 +35,12 @@ from gateway.kafka.state import StateTopics
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.kafka.transactions.transactional_producers import Transactors
 from gateway.mqtt.connection.login import Login
+from gateway.mqtt.connection.services import Services as MqttServices
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
 from gateway.mqtt.front import MqttFront
 from gateway.mqtt.registry.crash_recovery import Accounting
+from gateway.mqtt.registry.heartbeats import Gateways
 from gateway.mqtt.registry.qos2_scan import find_exchanges
 from gateway.mqtt.registry.session_registry import TOPIC as SESSIONS
 from gateway.mqtt.registry.session_registry import Sessions
@@ -46,10 +48,12 @@ from gateway.mqtt.registry.wills import Wills
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.routing.router import Router
 from gateway.mqtt.routing.shared_groups import Sharing
-from gateway.mqtt.services import Services as MqttServices
-from gateway.mqtt.session.qos2 import Floors
+from gateway.mqtt.session.deliveries import DeliveryParts
+from gateway.mqtt.session.qos2 import Floors, Qos2Parts
 from gateway.mqtt.session.self_delivery import Echoes
-from gateway.mqtt.session.session import topics_changed
+from gateway.mqtt.session.session import SessionParts, topics_changed
+from gateway.mqtt.session.shared import ShareParts
+from gateway.mqtt.state.store import SessionStore
 from gateway.net.strangers import Strangers
 from gateway.net.upgrade import WebSocketEndpoint, WebSocketFront
 from gateway.observe.tracing import Tracing, make_tracing
@@ -166,7 +170,7 @@ class State(msgspec.Struct, frozen=True):
     sessions: Sessions
     requests: RequestTable
     groups: GroupNames
-    router: Router
+    parts: SessionParts
 
 
 def compile_rules(config: Config) -> Rules:
@@ -273,13 +277,23 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     )
     identity = GatewayIdentity(config.data_dir)
     stack.callback(identity.close)
+    groups = GroupNames(
+        log.groups,
+        log.topics,
+        log.lookup,
+        anonymous=config.security.allow_anonymous,
+        wall_clock=wall_clock,
+        unguessable=partial(secrets.token_hex, 8),
+    )
+    gateways = Gateways(identity, process.loop.time, wall_clock)
+    parts = _session_parts(process, log, rules, router, retained, groups, SessionStore(gateways.owner))
     sessions = Sessions(
-        identity,
+        gateways,
+        parts,
         Wills(rules, log.publisher, retained, wall_clock),
         Accounting(
             partial(find_exchanges, client_settings(log.kafka, "recovery"), log.lookup, process.spawn), log.lookup
         ),
-        clock=process.loop.time,
         wall_clock=wall_clock,
         nonce=partial(secrets.token_hex, 6),
         follow=lambda client_id: state.follow(SESSIONS, client_id.encode(), log.lookup),
@@ -292,14 +306,6 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         wall_clock=wall_clock,
     )
     requests.bind(state)
-    groups = GroupNames(
-        log.groups,
-        log.topics,
-        log.lookup,
-        anonymous=config.security.allow_anonymous,
-        wall_clock=wall_clock,
-        unguessable=partial(secrets.token_hex, 8),
-    )
     groups.bind(state)
     log.topics.watch(partial(topics_changed, sessions.live))
     await state.start()
@@ -316,7 +322,41 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         sessions=sessions,
         requests=requests,
         groups=groups,
+        parts=parts,
+    )
+
+
+def _session_parts(  # noqa: PLR0917 - what sessions touch
+    process: Process,
+    log: Log,
+    rules: Rules,
+    router: Router,
+    retained: Retained,
+    groups: GroupNames,
+    store: SessionStore,
+) -> SessionParts:
+    """What MQTT's sessions need, each of their parts what it uses."""
+    wait_s = process.config.mqtt.echo_wait_ms / 1000
+    counters = Counters()
+    return SessionParts(
         router=router,
+        live_reader=log.live_reader,
+        counters=counters,
+        budget=log.publisher.connection_budget,
+        store=store,
+        deliveries=DeliveryParts(
+            router=router, retained=retained, counters=counters, wall_clock=wall_clock, touched=set()
+        ),
+        shares=ShareParts(
+            sharing=Sharing(log.groups, rules, log.topics, router.delivery), names=groups, spawn=process.spawn
+        ),
+        qos2=Qos2Parts(
+            publisher=log.publisher,
+            retained=retained,
+            floors=Floors(log.lookup),
+            spawn=process.spawn,
+            echoes=Echoes(log.live_reader, wait_s, process.loop.time) if wait_s else None,
+        ),
     )
 
 
@@ -354,25 +394,19 @@ def make_fronts(process: Process, admittance: Admittance, log: Log, state: State
 
 
 def _make_mqtt(process: Process, admittance: Admittance, log: Log, state: State) -> MqttFront:
-    config, clock = process.config.mqtt, process.loop.time
     services = MqttServices(
-        config=config,
+        config=process.config.mqtt,
         rules=admittance.rules,
         publisher=log.publisher,
-        live_reader=log.live_reader,
-        router=state.router,
+        router=state.parts.router,
         sessions=state.sessions,
         retained=state.retained,
-        sharing=Sharing(log.groups, admittance.rules, log.topics, state.router.delivery),
-        names=state.groups,
-        floors=Floors(log.lookup),
         login=Login(admittance.authenticator, wall_clock),
         access=admittance.access,
-        counters=Counters(),
-        echoes=Echoes(log.live_reader, config.echo_wait_ms / 1000, clock) if config.echo_wait_ms else None,
-        clock=clock,
+        counters=state.parts.counters,
+        echoes=state.parts.qos2.echoes,
+        clock=process.loop.time,
         wall_clock=wall_clock,
-        spawn=process.spawn,
     )
     return MqttFront(services, process.spawn, admittance.context, admittance.strangers)
 

@@ -8,8 +8,8 @@ from typing import Annotated, Final
 import msgspec
 
 from gateway.mqtt.connection.client import Client
+from gateway.mqtt.connection.services import Services
 from gateway.mqtt.counters import Counters, SessionStatistics
-from gateway.mqtt.services import Services
 from gateway.net.front import SocketFront
 from gateway.net.strangers import Strangers
 from gateway.spawn import Spawn

@@ -15,8 +15,8 @@ import structlog
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.connection.login import Dialogue
 from gateway.mqtt.connection.publishing import EXACTLY_ONCE, REFUSED, Incoming
+from gateway.mqtt.connection.services import Services
 from gateway.mqtt.connection.subscribing import ANSWER_S, subscribe, unsubscribe
-from gateway.mqtt.services import Services
 from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.records import Testament
 from gateway.net.pump import Pump
@@ -167,13 +167,21 @@ class Client:
             elif kind is events.AuthReceived:
                 rest = await self._authenticate(event) + rest
             elif kind is events.SubscribeReceived:
-                await subscribe(self, self._connection, self._services, event)
+                await self._subscribe(event)
             else:
-                await unsubscribe(self, self._connection, self._services, event)
+                await self._unsubscribe(event)
             if self._pump is not None and not self._pump.is_braked_by(KAFKA_SHUT, OWN_SHARE_SHUT):
                 self._connection.resume_keepalive(self._services.clock())
             self.flush()
             waiting = self._act(rest) if rest and not self._gone else None
+
+    async def _subscribe(self, event: events.SubscribeReceived) -> None:
+        if self.session is not None:
+            await subscribe(self, self.session, self._connection, self._services, event)
+
+    async def _unsubscribe(self, event: events.UnsubscribeReceived) -> None:
+        if self.session is not None:
+            await unsubscribe(self, self.session, self._connection, self._services, event)
 
     async def _connect(self, event: events.ConnectReceived) -> list[Any]:
         """Judge a CONNECT; the events in return are what the client had sent ahead."""
@@ -242,7 +250,6 @@ class Client:
                     clean_start=connect.clean_start,
                     expiry=self._expiry(connect, asked),
                     will=will,
-                    services=services,
                 )
         except TimeoutError:
             return self._refuse(ReasonCode.SERVER_UNAVAILABLE, "Kafka does not answer")
@@ -332,7 +339,7 @@ class Client:
             properties = Properties(server_reference=reference)
             self.say_goodbye(ReasonCode.USE_ANOTHER_SERVER, "the gateway is stopping", properties)
 
-    # what a session's exchanges need (`gateway.mqtt.session.qos2.Talker`)
+    # what a session needs of its connection (`gateway.mqtt.session.client_port.ClientPort`)
 
     @property
     def tells_failures(self) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from flowcontrol.budget import Budget
 from gateway.kafka.contracts import Result
+from gateway.mqtt.connection.services import Services
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.session.acks import AckQueue, Slot
+from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
 from gateway.security.authorization import Grant
 from mapping.mqtt import Inbound
@@ -20,10 +22,6 @@ from protocols.mqtt.codec import is_text
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.packets import Version
 from protocols.mqtt.reasons import ReasonCode
-
-if TYPE_CHECKING:
-    from gateway.mqtt.connection.client import Client
-    from gateway.mqtt.services import Services
 
 EXACTLY_ONCE: Final = 2
 REFUSED: Final = 0x80
@@ -69,7 +67,7 @@ class Incoming:
     )
 
     def __init__(
-        self, client: Client, connection: Connection, session: Session, grant: Grant, services: Services
+        self, client: ClientPort, connection: Connection, session: Session, grant: Grant, services: Services
     ) -> None:
         """The client is known, and may publish what `grant` allows."""
         self.budget: Budget = session.budget
@@ -95,7 +93,9 @@ class Incoming:
         submit, arrive, unanswered = services.publisher.submit, self._acks.arrive, self._unanswered
         now_ms = services.wall_clock()
         first, count = position, len(received)
-        special = services.config.report_no_subscribers or (self._echoes is not None and bool(self._session.filters))
+        special = services.config.report_no_subscribers or (
+            self._echoes is not None and bool(self._session.subscriptions.by_filter)
+        )
         received_publish = events.PublishReceived
         ready = False
         while position < count:
@@ -160,7 +160,7 @@ class Incoming:
         slot = self._acks.arrive(event.packet_id, event.qos) if event.qos else None
         if slot is not None and services.config.report_no_subscribers and event.qos != EXACTLY_ONCE:
             slot.unheard = not services.router.has_subscribers(event.topic)
-        echoed = slot is not None and self._echoes is not None and self._session.hears(event.topic)
+        echoed = slot is not None and self._echoes is not None and self._session.subscriptions.hears(event.topic)
         if event.qos == EXACTLY_ONCE:
             assert slot is not None
             retained = event.topic if event.retain else ""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.kafka.contracts import Refused
+from gateway.mqtt.connection.services import Services
+from gateway.mqtt.session.client_port import ClientPort
+from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.records import Owed, Wish
 from mapping.outcomes import Outcome
 from protocols.mqtt import events
@@ -15,11 +18,6 @@ from protocols.mqtt.packets import Subscription
 from protocols.mqtt.properties import Properties
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.topics import is_shared, parse_share
-
-if TYPE_CHECKING:
-    from gateway.mqtt.connection.client import Client
-    from gateway.mqtt.services import Services
-    from gateway.mqtt.session.session import Session
 
 ANSWER_S: Final = 8.0
 """How long a client waits for what depends on Kafka: it is told so then. Most clients give up after ten or more."""
@@ -54,16 +52,13 @@ class _Answer:
 
 
 async def subscribe(
-    client: Client, connection: Connection, services: Services, event: events.SubscribeReceived
+    client: ClientPort, session: Session, connection: Connection, services: Services, event: events.SubscribeReceived
 ) -> None:
     """Grant each filter that may be granted; SUBACK follows when what comes now will be delivered.
 
     All filters are looked up together. What a kept session subscribes to is stored before SUBACK. The retained messages
     follow it.
     """
-    session = client.session
-    if session is None:
-        return
     identifiers = event.properties.subscription_identifiers if event.properties is not None else ()
     identifier = identifiers[0] if identifiers else 0
     answer = _Answer(len(event.subscriptions))
@@ -71,7 +66,7 @@ async def subscribe(
     shared = {place: wish for place, wish in allowed.items() if is_shared(wish.options.topic_filter)}
     own = {place: wish for place, wish in allowed.items() if place not in shared}
     await asyncio.gather(_hold(client, session, services, own, answer), _join(session, shared, answer))
-    if client.session is not session:
+    if session.client is not client:
         return  # it left meanwhile
     if session.kept:
         refused = await _save(services, session)
@@ -81,7 +76,7 @@ async def subscribe(
                     session.unsubscribed(topic_filter)
             client.say_goodbye(_GOODBYES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
             return
-        if client.session is not session:
+        if session.client is not client:
             return
     explained = Properties(reason_string=answer.reason) if answer.reason is not None else None
     connection.send_suback(event.packet_id, answer.codes, explained)
@@ -104,7 +99,7 @@ async def _save(services: Services, session: Session) -> Refused | None:
 
 
 def _judge(  # noqa: PLR0917 - who asks, and what
-    client: Client,
+    client: ClientPort,
     session: Session,
     services: Services,
     subscriptions: Sequence[Subscription],
@@ -113,7 +108,7 @@ def _judge(  # noqa: PLR0917 - who asks, and what
 ) -> dict[int, Wish]:
     """Those that may be granted, by their places in the SUBSCRIBE; the others are refused."""
     assert client.grant is not None
-    known = session.filters.keys() | session.shares.wishes.keys()
+    known = session.subscriptions.by_filter.keys() | session.shares.wishes.keys()
     allowed: dict[int, Wish] = {}
     for place, options in enumerate(subscriptions):
         topic_filter = options.topic_filter
@@ -131,7 +126,7 @@ def _judge(  # noqa: PLR0917 - who asks, and what
 
 
 async def _hold(
-    client: Client, session: Session, services: Services, wishes: Mapping[int, Wish], answer: _Answer
+    client: ClientPort, session: Session, services: Services, wishes: Mapping[int, Wish], answer: _Answer
 ) -> None:
     """Let the session have what is stored from now on."""
     if not wishes:
@@ -147,7 +142,7 @@ async def _hold(
         for place in wishes:
             answer.not_now(place, refused)
         return
-    if client.session is not session:
+    if session.client is not client:
         for topic_filter, found in held.items():
             if not isinstance(found, Refused):
                 router.drop(topic_filter)
@@ -162,7 +157,7 @@ async def _hold(
         if options.topic_filter in taken:
             router.hold_again(options.topic_filter)
         taken.add(options.topic_filter)
-        known = options.topic_filter in session.filters
+        known = options.topic_filter in session.subscriptions.by_filter
         if session.subscribed(wish, since):
             answer.new.append(options.topic_filter)
         if options.retain_handling == AT_EACH or (options.retain_handling == IF_NEW and not known):
@@ -202,22 +197,19 @@ def _at(options: Subscription, qos: int) -> Subscription:
 
 
 async def unsubscribe(
-    client: Client, connection: Connection, services: Services, event: events.UnsubscribeReceived
+    client: ClientPort, session: Session, connection: Connection, services: Services, event: events.UnsubscribeReceived
 ) -> None:
     """Take subscriptions out; nothing new is delivered for them [MQTT-3.10.4-2]."""
-    session = client.session
-    if session is None:
-        return
     codes = []
     for topic_filter in event.topic_filters:
-        if client.session is not session:
+        if session.client is not client:
             return
         if topic_filter in session.shares.wishes:
             found = await session.shares.part(topic_filter)
         else:
             found = session.unsubscribed(topic_filter)
         codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
-    if client.session is session and session.kept:
+    if session.client is client and session.kept:
         refused = await _save(services, session)
         if refused is not None:
             client.say_goodbye(_GOODBYES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)

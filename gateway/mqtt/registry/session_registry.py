@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
 
-from gateway.identity import GatewayIdentity
-from gateway.kafka.contracts import Owner, Refused
+from gateway.kafka.contracts import Refused
 from gateway.kafka.state import StateTopic
 from gateway.mqtt.counters import SessionStatistics
 from gateway.mqtt.registry.crash_recovery import Accounting, in_time
@@ -25,7 +24,7 @@ from gateway.mqtt.registry.deadlines import Deadlines
 from gateway.mqtt.registry.heartbeats import SIGN_S, Gateways
 from gateway.mqtt.registry.takeover import find_orphans, inherited
 from gateway.mqtt.registry.wills import Wills, due_at
-from gateway.mqtt.session.session import Session
+from gateway.mqtt.session.session import Session, SessionParts
 from gateway.mqtt.state.records import (
     FLIGHT,
     GATEWAY,
@@ -39,14 +38,10 @@ from gateway.mqtt.state.records import (
     decode_session,
     encode,
 )
-from gateway.mqtt.state.store import SessionStore
 from gateway.spawn import keep_on, together
 from gateway.turns import in_turns
 from mapping.outcomes import Outcome
 from mapping.record import Received
-
-if TYPE_CHECKING:
-    from gateway.mqtt.services import Services
 
 log = structlog.get_logger(__name__)
 
@@ -63,11 +58,11 @@ class Sessions:
 
     def __init__(
         self,
-        identity: GatewayIdentity,
+        gateways: Gateways,
+        parts: SessionParts,
         wills: Wills,
         accounting: Accounting,
         *,
-        clock: Callable[[], float],
         wall_clock: Callable[[], int],
         nonce: Callable[[], str],
         follow: Callable[[str], Awaitable[None]],
@@ -75,16 +70,16 @@ class Sessions:
         """Nothing is known before the table is loaded.
 
         Args:
-            identity: of this gateway.
+            gateways: this one and the others.
+            parts: what sessions are made with; of its store this is the reader.
             wills: publishes them.
             accounting: finds in the log what a dead gateway stored for QoS 2.
-            clock: monotonic seconds.
             wall_clock: epoch milliseconds.
             nonce: makes names that are not repeated.
             follow: waits until all that other gateways have stored of a client id is known.
         """
-        self.gateways = Gateways(identity, clock, wall_clock)
-        self.owner = self.gateways.owner
+        self.gateways = gateways
+        self.owner = gateways.owner
         self.live: dict[str, Session] = {}
         self.takeovers = self.expired = 0
         self._wills = wills
@@ -92,15 +87,12 @@ class Sessions:
         self._wall_clock = wall_clock
         self._nonce = nonce
         self._follow = follow
-        self._store = SessionStore(self.owner)
-        self._records = self._store.records
-        self._flights = self._store.flights
-        self._put = self._store.put
-        self.save = self._store.save
+        self._parts = parts
+        self._store = parts.store
+        self._touched = parts.deliveries.touched
         self._deadlines = Deadlines()
         self._claims: dict[str, int] = {}  # client id -> epoch of a record of ours that was not read back yet
         self._round_of: list[Session] = []
-        self._touched: set[Session] = set()
         self._leaving: set[Session] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._released: dict[str, asyncio.Event] = {}
@@ -151,22 +143,22 @@ class Sessions:
             earlier = client_id not in self._claims  # ours is before it in the log
             if record is not None and (record.epoch > mine.epoch or (record.epoch == mine.epoch and earlier)):
                 self._hand_over(mine, record)
-            elif earlier and client_id in self._records:
-                self._store.write_session(mine)
+            elif earlier and client_id in self._store.records:
+                self._write(mine)
             return
         if record is None or value is None:
-            self._records.pop(client_id, None)
-            self._flights.pop(client_id, None)
+            self._store.records.pop(client_id, None)
+            self._store.flights.pop(client_id, None)
             return
-        known = decode_session(self._records.get(client_id))
+        known = decode_session(self._store.records.get(client_id))
         ours = known is not None and known.owner == self.owner
         if known is not None and record.epoch < known.epoch:
             if ours:
-                self._put(SESSION, client_id, self._records[client_id])
+                self._store.put(SESSION, client_id, self._store.records[client_id])
             return
-        self._records[client_id] = value
+        self._store.records[client_id] = value
         if ours and record.gone_at is None and record.owner != self.owner:  # it is claimed, and its client is gone
-            flight = decode_flight(self._flights.get(client_id))
+            flight = decode_flight(self._store.flights.get(client_id))
             if flight is not None:
                 self._let_go(client_id, flight)
 
@@ -177,9 +169,9 @@ class Sessions:
                 mine.journal.save()  # ours is to be the last
             return
         if value is None:
-            self._flights.pop(client_id, None)
+            self._store.flights.pop(client_id, None)
             return
-        self._flights[client_id] = value
+        self._store.flights[client_id] = value
         waiting = self._released.get(client_id)
         if waiting is not None:
             record = decode_flight(value)
@@ -190,7 +182,7 @@ class Sessions:
         """Another gateway has the session now: close its connection, write what we know, and forget it."""
         client_id, client = session.client_id, session.client
         self._remove(session)
-        self._records[client_id] = encode(record)
+        self._store.records[client_id] = encode(record)
         session.will = None  # it is the other's now
         session.detach()
         if client is not None:
@@ -211,22 +203,24 @@ class Sessions:
 
     def _let_go(self, client_id: str, flight: FlightRecord) -> None:
         """Write down that this is all we know of a session that another gateway has claimed."""
-        self._store.write_flight(client_id, encode(msgspec.structs.replace(flight, final=True)))
+        self._store.write_flight(client_id, msgspec.structs.replace(flight, final=True))
 
     def _remove(self, session: Session) -> None:
         """The session is an object no longer."""
         self.live.pop(session.client_id, None)
         self._claims.pop(session.client_id, None)
-        self._touched.discard(session)
+        if session.journal is not None:
+            self._touched.discard(session.journal)
         self._leaving.discard(session)
 
-    def write_flight(self, client_id: str, value: bytes, owner: Owner) -> None:
-        """Write a session's flight record."""
-        self._store.write_flight(client_id, value, owner)
+    def _write(self, session: Session) -> None:
+        """Write a session's record as it is now."""
+        self._store.write_session(session.client_id, session.describe(self.owner))
 
-    def touch(self, session: Session) -> None:
-        """A delivery of a kept session began or ended: its flight record is written within `TICK_S`."""
-        self._touched.add(session)
+    async def save(self, session: Session) -> None:
+        """Write both records of a session, and wait until they are stored; Refused when Kafka does not take them."""
+        flight = session.flight_record() if session.kept else None
+        await self._store.save(session.client_id, session.describe(self.owner), flight)
 
     # CONNECT
 
@@ -238,7 +232,6 @@ class Sessions:
         clean_start: bool,
         expiry: int,
         will: Testament | None,
-        services: Services,
     ) -> tuple[Session, bool]:
         """Give the client id to a new connection; a former one is told and closed [MQTT-3.1.4-3].
 
@@ -248,7 +241,6 @@ class Sessions:
             clean_start: what there was is discarded [MQTT-3.1.2-4].
             expiry: Session Expiry Interval in seconds.
             will: of CONNECT.
-            services: of a session that is made.
 
         Returns:
             The session, prepared but not attached, and whether it was there before [MQTT-3.2.2-2].
@@ -275,12 +267,12 @@ class Sessions:
                 former.client.taken_over()  # which leaves the session
             if client_id not in self.live:
                 await self._inherit(client_id)
-            session = None if clean_start else await self._find(client_id, services)
+            session = None if clean_start else await self._find(client_id)
             present = session is not None
             if session is None:
-                known = self.live.get(client_id) or decode_session(self._records.get(client_id))
+                known = self.live.get(client_id) or decode_session(self._store.records.get(client_id))
                 self._end(client_id)
-                session = Session(client_id, principal, self._nonce(), services, kept=expiry > 0)
+                session = Session(client_id, principal, self._nonce(), self._parts, kept=expiry > 0)
                 session.epoch = known.epoch if known is not None else 0  # other gateways may know the former one
             await self._begin(session, expiry, will, present=present)
             return session, present
@@ -316,7 +308,7 @@ class Sessions:
             session.will = None
             self._end(session.client_id)
             return
-        self._store.write_session(session)
+        self._write(session)
         self._go(session)
 
     def _check_owner(self, client_id: str, principal: str) -> None:
@@ -324,26 +316,26 @@ class Sessions:
         session = self.live.get(client_id)
         owner = session.principal if session is not None else None
         if session is None:
-            record = decode_session(self._records.get(client_id))
+            record = decode_session(self._store.records.get(client_id))
             if record is not None and not self._is_over(record):
                 owner = record.principal
         if owner is not None and owner != principal:
             raise Refused(Outcome.DENIED, "the client id is somebody else's")
 
-    async def _find(self, client_id: str, services: Services) -> Session | None:
+    async def _find(self, client_id: str) -> Session | None:
         """The session of a client id, from memory or from its records."""
         session = self.live.get(client_id)
         if session is not None:
             if session.exchanges is not None and session.exchanges.doubtful:
                 await in_time(self._accounting.confirm(session.exchanges))
             return session if self.live.get(client_id) is session else None
-        record = decode_session(self._records.get(client_id))
+        record = decode_session(self._store.records.get(client_id))
         if record is None or self._is_over(record):
             return None
-        flight = decode_flight(self._flights.get(client_id))
+        flight = decode_flight(self._store.flights.get(client_id))
         if flight is not None and flight.scan:
             flight = (await in_time(self._accounting.account({client_id: flight})))[client_id]
-        session = Session(client_id, record.principal, record.nonce, services, kept=True)
+        session = Session(client_id, record.principal, record.nonce, self._parts, kept=True)
         session.restore(record, flight)
         return session
 
@@ -353,19 +345,19 @@ class Sessions:
         The gateway that has it lets go of the session and writes what it knows, for which we wait a moment; or it is
         dead. A will that is due by the connection's end is published here [MQTT-3.1.2-8].
         """
-        record = decode_session(self._records.get(client_id))
+        record = decode_session(self._store.records.get(client_id))
         if record is None or record.gone_at is not None:
             return
-        claim = self._records[client_id] = encode(
+        claim = self._store.records[client_id] = encode(
             msgspec.structs.replace(record, epoch=record.epoch + 1, owner=self.owner)
         )
         released = False
         if record.owner != self.owner and self.gateways.is_alive(record.owner):
-            self._put(SESSION, client_id, claim)
+            self._store.put(SESSION, client_id, claim)
             released = await self._wait_for_release(client_id)
             if not released:
                 log.warning("a gateway did not let go of a session", client=client_id, gateway=record.owner)
-        if self._records.get(client_id) is not claim:
+        if self._store.records.get(client_id) is not claim:
             raise Refused(Outcome.BUSY, "another connection uses this client id")
         self._take_in(client_id, msgspec.structs.replace(record, epoch=record.epoch + 1), clean=released)
 
@@ -402,7 +394,7 @@ class Sessions:
         if session.expiry == 0:
             self._end(session.client_id)
             return
-        self._store.write_session(session)
+        self._write(session)
         self._go(session)
         if session.will is not None and (session.will.due or 0) <= session.gone_at:
             will, session.will = session.will, None
@@ -418,7 +410,7 @@ class Sessions:
     def _end(self, client_id: str) -> None:
         """The session is over: its will is due [MQTT-3.1.2-8], its records go."""
         session = self.live.get(client_id)
-        value = self._records.pop(client_id, None)
+        value = self._store.records.pop(client_id, None)
         will: Testament | None = None
         principal = ""
         if session is not None:
@@ -434,13 +426,13 @@ class Sessions:
             if will is not None:
                 self._wills.publish(client_id, principal, will, lambda: None)
             return
-        has_flight = self._flights.pop(client_id, None) is not None
+        has_flight = self._store.flights.pop(client_id, None) is not None
 
         def forget() -> None:
-            if client_id not in self._records:
-                self._put(SESSION, client_id, None)
+            if client_id not in self._store.records:
+                self._store.put(SESSION, client_id, None)
                 if has_flight:
-                    self._put(FLIGHT, client_id, None)
+                    self._store.put(FLIGHT, client_id, None)
 
         if will is not None:
             self._wills.publish(client_id, principal, will, forget)  # after a crash in between it is published again
@@ -449,12 +441,12 @@ class Sessions:
 
     def _publish_will(self, client_id: str, will: Testament, left: SessionRecord) -> None:
         """Publish a will; `left` is the record without it, which is stored after that."""
-        self._records[client_id] = encode(left)
+        self._store.records[client_id] = encode(left)
 
         def forget() -> None:
-            value = self._records.get(client_id)
+            value = self._store.records.get(client_id)
             if value is not None and self.owner.encode() in value:
-                self._put(SESSION, client_id, value)
+                self._store.put(SESSION, client_id, value)
 
         self._wills.publish(client_id, left.principal, will, forget)
 
@@ -491,10 +483,9 @@ class Sessions:
             await asyncio.sleep(TICK_S)
 
     def _save_positions(self) -> None:
-        touched, self._touched = self._touched, set()
-        for session in touched:
-            if session.journal is not None:
-                session.journal.save()
+        for journal in self._touched:
+            journal.save()
+        self._touched.clear()
         for session in list(self._leaving):
             assert session.journal is not None
             if session.journal.idle and not (session.exchanges is not None and session.exchanges.busy):
@@ -520,7 +511,7 @@ class Sessions:
             if session.journal is None or session.client is None:
                 continue
             quiet = session.exchanges is not None and session.exchanges.rest()
-            if quiet or session.filters:
+            if quiet or session.subscriptions.by_filter:
                 session.journal.save()
 
     def _watch(self, client_id: str, record: SessionRecord) -> None:
@@ -543,7 +534,7 @@ class Sessions:
         for client_id in due:
             yield
             session = self.live.get(client_id)
-            stored = decode_session(self._records.get(client_id))
+            stored = decode_session(self._store.records.get(client_id))
             record = session.describe(self.owner) if session is not None else stored
             if record is None or record.gone_at is None or record.owner != self.owner:
                 continue  # it came back, or ended, or went elsewhere
@@ -569,9 +560,9 @@ class Sessions:
     def _take_in(self, client_id: str, record: SessionRecord, *, clean: bool) -> None:
         """A session is ours, without a connection; `clean`: its former gateway has told all."""
         adopted = inherited(record, self.owner, self._wall_clock(), clean=clean)
-        self._records[client_id] = encode(adopted)
+        self._store.records[client_id] = encode(adopted)
         if record.gone_at is None or not self.gateways.is_predecessor(record.owner):
-            self._put(SESSION, client_id, self._records[client_id])
+            self._store.put(SESSION, client_id, self._store.records[client_id])
         self._watch(client_id, adopted)
         self._keep_deadlines()
 
@@ -597,7 +588,7 @@ class Sessions:
         """See `SessionStatistics`."""
         return SessionStatistics(
             connected=len(self),
-            stored=len(self._records),
+            stored=len(self._store.records),
             takeovers_total=self.takeovers,
             expired_total=self.expired,
             wills_total=self._wills.published,

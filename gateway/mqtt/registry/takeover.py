@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.mqtt.registry.crash_recovery import Accounting
 from gateway.mqtt.registry.wills import due_at
-from gateway.mqtt.state.records import FlightRecord, SessionRecord, decode_flight, decode_session, encode
+from gateway.mqtt.state.records import FlightRecord, SessionRecord, decode_flight, decode_session
 from gateway.mqtt.state.store import SessionStore
 
 
@@ -45,7 +45,7 @@ async def find_orphans(
             continue
         accounted = unclear.get(client_id)
         if accounted is not None and store.flights.get(client_id) is stored:
-            store.write_flight(client_id, encode(accounted))
+            store.write_flight(client_id, accounted)
         orphans.append((client_id, record))
     return orphans
 

@@ -5,50 +5,93 @@ A kept session notes each delivery at QoS 1 and 2 in its `Flights`; at QoS 2 tha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
-from gateway.mqtt.routing.router import Match
-from gateway.mqtt.session.inflight import PUBACK, PUBCOMP, PUBREC, Flights
+import msgspec
+
+from gateway.mqtt.counters import Counters
+from gateway.mqtt.routing.retained import Retained
+from gateway.mqtt.routing.router import Match, Router
+from gateway.mqtt.routing.shared_groups import Share
+from gateway.mqtt.session.client_port import ClientPort
+from gateway.mqtt.session.inflight import Flights
+from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.pending_retained import RetainedQueue
 from gateway.mqtt.session.self_delivery import OwnCopies
-from gateway.mqtt.session.shared import AT_LEAST_ONCE
-from gateway.mqtt.state.records import Flight, Owed, Wish
+from gateway.mqtt.session.shared_inflight import AT_LEAST_ONCE, SharedInflight
+from gateway.mqtt.session.subscriptions import Subscriptions
+from gateway.mqtt.state.records import PUBACK, PUBCOMP, PUBREC, Flight, Owed, Wish
 from mapping.mqtt import Delivery, for_subscriber
 from mapping.record import Received
 from protocols.mqtt.encoding import PreparedPublish, prepare_publish
 from protocols.mqtt.packets import Subscription
 from protocols.mqtt.states import UNLIMITED
 
-if TYPE_CHECKING:
-    from gateway.mqtt.connection.client import Client
-    from gateway.mqtt.routing.shared_groups import Share
-    from gateway.mqtt.services import Services
-    from gateway.mqtt.session.session import Session
-
 _PLAIN: Final = Match(0, False, ())
 _NOTHING: Final = Wish(Subscription("", 0))
 
 
+class DeliveryParts(msgspec.Struct, frozen=True):
+    """What the deliveries of all sessions need.
+
+    Attributes:
+        router: turns a record into its MQTT form, once for all who get it.
+        retained: the messages that new subscriptions get.
+        counters: of the process.
+        wall_clock: epoch milliseconds.
+        touched: journals of sessions of which a delivery has begun or ended: they are written soon.
+    """
+
+    router: Router
+    retained: Retained
+    counters: Counters
+    wall_clock: Callable[[], int]
+    touched: set[Journal]
+
+
 class Deliveries:
-    """See the module: the sender behind the session's outlets, and its shared subscriptions' subscriber.
+    """What stands behind the session's two outlets, and its shared subscriptions' subscriber.
 
     Attributes:
         client: the session's connection, or None.
         client_id: the session's.
         copies: notes which of the client's own messages come too early; None where nobody asks for it.
         flights: what is on the way; None: the session ends with its connection.
+        shared: what of it consumer groups gave.
     """
 
-    __slots__ = ("_back", "_retained", "_services", "_session", "_unsent", "client", "client_id", "copies", "flights")
+    __slots__ = ("_back", "_feed", "_journal", "_parts", "_retained", "_subscriptions", "_unsent", "client",
+                 "client_id", "copies", "flights", "shared")  # fmt: skip
 
-    def __init__(self, session: Session, flights: Flights | None, services: Services) -> None:
-        """There is no connection yet."""
-        self.client: Client | None = None
-        self.client_id = session.client_id
+    def __init__(  # noqa: PLR0917 - the session's parts
+        self,
+        client_id: str,
+        flights: Flights | None,
+        journal: Journal | None,
+        subscriptions: Subscriptions,
+        feed: Callable[[], None],
+        parts: DeliveryParts,
+    ) -> None:
+        """There is no connection yet.
+
+        Args:
+            client_id: the session's.
+            flights: see the attribute.
+            journal: writes down what is on the way; None as `flights`.
+            subscriptions: the session's.
+            feed: called when there is room that was not there before.
+            parts: of the process.
+        """
+        self.client: ClientPort | None = None
+        self.client_id = client_id
         self.copies: OwnCopies | None = None
         self.flights = flights
-        self._session = session
-        self._services = services
+        self.shared = SharedInflight()
+        self._journal = journal
+        self._subscriptions = subscriptions
+        self._feed = feed
+        self._parts = parts
         self._back = False  # some of the log is read a second time
         self._retained: RetainedQueue | None = None
         # Deliveries that have an identifier and wait for the journal; those of a group with where they are from.
@@ -66,9 +109,9 @@ class Deliveries:
             self._abandon(flight)
         if self._retained is not None:
             for owed in self._retained.owed:
-                wish = self._session.filters.get(owed.topic_filter)
+                wish = self._subscriptions.by_filter.get(owed.topic_filter)
                 after = owed.partition, owed.offset
-                found = self._services.retained.placed(owed.topic_filter, after) if wish is not None else ()
+                found = self._parts.retained.placed(owed.topic_filter, after) if wish is not None else ()
                 self._retained.add(wish or _NOTHING, found, owed)
         self.feed_retained()
 
@@ -92,7 +135,7 @@ class Deliveries:
 
     def dissolve(self) -> None:
         """The session is over: what is still to come, from a group that is being left, is for nobody."""
-        del self._session
+        del self._feed
 
     def _send_at_once(self, flight: Flight) -> None:
         """A delivery of which the client has the message already, or whose message is a retained one."""
@@ -155,13 +198,13 @@ class Deliveries:
             What `send_retained` is to be given; None where no note is needed: at QoS 0, or there are no messages.
         """
         topic_filter = wish.options.topic_filter
-        if self.flights is None or not wish.options.qos or not self._services.retained.matching(topic_filter):
+        if self.flights is None or not wish.options.qos or not self._parts.retained.matching(topic_filter):
             return None
         return self._retained_queue().owe(topic_filter)
 
     def send_retained(self, wish: Wish, owed: Owed | None) -> None:
         """Queue the retained messages that a new subscription gets (section 3.3.1.3)."""
-        found = self._services.retained.placed(wish.options.topic_filter)
+        found = self._parts.retained.placed(wish.options.topic_filter)
         if found or owed is not None:
             self._retained_queue().add(wish, found, owed)
 
@@ -172,7 +215,7 @@ class Deliveries:
 
     def feed_retained(self) -> None:
         """Send what is queued as it is now: a message that was replaced meanwhile is not sent in its old form."""
-        retained, queue = self._services.retained, self._retained
+        retained, queue = self._parts.retained, self._retained
         while queue:  # None: there is nothing
             first = queue.first()
             topic, wish = first.topic, first.wish
@@ -200,7 +243,7 @@ class Deliveries:
     # deliveries
 
     def send_lossy(self, record: Received, match: Match) -> bool:
-        """Send one message of the log at QoS 0, if there is room (contract: `gateway.mqtt.session.outbox.Sender`)."""
+        """Send one message of the log at QoS 0, if there is room ."""
         client = self.client
         if client is None or not client.takes_more:
             return False
@@ -208,30 +251,30 @@ class Deliveries:
             self._hold_if_early(client, record)
         packet = None
         if client.takes_packets and not match.identifiers:
-            packet = self._services.router.packet(record, client.is_v5, match.retain)
+            packet = self._parts.router.packet(record, client.is_v5, match.retain)
         if packet is None:
             self.deliver(record, match)
             return True
-        delivery = self._services.router.delivery(record)
+        delivery = self._parts.router.delivery(record)
         if delivery is not None and client.may_receive(delivery.topic, record):
             client.send_packet(packet)
         return True
 
     def deliver(self, record: Received, match: Match) -> None:
-        """Send one message of the log (contract: `gateway.mqtt.session.outbox.Sender`)."""
+        """Send one message of the log ."""
         if self._back and match.qos:
             self.deliver_again(record, match)
             return
-        delivery = self._services.router.delivery(record)
+        delivery = self._parts.router.delivery(record)
         if delivery is not None:
             if self.copies is not None and self.client is not None:
                 self._hold_if_early(self.client, record)
             self._deliver(record, delivery, match)
 
-    def _hold_if_early(self, client: Client, record: Received) -> None:
+    def _hold_if_early(self, client: ClientPort, record: Received) -> None:
         """Have messages wait when the next one is the client's own and its PUBREC was not said."""
         assert self.copies is not None
-        delivery = self._services.router.delivery(record)
+        delivery = self._parts.router.delivery(record)
         if delivery is not None and self.copies.is_early(record, delivery):
             client.hold_messages()
 
@@ -246,13 +289,13 @@ class Deliveries:
                 self._abandon(lost)
             if verdict.finished:
                 return
-        delivery = self._services.router.delivery(record)
+        delivery = self._parts.router.delivery(record)
         if delivery is None:
             if flight is not None:
                 self._abandon(flight)
             return
         if match is None:
-            match = self._session.match(delivery)
+            match = self._subscriptions.match(delivery, self.client_id)
         if flight is not None:
             match = match or _PLAIN
             message = self._message(delivery, match.identifiers)  # it was sent: it does not expire [MQTT-4.3.3-7]
@@ -270,7 +313,7 @@ class Deliveries:
 
     def take_shared(self, record: Received, match: Match, share: Share) -> None:
         """Send one message of a group (contract: `gateway.mqtt.routing.shared_groups.SharedSubscriber`)."""
-        client, delivery = self.client, self._services.router.delivery(record)
+        client, delivery = self.client, self._parts.router.delivery(record)
         if client is None or not client.is_open or delivery is None:
             share.again(record, failed=False)
         elif not client.may_receive(delivery.topic, record):
@@ -301,7 +344,7 @@ class Deliveries:
 
     def _dispatch(
         self,
-        client: Client,
+        client: ClientPort,
         message: PreparedPublish,
         record: Received,
         match: Match,
@@ -329,37 +372,37 @@ class Deliveries:
             # message stays behind those that wait for it: sending again has the log's order [MQTT311-4.6.0-1].
             packet_id = flights.begin(record, PUBACK if qos == AT_LEAST_ONCE else PUBREC, name)
             self._unsent[packet_id] = None if share is None else (share, record)
-            journal = self._session.journal
-            assert journal is not None
+            assert self._journal is not None
             again = dup and qos == AT_LEAST_ONCE
-            journal.save((self._send_stored, (client, packet_id, message, qos, match.retain, again)))
+            self._journal.save((self._send_stored, (client, packet_id, message, qos, match.retain, again)))
             return packet_id
         if not packet_id:
             return packet_id
         if share is not None:
-            self._session.shares.gave(packet_id, share, record, qos)
+            self.shared.add(packet_id, share, record, qos)
         elif flights is not None:
-            self._services.sessions.touch(self._session)
+            assert self._journal is not None
+            self._parts.touched.add(self._journal)
         return packet_id
 
     def _prepare(self, record: Received, delivery: Delivery, match: Match) -> PreparedPublish | None:
         """The message's bytes; None when its time has run out [MQTT-3.3.2-5]."""
-        services = self._services
+        parts = self._parts
         assert self.client is not None
         if delivery.expires is None and not match.identifiers:
-            return services.router.prepared(record, delivery, self.client.version)
-        if delivery.expires is not None and delivery.expires <= services.wall_clock():
-            services.counters.expired += 1
+            return parts.router.prepared(record, delivery, self.client.version)
+        if delivery.expires is not None and delivery.expires <= parts.wall_clock():
+            parts.counters.expired += 1
             return None
         return self._message(delivery, match.identifiers)
 
     def _message(self, delivery: Delivery, identifiers: tuple[int, ...]) -> PreparedPublish:
         assert self.client is not None
-        now_ms = self._services.wall_clock() if delivery.expires is not None else 0
+        now_ms = self._parts.wall_clock() if delivery.expires is not None else 0
         properties = for_subscriber(delivery, identifiers, now_ms)
         return prepare_publish(delivery.topic, delivery.payload, properties, self.client.version)
 
-    def _send_stored(self, argument: tuple[Client, int, PreparedPublish, int, bool, bool]) -> None:
+    def _send_stored(self, argument: tuple[ClientPort, int, PreparedPublish, int, bool, bool]) -> None:
         client, packet_id, message, qos, retain, dup = argument
         if client is not self.client:
             return  # it is sent when the session comes back
@@ -369,20 +412,21 @@ class Deliveries:
             share.done(record)  # it is this session's from now on [MQTT-4.8.2-4]
         if client.is_open and client.send(message, qos, retain=retain, dup=dup, packet_id=packet_id) is None:
             self._end(packet_id)
-            self._session.feed()  # the room that was kept for it
+            self._feed()  # the room that was kept for it
 
     # the client's answers to them
 
     def acknowledged(self, packet_id: int) -> None:
         """PUBACK, PUBCOMP, or a PUBREC with an error came: the delivery is over."""
-        self._session.shares.settle(packet_id)
+        self.shared.settle(packet_id)
         if self.flights is not None:
             self._end(packet_id)
 
     def _end(self, packet_id: int) -> None:
         assert self.flights is not None
+        assert self._journal is not None
         self.flights.end(packet_id)
-        self._services.sessions.touch(self._session)
+        self._parts.touched.add(self._journal)
 
     def received(self, packet_id: int) -> bool:
         """PUBREC came: PUBREL follows, from a kept session when that is stored.
@@ -392,7 +436,7 @@ class Deliveries:
         """
         client = self.client
         assert client is not None
-        if self.flights is None or packet_id in self._session.shares:
+        if self.flights is None or packet_id in self.shared:
             client.send_pubrel(packet_id)
             return True
         flight = self.flights.find(packet_id)
@@ -401,13 +445,12 @@ class Deliveries:
         self._release_when_stored(client, flight)
         return True
 
-    def _release_when_stored(self, client: Client, flight: Flight) -> None:
+    def _release_when_stored(self, client: ClientPort, flight: Flight) -> None:
         flight.stage = PUBCOMP
-        journal = self._session.journal
-        assert journal is not None
-        journal.save((self._release, (client, flight.packet_id)))
+        assert self._journal is not None
+        self._journal.save((self._release, (client, flight.packet_id)))
 
-    def _release(self, argument: tuple[Client, int]) -> None:
+    def _release(self, argument: tuple[ClientPort, int]) -> None:
         client, packet_id = argument
         if client is self.client and self.flights is not None and packet_id in self.flights:
             client.send_pubrel(packet_id)

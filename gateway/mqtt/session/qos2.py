@@ -13,7 +13,7 @@ The other sessions end with their connection, and with them every exchange: noth
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.session.acks import Slot
+from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.self_delivery import Echoes, OwnCopies
 from gateway.mqtt.state.records import FlightRecord, Places
@@ -93,44 +94,36 @@ class Exchange:
         self.place: tuple[int, int] | None = None
 
 
-class Talker(Protocol):
-    """The connection that the session has now, if any.
+class Qos2Parts(msgspec.Struct, frozen=True):
+    """What the QoS 2 messages of all sessions need.
 
     Attributes:
-        tells_failures: whether PUBREC can say that a message was not stored: not in 3.1.1.
+        publisher: the way into Kafka.
+        retained: the way into Kafka of a message that is to be retained.
+        floors: of the process.
+        spawn: starts a task of the application.
+        echoes: PUBCOMP waits there for the session's own copy, where that is asked for.
     """
 
-    @property
-    def tells_failures(self) -> bool: ...  # noqa: D102 - above
-
-    def answered(self) -> None:
-        """Results of publishes are known: send the acknowledgements that are due."""
-        ...
-
-    def complete(self, packet_id: int) -> None:
-        """Send PUBCOMP."""
-        ...
-
-    def let_out(self) -> None:
-        """Copies of the client's own messages need not be held back any more."""
-        ...
+    publisher: Publisher
+    retained: Retained
+    floors: Floors
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
+    echoes: Echoes | None = None
 
 
 class Exchanges:
     """All open exchanges of one session; the publisher's owner of their records."""
 
-    def __init__(  # noqa: PLR0917 - what a session's exchanges touch
+    def __init__(
         self,
         nonce: str,
         principal: str,
-        publisher: Publisher,
-        retained: Retained,
-        floors: Floors,
+        parts: Qos2Parts,
+        *,
         budget: Budget,
         journal: Journal | None,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        talker: Callable[[], Talker | None],
-        echoes: Echoes | None = None,
+        connection: Callable[[], ClientPort | None],
         copies: OwnCopies | None = None,
     ) -> None:
         """Nothing is open.
@@ -138,30 +131,23 @@ class Exchanges:
         Args:
             nonce: names the session's life in the header.
             principal: whose session it is; see `Publisher.submit`.
-            publisher: the way into Kafka.
-            retained: the way into Kafka of a message that is to be retained.
-            floors: of the process.
+            parts: of the process.
             budget: what the client has on the way.
             journal: writes the flight record; None: the session ends with its connection.
-            spawn: starts a task of the application.
-            talker: gives the connection that the session has now.
-            echoes: PUBCOMP waits there for the session's own copy.
-            copies: notes which own copies come before PUBREC; goes with `echoes`.
+            connection: gives the one that the session has now.
+            copies: notes which own copies come before PUBREC; goes with `Qos2Parts.echoes`.
         """
         self.budget = budget
         self.nonce = nonce
         self.principal = principal
-        self._publisher = publisher
-        self._retained = retained
-        self._floors = floors
+        self._parts = parts
+        self._floors = parts.floors
         self._journal = journal
-        self._spawn = spawn
-        self._talker = talker
-        self._echoes = echoes
+        self._connection = connection
         self._copies = copies
         self._known: dict[int, Exchange] = {}
         # PUBCOMP waits for the journal: packet identifier -> sequence, and who sent PUBREL last.
-        self._releasing: dict[int, tuple[int, Talker | None]] = {}
+        self._releasing: dict[int, tuple[int, ClientPort | None]] = {}
         self._next = 0
         self._unanswered: dict[int, None] = {}  # sequences, ascending
         self._released: set[int] = set()
@@ -279,16 +265,16 @@ class Exchanges:
         self._held.append((record, exchange, size))
         if not self._learning:
             self._learning = True
-            self._spawn(self._cover())
+            self._parts.spawn(self._cover())
 
     def _submit(self, record: Record, exchange: Exchange) -> None:
         if exchange.retained:
-            self._retained.put(record, exchange.retained, self, exchange)
+            self._parts.retained.put(record, exchange.retained, self, exchange)
         else:
-            self._publisher.submit(record, self, exchange)
+            self._parts.publisher.submit(record, self, exchange)
 
     def release(self, packet_id: int) -> bool:
-        """PUBREL came; PUBCOMP follows through the talker.
+        """PUBREL came; PUBCOMP follows.
 
         Returns:
             False when the identifier is not known: the caller answers [MQTT-4.3.3-11].
@@ -309,8 +295,8 @@ class Exchanges:
 
     def _finish_in_turn(self, exchange: Exchange) -> None:
         """The exchange is stored and released: it ends, at once or when the client was sent its own message."""
-        if exchange.place is not None and self._echoes is not None:
-            self._echoes.after(exchange.topic, *exchange.place, (self._finish, exchange))
+        if exchange.place is not None and self._parts.echoes is not None:
+            self._parts.echoes.after(exchange.topic, *exchange.place, (self._finish, exchange))
         else:
             self._finish(exchange)
 
@@ -322,7 +308,7 @@ class Exchanges:
         self._complete_when_stored(packet_id, exchange.sequence)
 
     def _complete_when_stored(self, packet_id: int, sequence: int) -> None:
-        self._releasing[packet_id] = (sequence, self._talker())
+        self._releasing[packet_id] = (sequence, self._connection())
         if self._journal is None:
             self._complete((packet_id, sequence))
         else:
@@ -331,12 +317,12 @@ class Exchanges:
     def _complete(self, exchange: tuple[int, int]) -> None:
         """Say PUBCOMP, once, to the connection that sent PUBREL; another one sends it again, and is answered then."""
         packet_id, sequence = exchange
-        found, talker = self._releasing.get(packet_id, (None, None))
+        found, connection = self._releasing.get(packet_id, (None, None))
         if found != sequence:
             return  # said already; the identifier may be another message's by now
         del self._releasing[packet_id]
-        if talker is not None and talker is self._talker():
-            talker.complete(packet_id)
+        if connection is not None and connection is self._connection():
+            connection.complete(packet_id)
 
     # from Kafka
 
@@ -348,18 +334,18 @@ class Exchanges:
             if self._copies is not None:
                 for exchange, offset in zip(tokens, offsets, strict=True):
                     exchange.place = (result.partition, offset) if exchange.echoed else None
-        talker = self._talker()
+        connection = self._connection()
         for exchange in tokens:
-            self._answer(exchange, result, stored, talker)
-        if talker is not None:
-            talker.answered()
+            self._answer(exchange, result, stored, connection)
+        if connection is not None:
+            connection.answered()
         if self._copies is not None:
-            self._note_copies(tokens, offsets, result, talker)
+            self._note_copies(tokens, offsets, result, connection)
         if self._when_idle is not None and not self._unanswered:
             then, self._when_idle = self._when_idle, None
             then()
 
-    def _answer(self, exchange: Exchange, result: Result, stored: bool, talker: Talker | None) -> None:
+    def _answer(self, exchange: Exchange, result: Result, stored: bool, connection: ClientPort | None) -> None:
         self._unanswered.pop(exchange.sequence, None)
         exchange.stored = stored
         for slot in exchange.slots:
@@ -372,20 +358,20 @@ class Exchanges:
                 if result.outcome is Outcome.BUSY and self._journal is not None:
                     # It may be stored after all. A client that is told that it failed takes the identifier for
                     # another message; one that is not told sends this one again.
-                    if talker is None or not talker.tells_failures:
+                    if connection is None or not connection.tells_failures:
                         self._doubts[exchange.packet_id] = exchange.sequence
                     self._journal.save()
         elif exchange.released:
             self._finish_in_turn(exchange)
 
     def _note_copies(
-        self, tokens: Sequence[Exchange], offsets: Sequence[int], result: Result, talker: Talker | None
+        self, tokens: Sequence[Exchange], offsets: Sequence[int], result: Result, connection: ClientPort | None
     ) -> None:
         assert self._copies is not None
         count = sum(exchange.echoed for exchange in tokens)
         may_leave = count and self._copies.answered(count, tokens[0].topic, result.partition, offsets)
-        if may_leave and talker is not None:
-            talker.let_out()
+        if may_leave and connection is not None:
+            connection.let_out()
 
     # the floors of a topic are stored before its first record
 
@@ -395,7 +381,7 @@ class Exchanges:
                 continue
             try:
                 if topic not in self._floors:
-                    await self._publisher.topic(topic, principal=self.principal)
+                    await self._parts.publisher.topic(topic, principal=self.principal)
                     await self._floors.learn(topic)
             except Refused as refused:
                 self._refuse(topic, Result(refused.outcome, reason=refused.reason))
@@ -429,7 +415,7 @@ class Exchanges:
         for record, exchange, _ in self._held:
             if record.topic not in self._covered:
                 self._learning = True
-                self._spawn(self._cover())
+                self._parts.spawn(self._cover())
                 break
             self._submit(record, exchange)
             submitted += 1

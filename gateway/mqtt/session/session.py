@@ -6,34 +6,44 @@ is nothing but these records. What is delivered from the log is queued in the lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Mapping
 
+import msgspec
 import structlog
 
 from flowcontrol.budget import Budget
 from gateway.kafka.contracts import Owner, Refused
-from gateway.mqtt.routing.router import Match, Since, combine
-from gateway.mqtt.session.deliveries import Deliveries
+from gateway.kafka.tail import LiveReader
+from gateway.mqtt.counters import Counters
+from gateway.mqtt.routing.router import Match, Router, Since
+from gateway.mqtt.session.client_port import ClientPort
+from gateway.mqtt.session.deliveries import Deliveries, DeliveryParts
 from gateway.mqtt.session.inflight import Flights
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.outbox import Outbox
-from gateway.mqtt.session.qos2 import Exchanges
+from gateway.mqtt.session.qos2 import Exchanges, Qos2Parts
 from gateway.mqtt.session.self_delivery import OwnCopies
-from gateway.mqtt.session.shared import Shares
-from gateway.mqtt.state.records import FlightRecord, Places, SessionRecord, Testament, Wish, encode
-from mapping.mqtt import Delivery
+from gateway.mqtt.session.shared import ShareParts, Shares
+from gateway.mqtt.session.subscriptions import Subscriptions
+from gateway.mqtt.state.records import FlightRecord, Places, SessionRecord, Testament, Wish
+from gateway.mqtt.state.store import SessionStore
 from protocols.mqtt.reasons import ReasonCode
-from protocols.mqtt.topics import SubscriptionTrie, is_shared
-
-if TYPE_CHECKING:
-    from gateway.mqtt.connection.client import Client
-    from gateway.mqtt.services import Services
+from protocols.mqtt.topics import is_shared
 
 log = structlog.get_logger(__name__)
 
-HEARD: Final = 1000
-"""Topics of which a session remembers whether its own filters match."""
+
+class SessionParts(msgspec.Struct, frozen=True):
+    """What the sessions of a process need; `budget` makes what one client may have on its way into Kafka."""
+
+    router: Router
+    live_reader: LiveReader
+    counters: Counters
+    budget: Callable[[], Budget]
+    store: SessionStore
+    deliveries: DeliveryParts
+    shares: ShareParts
+    qos2: Qos2Parts
 
 
 class Session:
@@ -42,13 +52,11 @@ class Session:
     __slots__ = (
         "_flights",
         "_gaps",
-        "_heard",
         "_held",
         "_lossless",
         "_lossy",
-        "_own",
+        "_parts",
         "_places",
-        "_services",
         "budget",
         "client",
         "client_id",
@@ -56,17 +64,17 @@ class Session:
         "epoch",
         "exchanges",
         "expiry",
-        "filters",
         "gone_at",
         "journal",
         "nonce",
         "principal",
         "shares",
+        "subscriptions",
         "unclear_until",
         "will",
     )
 
-    def __init__(self, client_id: str, principal: str, nonce: str, services: Services, *, kept: bool) -> None:
+    def __init__(self, client_id: str, principal: str, nonce: str, parts: SessionParts, *, kept: bool) -> None:
         """A new session of `principal`; `kept`: it may outlive its connection."""
         self.client_id = client_id
         self.principal = principal
@@ -76,21 +84,23 @@ class Session:
         self.gone_at: int | None = None
         self.will: Testament | None = None
         self.unclear_until = 0  # epoch ms: its last gateway died then, and may have sent what no flight record tells
-        self.client: Client | None = None
-        self.budget: Budget = services.publisher.connection_budget()
-        self.filters: dict[str, Wish] = {}
+        self.client: ClientPort | None = None
+        self.budget = parts.budget()
+        self.subscriptions = Subscriptions()
         self.journal = Journal(self._write_flight, self._too_large) if kept else None
         self.exchanges: Exchanges | None = None
         self._flights = Flights() if kept else None
-        self.deliveries = Deliveries(self, self._flights, services)
-        self.shares = Shares(self.deliveries, services)
-        self._services = services
+        self.deliveries = Deliveries(
+            client_id, self._flights, self.journal, self.subscriptions, self.feed, parts.deliveries
+        )
+        self.shares = Shares(self.deliveries, parts.shares)
+        self._parts = parts
         self._lossy: Outbox | None = None
         self._lossless: Outbox | None = None
-        self._own: SubscriptionTrie[int, Wish] | None = None
-        self._heard: dict[str, bool] = {}  # what `hears` has found
         self._places: Places = {}  # of a session without a connection
-        self._held: list[str] = []  # names of what the router holds for this session, beside `filters` once attached
+        self._held: list[
+            str
+        ] = []  # names of what the router holds for this session, beside `subscriptions` once attached
         self._gaps = 0
 
     @property
@@ -109,7 +119,7 @@ class Session:
             owner=owner,
             expiry=self.expiry,
             gone_at=self.gone_at,
-            subscriptions=(*self.filters.values(), *self.shares.wishes.values()),
+            subscriptions=(*self.subscriptions.by_filter.values(), *self.shares.wishes.values()),
             will=self.will,
             unclean=self.unclear_until > 0,
         )
@@ -118,10 +128,13 @@ class Session:
         """Become what the records say."""
         self.epoch, self.expiry, self.gone_at, self.will = record.epoch, record.expiry, record.gone_at, record.will
         if record.unclean or record.gone_at is None:
-            self.unclear_until = record.gone_at or self._services.wall_clock()
+            self.unclear_until = record.gone_at or self._parts.deliveries.wall_clock()
         for wish in record.subscriptions:
             topic_filter = wish.options.topic_filter
-            (self.shares.wishes if is_shared(topic_filter) else self.filters)[topic_filter] = wish
+            if is_shared(topic_filter):
+                self.shares.wishes[topic_filter] = wish
+            else:
+                self.subscriptions.put(wish)
         if flight is None or flight.nonce != self.nonce:
             return
         self._flights = self.deliveries.flights = Flights(flight.flights, flight.reached)
@@ -143,7 +156,7 @@ class Session:
         )
 
     def _write_flight(self, owner: Owner) -> None:
-        self._services.sessions.write_flight(self.client_id, encode(self.flight_record()), owner)
+        self._parts.store.write_flight(self.client_id, self.flight_record(), owner)
 
     def _too_large(self) -> None:
         """Kafka will not take the flight record as it is; the next one, after a change, may be smaller."""
@@ -156,25 +169,21 @@ class Session:
         if self.client is None or self._lossless is None:
             return self._places
         assert self._flights is not None
-        filters = {name for name, wish in self.filters.items() if wish.options.qos}
-        return self._flights.places(self._services.router.places(filters.union(self._held), self._lossless))
+        filters = self.subscriptions.lossless.union(self._held)
+        return self._flights.places(self._parts.router.places(filters, self._lossless))
 
     def _make_exchanges(self) -> Exchanges:
-        services, deliveries = self._services, self.deliveries
-        if services.echoes is not None:
-            self.deliveries.copies = OwnCopies(self.client_id)
+        parts, deliveries = self._parts.qos2, self.deliveries
+        if parts.echoes is not None:
+            deliveries.copies = OwnCopies(self.client_id)
         self.exchanges = Exchanges(
             self.nonce,
             self.principal,
-            services.publisher,
-            services.retained,
-            services.floors,
-            self.budget,
-            self.journal,
-            services.spawn,
-            lambda: deliveries.client,
-            services.echoes,
-            self.deliveries.copies,
+            parts,
+            budget=self.budget,
+            journal=self.journal,
+            connection=lambda: deliveries.client,
+            copies=deliveries.copies,
         )
         return self.exchanges
 
@@ -191,8 +200,8 @@ class Session:
 
     async def prepare(self) -> None:
         """Watch what the subscriptions and the deliveries on the way need; Refused when Kafka does not answer."""
-        router = self._services.router
-        wanted: dict[str, tuple[str, ...] | None] = dict.fromkeys(self.filters)
+        router = self._parts.router
+        wanted: dict[str, tuple[str, ...] | None] = dict.fromkeys(self.subscriptions.by_filter)
         flights = self._flights.on_the_way() if self._flights is not None else ()
         for topic in {flight.topic for flight in flights if not flight.name}:
             wanted[f"\0{self.client_id}\0{topic}"] = (topic,)
@@ -213,21 +222,23 @@ class Session:
         """Give up what is held."""
         held, self._held = self._held, []
         for name in held:
-            self._services.router.drop(name)
+            self._parts.router.drop(name)
 
-    def attach(self, client: Client) -> None:
+    def attach(self, client: ClientPort) -> None:
         """The session has a connection, and CONNACK was said; `prepare` came before."""
         self.client = self.deliveries.client = client
         self.gone_at = None
-        router, live_reader = self._services.router, self._services.live_reader
-        self._held = [name for name in self._held if name not in self.filters]  # the router's entries have them now
-        for wish in self.filters.values():
+        router, live_reader = self._parts.router, self._parts.live_reader
+        self._held = [
+            name for name in self._held if name not in self.subscriptions.by_filter
+        ]  # the router's entries have them now
+        for wish in self.subscriptions.by_filter.values():
             router.add(self, wish)
         self.shares.resume()
-        if self._flights is None or not (self.filters or len(self._flights)):
+        if self._flights is None or not (self.subscriptions.by_filter or len(self._flights)):
             return
         outlet = self._make_outlets()
-        wanted = router.places({name for name, wish in self.filters.items() if wish.options.qos}, outlet)
+        wanted = router.places(self.subscriptions.lossless, outlet)
         starts, at_once, lost = self._flights.rewind(self.unclear_until, wanted, router.places(self._held, outlet))
         self.unclear_until = 0
         self.deliveries.go_on(at_once, lost)
@@ -235,22 +246,22 @@ class Session:
             live_reader.catch_up(topic, router, outlet, number, offset, self._lost)
 
     def detach(self) -> None:
-        """The connection is gone: leave the live reader, remember how far the log was offered."""
-        services = self._services
+        """The connection is gone: leave the tail, remember how far the log was offered."""
+        parts = self._parts
         if self.kept:
             self._places = self._reached()
             if self._flights is not None:
                 self._flights.reached = self._places
         self.client = None
         self.deliveries.stop()
-        for topic_filter in self.filters:
-            services.router.unsubscribe(self, topic_filter)
+        for topic_filter in self.subscriptions.by_filter:
+            parts.router.unsubscribe(self, topic_filter)
         self._drop()
         for outlet in (self._lossy, self._lossless):
             if outlet is not None:
-                services.live_reader.forget(outlet)
+                parts.live_reader.forget(outlet)
         self._lossy = self._lossless = None
-        self._forget_matches()
+        self.subscriptions.forget_matches()
         self.shares.leave()
 
     def dissolve(self) -> None:
@@ -266,7 +277,7 @@ class Session:
 
     def _lost(self, count: int) -> None:
         """Retention was faster than the client."""
-        self._services.counters.gaps += count
+        self._parts.counters.gaps += count
         if not self._gaps:
             log.warning("messages of a session are gone by retention", client=self.client_id, messages=count)
         self._gaps += count
@@ -276,49 +287,20 @@ class Session:
     def subscribed(self, wish: Wish, since: Since) -> bool:
         """Put a subscription in whose filter is held by the router, which said `since`; whether it is new."""
         self._make_outlets()
-        self._forget_matches()
-        if wish.options.topic_filter in self.filters:
+        if wish.options.topic_filter in self.subscriptions.by_filter:
             since = {}  # it goes on: nothing is lost by replacing a subscription [MQTT-3.8.4-4]
-        self.filters[wish.options.topic_filter] = wish
-        return self._services.router.add(self, wish, since)
+        self.subscriptions.put(wish)
+        return self._parts.router.add(self, wish, since)
 
     def unsubscribed(self, topic_filter: str) -> bool:
         """Take a subscription out; what is on the way is still completed [MQTT-3.10.4-3]. Whether there was one."""
-        self._forget_matches()
         self.deliveries.forget_retained(topic_filter)
-        found = self.filters.pop(topic_filter, None) is not None
-        return self._services.router.unsubscribe(self, topic_filter) if found else False
-
-    def match(self, delivery: Delivery) -> Match | None:
-        """How the session's own filters match."""
-        return combine(delivery, self.client_id, (wish for _, wish in self._own_filters().match(delivery.topic)))
-
-    def hears(self, topic: str) -> bool:
-        """Whether the session is sent what its own client publishes to a topic."""
-        heard = self._heard.get(topic)
-        if heard is None:
-            if len(self._heard) >= HEARD:
-                self._heard.clear()
-            matching = self._own_filters().match(topic)
-            heard = self._heard[topic] = any(not wish.options.no_local for _, wish in matching)
-        return heard
-
-    def _own_filters(self) -> SubscriptionTrie[int, Wish]:
-        own = self._own
-        if own is None:
-            own = self._own = SubscriptionTrie()
-            for topic_filter, wish in self.filters.items():
-                own.add(topic_filter, 0, wish)
-        return own
-
-    def _forget_matches(self) -> None:
-        self._own = None
-        if self._heard:
-            self._heard = {}
+        found = self.subscriptions.remove(topic_filter)
+        return self._parts.router.unsubscribe(self, topic_filter) if found else False
 
     def _make_outlets(self) -> Outbox:
         if self._lossless is None:
-            counters = self._services.counters
+            counters = self._parts.counters
             self._lossless = Outbox(self.deliveries, counters, lossy=False)
             self._lossy = Outbox(self.deliveries, counters, lossy=True)
         return self._lossless
@@ -333,13 +315,13 @@ class Session:
         """The window or the socket has room again."""
         self.deliveries.feed_retained()
         if self._lossless is not None:
-            self._services.live_reader.room(self._lossless)
+            self._parts.live_reader.room(self._lossless)
         self.shares.wake()
 
     def feed_lossy(self) -> None:
         """The socket has room again."""
         if self._lossy is not None:
-            self._services.live_reader.room(self._lossy)
+            self._parts.live_reader.room(self._lossy)
 
 
 def topics_changed(live: Mapping[str, Session], appeared: Iterable[str], disappeared: Iterable[str]) -> None:

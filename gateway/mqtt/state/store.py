@@ -37,7 +37,7 @@ class SessionStore:
         self.stopped = False
         self.invalid = 0
         self._mark = ((GW_OWNER, owner.encode()),)
-        self._table: StateTopic | None = None
+        self._table: StateTopic  # since `bind`
 
     def bind(self, table: StateTopic) -> None:
         """The table that is written."""
@@ -64,7 +64,7 @@ class SessionStore:
     def put(self, kind: str, client_id: str, value: bytes | None, owner: Owner | None = None) -> None:
         """Write a record; without an owner it is written until Kafka takes it."""
         place = client_id.encode()
-        self.table.write(
+        self._table.write(
             kind.encode() + place, value, self._mark, owner=owner or self, token=(kind, client_id), place=place
         )
 
@@ -94,7 +94,7 @@ class SessionStore:
 
     def put_sign(self, name: str, sign: GatewayRecord | None) -> None:
         """Write our sign of life, or None for the goodbye; nobody waits for it."""
-        self.table.write((GATEWAY + name).encode(), encode(sign) if sign else None, self._mark, owner=None)
+        self._table.write((GATEWAY + name).encode(), encode(sign) if sign else None, self._mark, owner=None)
 
     def write_flight(self, client_id: str, record: FlightRecord, owner: Owner | None = None) -> None:
         """Write a session's flight record; its `owner` is told when it is stored."""

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.mqtt.session.inflight import PUBACK, PUBCOMP, PUBREC, Flights
-from gateway.mqtt.state.records import Flight, FlightRecord, Places, decode_flight, encode
+from gateway.mqtt.session.inflight import Flights
+from gateway.mqtt.state.records import PUBACK, PUBCOMP, PUBREC, Flight, FlightRecord, Places, decode_flight, encode
 from mapping.record import Received
 
 PARTITIONS = 3

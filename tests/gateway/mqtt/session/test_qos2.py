@@ -21,7 +21,7 @@ from gateway.mqtt.registry.crash_recovery import Accounting
 from gateway.mqtt.registry.qos2_scan import Found, parse
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.journal import Journal
-from gateway.mqtt.session.qos2 import Exchanges, Floors
+from gateway.mqtt.session.qos2 import Exchanges, Floors, Qos2Parts
 from gateway.mqtt.state.records import FlightRecord, decode_flight, encode
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Record
@@ -87,13 +87,15 @@ class Gateway:
         self.exchanges = Exchanges(
             "n",
             "somebody",
-            self,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
-            Floors(kafka),  # type: ignore[arg-type]
-            Budget(1 << 30, 1 << 30),
-            self.journal,
-            lambda work: self.tasks.append(asyncio.ensure_future(work)),
-            lambda: self.link,
+            Qos2Parts(
+                publisher=self,  # type: ignore[arg-type]
+                retained=self,  # type: ignore[arg-type]
+                floors=Floors(kafka),  # type: ignore[arg-type]
+                spawn=lambda work: self.tasks.append(asyncio.ensure_future(work)),
+            ),
+            budget=Budget(1 << 30, 1 << 30),
+            journal=self.journal,
+            connection=lambda: self.link,  # type: ignore[arg-type, return-value]
         )
 
     async def recover(self) -> None:

@@ -15,7 +15,7 @@ from gateway.kafka.contracts import Result
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.session.acks import Slot
-from gateway.mqtt.session.qos2 import Exchanges, Floors
+from gateway.mqtt.session.qos2 import Exchanges, Floors, Qos2Parts
 from gateway.mqtt.session.self_delivery import Echoes, OwnCopies
 from mapping.mqtt import Delivery
 from mapping.outcomes import Outcome
@@ -178,10 +178,16 @@ class Sink:
 
 def exchanges(echoes: Echoes, link: Link) -> tuple[Exchanges, Sink]:
     sink = Sink()
+    parts = Qos2Parts(sink, sink, Floors(None), lambda _: None, echoes)  # type: ignore[arg-type]
     made = Exchanges(
-        "n", "somebody", sink, sink, Floors(None), Budget(1 << 30, 1 << 30), None, lambda _: None, lambda: link,  # type: ignore[arg-type]
-        echoes, OwnCopies("me"),
-    )  # fmt: skip
+        "n",
+        "somebody",
+        parts,
+        budget=Budget(1 << 30, 1 << 30),
+        journal=None,
+        connection=lambda: link,  # type: ignore[arg-type, return-value]
+        copies=OwnCopies("me"),
+    )
     return made, sink
 
 
