@@ -13,7 +13,7 @@ import structlog
 
 from flowcontrol.budget import Budget
 from gateway.kafka.contracts import Owner, Refused
-from gateway.kafka.tail import LiveReader
+from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.routing.router import Match, Router, Since
 from gateway.mqtt.session.client_port import ClientPort
@@ -246,7 +246,7 @@ class Session:
             live_reader.catch_up(topic, router, outlet, number, offset, self._lost)
 
     def detach(self) -> None:
-        """The connection is gone: leave the tail, remember how far the log was offered."""
+        """The connection is gone: leave the live reader, remember how far the log was offered."""
         parts = self._parts
         if self.kept:
             self._places = self._reached()
