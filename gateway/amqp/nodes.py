@@ -64,9 +64,9 @@ class Node:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def outlets(self) -> Collection[Outlet]:
+    def candidates(self) -> Collection[tuple[Outlet, None]]:
         """Who is offered the node's records at the end of the log."""
-        return (self,) if self._queue else tuple(self._seats)
+        return ((self, None),) if self._queue else tuple(self._seats.items())
 
     @property
     def demand(self) -> int:
@@ -89,7 +89,7 @@ class Node:
         """The links that receive from it."""
         return [seat.link for seat in self._seats]
 
-    def offer_nowait(self, record: Received) -> bool:
+    def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Give a record to the queue's next receiver with room; see `Outlet`."""
         return record.key != self.key or self._hand(record, 0)
 
@@ -170,7 +170,7 @@ class Seat:
         """The link's."""
         return self.link.demand
 
-    def offer_nowait(self, record: Received) -> bool:
+    def offer_nowait(self, record: Received, context: object = None) -> bool:
         """A record of a topic; see `Outlet`."""
         return record.key != self._node.key or self.take(record, 0)
 
@@ -259,10 +259,10 @@ class Nodes:
         """How many there are."""
         return len(self._nodes)
 
-    def select(self, record: Received) -> Collection[Outlet]:
+    def select(self, record: Received) -> Collection[tuple[Outlet, None]]:
         """The node of the record's key."""
         node = self._nodes.get(record.key)
-        return () if node is None else node.outlets
+        return () if node is None else node.candidates
 
     async def create(self, owner: object, capabilities: Collection[str]) -> tuple[Node, TopicInfo]:
         """Make a node: what is stored for it from now on reaches its receivers.

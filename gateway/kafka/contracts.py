@@ -57,8 +57,10 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error of anybody
 class Outlet(Protocol):
     """A place for records on their way to one client: an MQTT session, an AMQP link, an HTTP consumer."""
 
-    def offer_nowait(self, record: Received) -> bool:
+    def offer_nowait(self, record: Received, context: Any = None) -> bool:
         """Take the record (True; also when it is not wanted, expired or denied) or say "no room" (False).
+
+        `context` is what `Fanout.select` gave beside the outlet; None for a record that is caught up on, or a group's.
 
         After False the reader keeps the record's position and offers it again when `room` was called on the
         handle that the reader gave at subscription.
@@ -79,6 +81,6 @@ class Outlet(Protocol):
 class Fanout(Protocol):
     """Chooses, for one record at the end of the log, who might want it (the MQTT subscription trie is one)."""
 
-    def select(self, record: Received) -> Collection[Outlet]:
-        """The candidates; each of them still decides in `offer_nowait`."""
+    def select(self, record: Received) -> Collection[tuple[Outlet, Any]]:
+        """The candidates, each with the context that its `offer_nowait` is to be given, where it still decides."""
         ...

@@ -28,7 +28,7 @@ class Sink:
         self.got: list[Received] = []
         self.refused = 0
 
-    def offer_nowait(self, record: Received) -> bool:
+    def offer_nowait(self, record: Received, context: object = None) -> bool:
         if self.room is not None:
             if self.room == 0:
                 self.refused += 1
@@ -66,8 +66,8 @@ class Holder(Sink):
         self.held: list[Received] = []
         self.membership: Any = None
 
-    def offer_nowait(self, record: Received) -> bool:
-        if not super().offer_nowait(record):
+    def offer_nowait(self, record: Received, context: object = None) -> bool:
+        if not super().offer_nowait(record, context):
             return False
         self.held.append(record)
         return True
@@ -91,7 +91,7 @@ class Fan:
         self.outlets = outlets
 
     def select(self, record: Received) -> tuple[Any, ...]:
-        return self.outlets
+        return tuple((outlet, None) for outlet in self.outlets)
 
 
 async def wait_until(condition: Callable[[], Any], within: float = 40.0) -> float:

@@ -97,7 +97,7 @@ class OutgoingLink:
         self._condition = source.condition if source.group is None else None  # a group knows it itself
         self._partition = source.partition
         self._membership: Membership | Seat | None = None
-        self._selected: tuple[OutgoingLink, ...] = (self,)
+        self._selected: tuple[tuple[OutgoingLink, None], ...] = ((self, None),)
         self._draining: asyncio.TimerHandle | None = None
         self._left = False
         self._dead_letters = egress.dead_letters
@@ -130,7 +130,7 @@ class OutgoingLink:
         room = self._egress.max_unsettled - self.unsettled
         return max(0, min(self._engine.credit_of(self.link), room))
 
-    def select(self, record: Received) -> Collection[OutgoingLink]:
+    def select(self, record: Received) -> Collection[tuple[OutgoingLink, None]]:
         """Every record of the topic is for this link, or of the one partition that it reads."""
         return self._selected if self._partition is None or record.partition == self._partition else ()
 
@@ -138,7 +138,7 @@ class OutgoingLink:
         """Whether the link's filters select the record."""
         return self._condition is None or self._condition(record)
 
-    def offer_nowait(self, record: Received) -> bool:
+    def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Send the record if there is credit; see `Outlet`."""
         if self._left:
             return True

@@ -63,7 +63,7 @@ class _Catching:
         """As the member's own."""
         return self._member.outlet.demand
 
-    def offer_nowait(self, record: Received) -> bool:
+    def offer_nowait(self, record: Received, context: object = None) -> bool:
         """A record of the log, wanted or not."""
         return self._offer(self._member, record)
 

@@ -98,7 +98,7 @@ class Arrivals:
                     LINGER_S, self._unwatch, partition.topic
                 )
 
-    def select(self, record: Received) -> Collection[Outlet]:
+    def select(self, record: Received) -> Collection[tuple[Outlet, None]]:
         """See `contracts.Fanout`: wakes who waits for the record's partition."""
         waiting = self._waiting.get((record.topic, record.partition))
         if waiting is not None:

@@ -437,12 +437,12 @@ class LiveReader:
                 except Exception as error:  # our bug, in one record; the others must come
                     failures.tell("delivery", error, f"{topic.name}-{record.partition} offset {record.offset}")
                     continue
-                for outlet in outlets:
+                for outlet, context in outlets:
                     offers += 1
                     if behind and outlet in behind:
                         continue
                     try:
-                        taken = outlet.offer_nowait(record)
+                        taken = outlet.offer_nowait(record, context)
                     except Exception as error:  # our bug, in one outlet: the others do not pay for it
                         # What may not be lost is tried once more by the catch-up reader.
                         failures.tell("delivery", error, f"{topic.name}-{record.partition} offset {record.offset}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from aiokafka import TopicPartition
@@ -26,7 +26,7 @@ class Watch:
 
     def __init__(self, fanout: Fanout, since: dict[int, int]) -> None:
         self.fanout = fanout
-        self.select: Callable[[Received], Collection[Outlet]] = fanout.select
+        self.select: Callable[[Received], Collection[tuple[Outlet, Any]]] = fanout.select
         self.since = since
         self.readings: dict[Reading, None] = {}
 

@@ -47,12 +47,6 @@ class Match(msgspec.Struct, frozen=True, gc=False):
     identifiers: tuple[int, ...]
 
 
-class NotingOutlet(Outlet, Protocol):
-    """An outlet that is told beforehand how the record matched that it will be offered."""
-
-    noted: tuple[Received, Match] | None
-
-
 class Subscriber(Protocol):
     """A session as the router sees it. Its two outlets differ in what may be dropped."""
 
@@ -62,7 +56,7 @@ class Subscriber(Protocol):
         """By identity."""
         ...
 
-    def outlet_for(self, match: Match) -> NotingOutlet:
+    def outlet_for(self, match: Match) -> Outlet:
         """The outlet of deliveries that match so; the same for as long as the session's subscriptions stay."""
         ...
 
@@ -111,16 +105,14 @@ class _Plan:
     """Who gets the messages of one topic.
 
     Attributes:
-        outlets: those that get every one of them.
-        alike: the same, by how they match.
+        outlets: those that get every one of them, each with how it matches.
         judged: subscriptions that may not want a message: No Local, or one that was stored before.
     """
 
-    __slots__ = ("alike", "judged", "outlets")
+    __slots__ = ("judged", "outlets")
 
     def __init__(self) -> None:
-        self.outlets: list[NotingOutlet] = []
-        self.alike: list[tuple[Match, list[NotingOutlet]]] = []
+        self.outlets: list[tuple[Outlet, Match]] = []
         self.judged: list[tuple[Subscriber, list[_Entry]]] = []
 
 
@@ -358,8 +350,8 @@ class Router:
             packets[1][2 * v5 + retain] = packet
         return packet
 
-    def select(self, record: Received) -> Collection[Outlet]:
-        """The outlets of the sessions whose filters match."""
+    def select(self, record: Received) -> Collection[tuple[Outlet, Match]]:
+        """The outlets of the sessions whose filters match, and how they do."""
         delivery = self.delivery(record)
         if delivery is None:
             self.unmapped += 1
@@ -368,10 +360,6 @@ class Router:
         plan = self._plans.get(shape)
         if plan is None:
             plan = self._plan(shape)
-        for match, alike in plan.alike:
-            noted = (record, match)
-            for outlet in alike:
-                outlet.noted = noted
         if not plan.judged:
             return plan.outlets
         outlets = list(plan.outlets)
@@ -379,9 +367,7 @@ class Router:
             wishes = [entry.wish for entry in entries if entry.since is None or not entry.is_early(record)]
             found = combine(delivery, subscriber.client_id, wishes)
             if found is not None:
-                outlet = subscriber.outlet_for(found)
-                outlet.noted = (record, found)
-                outlets.append(outlet)
+                outlets.append((subscriber.outlet_for(found), found))
         return outlets
 
     def _plan(self, shape: tuple[str, int, bool]) -> _Plan:
@@ -394,16 +380,14 @@ class Router:
             self._forget_plans()
         self._planned += 1 + len(entries)
         plan = self._plans[shape] = _Plan()
-        alike: dict[Match, list[NotingOutlet]] = {}
+        matches: dict[Match, Match] = {}  # those that are alike are one object
         for subscriber, matching in entries.items():
             if any(entry.since is not None or entry.wish.options.no_local for entry in matching):
                 plan.judged.append((subscriber, matching))
                 continue
             match = merge(qos, retain, [entry.wish for entry in matching])
-            outlet = subscriber.outlet_for(match)
-            alike.setdefault(match, []).append(outlet)
-            plan.outlets.append(outlet)
-        plan.alike = list(alike.items())
+            match = matches.setdefault(match, match)
+            plan.outlets.append((subscriber.outlet_for(match), match))
         return plan
 
     def _forget_plans(self) -> None:

@@ -156,7 +156,7 @@ class Share:
             return self._subscriber.room
         return BATCH if self._subscriber.takes_more else 0
 
-    def offer_nowait(self, record: Received) -> bool:
+    def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Have the session send the record, at the lower of its QoS and the member's [MQTT-4.8.2-3]."""
         if self.demand <= 0:
             return False

@@ -13,15 +13,14 @@ BATCH: Final = 1000  # demand of an outlet that only the socket bounds
 
 
 class Outbox:
-    """One outlet. `noted` is what the router found for the record it is about to offer."""
+    """One outlet; the context of a record is how the session's subscriptions match it."""
 
-    __slots__ = ("_counters", "_deliveries", "lossy", "noted")
+    __slots__ = ("_counters", "_deliveries", "lossy")
 
     def __init__(self, deliveries: Deliveries, counters: Counters, *, lossy: bool) -> None:
         self._deliveries = deliveries
         self._counters = counters
         self.lossy = lossy
-        self.noted: tuple[Received, Match] | None = None
 
     @property
     def demand(self) -> int:
@@ -30,19 +29,18 @@ class Outbox:
             return BATCH if self._deliveries.takes_more else 0
         return self._deliveries.room
 
-    def offer_nowait(self, record: Received) -> bool:
-        """Send the record; False when there is no room. One that the router has not noted is caught up on."""
-        noted = self.noted
-        if self.lossy and noted is not None and noted[0] is record:
-            if self._deliveries.send_lossy(record, noted[1]):
+    def offer_nowait(self, record: Received, context: Match | None = None) -> bool:
+        """Send the record; False when there is no room. One without a context is caught up on."""
+        deliveries = self._deliveries
+        if self.lossy:
+            if context is not None and deliveries.send_lossy(record, context):
                 return True
             self._counters.dropped += 1
             return False
-        if not (self._deliveries.takes_more if self.lossy else self._deliveries.room):
-            self._counters.dropped += self.lossy
+        if not deliveries.room:
             return False
-        if noted is not None and noted[0] is record:
-            self._deliveries.deliver(record, noted[1])
+        if context is not None:
+            deliveries.deliver(record, context)
         else:
-            self._deliveries.deliver_again(record)
+            deliveries.deliver_again(record)
         return True

@@ -90,7 +90,7 @@ class Filling:
         """See `contracts.Outlet`."""
         return 0 if self.done.is_set() else CHUNK
 
-    def offer_nowait(self, record: Received) -> bool:
+    def offer_nowait(self, record: Received, context: object = None) -> bool:
         """See `contracts.Outlet`."""
         if self.done.is_set():
             return False

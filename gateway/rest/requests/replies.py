@@ -70,7 +70,7 @@ class Replies:
         """How many questions are open."""
         return len(self._open)
 
-    def select(self, record: Received) -> Collection[Outlet]:
+    def select(self, record: Received) -> Collection[tuple[Outlet, None]]:
         """See `contracts.Fanout`; an answer is handed over at once, so nobody is offered anything."""
         if record.key == self._key:
             question = self._open.pop(correlation_of(record) or "", None)

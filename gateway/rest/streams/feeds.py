@@ -61,7 +61,7 @@ class Feed:
         self.topic = topic
         self.places: dict[int, int] = {}
         self.listeners: dict[Listener, None] = {}
-        self._outlets: tuple[Listener, ...] | None = ()
+        self._outlets: tuple[tuple[Listener, None], ...] | None = ()
         self.users = 0
         self.watched = False
         self.watching = asyncio.Lock()
@@ -70,14 +70,14 @@ class Feed:
         self._encoded: dict[Form, bytes] = {}
         self._position: str | None = None
 
-    def select(self, record: Received) -> Collection[Outlet]:
+    def select(self, record: Received) -> Collection[tuple[Outlet, None]]:
         """See `contracts.Fanout`."""
         self.places[record.partition] = record.offset + 1
         self._record = record
         self._encoded.clear()
         self._position = None
         if self._outlets is None:
-            self._outlets = tuple(self.listeners)  # as of now: one may leave during an offer
+            self._outlets = tuple(self.listeners.items())  # as of now: one may leave during an offer
         return self._outlets
 
     def add(self, listener: Listener) -> None:
@@ -147,7 +147,7 @@ class Listener:
         """See `contracts.Outlet`."""
         return DEMAND if self._sink.room else 0
 
-    def offer_nowait(self, record: Received) -> bool:
+    def offer_nowait(self, record: Received, context: object = None) -> bool:
         """See `contracts.Outlet`."""
         own = self._own
         if own is None:

@@ -45,7 +45,7 @@ class Share:
         """See `contracts.Outlet`."""
         return DEMAND if self._membership is not None and self._receiver.ready else 0
 
-    def offer_nowait(self, record: Received) -> bool:
+    def offer_nowait(self, record: Received, context: object = None) -> bool:
         """See `contracts.Outlet`."""
         membership = self._membership
         if membership is None or not self._receiver.ready:

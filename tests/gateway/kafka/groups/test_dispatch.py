@@ -65,7 +65,7 @@ class Sink:
     def offsets(self) -> list[int]:
         return [record.offset for record in self.got]
 
-    def offer_nowait(self, record: Received) -> bool:
+    def offer_nowait(self, record: Received, context: object = None) -> bool:
         if not self.room:
             return False
         if self.declines:
@@ -315,11 +315,11 @@ class Choosy(Sink):
         super().__init__(room)
         self.key = key
 
-    def offer_nowait(self, record: Received) -> bool:
+    def offer_nowait(self, record: Received, context: object = None) -> bool:
         if record.key != self.key:
             self.dispatch.decline(self.member, record)
             return True
-        return super().offer_nowait(record)
+        return super().offer_nowait(record, context)
 
 
 def test_a_record_for_a_member_without_room_holds_back_none_that_others_want(world: World) -> None:

@@ -184,8 +184,8 @@ async def test_an_outlet_settles_and_leaves_from_within_an_offer(readers, produc
     topic = await new_topic(partitions=1)
 
     class AtOnce(readers.Sink):
-        def offer_nowait(self, record) -> bool:
-            super().offer_nowait(record)
+        def offer_nowait(self, record, context=None) -> bool:
+            super().offer_nowait(record, context)
             self.membership.done(record)
             return True
 

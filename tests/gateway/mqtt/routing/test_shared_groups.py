@@ -408,7 +408,7 @@ async def test_one_group_of_mqtt_amqp_and_native_members(process, producer, new_
         lossy = False
         demand = 1000
 
-        def offer_nowait(self, record: Received) -> bool:
+        def offer_nowait(self, record: Received, context: object = None) -> bool:
             self.got.append((record, Match(1, False, ())))
             self.membership.done(record)
             return True
