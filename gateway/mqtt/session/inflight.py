@@ -127,8 +127,12 @@ class Flights:
         """
         self._waiting.clear()
         self._unclear_until = unclear_until
+        # What is not there was deleted while the client was away: should it be there again, all of it is new.
         self._floors = {
-            (topic, partition): offset for topic, places in self.reached.items() for partition, offset in places.items()
+            (topic, partition): offset
+            for topic, places in self.reached.items()
+            for partition, offset in places.items()
+            if partition in wanted.get(topic, ()) or partition in others.get(topic, ())
         }
         starts: dict[Place, int] = {}
         for topic, partitions in wanted.items():

@@ -247,3 +247,12 @@ def test_what_a_dead_gateway_may_have_sent_is_marked() -> None:
     later = Received("t", b"k", b"v", (), 1001, 0, 3)
     assert not flights.judge(later).unclear
     assert not flights.is_back
+
+
+def test_a_topic_that_was_deleted_while_the_client_was_away_is_new_when_it_is_there_again() -> None:
+    flights = Flights((), {"t": {0: 5}, "stays": {0: 5}})
+    flights.rewind(0, {"stays": {0: 5}}, {})  # as the session comes back there is no such topic
+    for offset in range(3):
+        verdict = flights.judge(record(0, offset))
+        assert not verdict.finished
+    assert flights.places({"stays": {0: 3}}) == {"stays": {0: 5}}
