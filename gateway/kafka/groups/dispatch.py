@@ -43,12 +43,9 @@ from gateway.kafka.groups.assignment import (
     Tries,
 )
 from gateway.kafka.groups.catch_up import CatchUp, Readings
+from gateway.kafka.groups.ready import ReadyDeliveries
 from gateway.kafka.groups.redelivery import Later
 from mapping.record import Received
-
-WAITING_RECORDS: Final = 2000
-WAITING_BYTES: Final = 8 * 1024 * 1024
-"""What may wait for pools without room while others go on. Beyond, reading stops for all: Kafka's log holds it."""
 
 DEMAND: Final = 500  # nobody asks for more at once
 
@@ -59,6 +56,7 @@ class Dispatch:
     Attributes:
         members: by outlet.
         parts: the partitions that are ours.
+        ready: deliveries that wait for a member.
         topics: that some member wants records of.
         suspended: whether nothing is handed out, since partitions may be moving.
         progress: set when a settled prefix has grown.
@@ -93,8 +91,7 @@ class Dispatch:
         self._queues: dict[str, Condition] = {}  # by topic, which of its unselected records stay
         self._whole: dict[str, Pool] = {}  # by topic: members that want all of it
         self._chosen: dict[Hashable, Pool] = {}  # by the interest's name
-        self._busy: dict[Pool, None] = {}  # pools with ready deliveries
-        self._waiting = self._waiting_bytes = 0  # ready deliveries
+        self.ready = ReadyDeliveries()
         self._orphans: list[tuple[Received, Part, Tries]] = []  # of topics that nobody wants now
         self._later = Later(backoff, self._again, changed)
         self._order = itertools.count(1)
@@ -188,13 +185,13 @@ class Dispatch:
             delivery.attempts += 1
             delivery.failures += failed
             if self._lives(delivery.pool):
-                self._enqueue(delivery, first=True)
+                self.ready.add(delivery, first=True)
             else:
                 homeless.append(delivery)
         homeless.reverse()
         for pool in member.pools:
             while not self._lives(pool) and pool.ready:
-                homeless.append(self._dequeue(pool))
+                homeless.append(self.ready.take(pool))
         for delivery in homeless:
             self._replace(delivery)
         self._changed()
@@ -217,7 +214,7 @@ class Dispatch:
         """Nobody has come back to an interest."""
         self._left.pop(pool).cancel()
         self._forget(pool)
-        for delivery in [self._dequeue(pool) for _ in range(len(pool.ready))]:
+        for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
             self._replace(delivery)
         self._changed()
 
@@ -273,7 +270,7 @@ class Dispatch:
             return
         self.redelivered += 1
         if self._lives(delivery.pool):
-            self._enqueue(delivery, first=True)
+            self.ready.add(delivery, first=True)
         else:
             self._replace(delivery)
         self._changed()
@@ -295,7 +292,7 @@ class Dispatch:
         delivery.failures += failed
         delivery.kept = keep
         if self._lives(delivery.pool):
-            self._enqueue(delivery, first=True)
+            self.ready.add(delivery, first=True)
         else:
             self._replace(delivery)
         self._changed()
@@ -359,10 +356,7 @@ class Dispatch:
             for record in records:
                 self._sort(record, part, UNTRIED)
         elif records:
-            pool.ready.extend([Delivery(record, part, pool) for record in records])
-            self._busy[pool] = None
-            self._waiting += len(records)
-            self._waiting_bytes += sum([len(record.value or b"") for record in records])
+            self.ready.add_all(pool, [Delivery(record, part, pool) for record in records])
 
     def _sort(self, record: Received, part: Part, tries: Tries) -> None:
         """Queue a record for everybody who is to get it."""
@@ -371,7 +365,7 @@ class Dispatch:
             if len(pools) > 1:
                 part.copies[record.offset] = len(pools)
             for pool in pools:
-                self._enqueue(Delivery(record, part, pool, *tries))
+                self.ready.add(Delivery(record, part, pool, *tries))
         elif record.topic in self.topics:
             self._leave(Delivery(record, part, NOBODY, *tries))
         else:
@@ -418,35 +412,32 @@ class Dispatch:
     def demand(self) -> int:
         """How many more records members would take, at most `DEMAND`; 0 when too much waits already."""
         total = 0
-        if self._has_space():
+        if self.ready.has_space:
             for pool in (*self._whole.values(), *self._chosen.values()):
                 total += pool.demand(DEMAND - total, len(self.parts))
                 if total >= DEMAND:
                     return DEMAND
         return total
 
-    def _has_space(self) -> bool:
-        return self._waiting < WAITING_RECORDS and self._waiting_bytes < WAITING_BYTES
-
     def push(self) -> None:
         """Give ready records to members that have room."""
-        if self._left and not self._has_space():
+        if self._left and not self.ready.has_space:
             for pool in [pool for pool in self._left if pool.ready]:
                 self._end(pool)  # it would hold back those who are here
-        for pool in tuple(self._busy):
+        for pool in self.ready.pools:
             self._push_pool(pool)
-        if not self._has_space() and not self.suspended:
-            for pool in tuple(self._busy):
+        if not self.ready.has_space and not self.suspended:
+            for pool in self.ready.pools:
                 if pool.keeps and pool.free and pool.name in self._queues:
                     self._spill(pool)
 
     def _spill(self, pool: Pool) -> None:
         """Leave to the log what waits for members without room, since others have some."""
         lowest: dict[Part, int] = {}
-        for delivery in [self._dequeue(pool) for _ in range(len(pool.ready))]:
+        for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
             part, offset = delivery.part, delivery.record.offset
             if delivery.kept:
-                self._enqueue(delivery)
+                self.ready.add(delivery)
             else:
                 self._leave(delivery)
                 lowest[part] = min(offset, lowest.get(part, offset))
@@ -479,16 +470,16 @@ class Dispatch:
                 if self._may_be_wanted(pool, delivery):
                     if not self._has_room(pool, delivery):
                         break
-                    passed.append(self._dequeue(pool))  # for members without room; others may want what follows
+                    passed.append(self.ready.take(pool))  # for members without room; others may want what follows
                     continue
-                self._dequeue(pool)
+                self.ready.take(pool)
                 if delivery.kept:
                     delivery.declined = frozenset()
                     self._later.add(delivery)
                     continue
                 self._leave(delivery)
                 continue
-            self._dequeue(pool)
+            self.ready.take(pool)
             record = delivery.record
             member.held[id(record)] = delivery  # before the offer: the outlet may settle from within
             try:
@@ -499,10 +490,10 @@ class Dispatch:
                 continue
             if not taken:
                 del member.held[id(record)]
-                self._enqueue(delivery, first=True)
+                self.ready.add(delivery, first=True)
                 member.fill()
         for delivery in reversed(passed):
-            self._enqueue(delivery, first=True)
+            self.ready.add(delivery, first=True)
 
     def _has_room(self, pool: Pool, delivery: Delivery) -> bool:
         """Whether a member has room, if not for this record, which it has declined."""
@@ -542,29 +533,11 @@ class Dispatch:
         candidates = pool.members if others is None else (*pool.members, *others.members)
         return any(member is not but and member.selects(delivery) for member in candidates)
 
-    def _enqueue(self, delivery: Delivery, *, first: bool = False) -> None:
-        pool = delivery.pool
-        if first:
-            pool.ready.appendleft(delivery)
-        else:
-            pool.ready.append(delivery)
-        self._busy[pool] = None
-        self._waiting += 1
-        self._waiting_bytes += len(delivery.record.value or b"")
-
-    def _dequeue(self, pool: Pool) -> Delivery:
-        delivery = pool.ready.popleft()
-        if not pool.ready:
-            del self._busy[pool]
-        self._waiting -= 1
-        self._waiting_bytes -= len(delivery.record.value or b"")
-        return delivery
-
     def _again(self, delivery: Delivery) -> None:
         """A back-off is over."""
         self.redelivered += 1
         if self._lives(delivery.pool):
-            self._enqueue(delivery)
+            self.ready.add(delivery)
         else:
             self._replace(delivery)
 
@@ -579,10 +552,10 @@ class Dispatch:
         for partition, part in self.parts.items():
             part.ours = kept.get(partition) is part
         self.parts = kept
-        for pool in tuple(self._busy):
-            for delivery in [self._dequeue(pool) for _ in range(len(pool.ready))]:
+        for pool in self.ready.pools:
+            for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
                 if delivery.part.ours:
-                    self._enqueue(delivery)
+                    self.ready.add(delivery)
         for member in self.members.values():
             lost = [key for key, delivery in member.held.items() if not delivery.part.ours]
             for key in lost:

@@ -2,7 +2,7 @@
 
 It is subscribed to what its outlets want together, reads as they have room, and commits what they settled as a
 contiguous prefix per partition, with a ledger of what is settled behind it in the commit's metadata, so that whoever
-has the partition next knows. Who gets which record is `group_dispatch`'s.
+has the partition next knows. Who gets which record `dispatch` decides.
 
 Every position is set here, not by aiokafka: where the group has committed; else where it begins, which is committed
 at once, so that nothing stored from then on can be missed. A partition that a rebalance brings back to us goes on as

@@ -14,7 +14,7 @@ from proton.utils import BlockingConnection
 from flowcontrol.offsets import read_ledger
 from gateway.amqp.front import AmqpFront
 from gateway.kafka.driver.kafka_consumer import committed_positions
-from gateway.kafka.groups import dispatch as group_dispatch
+from gateway.kafka.groups import ready
 from tests.gateway.amqp.conftest import Backend, amqp_front, kafka_side
 from tests.support.amqp import TIMEOUT, as_client, body_of
 from tests.support.amqp_transactions import Transacted, TransactedClient
@@ -89,7 +89,7 @@ async def test_a_slow_receiver_stops_no_other(
     front: AmqpFront, backend: Backend, bootstrap: str, new_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does what nobody selects; and the slow one gets all of its own in order, also what is stored meanwhile."""
-    monkeypatch.setattr(group_dispatch, "WAITING_RECORDS", 50)
+    monkeypatch.setattr(ready, "WAITING_RECORDS", 50)
     topic, kinds = await new_topic(partitions=1), "ABC" * 400
     await produce(bootstrap, topic, kinds)
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flowcontrol.backoff import Backoff
-from gateway.kafka.groups import dispatch as group_dispatch
+from gateway.kafka.groups import ready
 from gateway.kafka.groups.assignment import Interest, Part
-from gateway.kafka.groups.dispatch import Dispatch
+from gateway.kafka.groups.dispatch import DEMAND, Dispatch
 from gateway.kafka.read.catch_up_reader import Reading
 from mapping.record import Received
 from tests.support.steps import steps
@@ -197,14 +197,14 @@ def test_a_pool_without_room_holds_back_no_other(world: World) -> None:
 def test_reading_stops_when_too_much_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     full = world.join(Sink(1), "a")
     world.join(Sink(), "b")
-    assert world.dispatch.demand == group_dispatch.DEMAND
-    world.read(*"a" * 5, value=bytes(group_dispatch.WAITING_BYTES // 4))
+    assert world.dispatch.demand == DEMAND
+    world.read(*"a" * 5, value=bytes(ready.WAITING_BYTES // 4))
     assert world.dispatch.demand == 0
     for _ in range(2):
         full.done(full.held[0])
         world.dispatch.push()
-    assert world.dispatch.demand == group_dispatch.DEMAND
-    monkeypatch.setattr(group_dispatch, "WAITING_RECORDS", 2)
+    assert world.dispatch.demand == DEMAND
+    monkeypatch.setattr(ready, "WAITING_RECORDS", 2)
     assert world.dispatch.demand == 0
 
 
@@ -282,12 +282,12 @@ async def test_who_does_not_come_back_is_given_up() -> None:
 
 
 async def test_who_is_waited_for_holds_back_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_dispatch, "WAITING_RECORDS", 10)
+    monkeypatch.setattr(ready, "WAITING_RECORDS", 10)
     world = World(return_wait_s=60)
     one, other = world.join(Sink(), "a"), world.join(Sink(), "b")
     world.dispatch.remove(one.member)
     world.read(*"a" * 10)
-    assert world.dispatch.demand == group_dispatch.DEMAND
+    assert world.dispatch.demand == DEMAND
     assert world.dispatch.unwanted == 10
     world.read(*"ab")
     assert other.offsets == [11]
@@ -519,7 +519,7 @@ def test_every_record_is_settled_and_none_is_settled_twice(actions: list[tuple[s
     assert world.committable == world.next[0]
     assert world.parts[0].copies == {}
     assert all(count == 1 for count in settled.values())
-    assert (world.dispatch.held, world.dispatch._waiting, world.dispatch._waiting_bytes) == (0, 0, 0)
+    assert (world.dispatch.held, world.dispatch.ready.records, world.dispatch.ready.bytes) == (0, 0, 0)
 
 
 # Queues: what no member selects stays.
@@ -561,7 +561,7 @@ def test_what_nobody_selects_stays_for_others(world: World) -> None:
 
 def test_a_receiver_without_room_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for it beyond the bound is left to the log, and comes in order when it has room."""
-    monkeypatch.setattr(group_dispatch, "WAITING_RECORDS", 4)
+    monkeypatch.setattr(ready, "WAITING_RECORDS", 4)
     world = World()
     slow, quick = world.join(Sink(1), selects=b"a", queue=True), world.join(Sink(), selects=b"b", queue=True)
     for _ in range(10):
@@ -691,7 +691,7 @@ def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]],
         return successor
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_dispatch, "WAITING_RECORDS", waiting)
+        patch.setattr(ready, "WAITING_RECORDS", waiting)
         join(b"a")
         for action, argument in actions:
             if action == "read":
@@ -734,7 +734,7 @@ def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]],
     assert world.committable == world.next[0]
     part = world.parts[0]
     assert (len(part.unselected), part.flying, part.tries) == (0, set(), {})
-    assert (world.dispatch.held, world.dispatch._waiting, world.log.readings) == (0, 0, [])
+    assert (world.dispatch.held, world.dispatch.ready.records, world.log.readings) == (0, 0, [])
 
 
 async def test_who_has_no_room_is_asked_once_until_it_is_woken() -> None:
