@@ -33,7 +33,7 @@ from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.state import StateTopics
 from gateway.kafka.transactions.kafka_transaction import Transactions
-from gateway.kafka.transactions.transactional_producers import Transactors
+from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
 from gateway.mqtt.connection.login import Login
 from gateway.mqtt.connection.services import Services as MqttServices
 from gateway.mqtt.counters import Counters
@@ -413,7 +413,7 @@ def _make_mqtt(process: Process, admittance: Admittance, log: Log, state: State)
 
 def _make_amqp(process: Process, admittance: Admittance, log: Log, state: State) -> AmqpFront:
     config = process.config.amqp
-    transactors = Transactors(
+    producer_pool = TransactionalProducerPool(
         log.kafka,
         name=state.identity.name,
         limit=config.transaction_producers,
@@ -422,8 +422,8 @@ def _make_amqp(process: Process, admittance: Admittance, log: Log, state: State)
         spawn=process.spawn,
         clock=process.loop.time,
     )
-    transactors.start()
-    process.stack.push_async_callback(transactors.stop)
+    producer_pool.start()
+    process.stack.push_async_callback(producer_pool.stop)
     services = AmqpServices(
         config,
         container_id=f"trivium-{os.getpid()}",
@@ -431,7 +431,7 @@ def _make_amqp(process: Process, admittance: Admittance, log: Log, state: State)
         live_reader=log.live_reader,
         groups=log.groups,
         names=state.groups,
-        transactions=Transactions(log.kafka, transactors, log.publisher, spawn=process.spawn, wall_clock=wall_clock),
+        transactions=Transactions(log.kafka, producer_pool, log.publisher, spawn=process.spawn, wall_clock=wall_clock),
         authenticator=admittance.authenticator,
         access=admittance.access,
         wall_clock=wall_clock,

@@ -78,6 +78,6 @@ class AmqpFront(SocketFront):
             starved=services.gates.waiting,
             nodes=len(services.nodes),
             transactions=len(services.coordinators.open),
-            transaction_producers=services.coordinators.kafka.transactors.producers,
+            transaction_producers=services.coordinators.kafka.producer_pool.producers,
             **msgspec.structs.asdict(services.counts) | {"incoming": dict(services.counts.incoming)},
         )

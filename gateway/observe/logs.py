@@ -15,7 +15,7 @@ from typing import Any, Final, TextIO
 import structlog
 
 from gateway.config import LogConfig
-from gateway.kafka.driver.outage import away
+from gateway.kafka.driver.outage import outage
 from gateway.secret import BLANK, Redactor, is_secret_name
 
 QUIET_LIBRARIES: Final = ("aiokafka", "kafka", "aiohttp", "amqtt", "asyncio", "transitions", "sqlalchemy")
@@ -132,7 +132,7 @@ class _LibraryRepeats(RepeatFilter):
         library = record.name.partition(".")[0]
         if library not in QUIET_LIBRARIES:
             return True
-        return not (library == "aiokafka" and away.lasts) and super().filter(record)
+        return not (library == "aiokafka" and outage.lasts) and super().filter(record)
 
 
 def _last_steps(console: bool, colours: bool) -> Sequence[Any]:

@@ -33,7 +33,7 @@ from gateway.kafka.cluster.topic_info import (
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import wire
 from gateway.kafka.driver.any_broker import AnyBroker
-from gateway.kafka.driver.outage import away
+from gateway.kafka.driver.outage import outage
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
@@ -129,7 +129,7 @@ class Topics:
         try:
             await self.refresh()
         except Refused as refused:
-            away.notice("topics", f"{self._config.bootstrap_servers}: {refused.reason}")
+            outage.notice("topics", f"{self._config.bootstrap_servers}: {refused.reason}")
             return False
         return True
 
@@ -149,9 +149,9 @@ class Topics:
                 else:
                     await self.request(MetadataRequest([], allow_auto_topic_creation=False))
             except Refused as refused:
-                away.notice("topics", refused.reason)
+                outage.notice("topics", refused.reason)
             else:
-                away.end()
+                outage.end()
 
     async def stop(self) -> None:
         """Close the connection."""

@@ -19,7 +19,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 from gateway.failures import failures
 from gateway.kafka.driver.fetching import convert_arrivals
 from gateway.kafka.driver.kafka_consumer import close_consumer
-from gateway.kafka.driver.outage import away
+from gateway.kafka.driver.outage import outage
 from gateway.spawn import Spawn
 
 C = TypeVar("C")
@@ -87,7 +87,7 @@ async def started(
         try:
             await start(client)
         except (KafkaError, OSError) as error:
-            away.notice(part, type(error).__name__)
+            outage.notice(part, type(error).__name__)
         except Exception as error:  # the callers that wait for a client must not wait for ever
             failures.tell(part, error)
         else:
@@ -191,5 +191,5 @@ async def keep_consumer(
                 await use(consumer)
                 return
         except KafkaError as error:
-            away.notice(part, repr(error))
+            outage.notice(part, repr(error))
         await asyncio.sleep(RETRY_S)

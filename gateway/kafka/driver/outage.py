@@ -15,7 +15,7 @@ LASTS_S: Final = 120.0
 attempt run into two time limits, of the connection and of the answer, 30 s each."""
 
 
-class Away:
+class Outage:
     """Whether Kafka is away, as far as the failed attempts tell."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,5 +54,5 @@ class Away:
         return self._clock() - self._noticed <= LASTS_S
 
 
-away: Final = Away()
+outage: Final = Outage()
 """The process's."""

@@ -241,25 +241,25 @@ class PartitionQueue:
     async def _attempt(self, batch: Batch) -> Verdict | None:
         """Hand over `batch` and wait for the answer; None when it is settled or split."""
         producers = self.context.producers
-        producing = await producers.acquire()
+        leased = await producers.acquire()
         handed_over = False
         try:
-            future = await producing.hand_over(batch, self.topic.name, self.number)
+            future = await leased.hand_over(batch, self.topic.name, self.number)
             handed_over = True
             stored = await future
         except errors.KafkaError as error:
             if handed_over or not isinstance(error, _NOT_THE_PRODUCER):
-                producers.retire(producing)
+                producers.retire(leased)
             return self._failed(batch, handed_over, error)
         except asyncio.CancelledError:
             if handed_over and (self.dissolved or self.topic.gone is not None):
-                producers.retire(producing)  # it would try for ever to store what nobody waits for any more
+                producers.retire(leased)  # it would try for ever to store what nobody waits for any more
             raise
         except Exception:
-            producers.retire(producing)  # whether it has kept its place in the sequence is not known
+            producers.retire(leased)  # whether it has kept its place in the sequence is not known
             raise
         finally:
-            producers.release(producing)
+            producers.release(leased)
         self._fruitless = 0
         self._settle(batch, Outcome.STORED, stored.offset, "")
         return None

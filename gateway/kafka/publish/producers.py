@@ -32,11 +32,11 @@ CLOSE_S: Final = 30.0
 """How long a retired producer is given, when nobody waits for anything of it."""
 
 
-class Producing:
+class LeasedProducer:
     """One producer and who uses it.
 
     Attributes:
-        users: batches on the way through it.
+        users: batches in flight through it.
         retired: a newer one has taken over; closed when nobody uses it.
     """
 
@@ -72,7 +72,7 @@ class Producing:
         """Close; what is still on the way is tried until Kafka answers or this call is cancelled."""
         await self._producer.stop()
 
-    async def cut_off(self, spawn: Spawn) -> None:
+    async def force_close(self, spawn: Spawn) -> None:
         """Close at once; what is on the way has an unknown fate."""
         await force_close(self._producer, spawn)
 
@@ -85,12 +85,12 @@ class Producers:
         self._looked = partial(failures.guard, "metadata", looked)
         self._config = config
         self._spawn = spawn
-        self._current: Producing | None = None
+        self._current: LeasedProducer | None = None
         self._starting: asyncio.Task[None] | None = None
-        self._retired: dict[Producing, asyncio.Task[None] | None] = {}
+        self._retired: dict[LeasedProducer, asyncio.Task[None] | None] = {}
         self.started = 0
 
-    async def acquire(self) -> Producing:
+    async def acquire(self) -> LeasedProducer:
         """The current producer, after starting one where need be; pair with `release`.
 
         Waits for as long as Kafka does not answer: give it a time limit.
@@ -102,34 +102,34 @@ class Producers:
         current.users += 1
         return current
 
-    def release(self, producing: Producing) -> None:
+    def release(self, leased: LeasedProducer) -> None:
         """The batch for which it was acquired is answered, or given up."""
-        producing.users -= 1
-        self._close_unused(producing)
+        leased.users -= 1
+        self._close_unused(leased)
 
-    def retire(self, producing: Producing) -> None:
+    def retire(self, leased: LeasedProducer) -> None:
         """Its sequence has a gap: let the next `acquire` start another."""
-        if producing.retired:
+        if leased.retired:
             return
-        producing.retired = True
-        self._retired[producing] = None
-        if self._current is producing:
+        leased.retired = True
+        self._retired[leased] = None
+        if self._current is leased:
             self._current = None
 
-    def _close_unused(self, producing: Producing) -> None:
-        if producing.retired and producing.users == 0 and self._retired.get(producing, 0) is None:
-            self._retired[producing] = self._spawn(self._close(producing))
+    def _close_unused(self, leased: LeasedProducer) -> None:
+        if leased.retired and leased.users == 0 and self._retired.get(leased, 0) is None:
+            self._retired[leased] = self._spawn(self._close(leased))
 
-    async def _close(self, producing: Producing) -> None:
+    async def _close(self, leased: LeasedProducer) -> None:
         try:
             try:
                 async with asyncio.timeout(CLOSE_S):
-                    await producing.close()
+                    await leased.close()
             except TimeoutError:  # it tries to store what nobody waits for any more
-                await producing.cut_off(self._spawn)
+                await leased.force_close(self._spawn)
         except Exception as error:  # nothing that anybody waits for goes through it any more
             failures.tell("producer", error, "retired")
-        self._retired.pop(producing, None)
+        self._retired.pop(leased, None)
 
     async def _start(self) -> None:
         try:
@@ -139,7 +139,7 @@ class Producers:
                 "producer",
             )
             producer.client.cluster.add_listener(self._looked)
-            self._current = Producing(producer)
+            self._current = LeasedProducer(producer)
             self.started += 1
         finally:
             self._starting = None
@@ -158,5 +158,5 @@ class Producers:
             every.append(self._current)
         self._current = None
         self._retired.clear()
-        for producing in every:
-            await producing.cut_off(self._spawn)
+        for leased in every:
+            await leased.force_close(self._spawn)

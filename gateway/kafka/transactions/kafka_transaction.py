@@ -4,7 +4,7 @@ transaction = transactions.begin(settle)
 transaction.submit(record, token, sender)  # stored at once, seen by nobody; its fate goes to `settle`
 await transaction.commit(retired)        # or abort()
 
-The first record takes a producer from the pool (`transactors`), a second group at the latest in `commit`. What comes
+The first record takes a producer from the pool (`producer_pool`), a second group at the latest in `commit`. What comes
 while records are on their way is the next batch, as in the publisher, and records find the same partitions as there.
 """
 
@@ -29,7 +29,7 @@ from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.publish.batch import HEADER_BYTES
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
-from gateway.kafka.transactions.transactional_producers import Transactor, Transactors
+from gateway.kafka.transactions.transactional_producers import TransactionalProducer, TransactionalProducerPool
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import Record
@@ -77,13 +77,13 @@ class Transactions:
     def __init__(
         self,
         config: KafkaConfig,
-        transactors: Transactors,
+        producer_pool: TransactionalProducerPool,
         publisher: Publisher,
         *,
         spawn: Spawn,
         wall_clock: Callable[[], int],
     ) -> None:
-        self.transactors = transactors
+        self.producer_pool = producer_pool
         self.publisher = publisher
         self.spawn = spawn
         self._wall_clock = wall_clock
@@ -151,7 +151,7 @@ class KafkaTransaction:
     """
 
     __slots__ = (
-        "_publisher", "_queue", "_settle", "_shared", "_spoiled", "_task", "_transactor", "_unsettled", "failure",
+        "_producer", "_publisher", "_queue", "_settle", "_shared", "_spoiled", "_task", "_unsettled", "failure",
     )  # fmt: skip
 
     def __init__(self, shared: Transactions, settle: Settle) -> None:
@@ -161,7 +161,7 @@ class KafkaTransaction:
         self._settle = settle
         self._queue: list[_Post] = []
         self._unsettled: dict[_Post, None] = {}
-        self._transactor: Transactor | None = None
+        self._producer: TransactionalProducer | None = None
         self._spoiled = False  # its sequences may have a gap
         self._task: asyncio.Task[None] | None = None
 
@@ -205,16 +205,16 @@ class KafkaTransaction:
                     growing = await stack.enter_async_context(reader.commits.committing(settled[reader]))
                     if growing:
                         offsets.append((reader, growing))
-                transactor = self._transactor
+                producer = self._producer
                 for reader, growing in offsets:
-                    if transactor is None:  # nothing but one group: its own commit is all or nothing too
+                    if producer is None:  # nothing but one group: its own commit is all or nothing too
                         await reader.commits.commit_for(growing)
                     else:
-                        await transactor.add_offsets(reader.group, growing)
-                if transactor is None:
+                        await producer.add_offsets(reader.group, growing)
+                if producer is None:
                     return
                 self._spoiled = True  # until it has answered
-                await transactor.commit()
+                await producer.commit()
                 self._spoiled = False
         except TimeoutError:
             self._spoiled = True
@@ -222,8 +222,8 @@ class KafkaTransaction:
         except errors.KafkaError as error:
             self._spoiled = True
             raise TransactionFailed(name_of(error)) from error
-        self._transactor = None
-        self._shared.transactors.release(transactor)
+        self._producer = None
+        self._shared.producer_pool.release(producer)
 
     async def abort(self, rest: Result) -> None:
         """Make sure that nothing of it becomes visible; what has no fate yet gets `rest`."""
@@ -232,41 +232,41 @@ class KafkaTransaction:
             await asyncio.wait({self._task})
         self._end(list(self._unsettled), rest)
         self._queue.clear()
-        transactor, self._transactor = self._transactor, None
-        if transactor is None:
+        producer, self._producer = self._producer, None
+        if producer is None:
             return
         if not self._spoiled:
             try:
                 async with asyncio.timeout(END_S):
-                    await transactor.abort()
+                    await producer.abort()
             except (errors.KafkaError, TimeoutError) as error:
                 log.info("a transaction is left to the next producer to abort: %r", error)
                 self._spoiled = True
         if self._spoiled:
-            self._shared.transactors.discard(transactor)
+            self._shared.producer_pool.discard(producer)
         else:
-            self._shared.transactors.release(transactor)
+            self._shared.producer_pool.release(producer)
 
-    async def _begin(self) -> Transactor:
-        transactor = self._transactor
-        if transactor is None:
-            transactors = self._shared.transactors
-            transactor = await transactors.acquire()
+    async def _begin(self) -> TransactionalProducer:
+        producer = self._producer
+        if producer is None:
+            producer_pool = self._shared.producer_pool
+            producer = await producer_pool.acquire()
             try:
-                await transactor.begin()
+                await producer.begin()
             except BaseException:
-                transactors.discard(transactor)
+                producer_pool.discard(producer)
                 raise
-            self._transactor = transactor
-        return transactor
+            self._producer = producer
+        return producer
 
     async def _run(self) -> None:
         """Store what is queued, generation by generation."""
         try:
-            transactor = await self._begin()
+            producer = await self._begin()
             while self._queue and self.failure is None:
                 queue, self._queue = self._queue, []
-                await self._store(transactor, queue)
+                await self._store(producer, queue)
         except errors.KafkaError as error:
             self._spoiled = True
             self._fail(Result(outcome=verdict(error).outcome, reason=name_of(error)))
@@ -280,7 +280,7 @@ class KafkaTransaction:
                 self._queue.clear()
                 self._end(list(self._unsettled), self.failure)
 
-    async def _store(self, transactor: Transactor, posts: Sequence[_Post]) -> None:
+    async def _store(self, producer: TransactionalProducer, posts: Sequence[_Post]) -> None:
         partitions: dict[tuple[str, int], _Batches] = {}
         for post in posts:
             record = post.record
@@ -290,7 +290,7 @@ class KafkaTransaction:
                 batches = partitions.get((record.topic, number))
                 if batches is None:
                     batches = partitions[record.topic, number] = _Batches()
-                batches.append(post, timestamp, self._shared.largest(info), transactor.new_batch)
+                batches.append(post, timestamp, self._shared.largest(info), producer.new_batch)
             except Refused as refused:
                 self._fail(Result(outcome=refused.outcome, reason=refused.reason))
                 return
@@ -298,7 +298,7 @@ class KafkaTransaction:
         try:
             for (topic, number), batches in partitions.items():
                 for builder, together in batches.batches:
-                    flying.append((await transactor.hand_over(builder, topic, number), number, together))
+                    flying.append((await producer.hand_over(builder, topic, number), number, together))
             await asyncio.wait([future for future, _, _ in flying])
         except BaseException:
             for future, _, _ in flying:

@@ -1,8 +1,8 @@
 """Kafka's transactional producers: a bounded pool, each with an id that outlives the process.
 
-The ids are `trivium-<gateway>-<number>`. Whoever starts a producer with an id ends what an earlier one with it has
-left open, so a gateway that is started again ends its predecessor's transactions (`Transactors.start`): until then
-they would hold back every reader of the partitions that they have written to.
+The ids are `trivium-<gateway>-<number>`. Whoever starts a producer with an id ends what an earlier one with it has left
+open, so a gateway that is started again ends its predecessor's transactions (`TransactionalProducerPool.start`): until
+then they would hold back every reader of the partitions that they have written to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.driver.kafka_producer import forget_group, has_failed, new_producer
 from gateway.kafka.driver.lifecycle import start_client, started
-from gateway.kafka.publish.producers import Producing
+from gateway.kafka.publish.producers import LeasedProducer
 from gateway.spawn import Spawn
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ IDLE_S: Final = 300.0
 """After this time without a transaction a producer is closed."""
 
 
-class Transactor(Producing):
+class TransactionalProducer(LeasedProducer):
     """One transactional producer; at most one transaction at a time.
 
     Attributes:
@@ -89,7 +89,7 @@ class Transactor(Producing):
             raise errors.ProducerFenced("the transactional producer has failed")
 
 
-class Transactors:
+class TransactionalProducerPool:
     """All transactional producers of the process; none is started before it is needed.
 
     Attributes:
@@ -126,9 +126,9 @@ class Transactors:
         self._spawn = spawn
         self._clock = clock
         self._free = list(range(limit))  # numbers, a heap
-        self._idle: deque[tuple[float, Transactor]] = deque()  # the longest idle first
-        self._busy: set[Transactor] = set()
-        self._waiting: deque[asyncio.Future[Transactor]] = deque()
+        self._idle: deque[tuple[float, TransactionalProducer]] = deque()  # the longest idle first
+        self._busy: set[TransactionalProducer] = set()
+        self._waiting: deque[asyncio.Future[TransactionalProducer]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.TimerHandle | None = None
         self._marked = 0
@@ -144,14 +144,14 @@ class Transactors:
             self._free.remove(number)
             self._run(self._start(number))
 
-    async def acquire(self) -> Transactor:
+    async def acquire(self) -> TransactionalProducer:
         """A producer for one transaction; `release` or `discard` it.
 
         Waits while all are in use, first come first served, and while Kafka does not answer: give it a time limit.
         """
         found = self._find()
         if found is None:
-            future: asyncio.Future[Transactor] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[TransactionalProducer] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
             try:
                 found = await future
@@ -164,15 +164,15 @@ class Transactors:
         self._busy.add(found)
         return found
 
-    def release(self, transactor: Transactor) -> None:
+    def release(self, producer: TransactionalProducer) -> None:
         """Its transaction has ended, and it may have another."""
-        self._busy.discard(transactor)
-        self._put(transactor)
+        self._busy.discard(producer)
+        self._put(producer)
 
-    def discard(self, transactor: Transactor) -> None:
+    def discard(self, producer: TransactionalProducer) -> None:
         """It is of no use any more: another with its id ends whatever it has left open."""
-        self._busy.discard(transactor)
-        self._run(transactor.cut_off(self._spawn) if self._stopped else self._renew(transactor))
+        self._busy.discard(producer)
+        self._run(producer.force_close(self._spawn) if self._stopped else self._renew(producer))
 
     @property
     def producers(self) -> int:
@@ -192,26 +192,26 @@ class Transactors:
             await asyncio.wait(self._tasks)
         if self._marks is not None and not self._busy:
             self._marks.unlink(missing_ok=True)  # nothing was left open
-        every = [transactor for _, transactor in self._idle] + list(self._busy)
+        every = [producer for _, producer in self._idle] + list(self._busy)
         self._idle.clear()
         self._busy.clear()
-        await asyncio.gather(*(transactor.cut_off(self._spawn) for transactor in every))
+        await asyncio.gather(*(producer.force_close(self._spawn) for producer in every))
 
-    def _find(self) -> Transactor | None:
+    def _find(self) -> TransactionalProducer | None:
         """The longest idle; where that has not rested, or there is none, another is started besides."""
         rested = self._idle and self._clock() - self._idle[0][0] >= REST_S
         if not rested and self._free and self._starting <= len(self._waiting) and not self._stopped:
             self._run(self._start(heapq.heappop(self._free)))
         return self._idle.popleft()[1] if self._idle else None  # who waits has got what was idle
 
-    def _put(self, transactor: Transactor) -> None:
+    def _put(self, producer: TransactionalProducer) -> None:
         """To whoever waits, or to the end of the idle."""
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
-                future.set_result(transactor)
+                future.set_result(producer)
                 return
-        self._idle.append((self._clock(), transactor))
+        self._idle.append((self._clock(), producer))
         if self._reaper is None and not self._stopped:
             self._reaper = asyncio.get_running_loop().call_later(IDLE_S / 4, self._reap)
 
@@ -223,31 +223,31 @@ class Transactors:
         if self._idle:
             self._reaper = asyncio.get_running_loop().call_later(IDLE_S / 4, self._reap)
 
-    async def _retire(self, transactor: Transactor) -> None:
+    async def _retire(self, producer: TransactionalProducer) -> None:
         try:
-            await transactor.cut_off(self._spawn)
+            await producer.force_close(self._spawn)
         finally:
-            heapq.heappush(self._free, transactor.number)
+            heapq.heappush(self._free, producer.number)
 
-    async def _renew(self, transactor: Transactor) -> None:
+    async def _renew(self, producer: TransactionalProducer) -> None:
         try:
-            await transactor.cut_off(self._spawn)
+            await producer.force_close(self._spawn)
         except Exception as error:  # its successor fences it
             failures.tell("transaction", error)
-        await self._start(transactor.number)
+        await self._start(producer.number)
 
     async def _start(self, number: int) -> None:
         """Start a producer, however long it takes; Kafka ends what was open under its id."""
         self._mark(number + 1)
         self._starting += 1
         try:
-            transactor = await self._open(number)
+            producer = await self._open(number)
         finally:
             self._starting -= 1
         self.started += 1
-        self._put(transactor)
+        self._put(producer)
 
-    async def _open(self, number: int) -> Transactor:
+    async def _open(self, number: int) -> TransactionalProducer:
         producer = await started(
             lambda: new_producer(
                 self._config,
@@ -259,7 +259,7 @@ class Transactors:
             "transaction",
             longest_pause_s=RESTART_MOST_S,
         )
-        return Transactor(producer, number)
+        return TransactionalProducer(producer, number)
 
     def _run(self, work: Any) -> None:
         task: asyncio.Task[None] = self._spawn(work)

@@ -24,7 +24,7 @@ from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.state import StateTopics
 from gateway.kafka.transactions.kafka_transaction import Transactions
-from gateway.kafka.transactions.transactional_producers import Transactors
+from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
@@ -151,7 +151,7 @@ async def amqp_front(
     authenticator = Authenticator(secured)
     await authenticator.start()
     config = AmqpConfig(**{"address": Address("127.0.0.1:0"), **(amqp or {})})
-    transactors = Transactors(
+    producer_pool = TransactionalProducerPool(
         backend.config,
         name=secrets.token_hex(8),
         limit=config.transaction_producers,
@@ -166,7 +166,7 @@ async def amqp_front(
 
     transactions = Transactions(
         backend.config,
-        transactors,
+        producer_pool,
         backend.publisher,
         spawn=backend.spawn,
         wall_clock=wall_clock,
@@ -191,7 +191,7 @@ async def amqp_front(
     finally:
         front.stop_taking()
         await front.stop(2.0)
-        await transactors.stop()
+        await producer_pool.stop()
         await authenticator.stop()
 
 

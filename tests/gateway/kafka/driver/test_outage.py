@@ -7,45 +7,45 @@ import json
 import logging
 from collections.abc import Callable
 
-from gateway.kafka.driver.outage import Away
+from gateway.kafka.driver.outage import Outage
 from tests.support.gateway import GatewayProcess, wait_until
 
 
 def test_one_line_a_minute_names_who_has_noticed(caplog) -> None:
     now = 1000.0
-    away = Away(lambda: now)
+    outage = Outage(lambda: now)
     with caplog.at_level(logging.WARNING):
         for second in range(150):
             now = 1000.0 + second
-            away.notice("tail", "refused")
-            away.notice("topics", "refused")
-            assert away.lasts
+            outage.notice("tail", "refused")
+            outage.notice("topics", "refused")
+            assert outage.lasts
     assert [record.getMessage() for record in caplog.records] == [
         "Kafka does not answer since 0 s (tail): refused",
         "Kafka does not answer since 60 s (tail, topics): refused",
         "Kafka does not answer since 120 s (tail, topics): refused",
     ]
     now += 121
-    assert not away.lasts
+    assert not outage.lasts
 
 
 def test_a_frozen_kafka_is_one_outage_until_it_answers(caplog) -> None:
     """Each attempt runs into its time limits, so that they come a minute apart."""
     now = 1000.0
-    away = Away(lambda: now)
-    away.end()
+    outage = Outage(lambda: now)
+    outage.end()
     with caplog.at_level(logging.INFO):
         for second in (0, 62, 124):
             now = 1000.0 + second
-            away.notice("topics", "silent")
-            assert away.lasts
+            outage.notice("topics", "silent")
+            assert outage.lasts
         now += 10
-        away.end()
-        assert not away.lasts
-        away.end()
+        outage.end()
+        assert not outage.lasts
+        outage.end()
         now += 10
-        away.notice("topics", "silent again")  # within the minute: not told, and so its end is not
-        away.end()
+        outage.notice("topics", "silent again")  # within the minute: not told, and so its end is not
+        outage.end()
     assert [record.getMessage() for record in caplog.records] == [
         "Kafka does not answer since 0 s (topics): silent",
         "Kafka does not answer since 62 s (topics): silent",

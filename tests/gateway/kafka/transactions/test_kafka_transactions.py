@@ -19,7 +19,7 @@ from gateway.kafka.publish.partitioner import partition_of
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.kafka.transactions import kafka_transaction as module
 from gateway.kafka.transactions.kafka_transaction import KafkaTransaction, TransactionFailed, Transactions
-from gateway.kafka.transactions.transactional_producers import Transactors
+from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
 from mapping.outcomes import Outcome
 from mapping.record import Record
 
@@ -48,7 +48,7 @@ async def opened(kit: Any, bootstrap: str, *, limit: int = 4, **options: Any) ->
     loop = asyncio.get_running_loop()
     config = KafkaConfig(bootstrap_servers=bootstrap)
     async with kit(bootstrap) as one, asyncio.TaskGroup() as group:
-        transactors = Transactors(
+        producer_pool = TransactionalProducerPool(
             config,
             limit=limit,
             timeout_s=60,
@@ -56,15 +56,15 @@ async def opened(kit: Any, bootstrap: str, *, limit: int = 4, **options: Any) ->
             clock=loop.time,
             **{"name": uuid.uuid4().hex[:12], "marks": None, **options},
         )
-        transactors.start()
+        producer_pool.start()
         yield Transactions(
             config,
-            transactors,
+            producer_pool,
             one.publisher,
             spawn=group.create_task,
             wall_clock=lambda: int(time.time() * 1000),
         )
-        await transactors.stop()
+        await producer_pool.stop()
 
 
 async def visible(bootstrap: str, topic: str, count: int) -> list[Any]:
@@ -169,7 +169,7 @@ async def test_a_fenced_producer_is_replaced(kit: Any, bootstrap: str, new_topic
         async with AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"trivium-{name}-0"):
             await end(transaction)
         assert (await run(transactions, topic, [b"after"])).outcomes() == {Outcome.STORED}
-        assert transactions.transactors.producers == 1
+        assert transactions.producer_pool.producers == 1
     assert [record.value for record in await visible(bootstrap, topic, 2)] == [b"before", b"after"]
 
 
@@ -195,7 +195,7 @@ async def test_a_fenced_producer_fails_what_is_submitted(kit: Any, bootstrap: st
 async def test_the_pool(kit: Any, bootstrap: str, new_topic: Any) -> None:
     """It has no more producers than it may, the others wait in order, and one who gives up waiting is forgotten."""
     async with opened(kit, bootstrap, limit=2) as transactions:
-        pool = transactions.transactors
+        pool = transactions.producer_pool
         async with asyncio.timeout(WAIT_S):
             first, second = await pool.acquire(), await pool.acquire()
             assert {first.number, second.number} == {0, 1}
@@ -210,8 +210,8 @@ async def test_the_pool(kit: Any, bootstrap: str, new_topic: Any) -> None:
             third = await waiting[2]
             assert (third.number, third is first) == (first.number, False)
         assert pool.producers == 2
-        for transactor in (second, third):
-            pool.release(transactor)
+        for producer in (second, third):
+            pool.release(producer)
 
 
 async def test_ids_in_use_are_ended_at_the_start(kit: Any, bootstrap: str, new_topic: Any, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_marks_that_cannot_be_read_or_written(tmp_path: Path, content: str | Non
         marks.mkdir()
     else:
         marks.write_text(content)
-    transactors = Transactors(
+    producer_pool = TransactionalProducerPool(
         KafkaConfig(),
         name="n",
         limit=2,
@@ -247,8 +247,8 @@ def test_marks_that_cannot_be_read_or_written(tmp_path: Path, content: str | Non
         spawn=None,
         clock=time.monotonic,  # type: ignore[arg-type]
     )
-    transactors.start()
-    assert transactors.producers == 0
+    producer_pool.start()
+    assert producer_pool.producers == 0
 
 
 async def test_a_commit_that_kafka_does_not_answer(
