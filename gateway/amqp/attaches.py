@@ -13,7 +13,6 @@ from typing import Final, Protocol
 import msgspec
 
 from flowcontrol.offsets import read_ledger
-from gateway.amqp.addresses import AddressError, TargetAddress, parse_target
 from gateway.amqp.answers import refusal
 from gateway.amqp.filters import Filters, both
 from gateway.amqp.links.incoming import IncomingLink
@@ -27,6 +26,7 @@ from gateway.amqp.transactions import COMMAND_BYTES, Coordinator, TransactingPee
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.membership import OffsetReset
 from gateway.kafka.read.start_positions import AtOffset, AtOffsets, BeyondEnd, Place
+from mapping.amqp.addresses import AddressError, TargetAddress, parse_target
 from mapping.outcomes import Outcome
 from mapping.record import Received, is_topic_name
 from protocols.amqp.links import SETTLED, Link, TerminusKind

@@ -16,7 +16,6 @@ from typing import Any, Final
 import structlog
 
 from flowcontrol.budget import Budget
-from gateway.amqp.addresses import TargetAddress
 from gateway.amqp.answers import delivery_state
 from gateway.amqp.attaches import Attach
 from gateway.amqp.links.incoming import IncomingLink
@@ -34,6 +33,7 @@ from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.expiry import Expiry
 from gateway.security.identity import Identity
 from gateway.turns import in_turns
+from mapping.amqp.addresses import TargetAddress
 from mapping.amqp.incoming import Destination, gateway_headers
 from mapping.outcomes import Outcome
 from protocols.amqp.connection import Connection

@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.amqp.addresses import AddressError
 from gateway.kafka.read.start_positions import AtOffset, AtTime, Place, Start
+from mapping.amqp.addresses import AddressError
 from mapping.amqp.selection import selector
 from mapping.record import GW_CLIENT, GW_PROTOCOL, Received
 from protocols.amqp.links import Filter

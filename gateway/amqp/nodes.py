@@ -16,13 +16,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
-from gateway.amqp.addresses import path_of
 from gateway.amqp.sources import Source
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Outlet
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.lingering import LingeringWatch
 from gateway.kafka.read.live_reader import LiveReader
+from mapping.amqp.addresses import path_of
 from mapping.record import Received
 from protocols.amqp.links import Link
 

@@ -27,11 +27,11 @@ from typing import Final
 
 import msgspec
 
-from gateway.amqp.addresses import GROUP_LIMIT, AddressError, SourceAddress, is_plain, parse_source
 from gateway.amqp.filters import Condition, Filters, both, read_filters
 from gateway.config import AddressRule
 from gateway.kafka.read.start_positions import Place, Start
 from gateway.security.filters import matches
+from mapping.amqp.addresses import GROUP_LIMIT, AddressError, SourceAddress, is_plain, parse_source
 from mapping.record import Received
 from protocols.amqp.links import Filter, Link, Terminus
 from protocols.amqp.outcomes import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED
@@ -94,7 +94,7 @@ def everything(_record: Received) -> bool:
 
 
 class Kinds:
-    """What plain addresses are, by `amqp.addresses`: the first pattern that matches says it."""
+    """What plain addresses are, by the setting `amqp.addresses`: the first pattern that matches says it."""
 
     def __init__(self, rules: Sequence[AddressRule] = ()) -> None:
         """Take the rules, in order."""

@@ -6,12 +6,12 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from flowcontrol.budget import Budget
-from gateway.amqp.addresses import TargetAddress
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Owner
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
+from mapping.amqp.addresses import TargetAddress
 from mapping.amqp.incoming import Destination
 from protocols.amqp.engine import Engine
 from protocols.amqp.links import Link

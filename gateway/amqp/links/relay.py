@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from gateway.amqp.addresses import AddressError, TargetAddress, parse_target
 from gateway.amqp.links.incoming import Allowed, IncomingLink, Ingress, OpenTransaction
 from gateway.amqp.links.peer import Peer
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Refused
+from mapping.amqp.addresses import AddressError, TargetAddress, parse_target
 from mapping.amqp.incoming import Destination, Unmappable, recipient
 from mapping.outcomes import Outcome
 from protocols.amqp.links import Link

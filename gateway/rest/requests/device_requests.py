@@ -9,7 +9,6 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from gateway.amqp.addresses import AddressError, parse_target, path_of
 from gateway.kafka.contracts import Refused
 from gateway.net.http_server import SERVER
 from gateway.rest.produce.tickets import Ticket, raise_common_failure
@@ -20,6 +19,7 @@ from gateway.rest.server.call import Call, Handler, Module
 from gateway.rest.server.overload import Admission
 from gateway.rest.services import RestServices
 from gateway.statistics import counter, gauge
+from mapping.amqp.addresses import AddressError, parse_target, path_of
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_TOPIC, Header, Received, Record
 from mapping.rest_requests import answer_fields, question_headers

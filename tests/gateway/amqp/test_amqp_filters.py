@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.amqp.addresses import AddressError
 from gateway.amqp.filters import Filters, read_filters
 from gateway.kafka.read.start_positions import AtOffset, AtTime, Place
+from mapping.amqp.addresses import AddressError
 from mapping.record import Received
 from protocols.amqp.links import Filter
 from protocols.amqp.outcomes import INVALID_FIELD

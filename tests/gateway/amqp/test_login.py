@@ -15,7 +15,6 @@ from argon2 import PasswordHasher
 from proton import ConnectionException, Message
 from proton.utils import BlockingConnection
 
-from gateway.amqp.addresses import AddressError, SourceAddress, TargetAddress, parse_source, parse_target
 from gateway.amqp.login import Login
 from gateway.config import AccessRule, SecurityConfig
 from gateway.security.authentication import Authenticator
@@ -23,6 +22,7 @@ from gateway.security.exchange import Done, Failed
 from gateway.security.identity import Identity
 from gateway.security.scram import derive
 from gateway.security.scram_file import scram_line
+from mapping.amqp.addresses import AddressError, SourceAddress, TargetAddress, parse_source, parse_target
 from protocols.amqp import outcomes
 from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.amqp.addresses import AddressError
 from gateway.amqp.sources import Source, resumed, source_of
 from gateway.kafka.read.start_positions import AtOffset, Place
+from mapping.amqp.addresses import AddressError
 from protocols.amqp.links import Filter, Link, Session, Terminus, TerminusKind
 from protocols.amqp.outcomes import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED
 
