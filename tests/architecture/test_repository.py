@@ -97,6 +97,22 @@ def _from_aiokafka(nodes: list[ast.AST]) -> set[str]:
     return {name.asname or name.name for node in imports for name in node.names} - public
 
 
+@pytest.mark.parametrize(
+    ("library", "places"),
+    [
+        (r"(?:from|import) (?:c?proton|cproton)\b", ("protocols/amqp/native.py",)),
+        (r"from aiokafka\.errors import|from aiokafka import .*\berrors\b", ("gateway/kafka/",)),
+        (r"(?:from|import) prometheus_client\b", ("gateway/observe/",)),
+    ],
+)
+def test_a_library_is_known_where_the_architecture_says(library: str, places: tuple[str, ...]):
+    product = [path for path in tracked() if path.relative_to(ROOT).parts[0] in {"gateway", "protocols", "mapping"}]
+    modules = [path for path in product if path.suffix == ".py"]
+    found = {str(path.relative_to(ROOT)) for path in modules if re.search(library, path.read_text())}
+    assert found
+    assert {path for path in found if not path.startswith(places)} == set()
+
+
 def test_import_contracts_hold():
     found = subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command as main; main()", "--no-cache"],

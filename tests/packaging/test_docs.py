@@ -22,6 +22,7 @@ PACKAGES = ("gateway", "protocols", "mapping", "flowcontrol", "spark_sinks", "lo
 ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| (?:`([^`]*)`|-) \| (.*)\|$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FILE_AND_NAME = re.compile(r"^([\w/]+)\.py:\s+([A-Z]\w+)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -97,6 +98,37 @@ def test_the_architecture_names_real_members_and_files():
     paths = {found for span in spans for found in re.findall(rf"^((?:{'|'.join(PACKAGES)})/[\w/.]*\w)", span)}
     assert len(paths) > 20
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def definitions() -> dict[str, set[str]]:
+    """What each module of ours defines at its top, by its dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            body = ast.parse(path.read_text(encoding="utf-8")).body
+            targets = [
+                target for node in body if isinstance(node, ast.Assign | ast.AnnAssign)
+                for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            ]  # fmt: skip
+            names = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+            found[".".join(path.relative_to(ROOT).with_suffix("").parts)] = names
+    return found
+
+
+def test_the_architecture_names_what_real_modules_define():
+    text = FENCE.sub("", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    spans = re.findall(r"`([^`]+)`", text)
+    named = {found for span in spans for found in re.findall(r"(?<![\w./])((?:[a-z_]\w*\.)+)([A-Z]\w+)", span)}
+    named |= {(path.replace("/", "."), name) for span in spans for path, name in FILE_AND_NAME.findall(span)}
+    modules = definitions()
+
+    def is_there(module: str, name: str) -> bool:
+        ending = f".{module.rstrip('.')}"
+        return any(name in names for path, names in modules.items() if f".{path}".endswith(ending))
+
+    assert len(named) > 40
+    assert [one for one in sorted(named) if one[0] != "asyncio." and not is_there(*one)] == []
 
 
 def test_the_page_has_every_key_with_its_default():
