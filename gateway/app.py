@@ -29,10 +29,10 @@ from gateway.config import Config, ConfigError, KafkaConfig
 from gateway.embedded.broker import STOP_LIMIT_S, EmbeddedBroker, embedded_broker
 from gateway.embedded.jars import console_report
 from gateway.embedded.java import SetupError
-from gateway.embedded.open_files import BrokerRoom
+from gateway.embedded.open_files import BrokerCapacity
 from gateway.embedded.storage import BrokerError
 from gateway.failures import failures
-from gateway.kafka.cluster.topic_creation import any_room
+from gateway.kafka.cluster.topic_creation import any_capacity
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
 from gateway.net.descriptors import descriptors
@@ -113,7 +113,7 @@ class App:
         self._failure: BaseException | None = None
         self._served = False
         self._broker = broker
-        self._room = None if broker is None else BrokerRoom(lambda: broker.pid if broker.is_running else None)
+        self._room = None if broker is None else BrokerCapacity(lambda: broker.pid if broker.is_running else None)
         self._fronts: list[Front] = []
         self._management: Management | None = None
         self._publisher: Publisher | None = None
@@ -188,7 +188,7 @@ class App:
         for warning in admittance.access.doubtful():
             log.warning("access list", detail=warning)
         kafka = await self._connect_kafka(process)
-        kafka_log = await open_log(process, kafka, self._room or any_room)
+        kafka_log = await open_log(process, kafka, self._room or any_capacity)
         self._publisher = kafka_log.publisher
         state = await open_state(process, kafka_log, admittance.rules, self._give_up)
         self._state = state.topics

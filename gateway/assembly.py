@@ -24,7 +24,7 @@ from gateway.amqp.services import Services as AmqpServices
 from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig
 from gateway.identity import GatewayIdentity
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.cluster.topic_creation import Room, any_room
+from gateway.kafka.cluster.topic_creation import PartitionCapacity, any_capacity
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.groups.membership import Groups
@@ -207,7 +207,7 @@ async def open_admittance(process: Process) -> Admittance:
     )
 
 
-async def open_log(process: Process, kafka: KafkaConfig, room: Room = any_room) -> Log:
+async def open_log(process: Process, kafka: KafkaConfig, room: PartitionCapacity = any_capacity) -> Log:
     """Producers and readers; Kafka's first answer is waited for, shortly. `room`: for more partitions."""
     config, spawn, stack = process.config, process.spawn, process.stack
     topics = Topics(kafka, create=config.creates_topics, spawn=spawn, clock=process.loop.time, room=room)

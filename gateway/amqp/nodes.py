@@ -3,7 +3,7 @@
 A node's address is `<amqp.reply_topic>/<a name that nobody can guess>`: one key of an ordinary Kafka topic. So whoever
 may publish there can answer, over every protocol and at every gateway; an MQTT client sends to that very topic name.
 The gateway at which the node was made reads the end of the topic and gives each record to the node of its key. Nothing
-is kept in memory for a receiver without credit: the log is the queue, as for every outlet of the live reader.
+is kept in memory for a receiver without credit: the log is the queue, as for every subscriber of the live reader.
 
 A node belongs to the connection that made it, and goes with the link that made it. A queue's receivers take turns, and
 what they give back is offered again; each receiver of a topic gets everything that comes while it is there.
@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from gateway.amqp.sources import Source
 from gateway.kafka.cluster.topic_info import TopicInfo
-from gateway.kafka.contracts import Outlet
+from gateway.kafka.contracts import Subscriber
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.lingering import LingeringWatch
 from gateway.kafka.read.live_reader import LiveReader
@@ -32,7 +32,7 @@ RETURN_S: Final = 0.1  # until a record that was given back to a temporary queue
 LINGER_S: Final = 30.0  # how long the reply topic is read on after its last node: the next request makes a new one
 
 
-class NodeReceiver(Outlet, Protocol):
+class NodeReceiver(Subscriber, Protocol):
     """A link that receives from a node; the links know the nodes, not the other way round."""
 
     link: Link
@@ -42,7 +42,7 @@ class NodeReceiver(Outlet, Protocol):
 
 
 class Node:
-    """One temporary queue or topic; a queue is itself the outlet of the live reader.
+    """One temporary queue or topic; a queue is itself the subscriber of the live reader.
 
     Attributes:
         address: of the node.
@@ -64,7 +64,7 @@ class Node:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def candidates(self) -> Collection[tuple[Outlet, None]]:
+    def candidates(self) -> Collection[tuple[Subscriber, None]]:
         """Who is offered the node's records at the end of the log."""
         return ((self, None),) if self._queue else tuple(self._seats.items())
 
@@ -90,17 +90,17 @@ class Node:
         return [seat.link for seat in self._seats]
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """Give a record to the queue's next receiver with room; see `Outlet`."""
+        """Give a record to the queue's next receiver with capacity; see `Subscriber`."""
         return record.key != self.key or self._hand(record, 0)
 
     def wake(self, seat: Seat) -> None:
-        """A receiver has room."""
+        """A receiver has capacity."""
         if not self._queue:
-            self._nodes.live_reader.room(seat)
+            self._nodes.live_reader.resume(seat)
             return
         if self._timer is None:
             self._hand_returned()
-        self._nodes.live_reader.room(self)
+        self._nodes.live_reader.resume(self)
 
     def give_back(self, record: Received, attempts: int) -> None:
         """A receiver has not settled a record; that is the end of it, unless it is a queue's."""
@@ -121,9 +121,9 @@ class Node:
         if self._timer is not None:
             self._timer.cancel()
         self._returned.clear()
-        outlets: tuple[Outlet, ...] = (self, *self._seats)
-        for outlet in outlets:
-            self._nodes.live_reader.forget(outlet)
+        subscribers: tuple[Subscriber, ...] = (self, *self._seats)
+        for subscriber in subscribers:
+            self._nodes.live_reader.forget(subscriber)
 
     def _return(self) -> None:
         self._timer = None
@@ -134,7 +134,7 @@ class Node:
             self._returned.popleft()
 
     def _hand(self, record: Received, attempts: int) -> bool:
-        """To the next receiver that wants it and has room; what no receiver wants is done with."""
+        """To the next receiver that wants it and has capacity; what no receiver wants is done with."""
         wanted = not self._seats
         for seat in self._seats:
             if not seat.link.wants(record):
@@ -149,7 +149,7 @@ class Node:
 
 
 class Seat:
-    """A link's place at a node: what a group's `Membership` is in a group; the outlet of a topic's receiver.
+    """A link's place at a node: what a group's `Membership` is in a group; the subscriber of a topic's receiver.
 
     Attributes:
         link: whose it is.
@@ -171,11 +171,11 @@ class Seat:
         return self.link.demand
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """A record of a topic; see `Outlet`."""
+        """A record of a topic; see `Subscriber`."""
         return record.key != self._node.key or self.take(record, 0)
 
     def take(self, record: Received, attempts: int) -> bool:
-        """Send a record if there is room."""
+        """Send a record if there is capacity."""
         self._held[id(record)] = (record, attempts)  # before the offer: the link may settle from within
         if self.link.offer_nowait(record):
             return True
@@ -183,7 +183,7 @@ class Seat:
         return False
 
     def wake(self) -> None:
-        """The link has room again."""
+        """The link has capacity again."""
         self._node.wake(self)
 
     def done(self, record: Received) -> None:
@@ -259,7 +259,7 @@ class Nodes:
         """How many there are."""
         return len(self._nodes)
 
-    def select(self, record: Received) -> Collection[tuple[Outlet, None]]:
+    def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
         """The node of the record's key."""
         node = self._nodes.get(record.key)
         return () if node is None else node.candidates

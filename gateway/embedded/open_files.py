@@ -32,8 +32,8 @@ class Statistics(msgspec.Struct, frozen=True):
     open_files_limit: Annotated[int, gauge("open files that the embedded Kafka may have")]
 
 
-class BrokerRoom:
-    """Watches one broker; a `gateway.kafka.cluster.topic_creation.Room`."""
+class BrokerCapacity:
+    """Watches one broker; a `gateway.kafka.cluster.topic_creation.PartitionCapacity`."""
 
     def __init__(self, pid: Callable[[], int | None]) -> None:
         """`pid` gives the broker's process id, None while it does not run."""

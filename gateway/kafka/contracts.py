@@ -1,10 +1,10 @@
-"""What the protocols' sessions and the Kafka clients promise each other: tickets on the way in, outlets on the way out.
+"""What the protocols' sessions and the Kafka clients promise each other: tickets in, subscribers out.
 
 Into Kafka: a session submits a record with itself as the owner and a token of its choice. The pair is the ticket:
 it is settled exactly once, after Kafka answered, together with all other tickets of that owner in the same batch.
 No future and no task exists per record.
 
-Out of Kafka: a reader offers records to outlets, which take them or say that they have no room.
+Out of Kafka: a reader offers records to subscribers, which take them or say that they have no capacity.
 """
 
 from __future__ import annotations
@@ -54,33 +54,34 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error of anybody
         self.reason = reason
 
 
-class Outlet(Protocol):
+class Subscriber(Protocol):
     """A place for records on their way to one client: an MQTT session, an AMQP link, an HTTP consumer."""
 
     def offer_nowait(self, record: Received, context: Any = None) -> bool:
-        """Take the record (True; also when it is not wanted, expired or denied) or say "no room" (False).
+        """Take the record (True; also when it is not wanted, expired or denied) or say "no capacity" (False).
 
-        `context` is what `Fanout.select` gave beside the outlet; None for a record that is caught up on, or a group's.
+        `context` is what `Fanout.select` gave beside the subscriber; None for a record that is caught up on, or a
+        group's.
 
-        After False the reader keeps the record's position and offers it again when `room` was called on the
+        After False the reader keeps the record's position and offers it again when `resume` was called on the
         handle that the reader gave at subscription.
         """
         ...
 
     @property
     def demand(self) -> int:
-        """How many more records would be taken now; 0 when there is no room: as False of `offer_nowait`."""
+        """How many more records would be taken now; 0 when there is no capacity: as False of `offer_nowait`."""
         ...
 
     @property
     def lossy(self) -> bool:
-        """Whether a record may be dropped when there is no room (MQTT QoS 0): it is counted, not replayed."""
+        """Whether a record may be dropped when there is no capacity (MQTT QoS 0): it is counted, not replayed."""
         ...
 
 
 class Fanout(Protocol):
     """Chooses, for one record at the end of the log, who might want it (the MQTT subscription trie is one)."""
 
-    def select(self, record: Received) -> Collection[tuple[Outlet, Any]]:
+    def select(self, record: Received) -> Collection[tuple[Subscriber, Any]]:
         """The candidates, each with the context that its `offer_nowait` is to be given, where it still decides."""
         ...

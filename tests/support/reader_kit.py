@@ -1,4 +1,4 @@
-"""Readers over a real broker: outlets with as much room as a test gives them, and waiting with a deadline."""
+"""Readers over a real broker: subscribers with as much room as a test gives them, and waiting with a deadline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mapping.record import Received
 
 
 class Sink:
-    """An outlet: takes up to `room` records more, and all when `room` is None."""
+    """A subscriber: takes up to `room` records more, and all when `room` is None."""
 
     def __init__(self, room: int | None = None, *, lossy: bool = False) -> None:
         self.room = room
@@ -59,7 +59,7 @@ class Sink:
 
 
 class Holder(Sink):
-    """An outlet of a group: holds what it took until the test settles it."""
+    """A subscriber of a group: holds what it took until the test settles it."""
 
     def __init__(self, room: int | None = None) -> None:
         super().__init__(room)
@@ -85,13 +85,13 @@ class Holder(Sink):
 
 
 class Fan:
-    """A fan-out to a fixed set of outlets."""
+    """A fan-out to a fixed set of subscribers."""
 
-    def __init__(self, *outlets: Any) -> None:
-        self.outlets = outlets
+    def __init__(self, *subscribers: Any) -> None:
+        self.subscribers = subscribers
 
     def select(self, record: Received) -> tuple[Any, ...]:
-        return tuple((outlet, None) for outlet in self.outlets)
+        return tuple((subscriber, None) for subscriber in self.subscribers)
 
 
 async def wait_until(condition: Callable[[], Any], within: float = 40.0) -> float:

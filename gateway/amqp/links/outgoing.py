@@ -1,4 +1,4 @@
-"""A link on which the peer receives: an outlet of the end of a topic, or of a consumer group.
+"""A link on which the peer receives: a subscriber of the end of a topic, or of a consumer group.
 
 Credit is demand. What the peer accepts is done; what it releases or modifies goes back to the group; what it rejects,
 or fails on too often, becomes a dead letter. A link at the end of the log has nobody to give a record back to: whatever
@@ -71,7 +71,7 @@ class Egress(msgspec.Struct, frozen=True):
 
 
 class OutgoingLink:
-    """One link of a receiving peer; `gateway.kafka.contracts.Outlet` and, for the live reader, `Fanout` of itself.
+    """One link of a receiving peer; `gateway.kafka.contracts.Subscriber` and, for the live reader, `Fanout` of itself.
 
     Attributes:
         link: the engine's.
@@ -106,7 +106,7 @@ class OutgoingLink:
         self._released: asyncio.Event | None = None  # after the link's end: set when no transaction has any of it
         self._room = 0  # that may be sent before demand and time are looked at again
         self._now_ms = 0
-        self._waits = True  # said "no room", or has not been asked yet
+        self._waits = True  # said "no capacity", or has not been asked yet
         self.link = link
         self.topic = source.topic
         self.lossy = False
@@ -119,7 +119,7 @@ class OutgoingLink:
         if self._left:
             self._peer.pump.spawn(membership.leave())
 
-    # Outlet and Fanout
+    # Subscriber and Fanout
 
     @property
     def demand(self) -> int:
@@ -139,7 +139,7 @@ class OutgoingLink:
         return self._condition is None or self._condition(record)
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """Send the record if there is credit; see `Outlet`."""
+        """Send the record if there is credit; see `Subscriber`."""
         if self._left:
             return True
         if self._condition is not None and not self._condition(record):
@@ -317,14 +317,14 @@ class OutgoingLink:
         self.wake()
 
     def wake(self) -> None:
-        """Tell the reader that there is room, if there is."""
+        """Tell the reader that there is capacity, if there is."""
         if self.demand <= 0:
             return
         self._waits = False
         if self._membership is not None:
             self._membership.wake()
         else:
-            self._egress.live_reader.room(self)
+            self._egress.live_reader.resume(self)
 
     def steal(self) -> None:
         """Another link has attached to this one's subscription (part 2.6.1: the link has moved there)."""

@@ -38,7 +38,7 @@ CREATION_POLL_S: Final = 0.05
 
 Partitions = list[tuple[Any, ...]]
 """A topic's partitions as Kafka's metadata has them."""
-Room = Callable[[int, int], str | None]
+PartitionCapacity = Callable[[int, int], str | None]
 """Asked whether a broker that has so many partitions has room for so many more; None is yes, a text says why not."""
 
 
@@ -116,7 +116,13 @@ class Creation:
     """Makes the topics that clients name."""
 
     def __init__(
-        self, config: KafkaConfig, catalogue: Catalogue, *, spawn: Spawn, clock: Callable[[], float], room: Room
+        self,
+        config: KafkaConfig,
+        catalogue: Catalogue,
+        *,
+        spawn: Spawn,
+        clock: Callable[[], float],
+        room: PartitionCapacity,
     ) -> None:
         """Nothing is asked yet.
 
@@ -125,7 +131,7 @@ class Creation:
             catalogue: what there is.
             spawn: starts background work.
             clock: monotonic seconds.
-            room: see `Room`.
+            room: see `PartitionCapacity`.
         """
         self._config = config
         self._catalogue = catalogue
@@ -346,6 +352,6 @@ def refused_by(code: int, subject: str) -> Refused:
     return Refused(_ERRORS.get(error, Outcome.BUSY), f"{subject}: {error.message}")
 
 
-def any_room(_partitions: int, _more: int) -> str | None:
-    """The `Room` of a broker that is not ours to watch."""
+def any_capacity(_partitions: int, _more: int) -> str | None:
+    """The `PartitionCapacity` of a broker that is not ours to watch."""
     return None

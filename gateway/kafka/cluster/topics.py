@@ -21,7 +21,14 @@ from aiokafka.protocol.metadata import MetadataRequest
 from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.cluster.patience import Patience
-from gateway.kafka.cluster.topic_creation import Creation, Partitions, Room, Wanted, any_room, refused_by
+from gateway.kafka.cluster.topic_creation import (
+    Creation,
+    PartitionCapacity,
+    Partitions,
+    Wanted,
+    any_capacity,
+    refused_by,
+)
 from gateway.kafka.cluster.topic_info import (
     CONFIG_NAMES,
     InternalTopic,
@@ -86,7 +93,7 @@ class Topics:
         create: bool,
         spawn: Spawn,
         clock: Callable[[], float],
-        room: Room = any_room,
+        room: PartitionCapacity = any_capacity,
     ) -> None:
         """Nothing is sent yet.
 

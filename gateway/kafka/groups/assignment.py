@@ -1,4 +1,4 @@
-"""What a group reader keeps: partitions that are ours, deliveries that are not settled, outlets; and its statistics."""
+"""What a group reader keeps: its partitions, deliveries that are not settled, subscribers; and its statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.checkpoint import Checkpoint
 from flowcontrol.offsets import OffsetSet, read_ledger, write_ledger
-from gateway.kafka.contracts import Outlet
+from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.catch_up_reader import Reading
 from gateway.statistics import counter, gauge, structs_by
 from mapping.record import Received
@@ -38,9 +38,9 @@ class Selector(Protocol):
 
 
 class Interest(NamedTuple):
-    """What some outlets of a group want of its topics, instead of everything.
+    """What some subscribers of a group want of its topics, instead of everything.
 
-    Each record that an interest matches goes to one of the outlets that joined with it.
+    Each record that an interest matches goes to one of the subscribers that joined with it.
     """
 
     selector: Selector
@@ -75,15 +75,15 @@ class Part:
     Attributes:
         partition: which one.
         checkpoint: what was read of it and is not settled.
-        unselected: what was read and no outlet here selects: the log keeps it for whoever comes. It is settled for the
-            checkpoint.
-        flying: of these, what outlets have been offered again.
+        unselected: what was read and no subscriber here selects: the log keeps it for whoever comes. It is settled for
+            the checkpoint.
+        flying: of these, what subscribers have been offered again.
         tries: of these, how often some were given out before, and how many of the attempts failed.
         ledger: what the last owner has told about settled records; None once all of them are passed.
         copies: by offset, for records that more than one pool wants, how many of them have not settled it.
         position: the offset of the next record to read; None while Kafka has not told where to begin.
         committed: what Kafka has, as far as we know.
-        home: the member that gets its records while it has room (pools without an interest).
+        home: the member that gets its records while it has capacity (pools without an interest).
         ours: whether it still is.
         stalled: not read on, since too much lies behind a record that is not settled.
     """
@@ -194,33 +194,33 @@ class Part:
 
 
 class Member:
-    """An outlet in the reader.
+    """A subscriber in the reader.
 
     Attributes:
-        outlet: the outlet.
+        subscriber: the subscriber.
         pools: whose records it gets.
         wants: tells which of them it selects; None is all.
         held: what it has and has not settled, by the record's identity; in the order in which it was offered.
         behind: by partition that it is behind on, the reading that brings it what was unselected before.
-        catching: the outlet of these readings; None when it never was behind.
-        full: from "no room" until it is woken.
+        catching: the subscriber of these readings; None when it never was behind.
+        full: from "no capacity" until it is woken.
         served: its place among all members in the order of their last record.
     """
 
-    __slots__ = ("behind", "catching", "full", "held", "outlet", "pools", "served", "wants")
+    __slots__ = ("behind", "catching", "full", "held", "pools", "served", "subscriber", "wants")
 
-    def __init__(self, outlet: Outlet, wants: Condition | None = None) -> None:
-        self.outlet = outlet
+    def __init__(self, subscriber: Subscriber, wants: Condition | None = None) -> None:
+        self.subscriber = subscriber
         self.pools: list[Pool] = []
         self.wants = wants
         self.held: dict[int, Delivery] = {}
         self.behind: dict[Part, Reading] = {}
-        self.catching: Outlet | None = None
+        self.catching: Subscriber | None = None
         self.full = False
         self.served = 0
 
     def fill(self) -> None:
-        """Its outlet has no room: it is not asked again before it is woken."""
+        """Its subscriber has no capacity: it is not asked again before it is woken."""
         self.full = True
         for pool in self.pools:
             pool.free.pop(self, None)
@@ -244,7 +244,7 @@ class Pool:
 
     Attributes:
         name: a topic's, whose records they want all, or an interest's.
-        keeps: whether a partition's records with a key keep to one member while that has room.
+        keeps: whether a partition's records with a key keep to one member while that has capacity.
         topics: the Kafka topics that hold such records.
         wanted: of these, those that the dispatch counts for it: none while it has no members.
         members: all of them.
@@ -283,7 +283,7 @@ class Pool:
         for member in self.free:
             if member.behind and len(member.behind) >= parts:
                 continue  # all that it may have is in the log
-            demand = member.outlet.demand
+            demand = member.subscriber.demand
             if demand <= 0:
                 without.append(member)
             total += demand

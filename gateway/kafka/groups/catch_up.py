@@ -1,9 +1,9 @@
-"""Outlets of a group that are brought, from the log, what nobody selected before they came, or while they had no room.
+"""Subscribers of a group get from the log what nobody selected before they came, or while they had no capacity.
 
-What nobody here selects is not kept in memory: its offsets are (`Part.unselected`). An outlet that joins, or had no
-room for too long, is behind in a partition from the first of these on. A reading of its own
+What nobody here selects is not kept in memory: its offsets are (`Part.unselected`). A subscriber that joins, or had no
+capacity for too long, is behind in a partition from the first of these on. A reading of its own
 (`gateway.kafka.read.catch_up_reader`) brings it the records at these offsets that it selects, at its own pace, up to
-where the group's reader is; what that one reads meanwhile is left for the reading too, so that each outlet gets the
+where the group's reader is; what that one reads meanwhile is left for the reading too, so that each subscriber gets the
 records of a partition in order.
 """
 
@@ -12,29 +12,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.kafka.contracts import Outlet
+from gateway.kafka.contracts import Subscriber
 from gateway.kafka.groups.assignment import UNTRIED, Delivery, Member, Part, Pool
 from gateway.kafka.read.catch_up_reader import Reading
 from mapping.record import Received
 
 
 class Readings(Protocol):
-    """Who reads the log for outlets that are behind: `gateway.kafka.read.catch_up_reader.CatchUpReader`."""
+    """Who reads the log for subscribers that are behind: `gateway.kafka.read.catch_up_reader.CatchUpReader`."""
 
     def start(self, reading: Reading) -> None:
         """Begin to serve a reading."""
         ...
 
-    def room(self, outlet: Outlet) -> None:
-        """The outlet has room again."""
+    def resume(self, subscriber: Subscriber) -> None:
+        """The subscriber has capacity again."""
         ...
 
     def cancel(self, reading: Reading) -> None:
         """Stop a reading."""
         ...
 
-    def forget(self, outlet: Outlet) -> list[Reading]:
-        """Stop all readings of an outlet."""
+    def forget(self, subscriber: Subscriber) -> list[Reading]:
+        """Stop all readings of a subscriber."""
         ...
 
 
@@ -50,7 +50,7 @@ class _Head:
 
 
 class _Catching:
-    """A member as the outlet of its readings."""
+    """A member as the subscriber of its readings."""
 
     lossy: Final = False
 
@@ -61,7 +61,7 @@ class _Catching:
     @property
     def demand(self) -> int:
         """As the member's own."""
-        return self._member.outlet.demand
+        return self._member.subscriber.demand
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """A record of the log, wanted or not."""
@@ -125,16 +125,16 @@ class CatchUp:
             self.expired += count
             self._changed()
 
-    def room(self, member: Member) -> None:
-        """A member may have room."""
+    def resume(self, member: Member) -> None:
+        """A member may have capacity."""
         if member.behind and member.catching is not None:
-            self._readings.room(member.catching)
+            self._readings.resume(member.catching)
 
     def keep(self, member: Member) -> None:
         """Stop a member's readings of partitions that are not ours any more; the others go on."""
         for part in [part for part in member.behind if not part.ours]:
             self._readings.cancel(member.behind.pop(part))
-        self.room(member)
+        self.resume(member)
 
     def end(self, member: Member) -> None:
         """A member has left."""
@@ -144,7 +144,7 @@ class CatchUp:
         member.behind.clear()
 
     def _bring(self, member: Member, record: Received) -> bool:
-        """A member that is behind is brought a record of the log; False when it has no room."""
+        """A member that is behind is brought a record of the log; False when it has no capacity."""
         place = self._place(record)
         reading = None if place is None else member.behind.get(place[0])
         if place is None or reading is None:
@@ -162,7 +162,7 @@ class CatchUp:
         delivery = Delivery(record, part, pool, *part.tries.get(offset, UNTRIED))
         member.held[id(record)] = delivery
         part.flying.add(offset)
-        if member.outlet.offer_nowait(record):
+        if member.subscriber.offer_nowait(record):
             return True
         del member.held[id(record)]
         part.flying.remove(offset)

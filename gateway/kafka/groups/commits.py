@@ -133,10 +133,10 @@ class Commits:
         nothing was committed as far as we know.
 
         Args:
-            settled: by partition that is ours, offsets of records that outlets hold.
+            settled: by partition that is ours, offsets of records that subscribers hold.
 
         Yields:
-            What to commit, by partition. A record behind a gap is told by the ledger, as far as that has room.
+            What to commit, by partition. A record behind a gap is told by the ledger, as far as it fits.
         """
         async with self.lock:
             offsets: dict[Part, OffsetAndMetadata] = {}

@@ -1,17 +1,17 @@
-"""Who gets a record of a consumer group: the outlets of one process, their turns, and what they have not settled.
+"""Who gets a record of a consumer group: the subscribers of one process, their turns, and what they have not settled.
 
-Outlets that want the same records are a pool: all of a topic's (AMQP links), or what one interest matches (the MQTT
+Subscribers that want the same records are a pool: all of a topic's (AMQP links), or what one interest matches (the MQTT
 clients of one shared subscription). A record goes to one member of every interest that matches it; members of its
 topic's own pool take part in the turns of the first of these, and have the records that no interest matches for
-themselves. In a topic's own pool a partition's records with a key keep to one member while that has room; of others it
-is every member's turn, record by record (docs/adr/0019-shared-subscriptions.md). A pool without room holds back no
-other, and a record that only members without room may want holds back none that others want.
+themselves. In a topic's own pool a partition's records with a key keep to one member while that has capacity; of others
+it is every member's turn, record by record (docs/adr/0019-shared-subscriptions.md). A pool without capacity holds back
+no other, and a record that only members without capacity may want holds back none that others want.
 
 An interest that has lost its last member keeps its records for a while, when its partitions stay here for others: a
 client whose connection broke comes back. Then they are settled, as are records that nobody here wants.
 
-Not so in a queue: what no member selects stays in the log for others, and what waits too long for members without room
-is left there too. Who joins later, or has room again, is brought it (`group_catchup`, docs/adr/0032).
+Not so in a queue: what no member selects stays in the log for others, and what waits too long for members without
+capacity is left there too. Who joins later, or has capacity again, is brought it (`catch_up`, docs/adr/0032).
 
 A delivery belongs to one member at a time. What a member says about a record that is no longer its own is counted
 as late, and ignored.
@@ -29,7 +29,7 @@ from aiokafka import TopicPartition
 
 from flowcontrol.backoff import Backoff
 from gateway.failures import failures
-from gateway.kafka.contracts import Outlet
+from gateway.kafka.contracts import Subscriber
 from gateway.kafka.groups.assignment import (
     NOBODY,
     UNTRIED,
@@ -54,7 +54,7 @@ class Dispatch:
     """See the module. All of it is synchronous; `GroupReader` reads, commits and takes part in the group.
 
     Attributes:
-        members: by outlet.
+        members: by subscriber.
         parts: the partitions that are ours.
         ready: deliveries that wait for a member.
         topics: that some member wants records of.
@@ -75,7 +75,7 @@ class Dispatch:
             readings: reads the log again for members that are behind.
             return_wait_s: how long an interest without members keeps its records.
         """
-        self.members: dict[Outlet, Member] = {}
+        self.members: dict[Subscriber, Member] = {}
         self.parts: dict[TopicPartition, Part] = {}
         self.topics: frozenset[str] = frozenset()
         self._wanted: Counter[str] = Counter()  # by topic, how many pools with members want its records
@@ -96,27 +96,27 @@ class Dispatch:
         self._later = Later(backoff, self._again, changed)
         self._order = itertools.count(1)
 
-    # Outlets.
+    # Subscribers.
 
     def add(
         self,
-        outlet: Outlet,
+        subscriber: Subscriber,
         topics: Collection[str],
         interest: Interest | None,
         wants: Condition | None = None,
         *,
         queue: Condition | None = None,
     ) -> Member:
-        """An outlet joins.
+        """A subscriber joins.
 
         Args:
-            outlet: offered records from now on.
+            subscriber: offered records from now on.
             topics: that may hold records for it.
             interest: which of their records; None is all of them.
             wants: which of these it selects for itself; None is all.
             queue: tells what stays for others when nobody selects it; None is nothing.
         """
-        member = self.members[outlet] = Member(outlet, wants)
+        member = self.members[subscriber] = Member(subscriber, wants)
         if queue is not None:
             self._queues.update(dict.fromkeys(topics, queue))
         if interest is None:
@@ -158,15 +158,15 @@ class Dispatch:
         return name in self._chosen
 
     def remove(self, member: Member, *, failed: bool = True) -> None:
-        """An outlet leaves: what it has not settled is offered to the others of its pool first.
+        """A subscriber leaves: what it has not settled is offered to the others of its pool first.
 
         Args:
-            member: the outlet's.
+            member: the subscriber's.
             failed: count that as failures, and not only as attempts.
         """
-        del self.members[member.outlet]
+        del self.members[member.subscriber]
         self.catch_up.end(member)
-        del member.outlet  # which has a way back to its member
+        del member.subscriber  # which has a way back to its member
         for pool in member.pools:
             del pool.members[member]
             pool.free.pop(member, None)
@@ -223,12 +223,12 @@ class Dispatch:
         return bool(pool.members) or pool in self._left
 
     def wake(self, member: Member) -> None:
-        """An outlet has room again."""
+        """A subscriber has capacity again."""
         if member.full:
             member.full = False
             for pool in member.pools:
                 pool.free[member] = None
-        self.catch_up.room(member)
+        self.catch_up.resume(member)
         self._changed()
 
     def done(self, member: Member, record: Received) -> None:
@@ -298,12 +298,12 @@ class Dispatch:
         self._changed()
 
     def attempts(self, member: Member, record: Received) -> int:
-        """How often the record was given to an outlet before and came back unsettled."""
+        """How often the record was given to a subscriber before and came back unsettled."""
         delivery = member.held.get(id(record))
         return delivery.attempts if delivery is not None else 0
 
     def failures(self, member: Member, record: Received) -> int:
-        """How many of the attempts have failed; the others ended with an outlet that left in peace."""
+        """How many of the attempts have failed; the others ended with a subscriber that left in peace."""
         delivery = member.held.get(id(record))
         return delivery.failures if delivery is not None else 0
 
@@ -420,7 +420,7 @@ class Dispatch:
         return total
 
     def push(self) -> None:
-        """Give ready records to members that have room."""
+        """Give ready records to members that have capacity."""
         if self._left and not self.ready.has_space:
             for pool in [pool for pool in self._left if pool.ready]:
                 self._end(pool)  # it would hold back those who are here
@@ -432,7 +432,7 @@ class Dispatch:
                     self._spill(pool)
 
     def _spill(self, pool: Pool) -> None:
-        """Leave to the log what waits for members without room, since others have some."""
+        """Leave to the log what waits for members without capacity, since others have some."""
         lowest: dict[Part, int] = {}
         for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
             part, offset = delivery.part, delivery.record.offset
@@ -468,9 +468,9 @@ class Dispatch:
                 member = self._choose(pool, delivery)
             if member is None:
                 if self._may_be_wanted(pool, delivery):
-                    if not self._has_room(pool, delivery):
+                    if not self._has_capacity(pool, delivery):
                         break
-                    passed.append(self.ready.take(pool))  # for members without room; others may want what follows
+                    passed.append(self.ready.take(pool))  # for members without capacity; others may want what follows
                     continue
                 self.ready.take(pool)
                 if delivery.kept:
@@ -481,9 +481,9 @@ class Dispatch:
                 continue
             self.ready.take(pool)
             record = delivery.record
-            member.held[id(record)] = delivery  # before the offer: the outlet may settle from within
+            member.held[id(record)] = delivery  # before the offer: the subscriber may settle from within
             try:
-                taken = member.outlet.offer_nowait(record)
+                taken = member.subscriber.offer_nowait(record)
             except Exception as error:  # our bug, in one delivery: it counts as a failed attempt
                 failures.tell("delivery", error, f"{delivery.part.partition} offset {record.offset}")
                 self.again(member, record, failed=True)
@@ -495,15 +495,15 @@ class Dispatch:
         for delivery in reversed(passed):
             self.ready.add(delivery, first=True)
 
-    def _has_room(self, pool: Pool, delivery: Delivery) -> bool:
-        """Whether a member has room, if not for this record, which it has declined."""
+    def _has_capacity(self, pool: Pool, delivery: Delivery) -> bool:
+        """Whether a member has capacity, if not for this record, which it has declined."""
         if pool.free:
             return True
         others = self._helpers(pool, delivery)
         return others is not None and bool(others.free)
 
     def _choose(self, pool: Pool, delivery: Delivery) -> Member | None:
-        """Whose turn it is, where the partition has no home with room."""
+        """Whose turn it is, where the partition has no home with capacity."""
         member = pool.next(delivery)
         others = self._helpers(pool, delivery)
         if others is not None:
@@ -526,7 +526,7 @@ class Dispatch:
         return self._whole.get(delivery.record.topic)
 
     def _may_be_wanted(self, pool: Pool, delivery: Delivery, but: Member | None = None) -> bool:
-        """Whether somebody wants the record, with room or without."""
+        """Whether somebody wants the record, with capacity or without."""
         if pool in self._left:
             return True
         others = self._helpers(pool, delivery)
@@ -544,7 +544,7 @@ class Dispatch:
     # Partitions.
 
     def keep(self, parts: Iterable[Part]) -> None:
-        """These are ours from now on; what belongs to others is forgotten, and what outlets hold of it is not theirs.
+        """These are ours from now on; what others have is forgotten, and what subscribers hold of it is void.
 
         A part stays ours when the very object is among `parts`.
         """

@@ -1,8 +1,8 @@
-"""Consumer groups: outlets of one group share a member of that group, and native Kafka clients may be members too.
+"""Consumer groups: subscribers of one group share a member of that group, and native Kafka clients may be members too.
 
-membership = await groups.join("billing", ["orders"], outlet)
+membership = await groups.join("billing", ["orders"], subscriber)
 membership.done(record)      # settled: committed with everything before it
-membership.again(record)     # not settled: offered again, to any outlet of the group
+membership.again(record)     # not settled: offered again, to any subscriber of the group
 await membership.leave()
 """
 
@@ -19,7 +19,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.backoff import Backoff
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.groups.assignment import Condition, GroupsStatistics, GroupStatistics, Interest, Member, Part
 from gateway.kafka.groups.catch_up import Readings
@@ -44,7 +44,7 @@ _REFUSALS: tuple[tuple[type[kafka_errors.KafkaError], Outcome], ...] = (
 
 
 class Membership:
-    """An outlet's place in a group. Every record that it took must be settled by `done`, `again` or `decline`."""
+    """A subscriber's place in a group. Every record that it took must be settled by `done`, `again` or `decline`."""
 
     def __init__(self, groups: Groups, reader: GroupReader, member: Member) -> None:
         """Made by `Groups.join`."""
@@ -55,7 +55,7 @@ class Membership:
         self._left = False
 
     def wake(self) -> None:
-        """The outlet's demand grew; needed after it said "no room"."""
+        """The subscriber's demand grew; needed after it said "no capacity"."""
         if not self._left:
             self._dispatch.wake(self._member)
 
@@ -72,7 +72,7 @@ class Membership:
         self._dispatch.done_all(self._member, records)
 
     def again(self, record: Received, *, failed: bool = True, at_once: bool = False) -> None:
-        """The record is not settled: offer it again, to any outlet of the group, after a back-off.
+        """The record is not settled: offer it again, to any subscriber of the group, after a back-off.
 
         Args:
             record: the very object that was offered.
@@ -82,7 +82,7 @@ class Membership:
         self._dispatch.again(self._member, record, failed=failed, at_once=at_once)
 
     def decline(self, record: Received, *, failed: bool = False, keep: bool = False) -> None:
-        """The record is not for this outlet, but may be for others; settled, and counted, when it is for none.
+        """The record is not for this subscriber, but may be for others; settled, and counted, when it is for none.
 
         Args:
             record: the very object that was offered.
@@ -92,7 +92,7 @@ class Membership:
         self._dispatch.decline(self._member, record, failed=failed, keep=keep)
 
     def has_other(self, record: Received) -> bool:
-        """Whether there is another outlet here that may be offered the record."""
+        """Whether there is another subscriber here that may be offered the record."""
         return self._dispatch.has_other(self._member, record)
 
     def attempts(self, record: Received) -> int:
@@ -104,7 +104,7 @@ class Membership:
         return self._dispatch.failures(self._member, record)
 
     def place(self, record: Received) -> tuple[GroupReader, Part] | None:
-        """Whose settling a record that this outlet holds is; None when it is no longer its own.
+        """Whose settling a record that this subscriber holds is; None when it is no longer its own.
 
         For a transaction that settles the record: `Commits.committing`, then `done`.
         """
@@ -112,7 +112,7 @@ class Membership:
         return None if part is None else (self._reader, part)
 
     async def leave(self, *, failed: bool = True) -> None:
-        """Give back what is unsettled, at once; the last outlet of a group here leaves Kafka's group too.
+        """Give back what is unsettled, at once; the last subscriber of a group here leaves Kafka's group too.
 
         Args:
             failed: what is unsettled has failed (False: the client has left in peace; an attempt it was all the same).
@@ -149,9 +149,9 @@ class Groups:
             readings: the catch-up reader, for what a queue's receivers have not selected; not stopped by us.
             random: for the jitter of redelivery.
             commit_interval_s: the least time between two commits of a reader.
-            revoke_wait_s: how long a rebalance waits for records that outlets hold.
-            return_wait_s: how long records are kept for an interest that has lost its last outlet here, while others
-                keep its partitions here: clients come back.
+            revoke_wait_s: how long a rebalance waits for records that subscribers hold.
+            return_wait_s: how long records are kept for an interest that has lost its last subscriber here, while
+                others keep its partitions here: clients come back.
             session_timeout_ms: Kafka's `session.timeout.ms`.
             join_timeout_s: how long a join may take, though Kafka answers, before it is Refused as BUSY: the group's
                 other members have their part in it.
@@ -179,7 +179,7 @@ class Groups:
         self,
         group: str,
         topics: Collection[str],
-        outlet: Outlet,
+        subscriber: Subscriber,
         *,
         offset_reset: OffsetReset = "earliest",
         interest: Interest | None = None,
@@ -188,19 +188,20 @@ class Groups:
     ) -> Membership:
         """Join a group; returns when Kafka has assigned us our partitions, which may be none.
 
-        The outlet may be offered records before this returns: as long as it cannot take them, let it have no room.
+        The subscriber may be offered records before this returns: as long as it cannot take them, let it have no
+            capacity.
 
         Args:
             group: Kafka's `group.id`.
             topics: at least one; may be none with an interest, which then waits for `follow`.
-            outlet: offered records as it has demand; hashable by identity, at most once in a group.
+            subscriber: offered records as it has demand; hashable by identity, at most once in a group.
             offset_reset: where the group begins in topics in which it has committed nothing: at the beginning, or at
                 the end as of now. Either is committed at once.
             interest: which records of the topics it wants, and with whom it shares them; None is all, shared with
                 everybody.
-            wants: which of these the outlet selects for itself; None is all.
-            queue: tells which records are not settled when no outlet here selects them: the log keeps them for others,
-                and for who joins later. None: none of them.
+            wants: which of these the subscriber selects for itself; None is all.
+            queue: tells which records are not settled when no subscriber here selects them: the log keeps them for
+                others, and for who joins later. None: none of them.
 
         Raises:
             Refused: an unknown topic, no permission, no legal group, or Kafka does not answer.
@@ -222,7 +223,7 @@ class Groups:
             if reader is None:
                 reader = self._readers[group] = self._start(group)
             # A member before the subscription is: no record may come that nobody here seems to want.
-            member = reader.add(outlet, topics, interest, wants, latest=offset_reset == "latest", queue=queue)
+            member = reader.add(subscriber, topics, interest, wants, latest=offset_reset == "latest", queue=queue)
         try:
             await self._subscribe(reader)
         except BaseException:
@@ -240,7 +241,7 @@ class Groups:
             reader.follow(interest.name, topics)
 
     def knows(self, group: str, interest: Interest) -> bool:
-        """Whether an interest has outlets, or records are kept for it: then its selector will be told to forget it."""
+        """Whether an interest has subscribers, or records kept for it: then its selector will be told to forget it."""
         reader = self._readers.get(group)
         return reader is not None and reader.dispatch.knows(interest.name)
 

@@ -1,12 +1,12 @@
-"""One member of a Kafka consumer group, shared by all outlets of that group in this process.
+"""One member of a Kafka consumer group, shared by all subscribers of that group in this process.
 
-It is subscribed to what its outlets want together, reads as they have room, and commits what they settled as a
+It is subscribed to what its subscribers want together, reads as they have capacity, and commits what they settled as a
 contiguous prefix per partition, with a ledger of what is settled behind it in the commit's metadata, so that whoever
 has the partition next knows. Who gets which record `dispatch` decides.
 
 Every position is set here, not by aiokafka: where the group has committed; else where it begins, which is committed
 at once, so that nothing stored from then on can be missed. A partition that a rebalance brings back to us goes on as
-if nothing had happened, if nobody has committed for it in between: what outlets hold of it stays theirs.
+if nothing had happened, if nobody has committed for it in between: what subscribers hold of it stays theirs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aiokafka.errors import ConsumerStoppedError, KafkaError
 from flowcontrol.backoff import Backoff
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import (
     ASSIGNORS,
     CHUNK,
@@ -164,16 +164,16 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             await close_consumer(consumer, 2.0 if answered else 0.2)
         self._dispatch.close()
 
-    # What outlets say.
+    # What subscribers say.
 
     @property
-    def members(self) -> Collection[Outlet]:
-        """The outlets that share this reader."""
+    def members(self) -> Collection[Subscriber]:
+        """The subscribers that share this reader."""
         return self._dispatch.members.keys()
 
     def add(
         self,
-        outlet: Outlet,
+        subscriber: Subscriber,
         topics: Collection[str],
         interest: Interest | None,
         wants: Condition | None,
@@ -181,22 +181,22 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         latest: bool,
         queue: Condition | None,
     ) -> Member:
-        """An outlet joins; `subscribe` next, for topics that are new.
+        """A subscriber joins; `subscribe` next, for topics that are new.
 
         Args:
-            outlet: offered records from now on.
+            subscriber: offered records from now on.
             topics: that may hold records for it.
             interest: which of their records; None is all of them.
-            wants: which of these the outlet selects; None is all of them.
+            wants: which of these the subscriber selects; None is all of them.
             latest: a group that has committed nothing in a topic begins at its end.
-            queue: tells what stays for others when no outlet selects it; None is nothing.
+            queue: tells what stays for others when no subscriber selects it; None is nothing.
         """
         if latest:
             self._latest.update(set(topics) - self.topics)
-        return self._dispatch.add(outlet, topics, interest, wants, queue=queue)
+        return self._dispatch.add(subscriber, topics, interest, wants, queue=queue)
 
     def remove(self, member: Member, *, failed: bool = True) -> None:
-        """An outlet leaves: what it has not settled is offered to the others first; see `Dispatch.remove`."""
+        """A subscriber leaves: what it has not settled is offered to the others first; see `Dispatch.remove`."""
         self._dispatch.remove(member, failed=failed)
         self._check_topics()
 
@@ -229,7 +229,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     # The subscription.
 
     async def subscribe(self) -> None:
-        """Subscribe to what the outlets want now; returns when Kafka has assigned our share of it.
+        """Subscribe to what the subscribers want now; returns when Kafka has assigned our share of it.
 
         Concurrent calls share a rebalance.
 
@@ -305,7 +305,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._starts = {partition: start for partition, start in self._starts.items() if partition.topic in wanted}
 
     async def _follow(self) -> None:
-        """Keep the subscription what the outlets want while topics come and go and outlets leave."""
+        """Keep the subscription what the subscribers want while topics come and go and subscribers leave."""
         while True:
             await self._stale.wait()
             self._stale.clear()
@@ -419,7 +419,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     # Rebalancing.
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Partitions may move: wait shortly for what outlets hold, and commit.
+        """Partitions may move: wait shortly for what subscribers hold, and commit.
 
         Not when we have changed the subscription ourselves: that moves no partition of the other topics.
         """

@@ -9,7 +9,7 @@ from gateway.kafka.groups.assignment import Delivery, Pool
 
 WAITING_RECORDS: Final = 2000
 WAITING_BYTES: Final = 8 * 1024 * 1024
-"""What may wait for pools without room while others go on. Beyond, reading stops for all: Kafka's log holds it."""
+"""What may wait for pools without capacity while others go on. Beyond, reading stops for all: Kafka's log holds it."""
 
 
 class ReadyDeliveries:

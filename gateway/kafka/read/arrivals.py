@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from aiokafka import TopicPartition
 
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.read.live_reader import LiveReader
 from mapping.outcomes import Outcome
 from mapping.record import Received
@@ -98,7 +98,7 @@ class Arrivals:
                     LINGER_S, self._unwatch, partition.topic
                 )
 
-    def select(self, record: Received) -> Collection[tuple[Outlet, None]]:
+    def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
         """See `contracts.Fanout`: wakes who waits for the record's partition."""
         waiting = self._waiting.get((record.topic, record.partition))
         if waiting is not None:

@@ -1,8 +1,8 @@
-"""The catch-up reader: reads the log from a given offset at the pace of one outlet.
+"""The catch-up reader: reads the log from a given offset at the pace of one subscriber.
 
-An outlet that had no room at the end of the log, or a session that was offline, is behind. The log is its queue: what
-it costs is one offset per partition. A bounded pool of consumers serves the outlets in turn, so a thousand outlets
-behind cost a thousand offsets and a handful of consumers.
+A subscriber that had no capacity at the end of the log, or a session that was offline, is behind. The log is its queue:
+what it costs is one offset per partition. A bounded pool of consumers serves the subscribers in turn, so a thousand
+subscribers behind cost a thousand offsets and a handful of consumers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions, is_broken, log_consumer, poll
 from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.spawn import Spawn, keep_on
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 
 
 FETCH_BYTES: Final = 65536
-"""Per partition and fetch: outlets take turns, and what was fetched for one is thrown away at the next turn."""
+"""Per partition and fetch: subscribers take turns, and what was fetched for one is thrown away at the next turn."""
 
 IDLE_S: Final = 10.0  # a consumer without work is closed after this
-TURN_RECORDS: Final = 2000  # records read for one outlet before the next has its turn
+TURN_RECORDS: Final = 2000  # records read for one subscriber before the next has its turn
 
 
 class Goal(Protocol):
@@ -47,10 +47,10 @@ class Goal(Protocol):
 
 
 class Reading:
-    """One outlet's place in one partition.
+    """One subscriber's place in one partition.
 
     Attributes:
-        outlet: whom it is for.
+        subscriber: whom it is for.
         partition: the partition read.
         position: the offset of the next record to offer; safe to store.
         goal: reaching `goal.position` ends the reading, before the record there is offered.
@@ -58,11 +58,11 @@ class Reading:
         gap: told how many records retention had deleted before they could be offered.
     """
 
-    __slots__ = ("finished", "gap", "goal", "outlet", "partition", "position")
+    __slots__ = ("finished", "gap", "goal", "partition", "position", "subscriber")
 
     def __init__(
         self,
-        outlet: Outlet,
+        subscriber: Subscriber,
         partition: TopicPartition,
         position: int,
         *,
@@ -70,7 +70,7 @@ class Reading:
         finished: Callable[[Reading], None],
         gap: Callable[[int], None] | None = None,
     ) -> None:
-        self.outlet = outlet
+        self.subscriber = subscriber
         self.partition = partition
         self.position = position
         self.goal = goal
@@ -89,27 +89,27 @@ class CatchUpStatistics(msgspec.Struct, frozen=True):
 
 
 class _State(enum.Enum):
-    PARKED = 1  # waits for `room`
+    PARKED = 1  # waits for `resume`
     READY = 2  # waits for a worker
     SERVED = 3  # a worker has it
 
 
 class _Queue:
-    """Everything one outlet is behind on."""
+    """Everything one subscriber is behind on."""
 
-    __slots__ = ("home", "outlet", "readings", "state", "version", "woken")
+    __slots__ = ("home", "readings", "state", "subscriber", "version", "woken")
 
-    def __init__(self, outlet: Outlet) -> None:
-        self.outlet = outlet
+    def __init__(self, subscriber: Subscriber) -> None:
+        self.subscriber = subscriber
         self.readings: dict[TopicPartition, Reading] = {}
         self.state = _State.PARKED
         self.version = 0  # counts changes that need a new assignment
-        self.woken = False  # `room` was called while it was served
+        self.woken = False  # `resume` was called while it was served
         self.home: _Worker | None = None  # who has its records at hand
 
 
 class CatchUpReader:
-    """Serves all outlets that are behind, from a bounded pool of consumers."""
+    """Serves all subscribers that are behind, from a bounded pool of consumers."""
 
     def __init__(
         self,
@@ -136,24 +136,24 @@ class CatchUpReader:
         self.gaps = 0
         self.spawn = spawn
         self._limit = consumers
-        self._queues: dict[Outlet, _Queue] = {}
+        self._queues: dict[Subscriber, _Queue] = {}
         self._ready: deque[_Queue] = deque()
         self._workers: set[_Worker] = set()
 
     def start(self, reading: Reading) -> None:
-        """Begin to serve a reading, in turn with all others; the outlet may have at most one per partition."""
-        queue = self._queues.get(reading.outlet)
+        """Begin to serve a reading, in turn with all others; the subscriber may have at most one per partition."""
+        queue = self._queues.get(reading.subscriber)
         if queue is None:
-            queue = self._queues[reading.outlet] = _Queue(reading.outlet)
-        assert reading.partition not in queue.readings, "one reading per outlet and partition"
+            queue = self._queues[reading.subscriber] = _Queue(reading.subscriber)
+        assert reading.partition not in queue.readings, "one reading per subscriber and partition"
         queue.readings[reading.partition] = reading
         queue.version += 1
-        if queue.state is _State.PARKED and reading.outlet.demand > 0:
+        if queue.state is _State.PARKED and reading.subscriber.demand > 0:
             self._make_ready(queue)
 
-    def room(self, outlet: Outlet) -> None:
-        """The outlet has room again."""
-        queue = self._queues.get(outlet)
+    def resume(self, subscriber: Subscriber) -> None:
+        """The subscriber has capacity again."""
+        queue = self._queues.get(subscriber)
         if queue is None:
             return
         queue.woken = True
@@ -162,13 +162,13 @@ class CatchUpReader:
 
     def cancel(self, reading: Reading) -> None:
         """Stop a reading; its `position` stays where it is and `finished` is not called."""
-        queue = self._queues.get(reading.outlet)
+        queue = self._queues.get(reading.subscriber)
         if queue is not None and queue.readings.get(reading.partition) is reading:
             self._drop(queue, reading)
 
-    def forget(self, outlet: Outlet) -> list[Reading]:
-        """Stop all readings of an outlet and return them, with the positions they had reached."""
-        queue = self._queues.pop(outlet, None)
+    def forget(self, subscriber: Subscriber) -> list[Reading]:
+        """Stop all readings of a subscriber and return them, with the positions they had reached."""
+        queue = self._queues.pop(subscriber, None)
         if queue is None:
             return []
         readings = list(queue.readings.values())
@@ -200,7 +200,7 @@ class CatchUpReader:
         reading.finished(reading)
 
     def take_turn(self) -> _Queue | None:
-        """The next outlet that waits for a worker."""
+        """The next subscriber that waits for a worker."""
         while self._ready:
             queue = self._ready.popleft()
             if queue.readings and queue.state is _State.READY:
@@ -210,11 +210,11 @@ class CatchUpReader:
 
     @property
     def has_ready(self) -> bool:
-        """Whether an outlet waits for a worker."""
+        """Whether a subscriber waits for a worker."""
         return bool(self._ready)
 
     def end_turn(self, queue: _Queue, *, waits: bool) -> None:
-        """Give an outlet back: `waits` for room, or for its next turn."""
+        """Give a subscriber back: `waits` for capacity, or for its next turn."""
         if not queue.readings:
             return
         if waits and not queue.woken:
@@ -229,8 +229,8 @@ class CatchUpReader:
 
     def _drop(self, queue: _Queue, reading: Reading) -> None:
         del queue.readings[reading.partition]
-        if not queue.readings and self._queues.get(queue.outlet) is queue:
-            del self._queues[queue.outlet]
+        if not queue.readings and self._queues.get(queue.subscriber) is queue:
+            del self._queues[queue.subscriber]
 
     def _make_ready(self, queue: _Queue) -> None:
         queue.state = _State.READY
@@ -254,7 +254,7 @@ class CatchUpReader:
 
 
 class _Worker:
-    """One consumer of the pool, and the outlet whose records it has at hand."""
+    """One consumer of the pool, and the subscriber whose records it has at hand."""
 
     task: asyncio.Task[None]
 
@@ -326,7 +326,7 @@ class _Worker:
             consumer.seek(partition, reading.position)
 
     async def _serve(self, consumer: AIOKafkaConsumer, queue: _Queue) -> bool:
-        """One turn of an outlet; True when it has no room."""
+        """One turn of a subscriber; True when it has no capacity."""
         records = 0
         while queue.readings and records < TURN_RECORDS:
             if self.serves is not queue or queue.home is not self or self._version != queue.version:
@@ -334,7 +334,7 @@ class _Worker:
                 continue
             if not self._chunk:
                 queue.woken = False
-                if queue.outlet.demand <= 0:
+                if queue.subscriber.demand <= 0:
                     return True
                 count = await self._fetch(consumer, queue)
                 records += count or TURN_RECORDS  # nothing came: let others go on
@@ -374,8 +374,8 @@ class _Worker:
         return count
 
     def _offer(self, consumer: AIOKafkaConsumer, queue: _Queue) -> bool:
-        """Hand over what is at hand; False when the outlet has no room."""
-        outlet = queue.outlet
+        """Hand over what is at hand; False when the subscriber has no capacity."""
+        subscriber = queue.subscriber
         chunk = self._chunk
         while chunk:
             reading, records = chunk[0]
@@ -387,7 +387,7 @@ class _Worker:
                 if record.offset >= goal.position:
                     break
                 try:
-                    accepted = outlet.offer_nowait(record)
+                    accepted = subscriber.offer_nowait(record)
                 except Exception as error:  # our bug, in one delivery, which is left out: others follow
                     failures.tell("delivery", error, f"{reading.partition} offset {record.offset}")
                     accepted = True

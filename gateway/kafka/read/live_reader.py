@@ -1,9 +1,9 @@
 """The reader at the end of the log: one per process, for every topic that somebody watches.
 
-One consumer with a manual assignment serves all of them, and each record is handed to the outlets that the watching
-fan-outs choose. It never waits for anybody. An outlet without room falls behind on that partition: the catch-up reader
-brings it the records from there on, and it rejoins here when the catch-up has reached this reader's
-position, between two records, so that the order per partition holds and nothing is lost or doubled.
+One consumer with a manual assignment serves all of them, and each record is handed to the subscribers that the watching
+fan-outs choose. It never waits for anybody. A subscriber without capacity falls behind on that partition: the catch-up
+reader brings it the records from there on, and it rejoins here when the catch-up has reached this reader's position,
+between two records, so that the order per partition holds and nothing is lost or doubled.
 
 aiokafka's `assign` forgets every position and what was fetched but not handed out. So the positions are kept
 here, moved with every `getmany` (which hands over without an intermediate suspension), and all of them are sought
@@ -22,7 +22,7 @@ from aiokafka.errors import OffsetOutOfRangeError, TopicAuthorizationFailedError
 
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.contracts import Fanout, Outlet, Refused
+from gateway.kafka.contracts import Fanout, Refused, Subscriber
 from gateway.kafka.driver.fetch_sessions import SessionFetcher, use_sessions
 from gateway.kafka.driver.kafka_consumer import (
     ConsumerOptions,
@@ -49,7 +49,7 @@ GONE_S: Final = 30.0  # a partition missing for so long is deleted: nobody catch
 
 
 class LiveReader:
-    """See the module. An outlet belongs to one fan-out; outlets must be hashable by identity.
+    """See the module. A subscriber belongs to one fan-out; subscribers must be hashable by identity.
 
     Attributes:
         passed: told a topic, a partition and the offset of the next record, each time some were offered.
@@ -105,14 +105,14 @@ class LiveReader:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def watch(self, topic: str, fanout: Fanout) -> None:
-        """Offer the records of a topic to the outlets that `fanout` selects.
+        """Offer the records of a topic to the subscribers that `fanout` selects.
 
         Returns when the position at the end of the log is fixed: what is stored after that is offered, and what
         was stored before the call is not. Watching twice changes nothing.
 
         Args:
             topic: its name.
-            fanout: chooses among its outlets.
+            fanout: chooses among its subscribers.
 
         Raises:
             Refused: the topic is unknown or not for clients, or Kafka does not answer.
@@ -125,7 +125,7 @@ class LiveReader:
 
         Args:
             topics: their names.
-            fanout: chooses among its outlets.
+            fanout: chooses among its subscribers.
             beginning: the topics are new, and all that is in them is wanted.
 
         Returns:
@@ -189,14 +189,14 @@ class LiveReader:
         return True
 
     async def watch_from(
-        self, topic: str, fanout: Fanout, outlet: Outlet, start: Start, partition: int | None = None
+        self, topic: str, fanout: Fanout, subscriber: Subscriber, start: Start, partition: int | None = None
     ) -> None:
-        """As `watch`, and offer the one outlet of a fan-out first everything from `start` on.
+        """As `watch`, and offer the one subscriber of a fan-out first everything from `start` on.
 
         Args:
             topic: its name.
-            fanout: the outlet's.
-            outlet: who catches up.
+            fanout: the subscriber's.
+            subscriber: who catches up.
             start: where to begin.
             partition: catch up on this one alone; what comes later, `fanout` selects.
 
@@ -207,30 +207,30 @@ class LiveReader:
         offsets = await starting_offsets(self._lookup, topic, start, partition)
         await self.watch(topic, fanout)
         for number, offset in offsets.items():
-            self.catch_up(topic, fanout, outlet, number, offset)
+            self.catch_up(topic, fanout, subscriber, number, offset)
 
     def unwatch(self, topic: str, fanout: Fanout) -> None:
-        """Stop offering; outlets of this fan-out that are behind on the topic get no more of it."""
+        """Stop offering; subscribers of this fan-out that are behind on the topic get no more of it."""
         state = self._topics.get(topic)
         if state is None:
             return
         watch = state.remove(fanout)
         for reading in watch.readings if watch is not None else ():
-            del state.partitions[reading.partition].behind[reading.outlet]
+            del state.partitions[reading.partition].behind[reading.subscriber]
             self._catch_up_reader.cancel(reading)
         if not state.watching:
             del self._topics[topic]
             self._remove(state, list(state.partitions))
 
-    def room(self, outlet: Outlet) -> None:
-        """An outlet that had said "no room" has room again."""
-        self._catch_up_reader.room(outlet)
+    def resume(self, subscriber: Subscriber) -> None:
+        """A subscriber that had said "no capacity" has capacity again."""
+        self._catch_up_reader.resume(subscriber)
 
-    def forget(self, outlet: Outlet) -> None:
-        """The outlet is gone: it is offered nothing more by the catch-up reader."""
-        for reading in self._catch_up_reader.forget(outlet):
+    def forget(self, subscriber: Subscriber) -> None:
+        """The subscriber is gone: it is offered nothing more by the catch-up reader."""
+        for reading in self._catch_up_reader.forget(subscriber):
             part = self._partitions.get(reading.partition)
-            found = part.behind.pop(outlet, None) if part is not None else None
+            found = part.behind.pop(subscriber, None) if part is not None else None
             if found is not None:
                 watch, _ = found
                 watch.readings.pop(reading, None)
@@ -239,20 +239,20 @@ class LiveReader:
         self,
         topic: str,
         fanout: Fanout,
-        outlet: Outlet,
+        subscriber: Subscriber,
         partition: int,
         offset: int,
         gap: Callable[[int], None] | None = None,
     ) -> bool:
-        """Offer an outlet first everything from `offset` on, as if it had fallen behind there (a session resumes).
+        """Offer a subscriber first everything from `offset` on, as if it had fallen behind there (a session resumes).
 
         Call it after `watch` and without waiting in between, so that the live reader has nothing to offer before. What
-        is caught up on is offered whether the fan-out would select the outlet or not.
+        is caught up on is offered whether the fan-out would select the subscriber or not.
 
         Args:
             topic: watched by `fanout`.
-            fanout: the outlet's.
-            outlet: who catches up.
+            fanout: the subscriber's.
+            subscriber: who catches up.
             partition: of the topic.
             offset: of the first record to offer.
             gap: told how many of them retention had deleted.
@@ -267,17 +267,17 @@ class LiveReader:
             return False
         since = watch.since.get(partition, 0)
         goal = Later(part, since) if since > part.position else part
-        if outlet not in part.behind and offset < goal.position:
-            self._fall_behind(part, watch, outlet, TopicPartition(topic, partition), offset, gap, goal)
+        if subscriber not in part.behind and offset < goal.position:
+            self._fall_behind(part, watch, subscriber, TopicPartition(topic, partition), offset, gap, goal)
         return True
 
-    def places(self, topic: str, outlet: Outlet) -> dict[int, int]:
-        """How far an outlet is in each partition of a watched topic: everything below was offered to it."""
+    def places(self, topic: str, subscriber: Subscriber) -> dict[int, int]:
+        """How far a subscriber is in each partition of a watched topic: everything below was offered to it."""
         state = self._topics.get(topic)
         if state is None:
             return {}
         return {
-            partition.partition: part.behind[outlet][1].position if outlet in part.behind else part.position
+            partition.partition: part.behind[subscriber][1].position if subscriber in part.behind else part.position
             for partition, part in state.partitions.items()
         }
 
@@ -293,10 +293,10 @@ class LiveReader:
         end: int | None = self._consumer.highwater(partition)
         return end
 
-    def is_behind(self, topic: str, outlet: Outlet) -> bool:
-        """Whether an outlet has yet to be brought what the fan-out has passed."""
+    def is_behind(self, topic: str, subscriber: Subscriber) -> bool:
+        """Whether a subscriber has yet to be brought what the fan-out has passed."""
         state = self._topics.get(topic)
-        return state is not None and any(outlet in part.behind for part in state.partitions.values())
+        return state is not None and any(subscriber in part.behind for part in state.partitions.values())
 
     def stored(self, topic: str, partition: int, end: int) -> None:
         """This process has stored something: a partition's log reaches to `end` at least."""
@@ -433,26 +433,26 @@ class LiveReader:
                 if watch.since and watch.is_early(record):
                     continue
                 try:
-                    outlets = watch.select(record)
+                    subscribers = watch.select(record)
                 except Exception as error:  # our bug, in one record; the others must come
                     failures.tell("delivery", error, f"{topic.name}-{record.partition} offset {record.offset}")
                     continue
-                for outlet, context in outlets:
+                for subscriber, context in subscribers:
                     offers += 1
-                    if behind and outlet in behind:
+                    if behind and subscriber in behind:
                         continue
                     try:
-                        taken = outlet.offer_nowait(record, context)
-                    except Exception as error:  # our bug, in one outlet: the others do not pay for it
+                        taken = subscriber.offer_nowait(record, context)
+                    except Exception as error:  # our bug, in one subscriber: the others do not pay for it
                         # What may not be lost is tried once more by the catch-up reader.
                         failures.tell("delivery", error, f"{topic.name}-{record.partition} offset {record.offset}")
                         taken = False
                     if taken:
                         self._offers += 1
-                    elif outlet.lossy:
+                    elif subscriber.lossy:
                         self._dropped += 1
                     else:
-                        self._fall_behind(part, watch, outlet, partition, record.offset)
+                        self._fall_behind(part, watch, subscriber, partition, record.offset)
             part.position = record.offset + 1
             self._records += 1
             if offers >= OFFERS_PER_TURN:
@@ -469,18 +469,18 @@ class LiveReader:
         self,
         part: Partition,
         watch: Watch,
-        outlet: Outlet,
+        subscriber: Subscriber,
         partition: TopicPartition,
         offset: int,
         gap: Callable[[int], None] | None = None,
         goal: Goal | None = None,
     ) -> None:
         def rejoin(reading: Reading) -> None:
-            del part.behind[reading.outlet]
+            del part.behind[reading.subscriber]
             del watch.readings[reading]
 
-        reading = Reading(outlet, partition, offset, goal=goal or part, finished=rejoin, gap=gap)
-        part.behind[outlet] = (watch, reading)
+        reading = Reading(subscriber, partition, offset, goal=goal or part, finished=rejoin, gap=gap)
+        part.behind[subscriber] = (watch, reading)
         watch.readings[reading] = None
         self._fell_behind += 1
         self._catch_up_reader.start(reading)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from aiokafka import TopicPartition
 
-from gateway.kafka.contracts import Fanout, Outlet
+from gateway.kafka.contracts import Fanout, Subscriber
 from gateway.kafka.read.catch_up_reader import CatchUpStatistics, Reading
 from gateway.statistics import counter, gauge
 from mapping.record import Received
@@ -19,14 +19,14 @@ class Watch:
 
     Attributes:
         since: partitions of which it wants only what lies at or after an offset.
-        readings: of its outlets that are behind.
+        readings: of its subscribers that are behind.
     """
 
     __slots__ = ("fanout", "readings", "select", "since")
 
     def __init__(self, fanout: Fanout, since: dict[int, int]) -> None:
         self.fanout = fanout
-        self.select: Callable[[Received], Collection[tuple[Outlet, Any]]] = fanout.select
+        self.select: Callable[[Received], Collection[tuple[Subscriber, Any]]] = fanout.select
         self.since = since
         self.readings: dict[Reading, None] = {}
 
@@ -48,7 +48,7 @@ class Partition:
         position: the offset of the next record to fan out; all below it was fanned out.
         fetched: the offset of the next record to expect from the consumer.
         stored: the log reaches to here at least, by this process's own records.
-        behind: the outlets that are fed by the catch-up reader.
+        behind: the subscribers that are fed by the catch-up reader.
         missing_since: when (loop time) the metadata lacked the partition first; None while it is there.
     """
 
@@ -60,7 +60,7 @@ class Partition:
         self.position = position
         self.fetched = position
         self.stored = 0
-        self.behind: dict[Outlet, tuple[Watch, Reading]] = {}
+        self.behind: dict[Subscriber, tuple[Watch, Reading]] = {}
 
 
 class Later:

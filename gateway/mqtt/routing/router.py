@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from gateway.kafka.cluster.topics import Topics
-from gateway.kafka.contracts import Outlet, Refused
+from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.state.records import Places, Wish
@@ -33,7 +33,7 @@ AHEAD_S: Final = 3.0  # for Kafka to tell where the logs end that are read alrea
 AGAIN_S: Final = 0.5  # before Kafka is asked again for new topics
 FILTERS_PER_TURN: Final = 500  # compared with new topics between two looks at the event loop
 WILDCARDS: Final = ("+", "#")
-PLANNED: Final = 100_000  # topics and outlets in plans that are remembered, about 16 bytes each
+PLANNED: Final = 100_000  # topics and outboxes in plans that are remembered, about 16 bytes each
 
 Since = dict[tuple[str, int], int]
 """Kafka topic and partition -> offset."""
@@ -47,8 +47,8 @@ class Match(msgspec.Struct, frozen=True, gc=False):
     identifiers: tuple[int, ...]
 
 
-class Subscriber(Protocol):
-    """A session as the router sees it. Its two outlets differ in what may be dropped."""
+class SubscribedSession(Protocol):
+    """A session as the router sees it. Its two outboxes differ in what may be dropped."""
 
     client_id: str
 
@@ -56,8 +56,8 @@ class Subscriber(Protocol):
         """By identity."""
         ...
 
-    def outlet_for(self, match: Match) -> Outlet:
-        """The outlet of deliveries that match so; the same for as long as the session's subscriptions stay."""
+    def outbox_for(self, match: Match) -> Subscriber:
+        """The outbox of deliveries that match so; the same for as long as the session's subscriptions stay."""
         ...
 
 
@@ -105,15 +105,15 @@ class _Plan:
     """Who gets the messages of one topic.
 
     Attributes:
-        outlets: those that get every one of them, each with how it matches.
+        outboxes: those that get every one of them, each with how it matches.
         judged: subscriptions that may not want a message: No Local, or one that was stored before.
     """
 
-    __slots__ = ("judged", "outlets")
+    __slots__ = ("judged", "outboxes")
 
     def __init__(self) -> None:
-        self.outlets: list[tuple[Outlet, Match]] = []
-        self.judged: list[tuple[Subscriber, list[_Entry]]] = []
+        self.outboxes: list[tuple[Subscriber, Match]] = []
+        self.judged: list[tuple[SubscribedSession, list[_Entry]]] = []
 
 
 class Router:
@@ -131,7 +131,7 @@ class Router:
         self._topics = topics
         self._live_reader = live_reader
         self._spawn = spawn
-        self._trie: SubscriptionTrie[Subscriber, _Entry] = SubscriptionTrie()
+        self._trie: SubscriptionTrie[SubscribedSession, _Entry] = SubscriptionTrie()
         self._held: dict[str, _Held] = {}  # by filter
         self._wildcards: set[str] = set()  # of those, with a first level that matches all, when they have looked
         self._watched: dict[str, set[str]] = {}  # Kafka topic -> filters that need it
@@ -149,7 +149,7 @@ class Router:
         """Subscriptions."""
         return len(self._trie)
 
-    def unsubscribe(self, subscriber: Subscriber, topic_filter: str) -> bool:
+    def unsubscribe(self, subscriber: SubscribedSession, topic_filter: str) -> bool:
         """Take a subscription out; False when there was none."""
         found = self._trie.remove(topic_filter, subscriber)
         if found:
@@ -254,7 +254,7 @@ class Router:
         """Hold a filter once more that is held."""
         self._held[topic_filter].users += 1
 
-    def add(self, subscriber: Subscriber, wish: Wish, since: Since | None = None) -> bool:
+    def add(self, subscriber: SubscribedSession, wish: Wish, since: Since | None = None) -> bool:
         """Add or replace a subscription whose filter is held.
 
         Args:
@@ -287,12 +287,12 @@ class Router:
                 del self._watched[topic]
                 self._live_reader.unwatch(topic, self)
 
-    def places(self, filters: Collection[str], outlet: Outlet) -> Places:
-        """How far the log of the filters' topics was offered to an outlet."""
+    def places(self, filters: Collection[str], outbox: Subscriber) -> Places:
+        """How far the log of the filters' topics was offered to an outbox."""
         topics = {topic for name in filters if name in self._held for topic in self._held[name].topics}
-        return {topic: self._live_reader.places(topic, outlet) for topic in topics}
+        return {topic: self._live_reader.places(topic, outbox) for topic in topics}
 
-    async def ends(self, filters: Collection[str], outlet: Outlet, places: Places) -> Places:
+    async def ends(self, filters: Collection[str], outbox: Subscriber, places: Places) -> Places:
         """Where the log ends in partitions of which more was offered elsewhere, or before, than is read here.
 
         Raises:
@@ -300,13 +300,13 @@ class Router:
         """
         behind = [
             topic
-            for topic, partitions in self.places(filters, outlet).items()
+            for topic, partitions in self.places(filters, outbox).items()
             if any(here < places.get(topic, {}).get(number, 0) for number, here in partitions.items())
         ]
         ahead = await self._live_reader.ahead(behind) if behind else {}
         return {
             topic: {number: ahead.get((topic, number), here) for number, here in partitions.items()}
-            for topic, partitions in self.places(filters, outlet).items()  # as they are by now
+            for topic, partitions in self.places(filters, outbox).items()  # as they are by now
             if topic in behind
         }
 
@@ -350,8 +350,8 @@ class Router:
             packets[1][2 * v5 + retain] = packet
         return packet
 
-    def select(self, record: Received) -> Collection[tuple[Outlet, Match]]:
-        """The outlets of the sessions whose filters match, and how they do."""
+    def select(self, record: Received) -> Collection[tuple[Subscriber, Match]]:
+        """The outboxes of the sessions whose filters match, and how they do."""
         delivery = self.delivery(record)
         if delivery is None:
             self.unmapped += 1
@@ -361,19 +361,19 @@ class Router:
         if plan is None:
             plan = self._plan(shape)
         if not plan.judged:
-            return plan.outlets
-        outlets = list(plan.outlets)
+            return plan.outboxes
+        outboxes = list(plan.outboxes)
         for subscriber, entries in plan.judged:
             wishes = [entry.wish for entry in entries if entry.since is None or not entry.is_early(record)]
             found = combine(delivery, subscriber.client_id, wishes)
             if found is not None:
-                outlets.append((subscriber.outlet_for(found), found))
-        return outlets
+                outboxes.append((subscriber.outbox_for(found), found))
+        return outboxes
 
     def _plan(self, shape: tuple[str, int, bool]) -> _Plan:
         """Who gets the messages of one topic, QoS and RETAIN flag, for as long as no subscription changes."""
         topic, qos, retain = shape
-        entries: dict[Subscriber, list[_Entry]] = {}
+        entries: dict[SubscribedSession, list[_Entry]] = {}
         for subscriber, entry in self._trie.match(topic):
             entries.setdefault(subscriber, []).append(entry)
         if self._planned >= PLANNED:
@@ -387,7 +387,7 @@ class Router:
                 continue
             match = merge(qos, retain, [entry.wish for entry in matching])
             match = matches.setdefault(match, match)
-            plan.outlets.append((subscriber.outlet_for(match), match))
+            plan.outboxes.append((subscriber.outbox_for(match), match))
         return plan
 
     def _forget_plans(self) -> None:

@@ -62,7 +62,7 @@ class SharedSubscriber(Protocol):
 
 
 class Share:
-    """A session's place in a shared subscription; an outlet of the group (`gateway.kafka.contracts.Outlet`).
+    """A session's place in a shared subscription; an outbox of the group (`gateway.kafka.contracts.Subscriber`).
 
     Attributes:
         group: the share name.
@@ -145,7 +145,7 @@ class Share:
             if self._membership is not None:
                 await self._membership.leave()
 
-    # The outlet.
+    # The outbox.
 
     @property
     def demand(self) -> int:

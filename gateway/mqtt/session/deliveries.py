@@ -51,7 +51,7 @@ class DeliveryParts(msgspec.Struct, frozen=True):
 
 
 class Deliveries:
-    """What stands behind the session's two outlets, and its shared subscriptions' subscriber.
+    """What stands behind the session's two outboxes, and its shared subscriptions' subscriber.
 
     Attributes:
         client: the session's connection, or None.

@@ -1,4 +1,4 @@
-"""A session's two outlets: what may be dropped (QoS 0) and what may not (QoS 1 and 2)."""
+"""A session's two outboxes: what may be dropped (QoS 0) and what may not (QoS 1 and 2)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gateway.mqtt.routing.router import Match
 from gateway.mqtt.session.deliveries import Deliveries
 from mapping.record import Received
 
-BATCH: Final = 1000  # demand of an outlet that only the socket bounds
+BATCH: Final = 1000  # demand of an outbox that only the socket bounds
 
 
 class Outbox:
-    """One outlet; the context of a record is how the session's subscriptions match it."""
+    """One outbox; the context of a record is how the session's subscriptions match it."""
 
     __slots__ = ("_counters", "_deliveries", "lossy")
 

@@ -47,7 +47,7 @@ class SessionParts(msgspec.Struct, frozen=True):
 
 
 class Session:
-    """One session; the router's subscriber and the owner of its outlets."""
+    """One session; the router's subscriber and the owner of its outboxes."""
 
     __slots__ = (
         "_flights",
@@ -213,7 +213,7 @@ class Session:
         try:
             if self._flights is not None:
                 reached = self._flights.reached
-                self._flights.fit(await router.ends(self._held, self._make_outlets(), reached))
+                self._flights.fit(await router.ends(self._held, self._make_outboxes(), reached))
         except BaseException:
             self._drop()
             raise
@@ -237,13 +237,13 @@ class Session:
         self.shares.resume()
         if self._flights is None or not (self.subscriptions.by_filter or len(self._flights)):
             return
-        outlet = self._make_outlets()
-        wanted = router.places(self.subscriptions.lossless, outlet)
-        starts, at_once, lost = self._flights.rewind(self.unclear_until, wanted, router.places(self._held, outlet))
+        outbox = self._make_outboxes()
+        wanted = router.places(self.subscriptions.lossless, outbox)
+        starts, at_once, lost = self._flights.rewind(self.unclear_until, wanted, router.places(self._held, outbox))
         self.unclear_until = 0
         self.deliveries.go_on(at_once, lost)
         for (topic, number), offset in starts.items():
-            live_reader.catch_up(topic, router, outlet, number, offset, self._lost)
+            live_reader.catch_up(topic, router, outbox, number, offset, self._lost)
 
     def detach(self) -> None:
         """The connection is gone: leave the live reader, remember how far the log was offered."""
@@ -257,9 +257,9 @@ class Session:
         for topic_filter in self.subscriptions.by_filter:
             parts.router.unsubscribe(self, topic_filter)
         self._drop()
-        for outlet in (self._lossy, self._lossless):
-            if outlet is not None:
-                parts.live_reader.forget(outlet)
+        for outbox in (self._lossy, self._lossless):
+            if outbox is not None:
+                parts.live_reader.forget(outbox)
         self._lossy = self._lossless = None
         self.subscriptions.forget_matches()
         self.shares.leave()
@@ -286,7 +286,7 @@ class Session:
 
     def subscribed(self, wish: Wish, since: Since) -> bool:
         """Put a subscription in whose filter is held by the router, which said `since`; whether it is new."""
-        self._make_outlets()
+        self._make_outboxes()
         if wish.options.topic_filter in self.subscriptions.by_filter:
             since = {}  # it goes on: nothing is lost by replacing a subscription [MQTT-3.8.4-4]
         self.subscriptions.put(wish)
@@ -298,30 +298,30 @@ class Session:
         found = self.subscriptions.remove(topic_filter)
         return self._parts.router.unsubscribe(self, topic_filter) if found else False
 
-    def _make_outlets(self) -> Outbox:
+    def _make_outboxes(self) -> Outbox:
         if self._lossless is None:
             counters = self._parts.counters
             self._lossless = Outbox(self.deliveries, counters, lossy=False)
             self._lossy = Outbox(self.deliveries, counters, lossy=True)
         return self._lossless
 
-    def outlet_for(self, match: Match) -> Outbox:
-        """The outlet of this delivery's QoS (contract: `gateway.mqtt.routing.router.Subscriber`)."""
-        outlet = self._lossless if match.qos else self._lossy
-        assert outlet is not None
-        return outlet
+    def outbox_for(self, match: Match) -> Outbox:
+        """The outbox of this delivery's QoS (contract: `gateway.mqtt.routing.router.SubscribedSession`)."""
+        outbox = self._lossless if match.qos else self._lossy
+        assert outbox is not None
+        return outbox
 
     def feed(self) -> None:
         """The window or the socket has room again."""
         self.deliveries.feed_retained()
         if self._lossless is not None:
-            self._parts.live_reader.room(self._lossless)
+            self._parts.live_reader.resume(self._lossless)
         self.shares.wake()
 
     def feed_lossy(self) -> None:
         """The socket has room again."""
         if self._lossy is not None:
-            self._parts.live_reader.room(self._lossy)
+            self._parts.live_reader.resume(self._lossy)
 
 
 def topics_changed(live: Mapping[str, Session], appeared: Iterable[str], disappeared: Iterable[str]) -> None:

@@ -71,7 +71,7 @@ class _Sleeper:
 
 
 class Filling:
-    """A page while it is read: an outlet that takes what is wanted until it is full."""
+    """A page while it is read: a subscriber that takes what is wanted until it is full."""
 
     lossy: Final = False
 
@@ -87,11 +87,11 @@ class Filling:
 
     @property
     def demand(self) -> int:
-        """See `contracts.Outlet`."""
+        """See `contracts.Subscriber`."""
         return 0 if self.done.is_set() else CHUNK
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """See `contracts.Outlet`."""
+        """See `contracts.Subscriber`."""
         if self.done.is_set():
             return False
         wanted_here = self._chosen.everything or self._chosen.matches(record)

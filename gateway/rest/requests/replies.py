@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from gateway.kafka.contracts import Outlet
+from gateway.kafka.contracts import Subscriber
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.lingering import LingeringWatch
 from gateway.kafka.read.live_reader import LiveReader
@@ -70,7 +70,7 @@ class Replies:
         """How many questions are open."""
         return len(self._open)
 
-    def select(self, record: Received) -> Collection[tuple[Outlet, None]]:
+    def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
         """See `contracts.Fanout`; an answer is handed over at once, so nobody is offered anything."""
         if record.key == self._key:
             question = self._open.pop(correlation_of(record) or "", None)

@@ -1,8 +1,9 @@
 """Live streams of a topic: what is read once goes to all listeners, encoded once for each form.
 
-A listener is an outlet of the live reader (`gateway.kafka.read`): one without room falls behind and gets all later,
-so nothing is dropped and nothing waits in memory. With each record it is told a position, from which a later stream
-goes on exactly behind it. All who are at the end of the log have the same position, so that even this is encoded once.
+A listener is a subscriber of the live reader (`gateway.kafka.read`): one without capacity falls behind and gets all
+later, so nothing is dropped and nothing waits in memory. With each record it is told a position, from which a later
+stream goes on exactly behind it. All who are at the end of the log have the same position, so that even this is encoded
+once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, Protocol
 
-from gateway.kafka.contracts import Outlet
+from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.security.permissions import Permission
 from mapping.record import Received
@@ -20,7 +21,7 @@ from mapping.rest_view import RecordFilter
 from protocols.rest.positions import format_position
 
 LINGER_S: Final = 5.0  # a topic without listeners is still watched for so long: most come back at once
-DEMAND: Final = 500  # of a listener with room: it says itself when there is none left
+DEMAND: Final = 500  # of a listener with capacity: it says itself when there is none left
 
 
 class Form(Protocol):
@@ -61,7 +62,7 @@ class Feed:
         self.topic = topic
         self.places: dict[int, int] = {}
         self.listeners: dict[Listener, None] = {}
-        self._outlets: tuple[tuple[Listener, None], ...] | None = ()
+        self._subscribers: tuple[tuple[Listener, None], ...] | None = ()
         self.users = 0
         self.watched = False
         self.watching = asyncio.Lock()
@@ -70,27 +71,27 @@ class Feed:
         self._encoded: dict[Form, bytes] = {}
         self._position: str | None = None
 
-    def select(self, record: Received) -> Collection[tuple[Outlet, None]]:
+    def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
         """See `contracts.Fanout`."""
         self.places[record.partition] = record.offset + 1
         self._record = record
         self._encoded.clear()
         self._position = None
-        if self._outlets is None:
-            self._outlets = tuple(self.listeners.items())  # as of now: one may leave during an offer
-        return self._outlets
+        if self._subscribers is None:
+            self._subscribers = tuple(self.listeners.items())  # as of now: one may leave during an offer
+        return self._subscribers
 
     def add(self, listener: Listener) -> None:
         """Offer it what comes."""
         self.listeners[listener] = None
-        self._outlets = None
+        self._subscribers = None
 
     def remove(self, listener: Listener) -> bool:
         """Offer it nothing more; whether it listened."""
         if listener not in self.listeners:
             return False
         del self.listeners[listener]
-        self._outlets = None
+        self._subscribers = None
         return True
 
     def encoded(self, form: Form) -> bytes:
@@ -110,7 +111,7 @@ class Feed:
 
 
 class Listener:
-    """One stream: an outlet that wants some of a topic's records."""
+    """One stream: a subscriber that wants some of a topic's records."""
 
     lossy: Final = False
 
@@ -144,11 +145,11 @@ class Listener:
 
     @property
     def demand(self) -> int:
-        """See `contracts.Outlet`."""
+        """See `contracts.Subscriber`."""
         return DEMAND if self._sink.room else 0
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """See `contracts.Outlet`."""
+        """See `contracts.Subscriber`."""
         own = self._own
         if own is None:
             if self._everything or self._wants(record):
@@ -173,9 +174,9 @@ class Listener:
         return True
 
     def wake(self) -> None:
-        """There may be room again."""
+        """There may be capacity again."""
         if self._own is not None and self._sink.room:
-            self._live_reader.room(self)
+            self._live_reader.resume(self)
 
     @property
     def position(self) -> str:

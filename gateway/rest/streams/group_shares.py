@@ -1,4 +1,4 @@
-"""A stream's place in a consumer group: an outlet of the group's shared reader (`gateway.kafka.groups.membership`)."""
+"""A stream's place in a consumer group: a subscriber of the group's shared reader (`gateway.kafka.groups`)."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Share:
 
     @property
     def demand(self) -> int:
-        """See `contracts.Outlet`."""
+        """See `contracts.Subscriber`."""
         return DEMAND if self._membership is not None and self._receiver.ready else 0
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """See `contracts.Outlet`."""
+        """See `contracts.Subscriber`."""
         membership = self._membership
         if membership is None or not self._receiver.ready:
             return False

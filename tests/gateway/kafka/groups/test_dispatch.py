@@ -44,7 +44,7 @@ class Everything(ByKey):
 
 
 class Sink:
-    """An outlet with a window, which declines what it is told to."""
+    """A subscriber with a window, which declines what it is told to."""
 
     lossy = False
 
@@ -96,12 +96,12 @@ class Log:
     def cancel(self, reading: Reading) -> None:
         self.readings.remove(reading)
 
-    def forget(self, outlet: Any) -> list[Reading]:
-        found = [reading for reading in self.readings if reading.outlet is outlet]
-        self.readings = [reading for reading in self.readings if reading.outlet is not outlet]
+    def forget(self, subscriber: Any) -> list[Reading]:
+        found = [reading for reading in self.readings if reading.subscriber is subscriber]
+        self.readings = [reading for reading in self.readings if reading.subscriber is not subscriber]
         return found
 
-    def room(self, outlet: Any) -> None:
+    def resume(self, subscriber: Any) -> None:
         pass
 
     def turn(self) -> None:
@@ -109,7 +109,7 @@ class Log:
             for record in [one for one in self.records if one.partition == reading.partition.partition]:
                 if record.offset < reading.position or reading not in self.readings:
                     continue
-                if reading.outlet.demand <= 0 or not reading.outlet.offer_nowait(record):
+                if reading.subscriber.demand <= 0 or not reading.subscriber.offer_nowait(record):
                     break
                 reading.position = record.offset + 1
             if reading in self.readings and reading.position >= reading.goal.position:

@@ -42,7 +42,7 @@ async def join(readers, group, topics, holder, **options):
     return holder
 
 
-async def test_two_outlets_share_the_partitions_of_one_consumer(readers, producer, new_topic, group) -> None:
+async def test_two_subscribers_share_the_partitions_of_one_consumer(readers, producer, new_topic, group) -> None:
     topic = await new_topic(partitions=4)
     await fill(producer, topic, 4000, partitions=4)
     first = await join(readers, group, [topic], readers.Holder(50))
@@ -66,7 +66,7 @@ async def test_two_outlets_share_the_partitions_of_one_consumer(readers, produce
     assert await committed(readers.bootstrap, group, topic, 4) == [1000] * 4
 
 
-async def test_order_holds_while_outlets_have_room(readers, producer, new_topic, group) -> None:
+async def test_order_holds_while_subscribers_have_room(readers, producer, new_topic, group) -> None:
     topic = await new_topic(partitions=3)
     holders = [await join(readers, group, [topic], readers.Holder()) for _ in range(3)]
     await fill(producer, topic, 3000, key=b"k")
@@ -106,7 +106,7 @@ async def test_commits_at_most_once_an_interval(readers, producer, new_topic, gr
     assert commits <= 1 + time.monotonic() - start  # the interval is a second
 
 
-async def test_what_a_leaving_outlet_holds_goes_to_the_others_at_once(readers, producer, new_topic, group) -> None:
+async def test_what_a_leaving_subscriber_holds_goes_to_the_others_at_once(readers, producer, new_topic, group) -> None:
     topic = await new_topic(partitions=2)
     leaving = await join(readers, group, [topic], readers.Holder(60))
     await fill(producer, topic, 100, partitions=2)
@@ -132,7 +132,7 @@ async def test_what_a_leaving_outlet_holds_goes_to_the_others_at_once(readers, p
     assert len(settled) == 10
 
 
-async def test_the_last_outlet_leaves_the_group_to_others(readers, producer, new_topic, group) -> None:
+async def test_the_last_subscriber_leaves_the_group_to_others(readers, producer, new_topic, group) -> None:
     topic = await new_topic(partitions=1)
     await fill(producer, topic, 10, partitions=1)
     holder = await join(readers, group, [topic], readers.Holder())
@@ -180,7 +180,7 @@ async def test_records_given_back_come_again_after_a_back_off(readers, producer,
     assert readers.groups.statistics()[0].unsettled == 0
 
 
-async def test_an_outlet_settles_and_leaves_from_within_an_offer(readers, producer, new_topic, group) -> None:
+async def test_an_subscriber_settles_and_leaves_from_within_an_offer(readers, producer, new_topic, group) -> None:
     topic = await new_topic(partitions=1)
 
     class AtOnce(readers.Sink):
@@ -332,7 +332,7 @@ async def test_a_rebalance_moves_no_more_than_it_must(readers, producer, new_top
     for record in old:
         holder.membership.done(record)
     (statistics,) = quick.groups.statistics()
-    # The partition that stayed was not read again, and what the outlet held of it was still its own.
+    # The partition that stayed was not read again, and what the subscriber held of it was still its own.
     assert (statistics.late, statistics.unsettled, statistics.rebalances) == (5, 0, 2)
     assert holder.got == old
     await fill(producer, topic, 10, partitions=2)
@@ -398,7 +398,7 @@ async def test_where_a_new_group_begins(readers, producer, new_topic, group, cas
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_at_least_once_whatever_outlets_do(readers, producer, new_topic, group, seed) -> None:
+async def test_at_least_once_whatever_subscribers_do(readers, producer, new_topic, group, seed) -> None:
     chance = random.Random(seed)
     topic = await new_topic(partitions=3)
     await fill(producer, topic, 3000)

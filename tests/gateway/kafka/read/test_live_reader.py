@@ -114,7 +114,7 @@ async def test_topics_come_and_go_while_records_flow(readers, producer, admin) -
     assert readers.live_reader.statistics().assignments < 45  # neighbours share one
 
 
-async def test_a_slow_outlet_falls_behind_and_rejoins_and_delays_nobody(readers, producer, new_topic) -> None:
+async def test_a_slow_subscriber_falls_behind_and_rejoins_and_delays_nobody(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=3)
     fast, slow, lossy = readers.Sink(), readers.Sink(100), readers.Sink(100, lossy=True)
     await readers.live_reader.watch(topic, readers.Fan(fast, slow, lossy))
@@ -128,11 +128,11 @@ async def test_a_slow_outlet_falls_behind_and_rejoins_and_delays_nobody(readers,
 
     while len(slow.got) < 5000:
         slow.room += 100
-        readers.live_reader.room(slow)
+        readers.live_reader.resume(slow)
         await readers.wait_until(lambda: slow.room == 0)
     assert readers.live_reader.statistics().behind > 0
     slow.room = None
-    readers.live_reader.room(slow)
+    readers.live_reader.resume(slow)
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     slow.check_complete(6000)
 
@@ -161,12 +161,12 @@ async def test_nothing_is_lost_doubled_or_reordered_however_room_comes_and_goes(
             stored += 1
         for sink in chance.sample(sinks, 3):
             sink.room += chance.choice((1, 10, 100, 1000))
-            readers.live_reader.room(sink)
+            readers.live_reader.resume(sink)
         await asyncio.sleep(chance.choice((0, 0.001, 0.01)))
     await producer.flush()
     for sink in sinks:
         sink.room = None
-        readers.live_reader.room(sink)
+        readers.live_reader.resume(sink)
     await readers.wait_until(lambda: min(len(sink.got) for sink in sinks) >= stored)
     for sink in sinks:
         sink.check_complete(stored)
@@ -174,7 +174,7 @@ async def test_nothing_is_lost_doubled_or_reordered_however_room_comes_and_goes(
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
 
 
-async def test_a_thousand_outlets_behind_share_a_few_consumers(readers, producer, new_topic) -> None:
+async def test_a_thousand_subscribers_behind_share_a_few_consumers(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=1)
     sinks = [readers.Sink(0) for _ in range(1000)]
     await readers.live_reader.watch(topic, readers.Fan(*sinks))
@@ -184,39 +184,39 @@ async def test_a_thousand_outlets_behind_share_a_few_consumers(readers, producer
     most = 0
     for sink in sinks:
         sink.room = 15
-        readers.live_reader.room(sink)
+        readers.live_reader.resume(sink)
     while min(len(sink.got) for sink in sinks) < 15:
         most = max(most, readers.catch_up_reader.statistics().consumers)
         await asyncio.sleep(0.005)
     for sink in sinks:
         sink.room = None
-        readers.live_reader.room(sink)
+        readers.live_reader.resume(sink)
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0, within=60)
     for sink in sinks:
         sink.check_complete(20)
     assert 1 <= most <= 2
 
 
-async def test_outlets_that_change_between_consumers_get_nothing_twice(readers, producer, new_topic) -> None:
-    """Each outlet has a little room again and again: what another consumer still has at hand is old by then."""
+async def test_subscribers_that_change_between_consumers_get_nothing_twice(readers, producer, new_topic) -> None:
+    """Each subscriber has a little room again and again: what another consumer still has at hand is old by then."""
     topic = await new_topic(1)
-    outlets = [readers.Sink(0) for _ in range(3)]
-    await readers.live_reader.watch(topic, readers.Fan(*outlets))
+    subscribers = [readers.Sink(0) for _ in range(3)]
+    await readers.live_reader.watch(topic, readers.Fan(*subscribers))
     for number in range(2000):
         await producer.send(topic, b"%d" % number, partition=0)
     await producer.flush()
-    await readers.wait_until(lambda: readers.live_reader.statistics().behind == len(outlets))
+    await readers.wait_until(lambda: readers.live_reader.statistics().behind == len(subscribers))
     chance = random.Random(4)
     while readers.live_reader.statistics().behind:
-        outlet = chance.choice(outlets)
-        outlet.room += chance.randrange(1, 40)
-        readers.live_reader.room(outlet)
+        subscriber = chance.choice(subscribers)
+        subscriber.room += chance.randrange(1, 40)
+        readers.live_reader.resume(subscriber)
         await asyncio.sleep(chance.choice((0, 0, 0, 0.001, 0.003)))
-    for outlet in outlets:
-        outlet.check_complete(2000)
+    for subscriber in subscribers:
+        subscriber.check_complete(2000)
 
 
-async def test_outlets_that_leave_while_behind_leave_nothing(readers, producer, new_topic) -> None:
+async def test_subscribers_that_leave_while_behind_leave_nothing(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=2)
     gone, stays, ended = readers.Sink(1), readers.Sink(1), readers.Sink(1)
     fan, other = readers.Fan(gone, stays), readers.Fan(ended)
@@ -225,12 +225,12 @@ async def test_outlets_that_leave_while_behind_leave_nothing(readers, producer, 
     await fill(producer, topic, 100, partitions=2)
     await readers.wait_until(lambda: readers.live_reader.statistics().records == 100)
     assert readers.live_reader.statistics().behind >= 3
-    fan.outlets = (stays,)
+    fan.subscribers = (stays,)
     readers.live_reader.forget(gone)
     readers.live_reader.unwatch(topic, other)
     for sink in (gone, stays, ended):
         sink.room = None
-        readers.live_reader.room(sink)
+        readers.live_reader.resume(sink)
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     stays.check_complete(100)
     assert len(gone.got) == len(ended.got) == 1
@@ -249,13 +249,13 @@ async def test_a_session_resumes_from_stored_positions(readers, producer, new_to
     await fill(producer, topic, 200, partitions=2)
     await readers.wait_until(lambda: sink.room == 0)
     sink.room = None
-    readers.live_reader.room(sink)
+    readers.live_reader.resume(sink)
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     await readers.wait_until(lambda: len(sink.got) == 800)
     assert sink.by_partition() == {(topic, 0): list(range(400, 1100)), (topic, 1): list(range(1000, 1100))}
 
 
-async def test_retention_that_passes_a_slow_outlet_is_a_counted_gap(
+async def test_retention_that_passes_a_slow_subscriber_is_a_counted_gap(
     readers, producer, new_topic, admin, caplog
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -266,7 +266,7 @@ async def test_retention_that_passes_a_slow_outlet_is_a_counted_gap(
     await readers.wait_until(lambda: readers.live_reader.statistics().records == 100)
     await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=60)})
     sink.room = None
-    readers.live_reader.room(sink)
+    readers.live_reader.resume(sink)
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     assert [record.offset for record in sink.got] == [*range(10), *range(60, 100)]
     assert readers.catch_up_reader.statistics().gaps == 50
@@ -290,7 +290,7 @@ async def test_records_of_an_aborted_transaction_are_not_messages(readers, produ
     await readers.wait_until(lambda: len(sink.got) == 2)
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 1)
     slow.room = None
-    readers.live_reader.room(slow)
+    readers.live_reader.resume(slow)
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     await producer.send_and_wait(topic, b"plain")
     await readers.wait_until(lambda: len(sink.got) == 3 and len(slow.got) == 3)
@@ -389,7 +389,7 @@ async def test_acknowledgements_are_not_starved_by_a_flood(readers, producer, ne
         await asyncio.sleep(0)
         now = time.thread_time()
         worst, last = max(worst, now - last), now
-    assert worst < 0.25  # 10,000 records x 20 outlets in one go would take longer
+    assert worst < 0.25  # 10,000 records x 20 subscribers in one go would take longer
     for sink in sinks:
         sink.check_complete(10_000)
 

@@ -35,7 +35,7 @@ async def store(servers: str, count: int, partitions: int) -> None:
         await producer.flush()
 
 
-async def test_a_killed_broker_costs_no_outlet_a_record(new_broker, readers) -> None:
+async def test_a_killed_broker_costs_no_subscriber_a_record(new_broker, readers) -> None:
     broker = new_broker()
     await broker.start()
     await make_topic(broker.bootstrap_servers, 2)
@@ -50,7 +50,7 @@ async def test_a_killed_broker_costs_no_outlet_a_record(new_broker, readers) -> 
 
     await broker.kill()
     slow.room += 100
-    here.live_reader.room(slow)
+    here.live_reader.resume(slow)
     with pytest.raises(Refused) as refused:
         async with asyncio.timeout(40):
             await here.groups.join("another", [TOPIC], readers.Sink())
@@ -61,7 +61,7 @@ async def test_a_killed_broker_costs_no_outlet_a_record(new_broker, readers) -> 
     await readers.wait_until(lambda: len(fast.got) == 2000)
     fast.check_complete(2000)
     slow.room = None
-    here.live_reader.room(slow)
+    here.live_reader.resume(slow)
     await readers.wait_until(lambda: here.live_reader.statistics().behind == 0)
     slow.check_complete(2000)
     assert here.live_reader.statistics().gaps == here.catch_up_reader.statistics().gaps == 0

@@ -1,4 +1,4 @@
-"""Room that an outlet makes at the very moment at which its group's reader gives up waiting for it."""
+"""Capacity that a subscriber makes at the very moment at which its group's reader gives up waiting for it."""
 
 from __future__ import annotations
 
