@@ -1,4 +1,4 @@
-"""Write what the documents repeat of the code and of other files: settings, metrics, the index of the ADRs.
+"""Write what the documents repeat of the code and of other files: settings, metrics, QoS 2, the ADRs' index.
 
 Called as `python -m tools.tables` (`make tables`); tests/packaging/test_docs.py fails while a page is out of date.
 """
@@ -26,6 +26,7 @@ from gateway.kafka.read.watched_topics import LiveStatistics
 from gateway.kafka.state import StateStatistics
 from gateway.mqtt.front import Statistics as MqttStatistics
 from gateway.mqtt.routing.retained import RetainedStatistics
+from gateway.mqtt.session import qos2_states
 from gateway.net.descriptors import DescriptorStatistics
 from gateway.net.strangers import StrangersStatistics
 from gateway.net.upgrade import Statistics as UpgradeStatistics
@@ -39,6 +40,7 @@ from gateway.security.group_names import GroupNamesStatistics
 ROOT: Final = Path(__file__).parents[1]
 CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
 METRICS: Final = ROOT / "docs" / "metrics.md"
+MQTT: Final = ROOT / "docs" / "mqtt.md"
 DECISIONS: Final = ROOT / "docs" / "adr"
 BEGIN: Final = "<!-- {}: written by `make tables` -->\n"
 END: Final = "<!-- end of {} -->\n"
@@ -134,6 +136,7 @@ SECTIONS: Final = [name for name, field in Config.model_fields.items() if isinst
 PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
     *((CONFIGURATION, section, functools.partial(settings, section)) for section in ("general", *SECTIONS)),
     (METRICS, "metrics", metrics),
+    (MQTT, "QoS 2", lambda: f"```mermaid\n{qos2_states.diagram()}```"),
     (DECISIONS / "README.md", "decisions", decisions),
 )
 """Pages, the name of the place on it, and what stands there."""

@@ -1,0 +1,184 @@
+"""QoS 2 from clients as a table: every cell is walked on a real session's messages, and nothing ever leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowcontrol.budget import Budget
+from gateway.kafka.contracts import Result
+from gateway.mqtt.session.acks import Slot
+from gateway.mqtt.session.qos2 import Exchange, Exchanges, Qos2Parts
+from gateway.mqtt.session.qos2_states import TABLE, Action, Event, State
+from gateway.mqtt.session.self_delivery import OwnCopies
+from mapping.outcomes import Outcome
+from mapping.record import Record
+
+CLIENTS = (Event.PUBLISH, Event.PUBREL)
+ID = 1
+
+
+class World:
+    """One packet identifier of a session; Kafka, the state record and the own copies answer when they are told to."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Exchange] = []  # records on their way to Kafka
+        self.copies: list[tuple[Callable[[Any], None], Any]] = []
+        self.saves: list[tuple[Callable[[Any], None], Any]] = []
+        self.slots: list[Slot] = []
+        self.stored = 0
+        self.completed = 0
+        self.tells_failures = True
+        self.exchanges = Exchanges(
+            "n",
+            "somebody",
+            Qos2Parts(self, self, self, lambda work: work.close(), self),  # type: ignore[arg-type]
+            budget=Budget(1 << 30, 1 << 30),
+            journal=self,  # type: ignore[arg-type]
+            connection=lambda: self,  # type: ignore[arg-type, return-value]
+            copies=OwnCopies("me"),
+        )
+        self.exchanges._covered.add("t")
+
+    # what a session's messages use
+
+    def submit(self, record: Record, owner: Any, token: Exchange) -> None:
+        self.tokens.append(token)
+
+    def passed(self, topic: str, partition: int, offset: int) -> None:
+        """The topic's start offsets are of no interest here."""
+
+    def after(self, topic: str, partition: int, offset: int, then: tuple[Callable[[Any], None], Any]) -> None:
+        self.copies.append(then)
+
+    def save(self, then: tuple[Callable[[Any], None], Any] | None = None) -> None:
+        if then is not None:
+            self.saves.append(then)
+
+    def answered(self) -> None:
+        """PUBRECs are in the slots."""
+
+    def let_out(self) -> None:
+        """Copies are not held here."""
+
+    def complete(self, packet_id: int) -> None:
+        self.completed += 1
+
+    # events
+
+    @property
+    def state(self) -> State:
+        found = self.exchanges._known.get(ID) or self.exchanges._completing.get(ID)
+        return State.ENDED if found is None else found.state
+
+    @property
+    def possible(self) -> list[Event]:
+        """What can happen now, as the world is: not what the table allows."""
+        found = list(CLIENTS)
+        found += [Event.STORED, Event.REFUSED] if self.tokens else []
+        found += [Event.COPIED] if self.copies else []
+        found += [Event.PERSISTED] if self.saves else []
+        return found
+
+    def happen(self, event: Event) -> None:
+        match event:
+            case Event.PUBLISH:
+                self.slots.append(Slot(ID, None, 2))
+                self.exchanges.publish(Record("t", None, b""), ID, self.slots[-1], echoed=True)
+            case Event.PUBREL:
+                if not self.exchanges.release(ID):
+                    self.completed += 1  # as `Incoming.release` does
+            case Event.STORED:
+                self.exchanges.settle([self.tokens.pop(0)], [self.stored], Result(Outcome.STORED, 0))
+                self.stored += 1
+            case Event.REFUSED:
+                self.exchanges.settle([self.tokens.pop(0)], [], Result(Outcome.DENIED))
+            case Event.COPIED:
+                then, argument = self.copies.pop(0)
+                then(argument)
+            case Event.PERSISTED:
+                then, argument = self.saves.pop(0)
+                then(argument)
+
+
+PATHS = {
+    State.ENDED: (),
+    State.STORING: (Event.PUBLISH,),
+    State.STORING_RELEASED: (Event.PUBLISH, Event.PUBREL),
+    State.STORED: (Event.PUBLISH, Event.STORED),
+    State.COPYING: (Event.PUBLISH, Event.STORED, Event.PUBREL),
+    State.COMPLETING: (Event.PUBLISH, Event.STORED, Event.PUBREL, Event.COPIED),
+}
+CELLS = [(state, event) for state, row in TABLE.items() for event in row]
+
+
+def test_what_a_client_sends_has_an_answer_in_every_state() -> None:
+    assert set(TABLE) == set(State) == set(PATHS)
+    assert all(event in row for row in TABLE.values() for event in CLIENTS)
+    assert {action for row in TABLE.values() for action, _ in row.values()} == set(Action)
+    assert {after for row in TABLE.values() for _, after in row.values()} == set(State)
+
+
+@pytest.mark.clause("MQTT-4.3.3-10")
+@pytest.mark.clause("MQTT-4.3.3-11")
+@pytest.mark.parametrize(("state", "event"), CELLS, ids=[f"{state.name}-{event.name}" for state, event in CELLS])
+def test_every_cell(state: State, event: Event) -> None:
+    world = World()
+    for before in PATHS[state]:
+        world.happen(before)
+    if (state, event) == (State.ENDED, Event.PERSISTED):  # PUBREL came twice
+        for before in (*PATHS[State.COMPLETING], Event.PUBREL, Event.PERSISTED):
+            world.happen(before)
+    assert world.state is state
+    tokens, copies, saves = len(world.tokens), len(world.copies), len(world.saves)
+    answered = sum(slot.result is not None for slot in world.slots)
+    completed = world.completed
+    action, after = TABLE[state][event]
+    world.happen(event)
+    assert world.state is after
+    answers = {Action.PUBREC: 1, Action.REFUSE: 1, Action.PUBREC_AWAIT_COPY: 1}
+    assert sum(slot.result is not None for slot in world.slots) - answered == answers.get(action, 0)
+    assert world.completed - completed == (action is Action.PUBCOMP)
+    assert len(world.tokens) - tokens == (action is Action.STORE) - (event in {Event.STORED, Event.REFUSED})
+    waits = {Action.AWAIT_COPY, Action.PUBREC_AWAIT_COPY}
+    assert len(world.copies) - copies == (action in waits) - (event is Event.COPIED)
+    assert len(world.saves) - saves == (action is Action.PERSIST) - (event is Event.PERSISTED)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_nothing_leaves_the_table(data: st.DataObject) -> None:
+    """Whatever comes in whatever order, also an identifier that is taken again too early: no event meets no cell."""
+    world = World()
+    published = 0
+    for _ in range(data.draw(st.integers(1, 30))):
+        event = data.draw(st.sampled_from(world.possible))
+        before, tokens = world.state, len(world.tokens)
+        world.happen(event)
+        published += len(world.tokens) > tokens
+        if event in CLIENTS:
+            action, after = TABLE[before][event]
+            assert world.state is after
+            assert (len(world.tokens) > tokens) == (action is Action.STORE)
+    while world.tokens or world.copies or world.saves:
+        world.happen(next(event for event in world.possible if event not in CLIENTS))
+    assert world.stored <= published
+    assert world.state in {State.ENDED, State.STORED}
+    assert not world.exchanges.busy
+
+
+def test_an_event_that_cannot_happen_is_our_bug() -> None:
+    with pytest.raises(KeyError):
+        Exchange(ID, 0).on(Event.STORED)
+
+
+def test_a_session_that_ends_with_its_connection_writes_nothing() -> None:
+    world = World()
+    world.exchanges._journal = None
+    for event in (Event.PUBLISH, Event.STORED, Event.PUBREL, Event.COPIED):
+        world.happen(event)
+    assert (world.state, world.completed, world.saves) == (State.ENDED, 1, [])
