@@ -43,6 +43,7 @@ _STORED_NOW, _REFUSED_NOW = Event.STORED, Event.REFUSED
 _SAY_PUBREC, _REFUSE, _AWAIT_COPY = Action.PUBREC, Action.REFUSE, Action.AWAIT_COPY
 _PUBREC_AWAIT_COPY, _PERSIST, _PUBCOMP = Action.PUBREC_AWAIT_COPY, Action.PERSIST, Action.PUBCOMP
 _ENDED: Final = State.ENDED
+_BEGUN: Final = TABLE[State.ENDED][Event.PUBLISH][1]
 
 
 class Floors:
@@ -262,8 +263,7 @@ class Exchanges:
                 exchange.slots.append(slot)
             return
         self._quiet = False
-        exchange = self._known[packet_id] = Exchange(packet_id, self._next, record.topic)
-        exchange.on(_PUBLISH)
+        exchange = self._known[packet_id] = Exchange(packet_id, self._next, record.topic, _BEGUN)
         exchange.slots.append(slot)
         exchange.retained = retained
         if echoed and self._copies is not None:
@@ -316,11 +316,10 @@ class Exchanges:
             self._copied(exchange)
 
     def _copied(self, exchange: Exchange) -> None:
-        exchange.on(_COPIED)
+        _, exchange.state = TABLE[exchange.state][_COPIED]
         del self._known[exchange.packet_id]
-        former = self._completing.get(exchange.packet_id)
-        if former is not None:
-            former.state = _ENDED  # the client has taken its identifier again before PUBCOMP
+        if exchange.packet_id in self._completing:  # the client has taken its identifier again before PUBCOMP
+            self._completing[exchange.packet_id].state = _ENDED
         self._completing[exchange.packet_id] = exchange
         if self._journal is not None:
             self._released.add(exchange.sequence)
@@ -364,7 +363,7 @@ class Exchanges:
 
     def _answer(self, exchange: Exchange, result: Result, stored: bool, connection: ClientPort | None) -> None:
         self._unanswered.pop(exchange.sequence, None)
-        action = exchange.on(_STORED_NOW if stored else _REFUSED_NOW)
+        action, exchange.state = TABLE[exchange.state][_STORED_NOW if stored else _REFUSED_NOW]
         for slot in exchange.slots:
             slot.result = result
         exchange.slots.clear()
