@@ -18,6 +18,8 @@ from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 
+LED_S: Final = 2.0
+"""How long a leader may take to answer one who can do without it."""
 AGAIN_S: Final = 0.1
 """Before a question is asked again whose partitions have no leader, or another one."""
 
@@ -64,7 +66,8 @@ class Lookup:
         self._ensure = ensure
         self._timeout_s = timeout_s
         self._asking = asyncio.Lock()
-        self._next_batch = _Batch()
+        self._topics: Mapping[str, wire.Topic] = {}  # as of the last answer
+        self._next_batches = {False: _Batch(), True: _Batch()}  # by whether only those with a leader are asked for
         self._listeners: list[Callable[[Brokers], None]] = []
         self.requests = 0
 
@@ -119,41 +122,48 @@ class Lookup:
             return  # the periodic update comes anyway
 
     async def ends(
-        self, partitions: Collection[TopicPartition], *, existing: bool = False
+        self, partitions: Collection[TopicPartition], *, existing: bool = False, led: bool = False
     ) -> dict[TopicPartition, int]:
         """The offsets after the last committed record, asked for after this call.
 
         Args:
             partitions: asked for.
             existing: leave out those that do not exist any more.
+            led: leave out those too that have no leader, or whose leader does not answer soon.
 
         Raises:
             Refused: Kafka does not answer in time, or a topic does not exist any more.
         """
-        batch = self._next_batch
+        batch = self._next_batches[led]
         batch.partitions.update(partitions)
         if batch.asking is None:
-            batch.asking = self._spawn(self._ask_ends(batch))
+            batch.asking = self._spawn(self._ask_ends(batch, led))
         answer = await asyncio.shield(batch.asking)  # for whoever else waits
         if isinstance(answer, Refused):
             raise Refused(answer.outcome, answer.reason)
-        return _all_of(partitions, answer, existing=existing)
+        return _all_of(partitions, answer, existing=existing or led)
 
-    async def _ask_ends(self, batch: _Batch) -> dict[TopicPartition, int] | Refused:
+    async def _ask_ends(self, batch: _Batch, led: bool) -> dict[TopicPartition, int] | Refused:
         """Ask for a batch as soon as the one before is answered; all who wait for it go on at the same time."""
         async with self._asking:
-            self._next_batch = _Batch()
+            self._next_batches[led] = _Batch()
             try:
-                return await self._ask(wire.LATEST, batch.partitions)
+                return await self._ask(wire.LATEST, batch.partitions, led=led)
             except Refused as refused:
                 return refused
 
     async def beginnings(
-        self, partitions: Collection[TopicPartition], *, existing: bool = False
+        self, partitions: Collection[TopicPartition], *, existing: bool = False, led: bool = False
     ) -> dict[TopicPartition, int]:
         """The offsets of the first records still there. Arguments and Raises: as `ends`."""
         async with self._asking:
-            return _all_of(partitions, await self._ask(wire.EARLIEST, partitions), existing=existing)
+            found = await self._ask(wire.EARLIEST, partitions, led=led)
+        return _all_of(partitions, found, existing=existing or led)
+
+    def has(self, place: TopicPartition) -> bool:
+        """Whether there is such a partition, with a leader or without, as far as is known; nobody is asked."""
+        topic = self._topics.get(place.topic)
+        return topic is not None and place.partition < len(topic.leaders)
 
     async def since(self, partitions: Collection[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
         """The offsets of the first records that are not older than a time; a partition without one is left out.
@@ -169,16 +179,24 @@ class Lookup:
             found = _all_of(partitions, await self._ask(max(0, timestamp), partitions))
         return {partition: offset for partition, offset in found.items() if offset != wire.NOWHERE}
 
-    async def _ask(self, timestamp: int, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    async def _ask(
+        self, timestamp: int, partitions: Collection[TopicPartition], *, led: bool = False
+    ) -> dict[TopicPartition, int]:
         """Ask the leaders; partitions that are gone are left out: two new answers with metadata lack them."""
         found: dict[TopicPartition, int] = {}
         left = set(partitions)
         lacking: set[TopicPartition] = set()
+        now = asyncio.get_running_loop().time
+        soon = now() + LED_S
         try:
             async with asyncio.timeout(self._timeout_s):
                 client = await self._client.get()
                 while True:
-                    await self._ask_leaders(client, timestamp, left, found)
+                    try:
+                        async with asyncio.timeout(LED_S if led else None):
+                            await self._ask_leaders(client, timestamp, left, found)
+                    except TimeoutError:
+                        pass  # those who have answered are enough
                     left -= found.keys()
                     if not left:
                         return found
@@ -186,6 +204,10 @@ class Lookup:
                         missing = {place for place in left if not _exists(client, place)}
                         left -= missing & lacking
                         lacking = missing
+                        if led and all(client.leader(*place) is None for place in left - missing):
+                            left &= missing
+                        if not left or (led and now() >= soon):
+                            return found
                     await asyncio.sleep(AGAIN_S)
         except (TimeoutError, KafkaError) as error:
             raise _silence(error) from error
@@ -204,20 +226,19 @@ class Lookup:
             if leader is not None:
                 by_leader.setdefault(leader, []).append(place)
         self.requests += len(by_leader)
-        answers = await asyncio.gather(
-            *(client.send(leader, wire.offsets_of(places, timestamp)) for leader, places in by_leader.items()),
-            return_exceptions=True,
-        )
-        for answer in answers:
-            if isinstance(answer, KafkaError):
-                continue  # its partitions may have another leader by now
-            if isinstance(answer, BaseException):
-                raise answer
+
+        async def ask(leader: int, places: list[TopicPartition]) -> None:
+            try:
+                answer = await client.send(leader, wire.offsets_of(places, timestamp))
+            except KafkaError:
+                return  # its partitions may have another leader by now
             for place, error, offset in wire.read_offsets(answer):
                 if not error:
                     found[place] = offset
                 elif error == TopicAuthorizationFailedError.errno:
                     raise Refused(Outcome.DENIED, f"Kafka does not let us read topic {place.topic!r}")
+
+        await asyncio.gather(*(ask(leader, places) for leader, places in by_leader.items()))
 
     async def _update(self, client: Brokers) -> bool:
         """New metadata, which whoever asks meanwhile shares; False when no broker has answered."""
@@ -229,6 +250,7 @@ class Lookup:
         await self._update(client)  # the first answer of aiokafka's bootstrap lists brokers only
 
     def _updated(self, client: Brokers) -> None:
+        self._topics = client.topics
         self.requests += 1
         for listener in self._listeners:
             listener(client)

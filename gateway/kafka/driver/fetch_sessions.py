@@ -128,6 +128,7 @@ class SessionFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no type
 
     Attributes:
         news: partitions of which something was told; whoever finds one read to its end may take it out.
+        leaderless: how many partitions nobody leads, as of the last metadata.
         fetches: how many were sent, ever.
         named: partitions in them.
     """
@@ -141,7 +142,7 @@ class SessionFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no type
         self._answered: dict[int, float] = {}  # by node, when (loop time)
         self.news: set[TopicPartition] = set()
         self.fetches = self.named = 0
-        self._leaderless = False
+        self.leaderless = 0
         self._asked_for_leaders = float("-inf")
         super().__init__(*arguments, **settings)
 
@@ -195,11 +196,11 @@ class SessionFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no type
         """Who leads what; where that or the assignment is another, sessions begin anew."""
         leader_of = self._client.cluster.leader_for_partition
         places: dict[int, list[TopicPartition]] = {}
-        self._leaderless = False
+        self.leaderless = 0
         for place in assignment.tps:
             leader = leader_of(place)
             if leader is None or leader == wire.NO_LEADER:
-                self._leaderless = True
+                self.leaderless += 1
             else:
                 places.setdefault(leader, []).append(place)
         if self._planned[0] is assignment and places == self._places:
@@ -213,7 +214,7 @@ class SessionFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no type
 
     def _must_ask_for_leaders(self) -> bool:
         now = asyncio.get_running_loop().time()
-        if not self._leaderless or now < self._asked_for_leaders + LEADERS_AGAIN_S:
+        if not self.leaderless or now < self._asked_for_leaders + LEADERS_AGAIN_S:
             return False
         self._asked_for_leaders = now
         return True

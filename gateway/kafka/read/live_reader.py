@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
@@ -83,6 +84,7 @@ class LiveReader:
         self._reassign_timer: asyncio.TimerHandle | None = None
         self._reassigned_at = float("-inf")
         self._checking: asyncio.Task[None] | None = None
+        self._leading: asyncio.Task[None] | None = None
         self._recheck_timer: asyncio.TimerHandle | None = None
         self._denied: set[str] = set()
         self.passed: Callable[[str, int, int], None] | None = None
@@ -99,7 +101,7 @@ class LiveReader:
         for timer in (self._reassign_timer, self._recheck_timer):
             if timer is not None:
                 timer.cancel()
-        tasks = [task for task in (self._task, self._checking) if task is not None]
+        tasks = [task for task in (self._task, self._checking, self._leading) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -118,7 +120,7 @@ class LiveReader:
             Refused: the topic is unknown or not for clients, or Kafka does not answer.
         """
         partitions = await self._lookup.partitions(topic)
-        self._add(fanout, await self._lookup.ends(partitions))
+        await self._begin(partitions, fanout)
 
     async def watch_all(self, topics: Collection[str], fanout: Fanout, *, beginning: bool = False) -> set[str]:
         """As `watch`, of many topics, by one question to Kafka and with one assignment.
@@ -136,11 +138,36 @@ class LiveReader:
         """
         found = await self._lookup.existing(topics)
         partitions = [partition for numbers in found.values() for partition in numbers]
+        return found.keys() - await self._begin(partitions, fanout, beginning=beginning)
+
+    async def _begin(
+        self, partitions: Collection[TopicPartition], fanout: Fanout, *, beginning: bool = False
+    ) -> set[str]:
+        """Let a fan-out watch partitions; those without a leader from when they have one. Topics that are gone."""
+        called = 0 if beginning else round(time.time() * 1000)
         ask = self._lookup.beginnings if beginning else self._lookup.ends
-        offsets = await ask(partitions, existing=True) if partitions else {}
-        gone = {partition.topic for partition in partitions if partition not in offsets}  # while we asked
+        offsets = await ask(partitions, led=True) if partitions else {}
+        lacking = [place for place in partitions if place not in offsets]
+        gone = {place.topic for place in lacking if not self._lookup.has(place)}  # while we asked
         self._add(fanout, {place: offset for place, offset in offsets.items() if place.topic not in gone}, beginning)
-        return found.keys() - gone
+        waiting = [place for place in lacking if place.topic not in gone]
+        for place in waiting:
+            topic = self._topic(place.topic)
+            if fanout not in topic.watching:
+                topic.add(fanout, {})
+            if place not in topic.partitions:
+                topic.leaderless.setdefault(place, called)
+        if waiting:
+            log.warning("tail: %d partitions have no leader, such as %s-%d: they are read as soon as they have one",
+                        len(waiting), *waiting[0])  # fmt: skip
+            self._recheck()
+        return gone
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = Topic(name)
+        return topic
 
     def _add(self, fanout: Fanout, offsets: Mapping[TopicPartition, int], beginning: bool = False) -> None:
         """Let a fan-out watch from these offsets on, in topics that it does not watch yet."""
@@ -149,9 +176,7 @@ class LiveReader:
             by_topic.setdefault(partition.topic, []).append(partition)
         changed = False
         for name, partitions in by_topic.items():
-            topic = self._topics.get(name)
-            if topic is None:
-                topic = self._topics[name] = Topic(name)
+            topic = self._topic(name)
             if fanout in topic.watching:
                 continue
             since: dict[int, int] = {}
@@ -320,7 +345,10 @@ class LiveReader:
             Refused: Kafka does not answer.
         """
         asked = self._doubtful(topics)
-        ends = await self._lookup.ends(asked, existing=True) if asked else {}
+        ends = await self._lookup.ends(asked, led=True) if asked else {}
+        for place in asked:
+            if place not in ends and (told := self.end(place)) is not None:
+                ends[place] = told  # nothing is stored in it without a leader
         found: dict[tuple[str, int], int] = {}
         for place, end in ends.items():
             part = self._partitions.get(place)
@@ -371,6 +399,8 @@ class LiveReader:
             fell_behind=self._fell_behind,
             behind=sum(len(part.behind) for part in self._partitions.values()),
             gaps=self._gaps,
+            leaderless=sum(len(topic.leaderless) for topic in self._topics.values())
+            + (self._fetcher.leaderless if self._fetcher is not None else 0),
             assignments=self._assignments,
             fetches=self._fetches + (self._fetcher.fetches if self._fetcher is not None else 0),
             named=self._named + (self._fetcher.named if self._fetcher is not None else 0),
@@ -561,6 +591,7 @@ class LiveReader:
         loop = asyncio.get_running_loop()
         now = loop.time()
         missing = False
+        led: dict[TopicPartition, int] = {}
         for topic in self._topics.values():
             found = cluster.partitions_for_topic(topic.name) or ()
             for partition, part in topic.partitions.items():
@@ -580,9 +611,38 @@ class LiveReader:
                     self._cancel_readings(part)
             for number in found:
                 partition = TopicPartition(topic.name, number)
-                if partition not in topic.partitions:
+                if partition in topic.leaderless:
+                    missing = True
+                    if cluster.leader(*partition) is not None:
+                        led[partition] = topic.leaderless[partition]
+                elif partition not in topic.partitions:
                     # It appeared after the watch began, so its first record did too.
                     topic.partitions[partition] = self._partitions[partition] = Partition(topic, 0)
                     self._change_assignment()
-        if missing and self._recheck_timer is None:
-            self._recheck_timer = loop.call_later(RECHECK_S, self._refresh)
+        if missing:
+            self._recheck()
+        if led and (self._leading is None or self._leading.done()):
+            self._leading = self._spawn(self._lead(led))
+
+    def _recheck(self) -> None:
+        if self._recheck_timer is None:
+            self._recheck_timer = asyncio.get_running_loop().call_later(RECHECK_S, self._refresh)
+
+    async def _lead(self, led: Mapping[TopicPartition, int]) -> None:
+        """Partitions have a leader that had none when their watch began: read what was stored since.
+
+        Nothing was stored before they had one, so that is the first record that is not older than the watch.
+        """
+        try:
+            offsets = await self._lookup.ends(led, led=True)
+            for since in set(led.values()):
+                places = [place for place in offsets if led[place] == since]
+                offsets |= await self._lookup.since(places, since)
+        except Refused as refused:
+            log.warning("tail: partitions that have a leader again cannot be read yet: %s", refused.reason)
+            return
+        for place, offset in offsets.items():
+            topic = self._topics.get(place.topic)
+            if topic is not None and topic.leaderless.pop(place, None) is not None:
+                topic.partitions[place] = self._partitions[place] = Partition(topic, offset)
+                self._change_assignment()

@@ -82,16 +82,18 @@ class Topic:
     """Who watches a topic, and its partitions.
 
     Attributes:
+        leaderless: partitions that had no leader when their watch began, and since when (ms) what is stored is wanted.
         watching: by fan-out; changed by `add` and `remove`. There may be thousands: every receiver of AMQP is one.
     """
 
-    __slots__ = ("_watches", "name", "partitions", "watching")
+    __slots__ = ("_watches", "leaderless", "name", "partitions", "watching")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.watching: dict[Fanout, Watch] = {}
         self._watches: tuple[Watch, ...] | None = ()
         self.partitions: dict[TopicPartition, Partition] = {}
+        self.leaderless: dict[TopicPartition, int] = {}
 
     @property
     def watches(self) -> tuple[Watch, ...]:
@@ -126,6 +128,7 @@ class LiveStatistics(msgspec.Struct, frozen=True):
     fell_behind: Annotated[int, counter("how often a subscriber went over to the catch-up reader")]
     behind: Annotated[int, gauge("pairs of subscriber and partition that are behind")]
     gaps: Annotated[int, counter("records that retention had deleted before they were read")]
+    leaderless: Annotated[int, gauge("watched partitions that nobody leads now")]
     assignments: Annotated[int, counter("how often the set of partitions was changed")]
     fetches: Annotated[int, counter("fetches that were sent to brokers")]
     named: Annotated[int, counter("partitions in these fetches: what stays as it was is not named again")]
