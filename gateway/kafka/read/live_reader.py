@@ -35,6 +35,7 @@ from gateway.kafka.driver.kafka_consumer import (
 )
 from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.kafka.read.catch_up_reader import CatchUpReader, Goal, Reading
+from gateway.kafka.read.presence import Presence
 from gateway.kafka.read.start_positions import Start, starting_offsets
 from gateway.kafka.read.watched_topics import Later, LiveStatistics, Partition, Topic, Watch
 from gateway.spawn import Spawn, keep_on
@@ -45,8 +46,6 @@ OFFERS_PER_TURN: Final = 256
 """Offers between two looks at the event loop: about a millisecond, so that acknowledgements are not starved."""
 
 RETRY_S: Final = 0.5
-RECHECK_S: Final = 2.0  # a missing topic is looked for so often
-GONE_S: Final = 30.0  # a partition missing for so long is deleted: nobody catches up on it any more
 
 
 class LiveReader:
@@ -83,9 +82,9 @@ class LiveReader:
         self._wanted = asyncio.Event()
         self._reassign_timer: asyncio.TimerHandle | None = None
         self._reassigned_at = float("-inf")
-        self._checking: asyncio.Task[None] | None = None
-        self._leading: asyncio.Task[None] | None = None
-        self._recheck_timer: asyncio.TimerHandle | None = None
+        self._presence = Presence(
+            lookup, spawn, self._topics, self._partitions, self._change_assignment, self._cancel_readings
+        )
         self._denied: set[str] = set()
         self.passed: Callable[[str, int, int], None] | None = None
         self._records = self._offers = self._dropped = self._fell_behind = self._gaps = self._assignments = 0
@@ -93,18 +92,17 @@ class LiveReader:
 
     async def start(self) -> None:
         """Begin to read; needs no Kafka yet."""
-        self._lookup.listen(self._check_partitions)
+        self._presence.start()
         self._task = self._spawn(keep_on(self._run, "tail"))
 
     async def stop(self) -> None:
         """Stop reading and close the consumer."""
-        for timer in (self._reassign_timer, self._recheck_timer):
-            if timer is not None:
-                timer.cancel()
-        tasks = [task for task in (self._task, self._checking, self._leading) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._reassign_timer is not None:
+            self._reassign_timer.cancel()
+        await self._presence.stop()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
     async def watch(self, topic: str, fanout: Fanout) -> None:
         """Offer the records of a topic to the subscribers that `fanout` selects.
@@ -151,16 +149,11 @@ class LiveReader:
         gone = {place.topic for place in lacking if not self._lookup.has(place)}  # while we asked
         self._add(fanout, {place: offset for place, offset in offsets.items() if place.topic not in gone}, beginning)
         waiting = [place for place in lacking if place.topic not in gone]
-        for place in waiting:
-            topic = self._topic(place.topic)
-            if fanout not in topic.watching:
-                topic.add(fanout, {})
-            if place not in topic.partitions:
-                topic.leaderless.setdefault(place, called)
+        for topic in {place.topic for place in waiting}:
+            if fanout not in self._topic(topic).watching:
+                self._topic(topic).add(fanout, {})
         if waiting:
-            log.warning("tail: %d partitions have no leader, such as %s-%d: they are read as soon as they have one",
-                        len(waiting), *waiting[0])  # fmt: skip
-            self._recheck()
+            self._presence.await_leaders(waiting, called)
         return gone
 
     def _topic(self, name: str) -> Topic:
@@ -182,7 +175,9 @@ class LiveReader:
             since: dict[int, int] = {}
             for partition in partitions:
                 offset, known = offsets[partition], topic.partitions.get(partition)
-                if known is None:
+                if known is None and partition in topic.leaderless:
+                    since[partition.partition] = offset  # those who wait for its leader may want what is before
+                elif known is None:
                     topic.partitions[partition] = self._partitions[partition] = Partition(topic, offset)
                     changed = True
                 elif offset > known.position:
@@ -196,9 +191,8 @@ class LiveReader:
     def _rewind(self, partition: TopicPartition, part: Partition, offset: int) -> bool:
         """Read a new topic again from its beginning, for one who comes to it after others, who have had it.
 
-        Whoever is behind there ends where the live reader is, so that it cannot move back under him: the one who comes
-            begins
-        where the live reader is, then.
+        Whoever is behind there ends where the live reader is, so that it cannot move back under him: the one who
+        comes begins where the live reader is, then.
         """
         if part.behind:
             log.warning("tail: %s-%d is read from offset %d on", partition.topic, partition.partition, part.position)
@@ -417,7 +411,7 @@ class LiveReader:
     async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
         """Read until nobody watches anything."""
         self._fetcher = await use_sessions(consumer)
-        on_metadata(consumer, self._check_missing)
+        on_metadata(consumer, self._presence.doubt)
         self._consumer = consumer
         try:
             for part in self._partitions.values():
@@ -571,78 +565,3 @@ class LiveReader:
             del watch.readings[reading]
             self._catch_up_reader.cancel(reading)
         part.behind.clear()
-
-    def _check_missing(self, cluster: Any) -> None:
-        """Our consumer's metadata lacks a topic: ask for all topics, since that answer decides."""
-        if any(cluster.partitions_for_topic(topic) is None for topic in {key.topic for key in self._partitions}):
-            self._refresh()
-
-    def _refresh(self) -> None:
-        self._recheck_timer = None
-        if self._checking is None or self._checking.done():
-            self._checking = self._spawn(self._lookup.refresh())
-
-    def _check_partitions(self, cluster: Any) -> None:
-        """Metadata of all topics came: begin with what is new, leave out what is gone.
-
-        A broker that has just started may not know a topic yet, so positions outlive the absence; a topic that
-        was really made anew is noticed by a position beyond its end.
-        """
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        missing = False
-        led: dict[TopicPartition, int] = {}
-        for topic in self._topics.values():
-            found = cluster.partitions_for_topic(topic.name) or ()
-            for partition, part in topic.partitions.items():
-                if partition.partition in found:
-                    part.missing_since = None
-                    if partition not in self._partitions:
-                        self._partitions[partition] = part
-                        self._change_assignment()
-                    continue
-                missing = True
-                if part.missing_since is None:
-                    log.warning("tail: %s-%d is gone", partition.topic, partition.partition)
-                    part.missing_since = now
-                    del self._partitions[partition]
-                    self._change_assignment()
-                elif now - part.missing_since > GONE_S:
-                    self._cancel_readings(part)
-            for number in found:
-                partition = TopicPartition(topic.name, number)
-                if partition in topic.leaderless:
-                    missing = True
-                    if cluster.leader(*partition) is not None:
-                        led[partition] = topic.leaderless[partition]
-                elif partition not in topic.partitions:
-                    # It appeared after the watch began, so its first record did too.
-                    topic.partitions[partition] = self._partitions[partition] = Partition(topic, 0)
-                    self._change_assignment()
-        if missing:
-            self._recheck()
-        if led and (self._leading is None or self._leading.done()):
-            self._leading = self._spawn(self._lead(led))
-
-    def _recheck(self) -> None:
-        if self._recheck_timer is None:
-            self._recheck_timer = asyncio.get_running_loop().call_later(RECHECK_S, self._refresh)
-
-    async def _lead(self, led: Mapping[TopicPartition, int]) -> None:
-        """Partitions have a leader that had none when their watch began: read what was stored since.
-
-        Nothing was stored before they had one, so that is the first record that is not older than the watch.
-        """
-        try:
-            offsets = await self._lookup.ends(led, led=True)
-            for since in set(led.values()):
-                places = [place for place in offsets if led[place] == since]
-                offsets |= await self._lookup.since(places, since)
-        except Refused as refused:
-            log.warning("tail: partitions that have a leader again cannot be read yet: %s", refused.reason)
-            return
-        for place, offset in offsets.items():
-            topic = self._topics.get(place.topic)
-            if topic is not None and topic.leaderless.pop(place, None) is not None:
-                topic.partitions[place] = self._partitions[place] = Partition(topic, offset)
-                self._change_assignment()

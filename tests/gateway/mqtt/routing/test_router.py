@@ -322,17 +322,17 @@ async def test_a_partition_without_a_leader_holds_nobody_up_and_is_read_when_it_
     await until_led(admin, "halved")
     parts, watched_before = Parts(bootstrap), Parts(bootstrap)
     for each in (parts, watched_before):
-        await each.tail.start()
+        await each.live_reader.start()
     await watched_before.router.hold({"#": None})
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
         await producer.send_and_wait("halved", b"old", partition=1)
     await wait_until(lambda: b"old" in watched_before.seen)
     await second.kill()
-    await wait_until(lambda: watched_before.tail.statistics().leaderless == 1)
+    await wait_until(lambda: watched_before.live_reader.statistics().leaderless == 1)
 
     for name in ("#", "halved/#", "halved/x"):
         assert await parts.router.hold({name: None}) == {name: {}}
-    await wait_until(lambda: parts.tail.statistics().leaderless == 1)
+    await wait_until(lambda: parts.live_reader.statistics().leaderless == 1)
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
         await producer.send_and_wait("halved", b"served", partition=0)
         await wait_until(lambda: b"served" in parts.seen and b"served" in watched_before.seen)
@@ -344,7 +344,7 @@ async def test_a_partition_without_a_leader_holds_nobody_up_and_is_read_when_it_
     assert parts.seen == [b"served", b"back"]
     assert watched_before.seen == [b"old", b"served", b"back"]
     for each in (parts, watched_before):
-        await wait_until(lambda each=each: each.tail.statistics().leaderless == 0)
+        await wait_until(lambda each=each: each.live_reader.statistics().leaderless == 0)
     for each in (parts, watched_before):
         await each.stop()
     await admin.close()

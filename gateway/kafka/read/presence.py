@@ -1,0 +1,159 @@
+"""What Kafka's metadata says of watched partitions: which appear, which are gone, which have a leader again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, MutableMapping
+from typing import Any, Final
+
+from aiokafka import TopicPartition
+
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.brokers import Brokers
+from gateway.kafka.read.watched_topics import Partition, Topic
+from gateway.spawn import Spawn
+
+log = logging.getLogger(__name__)
+
+RECHECK_S: Final = 2.0  # what is missing is looked for so often
+GONE_S: Final = 30.0  # a partition missing for so long is deleted: nobody catches up on it any more
+
+
+class Presence:
+    """Follows the metadata of all topics, and tells the live reader what it may read."""
+
+    def __init__(  # noqa: PLR0917 - what it uses; whom it tells
+        self,
+        lookup: Lookup,
+        spawn: Spawn,
+        topics: Mapping[str, Topic],
+        read: MutableMapping[TopicPartition, Partition],
+        changed: Callable[[], None],
+        deleted: Callable[[Partition], None],
+    ) -> None:
+        """Nothing is followed before `start`.
+
+        Args:
+            lookup: brings the metadata; not stopped by us.
+            spawn: starts a task of the application's task group.
+            topics: the watched ones.
+            read: their partitions that can be read; the live reader's, which adds and removes too.
+            changed: told when `read` is another.
+            deleted: told a partition that has been missing for `GONE_S`.
+        """
+        self._lookup = lookup
+        self._spawn = spawn
+        self._topics = topics
+        self._read = read
+        self._changed = changed
+        self._deleted = deleted
+        self._refreshing: asyncio.Task[None] | None = None
+        self._leading: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Follow the metadata."""
+        self._lookup.listen(self._check)
+
+    async def stop(self) -> None:
+        """Ask no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [task for task in (self._refreshing, self._leading) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def await_leaders(self, places: Collection[TopicPartition], since_ms: int) -> None:
+        """A watch begins without some partitions, since nobody leads them: read them when somebody does.
+
+        Args:
+            places: of watched topics; at least one.
+            since_ms: when the watch began (epoch); what is older is not wanted.
+        """
+        for place in places:
+            topic = self._topics[place.topic]
+            if place not in topic.partitions:
+                topic.leaderless.setdefault(place, since_ms)
+        log.warning(
+            "tail: %d partitions have no leader, such as %s-%d: they are read as soon as they have one",
+            len(places), *next(iter(places)),
+        )  # fmt: skip
+        self._recheck()
+
+    def doubt(self, cluster: Any) -> None:
+        """The reading consumer's metadata came; if it lacks a topic, ask for all topics: that answer decides."""
+        if any(cluster.partitions_for_topic(topic) is None for topic in {place.topic for place in self._read}):
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self._timer = None
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = self._spawn(self._lookup.refresh())
+
+    def _recheck(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(RECHECK_S, self._refresh)
+
+    def _check(self, cluster: Brokers) -> None:
+        """Metadata of all topics came: begin with what is new, leave out what is gone.
+
+        A broker that has just started may not know a topic yet, so positions outlive the absence; a topic that
+        was really made anew is noticed by a position beyond its end.
+        """
+        now = asyncio.get_running_loop().time()
+        missing = False
+        led: dict[TopicPartition, int] = {}
+        for topic in self._topics.values():
+            found = cluster.partitions_for_topic(topic.name) or ()
+            for place, part in topic.partitions.items():
+                if place.partition in found:
+                    part.missing_since = None
+                    if place not in self._read:
+                        self._include(place, part)
+                    continue
+                missing = True
+                if part.missing_since is None:
+                    log.warning("tail: %s-%d is gone", place.topic, place.partition)
+                    part.missing_since = now
+                    self._read.pop(place, None)
+                    self._changed()
+                elif now - part.missing_since > GONE_S:
+                    self._deleted(part)
+            for number in found:
+                place = TopicPartition(topic.name, number)
+                if place in topic.leaderless:
+                    missing = True
+                    if cluster.leader(*place) is not None:
+                        led[place] = topic.leaderless[place]
+                elif place not in topic.partitions:
+                    # It appeared after the watch began, so its first record did too.
+                    self._include(place, Partition(topic, 0))
+        if missing:
+            self._recheck()
+        if led and (self._leading is None or self._leading.done()):
+            self._leading = self._spawn(self._lead(led))
+
+    def _include(self, place: TopicPartition, part: Partition) -> None:
+        part.topic.partitions[place] = self._read[place] = part
+        self._changed()
+
+    async def _lead(self, led: Mapping[TopicPartition, int]) -> None:
+        """Partitions have a leader that had none when their watch began: read what was stored since.
+
+        Nothing was stored before they had one, so that is the first record that is not older than the watch.
+        """
+        try:
+            offsets = await self._lookup.ends(led, led=True)
+            for since_ms in set(led.values()):
+                places = [place for place in offsets if led[place] == since_ms]
+                offsets |= await self._lookup.since(places, since_ms)
+        except Refused as refused:
+            log.warning("tail: partitions that have a leader again cannot be read yet: %s", refused.reason)
+            return
+        for place, offset in offsets.items():
+            topic = self._topics.get(place.topic)
+            if topic is not None and topic.leaderless.pop(place, None) is not None:
+                self._include(place, Partition(topic, offset))
