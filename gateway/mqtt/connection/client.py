@@ -18,7 +18,7 @@ from gateway.mqtt.connection.publishing import EXACTLY_ONCE, REFUSED, Incoming
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.connection.subscribing import ANSWER_S, subscribe, unsubscribe
 from gateway.mqtt.session.session import Session
-from gateway.mqtt.state.records import Testament
+from gateway.mqtt.state.records import PendingWill
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
 from gateway.security.exchange import Done, Failed
@@ -241,7 +241,7 @@ class Client:
         refusal = self._judge_will(connect, grant)
         if refusal is not None:
             return self._refuse(*refusal)
-        will = Testament(connect.will, connect.version) if connect.will is not None else None
+        will = PendingWill(connect.will, connect.version) if connect.will is not None else None
         try:
             async with asyncio.timeout(ANSWER_S):
                 session, present = await services.sessions.open(

@@ -12,12 +12,12 @@ from gateway.mqtt.state.records import GatewayRecord
 
 log = structlog.get_logger(__name__)
 
-SIGN_S: Final = 5.0  # between two signs of life
+HEARTBEAT_S: Final = 5.0  # between two heartbeats
 SILENT_S: Final = 15.0  # three are missing
 
 
 class Gateways:
-    """Signs of life: ours is written every `SIGN_S`, those of the others are noted as they come.
+    """Heartbeats: ours is written every `HEARTBEAT_S`, those of the others are noted as they come.
 
     Attributes:
         owner: what this process writes into the sessions that it has.
@@ -42,24 +42,24 @@ class Gateways:
         self._began = clock()
         self._loaded = False
 
-    def sign(self) -> GatewayRecord:
-        """Our sign of life."""
+    def heartbeat(self) -> GatewayRecord:
+        """Our heartbeat."""
         return GatewayRecord(self._incarnation, self._wall_clock())
 
     def loaded(self) -> None:
-        """From now on signs are new when they come; and who is alive will give one within `SILENT_S`."""
+        """From now on heartbeats are new when they come; and who is alive will send one within `SILENT_S`."""
         self._loaded = True
         self._began = self._clock()
 
-    def apply(self, name: str, sign: GatewayRecord | None) -> None:
-        """A sign of another gateway, or its goodbye."""
+    def apply(self, name: str, beat: GatewayRecord | None) -> None:
+        """A heartbeat of another gateway; None: it has stopped."""
         if name == self.name:
             return  # of our predecessor
-        if sign is None:
+        if beat is None:
             self._heard.pop(name, None)
             self.changed = True
-        elif self._loaded or self._wall_clock() - sign.at < SILENT_S * 1000:
-            self._heard[name] = (sign.incarnation, self._clock())
+        elif self._loaded or self._wall_clock() - beat.at < SILENT_S * 1000:
+            self._heard[name] = (beat.incarnation, self._clock())
 
     def is_alive(self, owner: str) -> bool:
         """Whether the gateway process that wrote `owner` into a session lives."""

@@ -2,7 +2,7 @@
 
 A session lives here as an object while it has a connection or something unfinished. Otherwise it is the bytes of its
 two records, and a deadline when it has one. The records are written by the gateway that has the session; the others
-follow them. Each gateway gives a sign of life now and then; what a silent one had is taken over: its clients are gone,
+follow them. Each gateway writes heartbeats; what a silent one had is taken over: its clients are gone,
 so their wills become due and their sessions begin to expire.
 """
 
@@ -21,7 +21,7 @@ from gateway.kafka.state import StateTopic
 from gateway.mqtt.counters import SessionStatistics
 from gateway.mqtt.registry.crash_recovery import Accounting, in_time
 from gateway.mqtt.registry.deadlines import Deadlines
-from gateway.mqtt.registry.heartbeats import SIGN_S, Gateways
+from gateway.mqtt.registry.heartbeats import HEARTBEAT_S, Gateways
 from gateway.mqtt.registry.takeover import find_orphans, inherited
 from gateway.mqtt.registry.wills import Wills, due_at
 from gateway.mqtt.session.session import Session, SessionParts
@@ -31,8 +31,8 @@ from gateway.mqtt.state.records import (
     NEVER,
     SESSION,
     FlightRecord,
+    PendingWill,
     SessionRecord,
-    Testament,
     decode_flight,
     decode_gateway,
     decode_session,
@@ -231,7 +231,7 @@ class Sessions:
         *,
         clean_start: bool,
         expiry: int,
-        will: Testament | None,
+        will: PendingWill | None,
     ) -> tuple[Session, bool]:
         """Give the client id to a new connection; a former one is told and closed [MQTT-3.1.4-3].
 
@@ -277,7 +277,7 @@ class Sessions:
             await self._begin(session, expiry, will, present=present)
             return session, present
 
-    async def _begin(self, session: Session, expiry: int, will: Testament | None, *, present: bool) -> None:
+    async def _begin(self, session: Session, expiry: int, will: PendingWill | None, *, present: bool) -> None:
         """Make a session ready for a connection; when that fails it is as before."""
         client_id = session.client_id
         before = session.expiry, session.will, session.gone_at
@@ -411,7 +411,7 @@ class Sessions:
         """The session is over: its will is due [MQTT-3.1.2-8], its records go."""
         session = self.live.get(client_id)
         value = self._store.records.pop(client_id, None)
-        will: Testament | None = None
+        will: PendingWill | None = None
         principal = ""
         if session is not None:
             principal = session.principal
@@ -439,7 +439,7 @@ class Sessions:
         else:
             forget()
 
-    def _publish_will(self, client_id: str, will: Testament, left: SessionRecord) -> None:
+    def _publish_will(self, client_id: str, will: PendingWill, left: SessionRecord) -> None:
         """Publish a will; `left` is the record without it, which is stored after that."""
         self._store.records[client_id] = encode(left)
 
@@ -453,11 +453,13 @@ class Sessions:
     # time
 
     async def run(self, loaded: asyncio.Event) -> None:
-        """Everything that time brings: positions, signs of life, wills, expiries, gateways that fell silent."""
+        """Everything that time brings: positions, heartbeats, wills, expiries, gateways that fell silent."""
         await loaded.wait()
         self.gateways.loaded()
-        # Each is tried again by itself: without signs of life other gateways would take our sessions away.
-        await together(*(keep_on(part, "sessions") for part in (self._sign, self._tick, self._care_for_the_dead)))
+        # Each is tried again by itself: without heartbeats other gateways would take our sessions away.
+        await together(
+            *(keep_on(part, "sessions") for part in (self._send_heartbeats, self._tick, self._care_for_the_dead))
+        )
 
     async def _tick(self) -> None:
         await self._ready.wait()
@@ -467,11 +469,11 @@ class Sessions:
             self._keep_deadlines()
             await asyncio.sleep(TICK_S)
 
-    async def _sign(self) -> None:
-        """Give signs of life, whatever else takes its time."""
+    async def _send_heartbeats(self) -> None:
+        """Write heartbeats, whatever else takes its time."""
         while not self._store.stopped:
-            self._store.put_sign(self.gateways.name, self.gateways.sign())
-            await asyncio.sleep(SIGN_S)
+            self._store.put_heartbeat(self.gateways.name, self.gateways.heartbeat())
+            await asyncio.sleep(HEARTBEAT_S)
 
     async def _care_for_the_dead(self) -> None:
         if not self._ready.is_set():
@@ -582,7 +584,7 @@ class Sessions:
             log.warning("not all sessions were written", sessions=len(self._leaving))
         self._store.stopped = True
         if self._ready.is_set():
-            self._store.put_sign(self.gateways.name, None)
+            self._store.put_heartbeat(self.gateways.name, None)
 
     def statistics(self) -> SessionStatistics:
         """See `SessionStatistics`."""

@@ -10,7 +10,7 @@ import structlog
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.mqtt.routing.retained import Retained
-from gateway.mqtt.state.records import NEVER, Testament
+from gateway.mqtt.state.records import NEVER, PendingWill
 from mapping.mqtt import Inbound
 from mapping.outcomes import Outcome
 from mapping.rules import Rules
@@ -19,18 +19,18 @@ from protocols.mqtt.properties import NONE
 log = structlog.get_logger(__name__)
 
 
-def due_at(testament: Testament, expiry: int, gone_at: int) -> int:
+def due_at(pending: PendingWill, expiry: int, gone_at: int) -> int:
     """When a will is to be published: after its delay, or when the session ends, whichever comes first.
 
     Args:
-        testament: the will.
+        pending: the will.
         expiry: Session Expiry Interval in seconds.
         gone_at: end of the connection, epoch milliseconds.
 
     Returns:
         Epoch milliseconds [MQTT-3.1.2-8].
     """
-    properties = testament.will.properties or NONE
+    properties = pending.will.properties or NONE
     delay = properties.will_delay_interval or 0
     return gone_at + 1000 * (delay if expiry == NEVER else min(delay, expiry))
 
@@ -67,13 +67,13 @@ class Wills:
         self._wall_clock = wall_clock
         self.published = 0
 
-    def publish(self, client_id: str, principal: str, testament: Testament, then: Callable[[], None]) -> None:
+    def publish(self, client_id: str, principal: str, pending: PendingWill, then: Callable[[], None]) -> None:
         """Publish the will of a principal's client; `then` follows when Kafka has answered, whatever it said.
 
         Its message expiry counts from now (section 3.1.3.2.4).
         """
-        will = testament.will
-        inbound = Inbound(self._rules, testament.version, client_id)
+        will = pending.will
+        inbound = Inbound(self._rules, pending.version, client_id)
         record = inbound.to_record(will.topic, will.payload, will.qos, will.retain, will.properties, self._wall_clock())
         self.published += 1
         ticket = _Ticket(client_id, principal, then)

@@ -25,7 +25,7 @@ from gateway.mqtt.session.qos2 import Exchanges, Qos2Parts
 from gateway.mqtt.session.self_delivery import OwnCopies
 from gateway.mqtt.session.shared import ShareParts, Shares
 from gateway.mqtt.session.subscriptions import Subscriptions
-from gateway.mqtt.state.records import FlightRecord, Places, SessionRecord, Testament, Wish
+from gateway.mqtt.state.records import FlightRecord, PendingWill, Places, SessionRecord, Wish
 from gateway.mqtt.state.store import SessionStore
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.topics import is_shared
@@ -82,7 +82,7 @@ class Session:
         self.epoch = 0
         self.expiry = 0
         self.gone_at: int | None = None
-        self.will: Testament | None = None
+        self.will: PendingWill | None = None
         self.unclear_until = 0  # epoch ms: its last gateway died then, and may have sent what no flight record tells
         self.client: ClientPort | None = None
         self.budget = parts.budget()

@@ -13,9 +13,9 @@ from gateway.mqtt.state.records import (
     PUBCOMP,
     SESSION,
     FlightRecord,
+    PendingWill,
     Places,
     SessionRecord,
-    Testament,
     decode_flight,
     decode_gateway,
     decode_session,
@@ -71,9 +71,9 @@ def _is_possible(record: SessionRecord) -> bool:
     )
 
 
-def _is_will(testament: Testament) -> bool:
-    will = testament.will
-    return will.qos in _QOS and is_valid_name(will.topic) and 0 <= (testament.due or 0) <= _LATEST_MS
+def _is_will(pending: PendingWill) -> bool:
+    will = pending.will
+    return will.qos in _QOS and is_valid_name(will.topic) and 0 <= (pending.due or 0) <= _LATEST_MS
 
 
 def _is_flight(value: bytes) -> bool:

@@ -31,7 +31,7 @@ class Wish(msgspec.Struct, frozen=True, omit_defaults=True):
     identifier: int = 0
 
 
-class Testament(msgspec.Struct, frozen=True, omit_defaults=True):
+class PendingWill(msgspec.Struct, frozen=True, omit_defaults=True):
     """A will and what is needed to publish it when its client, or the gateway that knew it, is gone.
 
     Attributes:
@@ -67,7 +67,7 @@ class SessionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     expiry: int = 0
     gone_at: int | None = None
     subscriptions: tuple[Wish, ...] = ()
-    will: Testament | None = None
+    will: PendingWill | None = None
     unclean: bool = False
 
 
@@ -136,7 +136,7 @@ class FlightRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GatewayRecord(msgspec.Struct, frozen=True):
-    """A sign of life of one gateway process."""
+    """A heartbeat of one gateway process."""
 
     incarnation: str
     at: int
@@ -161,7 +161,7 @@ def decode_flight(value: bytes | None) -> FlightRecord | None:
 
 
 def decode_gateway(value: bytes | None) -> GatewayRecord | None:
-    """Read a sign of life; None when there is none or it is not ours."""
+    """Read a heartbeat; None when there is none or it is not ours."""
     return _decode(_GATEWAY, value)
 
 

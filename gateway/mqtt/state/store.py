@@ -92,9 +92,9 @@ class SessionStore:
         for client_id, value in self.flights.items():
             self.put(FLIGHT, client_id, value)
 
-    def put_sign(self, name: str, sign: GatewayRecord | None) -> None:
-        """Write our sign of life, or None for the goodbye; nobody waits for it."""
-        self._table.write((GATEWAY + name).encode(), encode(sign) if sign else None, self._mark, owner=None)
+    def put_heartbeat(self, name: str, beat: GatewayRecord | None) -> None:
+        """Write our heartbeat, or None when this gateway stops; nobody waits for it."""
+        self._table.write((GATEWAY + name).encode(), encode(beat) if beat else None, self._mark, owner=None)
 
     def write_flight(self, client_id: str, record: FlightRecord, owner: Owner | None = None) -> None:
         """Write a session's flight record; its `owner` is told when it is stored."""

@@ -1,4 +1,4 @@
-"""Sessions in hard moments: deadlines, signs of life, what an odd client does, what a CONNECT that fails leaves."""
+"""Sessions in hard moments: deadlines, heartbeats, what an odd client does, what a CONNECT that fails leaves."""
 
 from __future__ import annotations
 
@@ -200,12 +200,12 @@ def test_a_gateway_that_falls_silent_is_dead_for_one_of_the_others(tmp_path: Pat
         for one in (first, second, third):
             for other in (first, second, third):
                 if other is not one:
-                    other.apply(one.name, one.sign())
+                    other.apply(one.name, one.heartbeat())
         clock.now += 5
     assert all(one.is_alive(other.owner) for one in (first, second) for other in (first, second, third))
     for _ in range(4):
-        first.apply(second.name, second.sign())
-        second.apply(first.name, first.sign())
+        first.apply(second.name, second.heartbeat())
+        second.apply(first.name, first.heartbeat())
         clock.now += SILENT_S / 4 + 0.1
         first.bury()
         second.bury()
@@ -223,13 +223,13 @@ def test_a_gateway_knows_its_predecessor_and_leaves_others_theirs(tmp_path: Path
     after = make_gateways(tmp_path / "a", clock)
     other = make_gateways(tmp_path / "b", clock)
     assert (before.name, before.owner != after.owner) == (after.name, True)
-    after.apply(before.name, before.sign())
+    after.apply(before.name, before.heartbeat())
     assert after.is_alone
     assert after.is_predecessor(before.owner)
     assert not after.is_alive(before.owner)
     assert after.adopts(before.owner)
     other.loaded()
-    other.apply(after.name, after.sign())
+    other.apply(after.name, after.heartbeat())
     assert not other.adopts(before.owner), "its successor does"
     assert not other.is_alive(before.owner)
 

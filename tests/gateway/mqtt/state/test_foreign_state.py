@@ -23,7 +23,14 @@ from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import RawClient
 
 SOUND = SessionRecord(
-    "n", "anonymous", 1, "g/1", 60, 1, (Wish(Subscription("a/#", 1)),), records.Testament(Will("a", b""), Version.V5, 5)
+    "n",
+    "anonymous",
+    1,
+    "g/1",
+    60,
+    1,
+    (Wish(Subscription("a/#", 1)),),
+    records.PendingWill(Will("a", b""), Version.V5, 5),
 )
 FLIGHT = FlightRecord(
     "n", 1, {"t": {0: 5}}, (Flight(1, "t", 0, 4, 1),), (Owed("a/#"),), 3, {7: 2}, (4,), {"t": {0: 1}}, {8: 3}
@@ -52,9 +59,9 @@ SESSIONS: dict[str, bytes] = {
     "an expiry that is too long": changed(SOUND, expiry=1 << 32),
     "gone before time": changed(SOUND, gone_at=-1),
     "gone after all time": changed(SOUND, gone_at=1 << 62),
-    "a will to a filter": changed(SOUND, will=records.Testament(Will("a/#", b""), Version.V5)),
-    "a will at QoS 3": changed(SOUND, will=records.Testament(Will("a", b"", 3), Version.V5)),
-    "a will before time": changed(SOUND, will=records.Testament(Will("a", b""), Version.V5, -1)),
+    "a will to a filter": changed(SOUND, will=records.PendingWill(Will("a/#", b""), Version.V5)),
+    "a will at QoS 3": changed(SOUND, will=records.PendingWill(Will("a", b"", 3), Version.V5)),
+    "a will before time": changed(SOUND, will=records.PendingWill(Will("a", b""), Version.V5, -1)),
 }
 FLIGHTS: dict[str, bytes] = {
     "no JSON": b"{",
