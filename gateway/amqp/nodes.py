@@ -59,44 +59,44 @@ class Node:
         self.lossy = False
         self._nodes = nodes
         self._queue = queue
-        self._seats: dict[Seat, None] = {}  # of a queue: in the order of their turns
+        self._consumers: dict[NodeConsumer, None] = {}  # of a queue: in the order of their turns
         self._returned: deque[tuple[Received, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def candidates(self) -> Collection[tuple[Subscriber, None]]:
         """Who is offered the node's records at the end of the log."""
-        return ((self, None),) if self._queue else tuple(self._seats.items())
+        return ((self, None),) if self._queue else tuple(self._consumers.items())
 
     @property
     def demand(self) -> int:
         """What the receivers of a queue take now."""
-        return sum(seat.demand for seat in self._seats)
+        return sum(consumer.demand for consumer in self._consumers)
 
     def source(self, wanted: Collection[str]) -> Source:
         """What a link that receives from it asks for."""
         kind = TEMPORARY_QUEUE if self._queue else TEMPORARY_TOPIC
         return Source(self._nodes.topic, capabilities=(kind,) if kind in wanted else ())
 
-    def join(self, link: NodeReceiver) -> Seat:
+    def join(self, link: NodeReceiver) -> NodeConsumer:
         """A link receives from it."""
-        seat = Seat(self, link)
-        self._seats[seat] = None
-        return seat
+        consumer = NodeConsumer(self, link)
+        self._consumers[consumer] = None
+        return consumer
 
     @property
     def links(self) -> list[NodeReceiver]:
         """The links that receive from it."""
-        return [seat.link for seat in self._seats]
+        return [consumer.link for consumer in self._consumers]
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Give a record to the queue's next receiver with capacity; see `Subscriber`."""
         return record.key != self.key or self._hand(record, 0)
 
-    def wake(self, seat: Seat) -> None:
+    def wake(self, consumer: NodeConsumer) -> None:
         """A receiver has capacity."""
         if not self._queue:
-            self._nodes.live_reader.resume(seat)
+            self._nodes.live_reader.resume(consumer)
             return
         if self._timer is None:
             self._hand_returned()
@@ -109,11 +109,11 @@ class Node:
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(RETURN_S, self._return)
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, consumer: NodeConsumer) -> None:
         """A receiver is gone."""
-        self._seats.pop(seat, None)
+        self._consumers.pop(consumer, None)
         if not self._queue:
-            self._nodes.live_reader.forget(seat)
+            self._nodes.live_reader.forget(consumer)
 
     def close(self) -> None:
         """Forget everything."""
@@ -121,7 +121,7 @@ class Node:
         if self._timer is not None:
             self._timer.cancel()
         self._returned.clear()
-        subscribers: tuple[Subscriber, ...] = (self, *self._seats)
+        subscribers: tuple[Subscriber, ...] = (self, *self._consumers)
         for subscriber in subscribers:
             self._nodes.live_reader.forget(subscriber)
 
@@ -135,20 +135,20 @@ class Node:
 
     def _hand(self, record: Received, attempts: int) -> bool:
         """To the next receiver that wants it and has capacity; what no receiver wants is done with."""
-        wanted = not self._seats
-        for seat in self._seats:
-            if not seat.link.wants(record):
+        wanted = not self._consumers
+        for consumer in self._consumers:
+            if not consumer.link.wants(record):
                 continue
             wanted = True
-            if seat.take(record, attempts):
-                if seat in self._seats:  # it may have left by what it was given
-                    del self._seats[seat]
-                    self._seats[seat] = None
+            if consumer.take(record, attempts):
+                if consumer in self._consumers:  # it may have left by what it was given
+                    del self._consumers[consumer]
+                    self._consumers[consumer] = None
                 return True
         return not wanted
 
 
-class Seat:
+class NodeConsumer:
     """A link's place at a node: what a group's `Membership` is in a group; the subscriber of a topic's receiver.
 
     Attributes:

@@ -24,7 +24,7 @@ from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.links.peer import Peer
 from gateway.failures import failures
 from gateway.kafka.contracts import Result
-from gateway.kafka.groups.assignment import Part
+from gateway.kafka.groups.assignment import AssignedPartition
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.transactions.kafka_transaction import TransactionFailed, Transactions
 from mapping.outcomes import Outcome
@@ -361,7 +361,7 @@ class Transaction:
         self._retired[id(event.token)] = _Retirement(link, event)
         link.retiring += 1
 
-    def _places(self) -> list[tuple[GroupReader, Part, int]]:
+    def _places(self) -> list[tuple[GroupReader, AssignedPartition, int]]:
         """What of it groups are to commit; dooms the transaction when a record is somebody else's by now."""
         places = []
         for retirement in self._retired.values():

@@ -19,11 +19,11 @@ from gateway.amqp.counters import Counts
 from gateway.amqp.links.dead_letters import DeadLetters
 from gateway.amqp.links.peer import Peer
 from gateway.amqp.links.subscriptions import Subscriptions
-from gateway.amqp.nodes import Seat
+from gateway.amqp.nodes import NodeConsumer
 from gateway.amqp.sources import Source
 from gateway.failures import failures
 from gateway.kafka.contracts import Refused
-from gateway.kafka.groups.assignment import Part
+from gateway.kafka.groups.assignment import AssignedPartition
 from gateway.kafka.groups.membership import Membership
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.read.live_reader import LiveReader
@@ -96,7 +96,7 @@ class OutgoingLink:
         self._source = source
         self._condition = source.condition if source.group is None else None  # a group knows it itself
         self._partition = source.partition
-        self._membership: Membership | Seat | None = None
+        self._membership: Membership | NodeConsumer | None = None
         self._selected: tuple[tuple[OutgoingLink, None], ...] = ((self, None),)
         self._draining: asyncio.TimerHandle | None = None
         self._left = False
@@ -113,7 +113,7 @@ class OutgoingLink:
         self.unsettled = 0
         self.retiring = 0
 
-    def joined(self, membership: Membership | Seat) -> None:
+    def joined(self, membership: Membership | NodeConsumer) -> None:
         """The group, or the temporary node, that this link receives for."""
         self._membership = membership
         if self._left:
@@ -243,7 +243,7 @@ class OutgoingLink:
         """Whether what it settles is committed for a consumer group."""
         return self._source.group is not None
 
-    def place(self, record: Received) -> tuple[GroupReader, Part] | None:
+    def place(self, record: Received) -> tuple[GroupReader, AssignedPartition] | None:
         """See `Membership.place`; `in_group` only."""
         membership = self._membership
         return membership.place(record) if isinstance(membership, Membership) else None
@@ -270,7 +270,7 @@ class OutgoingLink:
         if self._released is not None and not self.retiring:
             self._released.set()
 
-    def _refused(self, membership: Membership | Seat, record: Received, state: State) -> None:
+    def _refused(self, membership: Membership | NodeConsumer, record: Received, state: State) -> None:
         """The peer has rejected or modified a record of a group."""
         failed = state.code == outcomes.REJECTED or state.delivery_failed
         attempts = membership.attempts(record) + failed

@@ -26,21 +26,21 @@ TRIES: Final = 10_000
 
 
 class Selector(Protocol):
-    """Tells which of a group's interests a record is for; one for each group (`gateway.mqtt.routing.shared_groups`)."""
+    """Tells which of a group's subscription filters a record is for (`gateway.mqtt.routing.shared_groups`)."""
 
     def select(self, record: Received) -> Collection[Hashable]:
-        """The names of the interests that the record matches; one without members is ignored."""
+        """The names of the subscription filters that the record matches; one without members is ignored."""
         ...
 
     def forget(self, name: Hashable) -> None:
-        """An interest has no members any more, and nothing is kept for it."""
+        """A subscription filter has no members any more, and nothing is kept for it."""
         ...
 
 
-class Interest(NamedTuple):
+class SubscriptionFilter(NamedTuple):
     """What some subscribers of a group want of its topics, instead of everything.
 
-    Each record that an interest matches goes to one of the subscribers that joined with it.
+    Each record that a subscription filter matches goes to one of the subscribers that joined with it.
     """
 
     selector: Selector
@@ -51,7 +51,7 @@ class Delivery(msgspec.Struct, eq=False):
     """A record for one pool, not settled: with a member, ready for one, or waiting for its next attempt."""
 
     record: Received
-    part: Part
+    part: AssignedPartition
     pool: Pool
     attempts: int = 0  # that came back
     failures: int = 0  # of these
@@ -66,7 +66,7 @@ class Delivery(msgspec.Struct, eq=False):
         self.declined.add(member)
 
 
-class Part:
+class AssignedPartition:
     """A partition while it is ours, which it may stay over many assignments.
 
     What is open in it is in one of three places: with somebody here (`checkpoint`), held for nobody (`unselected`), or
@@ -83,14 +83,14 @@ class Part:
         copies: by offset, for records that more than one pool wants, how many of them have not settled it.
         position: the offset of the next record to read; None while Kafka has not told where to begin.
         committed: what Kafka has, as far as we know.
-        home: the member that gets its records while it has capacity (pools without an interest).
+        home: the member that gets its records while it has capacity (pools without a subscription filter).
         ours: whether it still is.
         stalled: not read on, since too much lies behind a record that is not settled.
     """
 
     __slots__ = (
-        "_base", "_passed", "checkpoint", "committed", "copies", "flying", "home", "ledger", "ours", "partition",
-        "position", "stalled", "tries", "unselected",
+        "_base", "_passed", "checkpoint", "committed", "copies", "flying", "ledger", "ours", "partition", "position",
+        "preferred", "stalled", "tries", "unselected",
     )  # fmt: skip
 
     def __init__(self, partition: TopicPartition, position: int | None, committed: OffsetAndMetadata | None) -> None:
@@ -105,7 +105,7 @@ class Part:
         self._base = position
         self._passed = 0  # up to here records were left out as settled
         self.committed = committed
-        self.home: Member | None = None
+        self.preferred: Member | None = None
         self.ours = True
         self.stalled = False
 
@@ -214,7 +214,7 @@ class Member:
         self.pools: list[Pool] = []
         self.wants = wants
         self.held: dict[int, Delivery] = {}
-        self.behind: dict[Part, Reading] = {}
+        self.behind: dict[AssignedPartition, Reading] = {}
         self.catching: Subscriber | None = None
         self.full = False
         self.served = 0
@@ -243,7 +243,7 @@ class Pool:
     """Members that want the same records, and the records that wait for one of them.
 
     Attributes:
-        name: a topic's, whose records they want all, or an interest's.
+        name: a topic's, whose records they want all, or a subscription filter's.
         keeps: whether a partition's records with a key keep to one member while that has capacity.
         topics: the Kafka topics that hold such records.
         wanted: of these, those that the dispatch counts for it: none while it has no members.
@@ -263,7 +263,7 @@ class Pool:
         self.free: dict[Member, None] = {}
         self.ready: deque[Delivery] = deque()
 
-    def balance(self, parts: Iterable[Part]) -> None:
+    def balance(self, parts: Iterable[AssignedPartition]) -> None:
         """Take partitions from members that have more than their share; they find a new home as records come."""
         if not self.keeps:
             return
@@ -271,10 +271,10 @@ class Pool:
         share = -(-len(own) // len(self.members))
         count: dict[Member, int] = {}
         for part in own:
-            if part.home is not None:
-                count[part.home] = count.get(part.home, 0) + 1
-                if count[part.home] > share:
-                    part.home = None
+            if part.preferred is not None:
+                count[part.preferred] = count.get(part.preferred, 0) + 1
+                if count[part.preferred] > share:
+                    part.preferred = None
 
     def demand(self, most: int, parts: int) -> int:
         """How many more records the members would take, not much above `most`; `parts`: the group's partitions here."""
@@ -293,7 +293,7 @@ class Pool:
             member.fill()
         return total
 
-    def has_home(self, delivery: Delivery) -> bool:
+    def has_preferred(self, delivery: Delivery) -> bool:
         """Whether a record goes where its partition's go; one sender's without a key may all lie in one partition."""
         return self.keeps and (delivery.record.key is not None or len(self.members) == 1)
 

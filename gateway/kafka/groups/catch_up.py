@@ -1,7 +1,7 @@
 """Subscribers of a group get from the log what nobody selected before they came, or while they had no capacity.
 
-What nobody here selects is not kept in memory: its offsets are (`Part.unselected`). A subscriber that joins, or had no
-capacity for too long, is behind in a partition from the first of these on. A reading of its own
+What nobody here selects is not kept in memory: its offsets are (`AssignedPartition.unselected`). A subscriber that
+joins, or had no capacity for too long, is behind in a partition from the first of these on. A reading of its own
 (`gateway.kafka.read.catch_up_reader`) brings it the records at these offsets that it selects, at its own pace, up to
 where the group's reader is; what that one reads meanwhile is left for the reading too, so that each subscriber gets the
 records of a partition in order.
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from gateway.kafka.contracts import Subscriber
-from gateway.kafka.groups.assignment import UNTRIED, Delivery, Member, Part, Pool
+from gateway.kafka.groups.assignment import UNTRIED, AssignedPartition, Delivery, Member, Pool
 from gateway.kafka.read.catch_up_reader import Reading
 from mapping.record import Received
 
@@ -41,7 +41,7 @@ class Readings(Protocol):
 class _Head:
     """Where a reading has caught up: at the group's reader."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: AssignedPartition) -> None:
         self._part = part
 
     @property
@@ -78,7 +78,7 @@ class CatchUp:
     def __init__(
         self,
         readings: Readings,
-        place: Callable[[Received], tuple[Part, Pool] | None],
+        place: Callable[[Received], tuple[AssignedPartition, Pool] | None],
         changed: Callable[[], None],
         suspended: Callable[[], bool],
     ) -> None:
@@ -96,7 +96,7 @@ class CatchUp:
         self._changed = changed
         self._suspended = suspended
 
-    def begin(self, member: Member, part: Part, offset: int) -> None:
+    def begin(self, member: Member, part: AssignedPartition, offset: int) -> None:
         """A member is behind in a partition, from this offset on at the latest."""
         reading = member.behind.get(part)
         if reading is not None:
@@ -118,7 +118,7 @@ class CatchUp:
         member.behind[part] = reading
         self._readings.start(reading)
 
-    def gone(self, part: Part, begin: int, end: int) -> None:
+    def gone(self, part: AssignedPartition, begin: int, end: int) -> None:
         """The log has no records at these offsets any more."""
         count = part.gone(begin, end)
         if count:

@@ -16,7 +16,7 @@ from flowcontrol.offsets import LEDGER
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.kafka_consumer import commit_offsets
-from gateway.kafka.groups.assignment import Part
+from gateway.kafka.groups.assignment import AssignedPartition
 from gateway.kafka.groups.dispatch import Dispatch
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Commits:
                 part.committed = committed
             return True
 
-    def _committable(self, part: Part, settled: Collection[int] = ()) -> OffsetAndMetadata | None:
+    def _committable(self, part: AssignedPartition, settled: Collection[int] = ()) -> OffsetAndMetadata | None:
         found = part.committable(settled)
         return found if found is None or self._ledgers else OffsetAndMetadata(found.offset, "")
 
@@ -125,7 +125,7 @@ class Commits:
 
     @contextlib.asynccontextmanager
     async def committing(
-        self, settled: Mapping[Part, Collection[int]]
+        self, settled: Mapping[AssignedPartition, Collection[int]]
     ) -> AsyncIterator[dict[TopicPartition, OffsetAndMetadata]]:
         """Let somebody else commit for the group, in a transaction, what it is about to settle.
 
@@ -139,7 +139,7 @@ class Commits:
             What to commit, by partition. A record behind a gap is told by the ledger, as far as it fits.
         """
         async with self.lock:
-            offsets: dict[Part, OffsetAndMetadata] = {}
+            offsets: dict[AssignedPartition, OffsetAndMetadata] = {}
             for part, numbers in settled.items():
                 alone = {number for number in numbers if part.copies.get(number, 1) == 1}
                 stored = self._committable(part, alone)

@@ -1,14 +1,15 @@
 """Who gets a record of a consumer group: the subscribers of one process, their turns, and what they have not settled.
 
-Subscribers that want the same records are a pool: all of a topic's (AMQP links), or what one interest matches (the MQTT
-clients of one shared subscription). A record goes to one member of every interest that matches it; members of its
-topic's own pool take part in the turns of the first of these, and have the records that no interest matches for
-themselves. In a topic's own pool a partition's records with a key keep to one member while that has capacity; of others
-it is every member's turn, record by record (docs/adr/0019-shared-subscriptions.md). A pool without capacity holds back
-no other, and a record that only members without capacity may want holds back none that others want.
+Subscribers that want the same records are a pool: all of a topic's (AMQP links), or what one subscription filter
+matches (the MQTT clients of one shared subscription). A record goes to one member of every subscription filter that
+matches it; members of its topic's own pool take part in the turns of the first of these, and have the records that no
+subscription filter matches for themselves. In a topic's own pool a partition's records with a key keep to one member
+while that has capacity; of others it is every member's turn, record by record (docs/adr/0019-shared-subscriptions.md).
+A pool without capacity holds back no other, and a record that only members without capacity may want holds back none
+that others want.
 
-An interest that has lost its last member keeps its records for a while, when its partitions stay here for others: a
-client whose connection broke comes back. Then they are settled, as are records that nobody here wants.
+A subscription filter that has lost its last member keeps its records for a while, when its partitions stay here for
+others: a client whose connection broke comes back. Then they are settled, as are records that nobody here wants.
 
 Not so in a queue: what no member selects stays in the log for others, and what waits too long for members without
 capacity is left there too. Who joins later, or has capacity again, is brought it (`catch_up`, docs/adr/0032).
@@ -33,13 +34,13 @@ from gateway.kafka.contracts import Subscriber
 from gateway.kafka.groups.assignment import (
     NOBODY,
     UNTRIED,
+    AssignedPartition,
     Condition,
     Delivery,
-    Interest,
     Member,
-    Part,
     Pool,
     Selector,
+    SubscriptionFilter,
     Tries,
 )
 from gateway.kafka.groups.catch_up import CatchUp, Readings
@@ -73,10 +74,10 @@ class Dispatch:
             backoff: for records that are given back.
             changed: called when there may be something to hand out: call `push` soon.
             readings: reads the log again for members that are behind.
-            return_wait_s: how long an interest without members keeps its records.
+            return_wait_s: how long a subscription filter without members keeps its records.
         """
         self.members: dict[Subscriber, Member] = {}
-        self.parts: dict[TopicPartition, Part] = {}
+        self.parts: dict[TopicPartition, AssignedPartition] = {}
         self.topics: frozenset[str] = frozenset()
         self._wanted: Counter[str] = Counter()  # by topic, how many pools with members want its records
         self.suspended = True
@@ -86,13 +87,13 @@ class Dispatch:
         self.catch_up = CatchUp(readings, self._place, self._caught_up, lambda: self.suspended)
         self._changed = changed
         self._return_wait_s = return_wait_s
-        self._left: dict[Pool, asyncio.TimerHandle] = {}  # interests that have lost their last member
+        self._left: dict[Pool, asyncio.TimerHandle] = {}  # subscription filters that have lost their last member
         self._selector: Selector | None = None
         self._queues: dict[str, Condition] = {}  # by topic, which of its unselected records stay
         self._whole: dict[str, Pool] = {}  # by topic: members that want all of it
-        self._chosen: dict[Hashable, Pool] = {}  # by the interest's name
+        self._chosen: dict[Hashable, Pool] = {}  # by the subscription filter's name
         self.ready = ReadyDeliveries()
-        self._orphans: list[tuple[Received, Part, Tries]] = []  # of topics that nobody wants now
+        self._orphans: list[tuple[Received, AssignedPartition, Tries]] = []  # of topics that nobody wants now
         self._later = Later(backoff, self._again, changed)
         self._order = itertools.count(1)
 
@@ -102,7 +103,7 @@ class Dispatch:
         self,
         subscriber: Subscriber,
         topics: Collection[str],
-        interest: Interest | None,
+        subscription_filter: SubscriptionFilter | None,
         wants: Condition | None = None,
         *,
         queue: Condition | None = None,
@@ -112,24 +113,24 @@ class Dispatch:
         Args:
             subscriber: offered records from now on.
             topics: that may hold records for it.
-            interest: which of their records; None is all of them.
+            subscription_filter: which of their records; None is all of them.
             wants: which of these it selects for itself; None is all.
             queue: tells what stays for others when nobody selects it; None is nothing.
         """
         member = self.members[subscriber] = Member(subscriber, wants)
         if queue is not None:
             self._queues.update(dict.fromkeys(topics, queue))
-        if interest is None:
+        if subscription_filter is None:
             for topic in topics:
                 pool = self._whole.get(topic)
                 if pool is None:
                     pool = self._whole[topic] = Pool(topic, (topic,), keeps=True)
                 member.pools.append(pool)
         else:
-            self._selector = interest.selector
-            pool = self._chosen.get(interest.name)
+            self._selector = subscription_filter.selector
+            pool = self._chosen.get(subscription_filter.name)
             if pool is None:
-                pool = self._chosen[interest.name] = Pool(interest.name, topics, keeps=False)
+                pool = self._chosen[subscription_filter.name] = Pool(subscription_filter.name, topics, keeps=False)
             elif pool in self._left:
                 self._left.pop(pool).cancel()
             pool.topics = frozenset(topics)
@@ -137,7 +138,7 @@ class Dispatch:
         for pool in member.pools:
             pool.members[member] = pool.free[member] = None
             pool.balance(self.parts.values())
-        for part in self.parts.values() if interest is None else ():
+        for part in self.parts.values() if subscription_filter is None else ():
             first = part.unselected.first
             if first is not None and part.partition.topic in topics:
                 self.catch_up.begin(member, part, first)
@@ -147,14 +148,14 @@ class Dispatch:
         return member
 
     def follow(self, name: Hashable, topics: Collection[str]) -> None:
-        """The topics of an interest have changed; nothing happens when it has no members."""
+        """The topics of a subscription filter have changed; nothing happens when it has no members."""
         pool = self._chosen.get(name)
         if pool is not None:
             pool.topics = frozenset(topics)
             self._topics_changed(pool)
 
     def knows(self, name: Hashable) -> bool:
-        """Whether an interest has members, or records that are kept for it."""
+        """Whether a subscription filter has members, or records that are kept for it."""
         return name in self._chosen
 
     def remove(self, member: Member, *, failed: bool = True) -> None:
@@ -173,26 +174,26 @@ class Dispatch:
             if not pool.members:
                 self._emptied(pool)
         for part in self.parts.values():
-            if part.home is member:
-                part.home = None
+            if part.preferred is member:
+                part.preferred = None
         for pool in member.pools:
             self._topics_changed(pool)
         held = list(member.held.values())
         member.held.clear()
         self.redelivered += len(held)
-        homeless = []
+        unassigned = []
         for delivery in reversed(held):
             delivery.attempts += 1
             delivery.failures += failed
             if self._lives(delivery.pool):
                 self.ready.add(delivery, first=True)
             else:
-                homeless.append(delivery)
-        homeless.reverse()
+                unassigned.append(delivery)
+        unassigned.reverse()
         for pool in member.pools:
             while not self._lives(pool) and pool.ready:
-                homeless.append(self.ready.take(pool))
-        for delivery in homeless:
+                unassigned.append(self.ready.take(pool))
+        for delivery in unassigned:
             self._replace(delivery)
         self._changed()
 
@@ -211,7 +212,7 @@ class Dispatch:
             self._selector.forget(pool.name)
 
     def _end(self, pool: Pool) -> None:
-        """Nobody has come back to an interest."""
+        """Nobody has come back to a subscription filter."""
         self._left.pop(pool).cancel()
         self._forget(pool)
         for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
@@ -242,7 +243,7 @@ class Dispatch:
         """Records are settled."""
         held = member.held
         run: list[int] = []  # offsets of one partition
-        part: Part | None = None
+        part: AssignedPartition | None = None
         for record in records:
             delivery = held.pop(id(record), None)
             if delivery is None:
@@ -307,7 +308,7 @@ class Dispatch:
         delivery = member.held.get(id(record))
         return delivery.failures if delivery is not None else 0
 
-    def part_of(self, member: Member, record: Received) -> Part | None:
+    def part_of(self, member: Member, record: Received) -> AssignedPartition | None:
         """The partition of a record that a member holds."""
         delivery = member.held.get(id(record))
         return delivery.part if delivery is not None else None
@@ -325,7 +326,7 @@ class Dispatch:
             self.returned.set()
         return delivery
 
-    def _finish_all(self, part: Part, offsets: Sequence[int]) -> None:
+    def _finish_all(self, part: AssignedPartition, offsets: Sequence[int]) -> None:
         if part.copies or part.flying:
             for offset in offsets:
                 part.finish(offset)
@@ -346,7 +347,7 @@ class Dispatch:
 
     # Records.
 
-    def take(self, records: Sequence[Received], part: Part) -> None:
+    def take(self, records: Sequence[Received], part: AssignedPartition) -> None:
         """Records of a partition were read."""
         if part.ledger is not None:
             records = part.unsettled(records)
@@ -358,7 +359,7 @@ class Dispatch:
         elif records:
             self.ready.add_all(pool, [Delivery(record, part, pool) for record in records])
 
-    def _sort(self, record: Received, part: Part, tries: Tries) -> None:
+    def _sort(self, record: Received, part: AssignedPartition, tries: Tries) -> None:
         """Queue a record for everybody who is to get it."""
         pools = self._pools_of(record)
         if pools:
@@ -384,7 +385,7 @@ class Dispatch:
         """The delivery's pool has no members any more."""
         if delivery.record.offset in delivery.part.copies:
             self.unwanted += 1
-            delivery.part.finish(delivery.record.offset)  # other interests have their own
+            delivery.part.finish(delivery.record.offset)  # other subscription filters have their own
             self.progress.set()
         else:
             self._sort(delivery.record, delivery.part, (delivery.attempts, delivery.failures))
@@ -433,7 +434,7 @@ class Dispatch:
 
     def _spill(self, pool: Pool) -> None:
         """Leave to the log what waits for members without capacity, since others have some."""
-        lowest: dict[Part, int] = {}
+        lowest: dict[AssignedPartition, int] = {}
         for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
             part, offset = delivery.part, delivery.record.offset
             if delivery.kept:
@@ -445,7 +446,7 @@ class Dispatch:
             for part, offset in lowest.items():
                 self.catch_up.begin(member, part, offset)
 
-    def _place(self, record: Received) -> tuple[Part, Pool] | None:
+    def _place(self, record: Received) -> tuple[AssignedPartition, Pool] | None:
         """Where a record of the log belongs, for a member that is behind."""
         part, pool = self.parts.get(TopicPartition(record.topic, record.partition)), self._whole.get(record.topic)
         return None if part is None or pool is None else (part, pool)
@@ -459,7 +460,7 @@ class Dispatch:
         passed: list[Delivery] = []
         while ready and not self.suspended:
             delivery = ready[0]
-            member = delivery.part.home if pool.has_home(delivery) else None
+            member = delivery.part.preferred if pool.has_preferred(delivery) else None
             if (
                 member is None
                 or member.full
@@ -503,7 +504,7 @@ class Dispatch:
         return others is not None and bool(others.free)
 
     def _choose(self, pool: Pool, delivery: Delivery) -> Member | None:
-        """Whose turn it is, where the partition has no home with capacity."""
+        """Whose turn it is, where the partition has no preferred member with capacity."""
         member = pool.next(delivery)
         others = self._helpers(pool, delivery)
         if others is not None:
@@ -515,12 +516,12 @@ class Dispatch:
             for one in member.pools:  # to the end of the turns
                 del one.free[member]
                 one.free[member] = None
-            if pool.has_home(delivery):
-                delivery.part.home = member
+            if pool.has_preferred(delivery):
+                delivery.part.preferred = member
         return member
 
     def _helpers(self, pool: Pool, delivery: Delivery) -> Pool | None:
-        """Members that want everything of the topic: they share what only one interest matches."""
+        """Members that want everything of the topic: they share what only one subscription filter matches."""
         if pool.keeps or delivery.record.offset in delivery.part.copies:
             return None
         return self._whole.get(delivery.record.topic)
@@ -543,7 +544,7 @@ class Dispatch:
 
     # Partitions.
 
-    def keep(self, parts: Iterable[Part]) -> None:
+    def keep(self, parts: Iterable[AssignedPartition]) -> None:
         """These are ours from now on; what others have is forgotten, and what subscribers hold of it is void.
 
         A part stays ours when the very object is among `parts`.

@@ -21,7 +21,14 @@ from flowcontrol.backoff import Backoff
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
-from gateway.kafka.groups.assignment import Condition, GroupsStatistics, GroupStatistics, Interest, Member, Part
+from gateway.kafka.groups.assignment import (
+    AssignedPartition,
+    Condition,
+    GroupsStatistics,
+    GroupStatistics,
+    Member,
+    SubscriptionFilter,
+)
 from gateway.kafka.groups.catch_up import Readings
 from gateway.kafka.groups.group_admin import GroupAdmin
 from gateway.kafka.groups.reader import GroupReader
@@ -103,7 +110,7 @@ class Membership:
         """How many of the attempts have failed, by the client's word or with its connection."""
         return self._dispatch.failures(self._member, record)
 
-    def place(self, record: Received) -> tuple[GroupReader, Part] | None:
+    def place(self, record: Received) -> tuple[GroupReader, AssignedPartition] | None:
         """Whose settling a record that this subscriber holds is; None when it is no longer its own.
 
         For a transaction that settles the record: `Commits.committing`, then `done`.
@@ -150,8 +157,8 @@ class Groups:
             random: for the jitter of redelivery.
             commit_interval_s: the least time between two commits of a reader.
             revoke_wait_s: how long a rebalance waits for records that subscribers hold.
-            return_wait_s: how long records are kept for an interest that has lost its last subscriber here, while
-                others keep its partitions here: clients come back.
+            return_wait_s: how long records are kept for a subscription filter that has lost its last subscriber here,
+                while others keep its partitions here: clients come back.
             session_timeout_ms: Kafka's `session.timeout.ms`.
             join_timeout_s: how long a join may take, though Kafka answers, before it is Refused as BUSY: the group's
                 other members have their part in it.
@@ -182,7 +189,7 @@ class Groups:
         subscriber: Subscriber,
         *,
         offset_reset: OffsetReset = "earliest",
-        interest: Interest | None = None,
+        subscription_filter: SubscriptionFilter | None = None,
         wants: Condition | None = None,
         queue: Condition | None = None,
     ) -> Membership:
@@ -193,12 +200,12 @@ class Groups:
 
         Args:
             group: Kafka's `group.id`.
-            topics: at least one; may be none with an interest, which then waits for `follow`.
+            topics: at least one; may be none with a subscription filter, which then waits for `follow`.
             subscriber: offered records as it has demand; hashable by identity, at most once in a group.
             offset_reset: where the group begins in topics in which it has committed nothing: at the beginning, or at
                 the end as of now. Either is committed at once.
-            interest: which records of the topics it wants, and with whom it shares them; None is all, shared with
-                everybody.
+            subscription_filter: which records of the topics it wants, and with whom it shares them; None is all, shared
+                with everybody.
             wants: which of these the subscriber selects for itself; None is all.
             queue: tells which records are not settled when no subscriber here selects them: the log keeps them for
                 others, and for who joins later. None: none of them.
@@ -210,10 +217,10 @@ class Groups:
             raise Refused(Outcome.UNFIT, "the name of a group cannot be empty")
         if len(group) > GROUP_LIMIT:
             raise Refused(Outcome.UNFIT, f"the name of a group has at most {GROUP_LIMIT} characters")
-        if not topics and interest is None:
+        if not topics and subscription_filter is None:
             raise Refused(Outcome.UNFIT, "a group needs a topic")
         reader = self._readers.get(group)
-        if interest is None:  # one with an interest has topics that nobody has named: what it lacks, it lacks
+        if subscription_filter is None:  # with one, nobody has named the topics: a missing one is left out
             for topic in set(topics) if reader is None else set(topics) - reader.topics:
                 await self._lookup.partitions(topic)
         async with self._lock(group):
@@ -223,7 +230,9 @@ class Groups:
             if reader is None:
                 reader = self._readers[group] = self._start(group)
             # A member before the subscription is: no record may come that nobody here seems to want.
-            member = reader.add(subscriber, topics, interest, wants, latest=offset_reset == "latest", queue=queue)
+            member = reader.add(
+                subscriber, topics, subscription_filter, wants, latest=offset_reset == "latest", queue=queue
+            )
         try:
             await self._subscribe(reader)
         except BaseException:
@@ -231,19 +240,19 @@ class Groups:
             raise
         return Membership(self, reader, member)
 
-    def follow(self, group: str, interest: Interest, topics: Collection[str]) -> None:
-        """The topics that may hold records for an interest have changed.
+    def follow(self, group: str, subscription_filter: SubscriptionFilter, topics: Collection[str]) -> None:
+        """The topics that may hold records for a subscription filter have changed.
 
-        New ones are read from their beginning: all that is in them is newer than the interest.
+        New ones are read from their beginning: all that is in them is newer than the subscription filter.
         """
         reader = self._readers.get(group)
         if reader is not None:
-            reader.follow(interest.name, topics)
+            reader.follow(subscription_filter.name, topics)
 
-    def knows(self, group: str, interest: Interest) -> bool:
-        """Whether an interest has subscribers, or records kept for it: then its selector will be told to forget it."""
+    def knows(self, group: str, subscription_filter: SubscriptionFilter) -> bool:
+        """Whether the filter has subscribers or kept records: then its selector will be told to forget it."""
         reader = self._readers.get(group)
-        return reader is not None and reader.dispatch.knows(interest.name)
+        return reader is not None and reader.dispatch.knows(subscription_filter.name)
 
     async def leave(self, reader: GroupReader, member: Member, *, failed: bool = True) -> None:
         """Called by `Membership.leave`."""

@@ -40,7 +40,7 @@ from gateway.kafka.driver.kafka_consumer import (
     subscribe,
 )
 from gateway.kafka.driver.lifecycle import start_consumer
-from gateway.kafka.groups.assignment import Condition, GroupStatistics, Interest, Member, Part
+from gateway.kafka.groups.assignment import AssignedPartition, Condition, GroupStatistics, Member, SubscriptionFilter
 from gateway.kafka.groups.catch_up import Readings
 from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, Commits, ours
 from gateway.kafka.groups.dispatch import Dispatch
@@ -128,7 +128,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._paused = False
         self._own_change = False
         self._closed = False
-        self._stalled: set[Part] = set()
+        self._stalled: set[AssignedPartition] = set()
         self._woken = asyncio.Event()
         self._stale = asyncio.Event()
         self._connected = asyncio.Event()
@@ -175,7 +175,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self,
         subscriber: Subscriber,
         topics: Collection[str],
-        interest: Interest | None,
+        subscription_filter: SubscriptionFilter | None,
         wants: Condition | None,
         *,
         latest: bool,
@@ -186,14 +186,14 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         Args:
             subscriber: offered records from now on.
             topics: that may hold records for it.
-            interest: which of their records; None is all of them.
+            subscription_filter: which of their records; None is all of them.
             wants: which of these the subscriber selects; None is all of them.
             latest: a group that has committed nothing in a topic begins at its end.
             queue: tells what stays for others when no subscriber selects it; None is nothing.
         """
         if latest:
             self._latest.update(set(topics) - self.topics)
-        return self._dispatch.add(subscriber, topics, interest, wants, queue=queue)
+        return self._dispatch.add(subscriber, topics, subscription_filter, wants, queue=queue)
 
     def remove(self, member: Member, *, failed: bool = True) -> None:
         """A subscriber leaves: what it has not settled is offered to the others first; see `Dispatch.remove`."""
@@ -201,7 +201,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._check_topics()
 
     def follow(self, name: Hashable, topics: Collection[str]) -> None:
-        """The topics of an interest have changed; new ones are read from their beginning."""
+        """The topics of a subscription filter have changed; new ones are read from their beginning."""
         self._dispatch.follow(name, topics)
         self._check_topics()
 
@@ -378,7 +378,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             if part.span > SPAN:
                 self._stall(part)
 
-    def _stall(self, part: Part) -> None:
+    def _stall(self, part: AssignedPartition) -> None:
         log.warning(
             "group %s: %s is not read on: too much lies behind a record that is not settled (unselected: %d)",
             self.group, part.partition, len(part.unselected),
@@ -474,7 +474,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             part = dispatch.parts.get(partition)
             stored = committed.get(partition)
             if part is None or part.position is None or part.committed != stored:
-                part = Part(partition, starts.get(partition) if stored is None else stored.offset, stored)
+                part = AssignedPartition(partition, starts.get(partition) if stored is None else stored.offset, stored)
             if part.position is not None:
                 consumer.seek(partition, part.position)
             parts.append(part)

@@ -97,7 +97,7 @@ class _State(enum.Enum):
 class _Queue:
     """Everything one subscriber is behind on."""
 
-    __slots__ = ("home", "readings", "state", "subscriber", "version", "woken")
+    __slots__ = ("holder", "readings", "state", "subscriber", "version", "woken")
 
     def __init__(self, subscriber: Subscriber) -> None:
         self.subscriber = subscriber
@@ -105,7 +105,7 @@ class _Queue:
         self.state = _State.PARKED
         self.version = 0  # counts changes that need a new assignment
         self.woken = False  # `resume` was called while it was served
-        self.home: _Worker | None = None  # who has its records at hand
+        self.holder: _Worker | None = None  # who has its records at hand
 
 
 class CatchUpReader:
@@ -234,11 +234,11 @@ class CatchUpReader:
 
     def _make_ready(self, queue: _Queue) -> None:
         queue.state = _State.READY
-        home = queue.home
-        if home is not None and home.idle and home.serves is queue:
+        holder = queue.holder
+        if holder is not None and holder.idle and holder.serves is queue:
             self._ready.appendleft(queue)  # its records are at hand there: no new fetch
-            home.wake.set()
-            home.idle = False
+            holder.wake.set()
+            holder.idle = False
             return
         self._ready.append(queue)
         idle = [worker for worker in self._workers if worker.idle]
@@ -316,7 +316,7 @@ class _Worker:
     def _attach(self, consumer: AIOKafkaConsumer, queue: _Queue) -> None:
         self._chunk.clear()
         self.serves = queue
-        queue.home = self
+        queue.holder = self
         self._version = queue.version
         for reading in list(queue.readings.values()):
             if reading.position >= reading.goal.position:
@@ -329,7 +329,7 @@ class _Worker:
         """One turn of a subscriber; True when it has no capacity."""
         records = 0
         while queue.readings and records < TURN_RECORDS:
-            if self.serves is not queue or queue.home is not self or self._version != queue.version:
+            if self.serves is not queue or queue.holder is not self or self._version != queue.version:
                 self._attach(consumer, queue)
                 continue
             if not self._chunk:

@@ -24,7 +24,7 @@ from gateway.failures import failures
 from gateway.kafka.cluster.error_verdicts import name_of, verdict
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Refused, Result
-from gateway.kafka.groups.assignment import Part
+from gateway.kafka.groups.assignment import AssignedPartition
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.publish.batch import HEADER_BYTES
 from gateway.kafka.publish.publisher import Publisher
@@ -43,7 +43,7 @@ end the transaction."""
 Settle = Callable[[Sequence[Any], Result], None]
 """Told the fate of tokens, each once, in order for each partition; never from inside `submit`."""
 
-Places = Iterable[tuple[GroupReader, Part, int]]
+Places = Iterable[tuple[GroupReader, AssignedPartition, int]]
 """Records of groups that a transaction settles: the reader, the partition, the offset."""
 
 
@@ -187,7 +187,7 @@ class KafkaTransaction:
         """
         if self.failure is not None:
             raise TransactionFailed(self.failure.reason)
-        settled: dict[GroupReader, dict[Part, set[int]]] = {}
+        settled: dict[GroupReader, dict[AssignedPartition, set[int]]] = {}
         for reader, part, offset in places:
             settled.setdefault(reader, {}).setdefault(part, set()).add(offset)
         try:

@@ -21,7 +21,7 @@ class Gateways:
 
     Attributes:
         owner: what this process writes into the sessions that it has.
-        changed: since the last `bury` one may have gone.
+        changed: since the last `mark_dead` one may have gone.
     """
 
     def __init__(self, identity: GatewayIdentity, clock: Callable[[], float], wall_clock: Callable[[], int]) -> None:
@@ -90,7 +90,7 @@ class Gateways:
         others = {name for name, (_, when) in self._heard.items() if now - when < SILENT_S}
         return owner.rpartition("/")[0] not in others and all(self.name <= name for name in others)  # or its successor
 
-    def bury(self) -> bool:
+    def mark_dead(self) -> bool:
         """Forget who fell silent; whether there may be sessions that nobody has."""
         now = self._clock()
         for name, (_, when) in list(self._heard.items()):

@@ -480,7 +480,7 @@ class Sessions:
             await self._adopt(self.gateways.is_predecessor)
             self._ready.set()
         while True:
-            if self.gateways.bury():
+            if self.gateways.mark_dead():
                 await self._adopt(self.gateways.adopts)
             await asyncio.sleep(TICK_S)
 

@@ -186,7 +186,7 @@ class Retained:
         self._ahead: dict[str, tuple[int, int]] = {}  # topic -> version that Kafka's answer told before the follower
         self._writing: dict[str, int] = {}  # topic -> messages on their way to Kafka
         self._deadlines: list[tuple[int, str]] = []
-        self._buried: dict[str, tuple[int, int]] = {}  # expired topic -> when its tombstone is due, its partition
+        self._tombstones: dict[str, tuple[int, int]] = {}  # expired topic -> when its tombstone is due, its partition
         self._sweeping: asyncio.Task[None] | None = None
         self._invalid = self._expired = self._refused = 0
 
@@ -348,7 +348,7 @@ class Retained:
             if entry.partition != partition and entry.timestamp > timestamp:
                 return  # of another partitioner's partition, where offsets say nothing
             self._remove(name, entry)
-        self._buried.pop(name, None)
+        self._tombstones.pop(name, None)
         if not value:
             return
         expires = _expiry(headers)
@@ -356,7 +356,7 @@ class Retained:
         entry = _Entry(partition, offset, timestamp, expires, packed)
         if expires is not None:
             if _is_over(entry, self._wall_clock()):
-                self._bury(name, entry)
+                self._plan_tombstone(name, entry)
                 return
             heapq.heappush(self._deadlines, (expires, name))
         self._kept[name] = entry
@@ -399,24 +399,24 @@ class Retained:
             if entry is not None and entry.expires == expires:
                 self._expired += 1
                 self._remove(name, entry)
-                self._bury(name, entry)
+                self._plan_tombstone(name, entry)
         if len(deadlines) > 2 * len(self._kept) + STALE_DEADLINES:
             self._deadlines = [(entry.expires, name) for name, entry in self._kept.items() if entry.expires is not None]
             heapq.heapify(self._deadlines)
         due: list[tuple[str, int]] = []
-        for name, (at, partition) in self._buried.items():
+        for name, (at, partition) in self._tombstones.items():
             if at > now or len(due) == SWEEP_MOST:
                 break
             due.append((name, partition))
         for name, partition in due:
-            del self._buried[name]
+            del self._tombstones[name]
             if name not in self._writing:
                 # Nobody waits for it: what is not deleted now is found again at the next start.
                 self._table.write(name.encode(), None, owner=None, partition=partition)
 
-    def _bury(self, name: str, entry: _Entry) -> None:
+    def _plan_tombstone(self, name: str, entry: _Entry) -> None:
         assert entry.expires is not None
-        self._buried[name] = (entry.expires + GRACE_MS, entry.partition)
+        self._tombstones[name] = (entry.expires + GRACE_MS, entry.partition)
 
 
 def _is_over(entry: _Entry, now: int) -> bool:

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from gateway import turns
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
-from gateway.kafka.groups.assignment import Interest
+from gateway.kafka.groups.assignment import SubscriptionFilter
 from gateway.kafka.groups.membership import Groups, Membership
 from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.routing.router import Match, combine
@@ -172,10 +172,10 @@ class Share:
 class _Filter:
     """A shared subscription: its filter in a group, and the Kafka topics that it needs."""
 
-    __slots__ = ("interest", "shares", "topics")
+    __slots__ = ("shares", "subscription_filter", "topics")
 
-    def __init__(self, interest: Interest) -> None:
-        self.interest = interest
+    def __init__(self, subscription_filter: SubscriptionFilter) -> None:
+        self.subscription_filter = subscription_filter
         self.shares: dict[SharedSubscriber, Share] = {}
         self.topics: frozenset[str] = frozenset()
 
@@ -195,7 +195,7 @@ class _Group:
         """The shared subscription of a filter; made when it is new."""
         found = self.filters.get(text)
         if found is None:
-            found = self.filters[text] = _Filter(Interest(self, text))
+            found = self.filters[text] = _Filter(SubscriptionFilter(self, text))
             self._trie.add(text, text, None)
         return found
 
@@ -277,14 +277,16 @@ class Sharing:
         if isinstance(topics, Refused):
             raise topics
         one.topics |= topics
-        return await self._groups.join(share.group, one.topics, share, offset_reset="latest", interest=one.interest)
+        return await self._groups.join(
+            share.group, one.topics, share, offset_reset="latest", subscription_filter=one.subscription_filter
+        )
 
     def forget(self, subscriber: SharedSubscriber, share: Share) -> None:
         """Called by `Share.leave`."""
         group = self._names[share.group]
         one = group.filters[share.topic_filter]
         del one.shares[subscriber]
-        if not self._groups.knows(share.group, one.interest):
+        if not self._groups.knows(share.group, one.subscription_filter):
             group.forget(share.topic_filter)  # it has never come so far
 
     def _topics_changed(self, appeared: Iterable[str], disappeared: Iterable[str]) -> None:
@@ -294,4 +296,4 @@ class Sharing:
                 topics = (one.topics | self._rules.kafka_topics(text, appeared)) - gone
                 if topics != one.topics:
                     one.topics = topics
-                    self._groups.follow(name, one.interest, topics)
+                    self._groups.follow(name, one.subscription_filter, topics)

@@ -27,8 +27,8 @@ def headers(record: Any) -> dict[str, str]:
     return {name: value.decode() for name, value in record.headers if name.startswith("dead-letter.")}
 
 
-async def buried(bootstrap: str, topic: str) -> Any:
-    """The only letter; nobody waits for the burial, so it may lie there a moment later."""
+async def dead_lettered(bootstrap: str, topic: str) -> Any:
+    """The only letter; nobody waits for the dead letter, so it may lie there a moment later."""
     async with asyncio.timeout(30):
         while not (letters := await read_all(bootstrap, topic)):
             pass
@@ -58,7 +58,7 @@ async def test_rejected_is_a_dead_letter(start_front: Any, bootstrap: str, new_t
 
     assert await as_client(front, reject) == b"poison"
     assert await as_client(front, go_on) == b"good"
-    letter = await buried(bootstrap, dead)
+    letter = await dead_lettered(bootstrap, dead)
     assert (letter.key, letter.value, dict(letter.headers)["unit"]) == (b"k", b"poison", b"C")
     assert headers(letter) == {
         "dead-letter.topic": topic,
@@ -95,7 +95,7 @@ async def test_failed_too_often_is_a_dead_letter(start_front: Any, bootstrap: st
 
     found = await as_client(front, work)
     assert [count for value, count in found if value == b"poison"] == [0, 0, 1]
-    letter = await buried(bootstrap, dead)
+    letter = await dead_lettered(bootstrap, dead)
     assert letter.value == b"poison"
     assert headers(letter)["dead-letter.condition"] == "too-many-attempts"
     assert headers(letter)["dead-letter.attempts"] == "2"
@@ -135,7 +135,7 @@ async def test_a_connection_that_is_lost_with_a_record_has_failed(
         pump.abort()
     await dying
     assert await as_client(front, hold) == (b"good", 0)
-    letter = await buried(bootstrap, dead)
+    letter = await dead_lettered(bootstrap, dead)
     assert (letter.value, headers(letter)["dead-letter.condition"]) == (b"poison", "too-many-attempts")
     await asyncio.to_thread(idle.close)
 
@@ -160,12 +160,12 @@ async def test_undeliverable_here_goes_to_another_receiver(start_front: Any, boo
         return found
 
     assert await as_client(front, work) == [(b"x", 0), (b"x", 1)]
-    letter = await buried(bootstrap, dead)
+    letter = await dead_lettered(bootstrap, dead)
     assert headers(letter)["dead-letter.condition"] == "undeliverable-here"
     assert headers(letter)["dead-letter.attempts"] == "2"
 
 
-async def test_what_cannot_be_buried_comes_again(start_front: Any, bootstrap: str, new_topic: Any) -> None:
+async def test_what_cannot_be_dead_lettered_comes_again(start_front: Any, bootstrap: str, new_topic: Any) -> None:
     """Nothing is committed past before its dead letter is stored: here the topic is not there."""
     topic = await new_topic(partitions=1)
     front: AmqpFront = await start_front(amqp={"dead_letter_topic": "no-such-{topic}"})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from flowcontrol.backoff import Backoff
 from gateway.kafka.groups import ready
-from gateway.kafka.groups.assignment import Interest, Part
+from gateway.kafka.groups.assignment import AssignedPartition, SubscriptionFilter
 from gateway.kafka.groups.dispatch import DEMAND, Dispatch
 from gateway.kafka.read.catch_up_reader import Reading
 from mapping.record import Received
@@ -122,15 +122,17 @@ class World:
         backoff = backoff or Backoff(0.001, 0.002, random=lambda: 0.0)
         self.log = Log()
         self.dispatch = Dispatch(backoff, lambda: None, self.log, return_wait_s=return_wait_s)
-        self.parts = [Part(TopicPartition("t", number), 0, OffsetAndMetadata(0, "")) for number in range(partitions)]
+        self.parts = [
+            AssignedPartition(TopicPartition("t", number), 0, OffsetAndMetadata(0, "")) for number in range(partitions)
+        ]
         self.dispatch.keep(self.parts)
         self.dispatch.suspended = False
         self.next = [0] * partitions
 
-    def join(self, sink: Sink, interest: str = "", *, selects: bytes = b"", queue: bool = False) -> Sink:
+    def join(self, sink: Sink, subscription_filter: str = "", *, selects: bytes = b"", queue: bool = False) -> Sink:
         sink.dispatch = self.dispatch
         wants = (lambda record: record.key == selects) if selects else None
-        chosen = Interest(SELECTOR, interest) if interest else None
+        chosen = SubscriptionFilter(SELECTOR, subscription_filter) if subscription_filter else None
         sink.member = self.dispatch.add(sink, ["t"], chosen, wants, queue=(lambda record: True) if queue else None)
         return sink
 
@@ -508,8 +510,8 @@ def test_every_record_is_settled_and_none_is_settled_twice(actions: list[tuple[s
             finish(sinks[argument % len(sinks)])
         world.dispatch.push()
         held = Counter(record.offset for sink in sinks for record in sink.held)
-        assert all(count <= 2 for count in held.values())  # at most one in each interest
-    sinks.extend(world.join(Sink(), interest) for interest in ("", "a", "b"))  # with room for everything
+        assert all(count <= 2 for count in held.values())  # at most one in each subscription filter
+    sinks.extend(world.join(Sink(), name) for name in ("", "a", "b"))  # with capacity for everything
     for _ in range(len(actions) * 2 + 2):
         world.dispatch.push()
         for sink in sinks:
@@ -525,11 +527,11 @@ def test_every_record_is_settled_and_none_is_settled_twice(actions: list[tuple[s
 # Queues: what no member selects stays.
 
 
-def open_of(part: Part, end: int | None = None) -> set[int]:
+def open_of(part: AssignedPartition, end: int | None = None) -> set[int]:
     """What a successor takes for open, by what would be committed now; up to an offset, or to where was read."""
     stored = part.committable()
     assert stored is not None
-    successor = Part(part.partition, stored.offset, stored)
+    successor = AssignedPartition(part.partition, stored.offset, stored)
     records = [Received("t", b"", b"", (), 0, 0, offset) for offset in range(stored.offset, end or part.position or 0)]
     return {record.offset for record in successor.unsettled(records)}
 
@@ -609,7 +611,7 @@ def test_a_successor_reads_only_what_is_open(world: World) -> None:
     assert stored is not None
     assert stored.offset == 0
     later = World()
-    later.parts = [Part(PARTITION, stored.offset, stored)]
+    later.parts = [AssignedPartition(PARTITION, stored.offset, stored)]
     later.dispatch.keep(later.parts)
     two = later.join(Sink(), selects=b"b", queue=True)
     later.read(*"ba")
@@ -625,7 +627,7 @@ def test_what_a_successor_leaves_out_is_passed(world: World) -> None:
     one.done(one.held[0])
     stored = world.parts[0].committable()
     later = World()
-    later.parts = [Part(PARTITION, 0, stored)]
+    later.parts = [AssignedPartition(PARTITION, 0, stored)]
     later.dispatch.keep(later.parts)
     two = later.join(Sink(), selects=b"b", queue=True)
     later.dispatch.take(world.log.records, later.parts[0])
@@ -643,7 +645,7 @@ def test_what_one_owner_has_settled_no_later_one_gives_out(world: World) -> None
     for _ in range(2):  # the second knows it from the first alone
         stored = world.parts[0].committable()
         later = World()
-        later.parts = [Part(PARTITION, 0, stored)]
+        later.parts = [AssignedPartition(PARTITION, 0, stored)]
         later.dispatch.keep(later.parts)
         later.dispatch.take(world.log.records, later.parts[0])
         later.parts[0].position = 3
@@ -682,7 +684,7 @@ def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]],
         stored, end = world.parts[0].committable(), world.next[0]
         assert stored is not None
         successor = World()
-        successor.parts = [Part(PARTITION, stored.offset, stored)]
+        successor.parts = [AssignedPartition(PARTITION, stored.offset, stored)]
         successor.dispatch.keep(successor.parts)
         successor.next[0] = end
         successor.dispatch.take([one for one in world.log.records if one.offset >= stored.offset], successor.parts[0])
@@ -766,7 +768,7 @@ def test_an_interest_that_comes_or_goes_costs_the_same_however_many_there_are() 
     world.dispatch.add(Sink(), ["t"], None)
 
     def add(number: int) -> Any:
-        return world.dispatch.add(Sink(), [f"t{number % 3}", "t"], Interest(Everything(), number))
+        return world.dispatch.add(Sink(), [f"t{number % 3}", "t"], SubscriptionFilter(Everything(), number))
 
     first = steps(lambda: add(0))
     members = [add(number) for number in range(1, 300)]

@@ -16,7 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
 from gateway.kafka.contracts import Refused
-from gateway.kafka.groups.assignment import Interest
+from gateway.kafka.groups.assignment import SubscriptionFilter
 from mapping.outcomes import Outcome
 from mapping.record import Received
 
@@ -60,7 +60,7 @@ async def braked(servers: str, group: str, topic: str) -> AsyncIterator[Brake]:
 
 
 class Everything:
-    """A selector for one interest."""
+    """A selector for one subscription filter."""
 
     def select(self, record: Received) -> Collection[Hashable]:
         return ("all",)
@@ -116,10 +116,10 @@ async def test_a_join_that_others_hold_up_is_refused_and_may_be_tried_again(
 
 
 async def test_a_change_that_others_hold_up_holds_up_nobody(readers, producer, new_topic, group) -> None:
-    """The topics of an interest change, for which no join waits; joins, and whoever leaves, are not kept waiting."""
+    """The topics of a subscription filter change, for which no join waits; joins and leaves are not kept waiting."""
     topics = [await new_topic(partitions=2) for _ in range(2)]
     here = readers.another(join_timeout_s=1.0)
-    interest = Interest(Everything(), "all")
+    subscription_filter = SubscriptionFilter(Everything(), "all")
     staying, leaving, late = (readers.Holder() for _ in range(3))
     async with braked(here.bootstrap, group, topics[0]) as brake:
         brake.released.set()  # until we are in
@@ -127,12 +127,14 @@ async def test_a_change_that_others_hold_up_holds_up_nobody(readers, producer, n
             async with asyncio.timeout(60):
                 while holder.membership is None:
                     with contextlib.suppress(Refused):
-                        holder.membership = await here.groups.join(group, topics[:1], holder, interest=interest)
+                        holder.membership = await here.groups.join(
+                            group, topics[:1], holder, subscription_filter=subscription_filter
+                        )
         brake.assigned.clear()
         brake.released.clear()
-        here.groups.follow(group, interest, topics)
+        here.groups.follow(group, subscription_filter, topics)
         await readers.wait_until(lambda: here.groups.statistics()[0].topics == tuple(sorted(topics)))
-        await refused_in_time(here.groups.join(group, topics, late, interest=interest))
+        await refused_in_time(here.groups.join(group, topics, late, subscription_filter=subscription_filter))
         async with asyncio.timeout(40):
             await leaving.membership.leave()
         brake.released.set()

@@ -207,8 +207,8 @@ def test_a_gateway_that_falls_silent_is_dead_for_one_of_the_others(tmp_path: Pat
         first.apply(second.name, second.heartbeat())
         second.apply(first.name, first.heartbeat())
         clock.now += SILENT_S / 4 + 0.1
-        first.bury()
-        second.bury()
+        first.mark_dead()
+        second.mark_dead()
     assert not first.is_alive(third.owner)
     assert first.adopts(third.owner)
     assert not second.adopts(third.owner)

@@ -343,7 +343,7 @@ async def test_what_has_expired_is_not_delivered_and_is_deleted_from_the_log_lat
         assert here.retained.statistics().expired_total == 2
         assert await here.publish(f"{root}/1", b"again") is Outcome.STORED
         here.clock.now += GRACE_MS
-        await wait_until(lambda: not here.retained._buried, WITHIN_S)
+        await wait_until(lambda: not here.retained._tombstones, WITHIN_S)
     assert [record.value for record in await read(bootstrap, name) if record.key == f"{root}/0".encode()] == [
         b"x",
         None,

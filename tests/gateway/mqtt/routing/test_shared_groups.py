@@ -401,7 +401,7 @@ async def test_a_filter_waits_for_its_topic(
 
 
 async def test_one_group_of_mqtt_amqp_and_native_members(process, producer, new_topic, bootstrap, group) -> None:
-    """An AMQP receiver of `T/group.id/G` is a subscriber without an interest: it takes turns with the MQTT members."""
+    """An AMQP receiver of `T/group.id/G` has no subscription filter: it takes turns with the MQTT members."""
     topic = await new_topic(partitions=2)
 
     class Link(Client):
