@@ -15,12 +15,12 @@ import uvloop
 
 from gateway.assembly import (
     GOODBYE_S,
-    Admittance,
     Front,
+    ListenerSecurity,
     Process,
     compile_rules,
     make_fronts,
-    open_admittance,
+    open_listener_security,
     open_log,
     open_state,
     parts_with_statistics,
@@ -184,15 +184,15 @@ class App:
         for warning in check_exposure(config):
             log.warning("exposed", detail=warning)
         process = Process(config, self._tasks, stack, loop)
-        admittance = await open_admittance(process)
-        for warning in admittance.access.doubtful():
+        security = await open_listener_security(process)
+        for warning in security.access_list.doubtful():
             log.warning("access list", detail=warning)
         kafka = await self._connect_kafka(process)
         kafka_log = await open_log(process, kafka, self._room or any_capacity)
         self._publisher = kafka_log.publisher
-        state = await open_state(process, kafka_log, admittance.rules, self._give_up)
+        state = await open_state(process, kafka_log, security.rules, self._give_up)
         self._state = state.topics
-        self._fronts = make_fronts(process, admittance, kafka_log, state)
+        self._fronts = make_fronts(process, security, kafka_log, state)
         stack.push_async_callback(self._stop_fronts)
         for front in self._fronts:
             await front.start()
@@ -203,7 +203,7 @@ class App:
         metrics = Metrics()
         for front in self._fronts:
             metrics.add_source(front.name, front.statistics)
-        for name, statistics in parts_with_statistics(admittance, kafka_log, state):
+        for name, statistics in parts_with_statistics(security, kafka_log, state):
             metrics.add_source(name, statistics)
         metrics.add_source("event_loop", lag.statistics)
         collector = Collector(loop)
@@ -212,12 +212,12 @@ class App:
         metrics.add_source("descriptors", descriptors.statistics)
         if self._room is not None:
             metrics.add_source("embedded_kafka", self._room.statistics)
-        await self._open_management(metrics, admittance, stack)
+        await self._open_management(metrics, security, stack)
 
         def on_hangup() -> None:
-            if admittance.tls is not None:
-                admittance.tls.reload()
-            self._tasks.spawn(admittance.authenticator.reload())
+            if security.tls is not None:
+                security.tls.reload()
+            self._tasks.spawn(security.authenticator.reload())
 
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
         await self._announce(kafka_log.publisher)
@@ -255,22 +255,22 @@ class App:
                 self._write_ready_file()
 
     async def _open_management(
-        self, metrics: Metrics, admittance: Admittance, stack: contextlib.AsyncExitStack
+        self, metrics: Metrics, security: ListenerSecurity, stack: contextlib.AsyncExitStack
     ) -> None:
         async def admit(user: str, password: str, peer: str) -> bool:
-            identity = await admittance.authenticator.authenticate_password(user, password, peer=peer)
-            return identity is not None and admittance.access.for_identity(identity).admin.whole("#")
+            identity = await security.authenticator.authenticate_password(user, password, peer=peer)
+            return identity is not None and security.access_list.for_identity(identity).admin.whole("#")
 
         address = self._config.management.address
         # On loopback nothing can listen in, and probes need no certificate.
-        context = None if address.is_loopback else admittance.context
-        security = self._config.security
+        context = None if address.is_loopback else security.tls_context
+        settings = self._config.security
         management = self._management = Management(
             metrics,
             self._readiness,
             admit=admit,
-            hosts=Hosts(security, asks_nobody=address.is_loopback),
-            origins=Origins(security),
+            hosts=Hosts(settings, asks_nobody=address.is_loopback),
+            origins=Origins(settings),
             ssl_context=context,
         )
         try:

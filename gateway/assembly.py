@@ -137,13 +137,23 @@ class Process(msgspec.Struct, frozen=True):
         return task
 
 
-class Admittance(msgspec.Struct, frozen=True):
-    """Who comes in and what they may do; `rules` lead their topics to Kafka's."""
+class ListenerSecurity(msgspec.Struct, frozen=True):
+    """The security context that all listeners share.
+
+    Attributes:
+        tls: the certificate, which can be reloaded; None: plain text.
+        tls_context: what the listeners open TLS connections with.
+        authenticator: checks logins.
+        access_list: the rights of identities.
+        rules: from MQTT topics to Kafka, by which rights on topics are judged.
+        tracing: makes spans; None: off.
+        strangers: counts bytes from clients that have not logged in.
+    """
 
     tls: Tls | None
-    context: ssl.SSLContext | None
+    tls_context: ssl.SSLContext | None
     authenticator: Authenticator
-    access: AccessList
+    access_list: AccessList
     rules: Rules
     tracing: Tracing | None
     strangers: Strangers
@@ -184,7 +194,7 @@ def compile_rules(config: Config) -> Rules:
     return Rules(texts, catch_all=config.mapping.catch_all_topic, dotted=dotted)
 
 
-async def open_admittance(process: Process) -> Admittance:
+async def open_listener_security(process: Process) -> ListenerSecurity:
     """TLS, logins, the access list, mapping rules and tracing."""
     config = process.config
     tls = make_tls(config.security)
@@ -196,11 +206,11 @@ async def open_admittance(process: Process) -> Admittance:
     rules = compile_rules(config)
     if tracing is not None:
         process.stack.push_async_callback(tracing.stop)
-    return Admittance(
+    return ListenerSecurity(
         tls=tls,
-        context=tls.context if tls is not None else None,
+        tls_context=tls.context if tls is not None else None,
         authenticator=authenticator,
-        access=AccessList(config.security.access, rules, partial=config.mqtt.partial_subscriptions),
+        access_list=AccessList(config.security.access, rules, partial=config.mqtt.partial_subscriptions),
         rules=rules,
         tracing=tracing,
         strangers=Strangers(config.budget.login_bytes),
@@ -360,17 +370,17 @@ def _session_parts(  # noqa: PLR0917 - what sessions touch
     )
 
 
-def make_fronts(process: Process, admittance: Admittance, log: Log, state: State) -> list[Front]:
+def make_fronts(process: Process, security: ListenerSecurity, log: Log, state: State) -> list[Front]:
     """The sides of all protocols, in the order in which they start; none of them listens yet."""
     config = process.config
-    mqtt = _make_mqtt(process, admittance, log, state)
-    amqp = _make_amqp(process, admittance, log, state)
+    mqtt = _make_mqtt(process, security, log, state)
+    amqp = _make_amqp(process, security, log, state)
     origins = Origins(config.security, login_in_protocol=True)
     mqtt_websockets = WebSocketEndpoint(dict.fromkeys(MQTT_SUBPROTOCOLS, mqtt.listener), origins)
     amqp_websockets = WebSocketEndpoint({AMQP_SUBPROTOCOL: amqp.listener}, origins)
     rest = RestListener(
-        _rest_services(process, admittance, log, state),
-        tls=admittance.context,
+        _rest_services(process, security, log, state),
+        tls=security.tls_context,
         websockets={"/mqtt": mqtt_websockets, "/amqp": amqp_websockets},
     )
     fronts: list[Front] = [mqtt, amqp, rest]
@@ -379,7 +389,7 @@ def make_fronts(process: Process, admittance: Admittance, log: Log, state: State
         ("amqp", config.amqp.websocket_address, amqp_websockets, config.amqp.open_timeout_s),
     ):
         if address is not None:
-            context, hosts = admittance.context, Hosts(config.security)
+            context, hosts = security.tls_context, Hosts(config.security)
             front = WebSocketFront(
                 name,
                 address,
@@ -387,31 +397,31 @@ def make_fronts(process: Process, admittance: Admittance, log: Log, state: State
                 context,
                 hosts,
                 handshake_timeout_s=limit_s,
-                strangers=admittance.strangers,
+                strangers=security.strangers,
             )
             fronts.append(front)
     return fronts
 
 
-def _make_mqtt(process: Process, admittance: Admittance, log: Log, state: State) -> MqttFront:
+def _make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: State) -> MqttFront:
     services = MqttServices(
         config=process.config.mqtt,
-        rules=admittance.rules,
+        rules=security.rules,
         publisher=log.publisher,
         router=state.parts.router,
         sessions=state.sessions,
         retained=state.retained,
-        login=Login(admittance.authenticator, wall_clock),
-        access=admittance.access,
+        login=Login(security.authenticator, wall_clock),
+        access=security.access_list,
         counters=state.parts.counters,
         echoes=state.parts.qos2.echoes,
         clock=process.loop.time,
         wall_clock=wall_clock,
     )
-    return MqttFront(services, process.spawn, admittance.context, admittance.strangers)
+    return MqttFront(services, process.spawn, security.tls_context, security.strangers)
 
 
-def _make_amqp(process: Process, admittance: Admittance, log: Log, state: State) -> AmqpFront:
+def _make_amqp(process: Process, security: ListenerSecurity, log: Log, state: State) -> AmqpFront:
     config = process.config.amqp
     producer_pool = TransactionalProducerPool(
         log.kafka,
@@ -432,15 +442,15 @@ def _make_amqp(process: Process, admittance: Admittance, log: Log, state: State)
         groups=log.groups,
         names=state.groups,
         transactions=Transactions(log.kafka, producer_pool, log.publisher, spawn=process.spawn, wall_clock=wall_clock),
-        authenticator=admittance.authenticator,
-        access=admittance.access,
+        authenticator=security.authenticator,
+        access=security.access_list,
         wall_clock=wall_clock,
         unguessable=partial(secrets.token_hex, 16),
     )
-    return AmqpFront(services, process.spawn, admittance.context, admittance.strangers)
+    return AmqpFront(services, process.spawn, security.tls_context, security.strangers)
 
 
-def _rest_services(process: Process, admittance: Admittance, log: Log, state: State) -> RestServices:
+def _rest_services(process: Process, security: ListenerSecurity, log: Log, state: State) -> RestServices:
     return RestServices(
         config=process.config.http,
         publisher=log.publisher,
@@ -450,11 +460,11 @@ def _rest_services(process: Process, admittance: Admittance, log: Log, state: St
         catch_up_reader=log.catch_up_reader,
         groups=log.groups,
         names=state.groups,
-        authenticator=admittance.authenticator,
-        access=admittance.access,
+        authenticator=security.authenticator,
+        access=security.access_list,
         origins=Origins(process.config.security, more=process.config.http.cors_origins),
         hosts=Hosts(process.config.security),
-        rules=admittance.rules,
+        rules=security.rules,
         keyed=KeyedRequests(
             state.requests,
             state.topics,
@@ -471,12 +481,14 @@ def _rest_services(process: Process, admittance: Admittance, log: Log, state: St
         clock=process.loop.time,
         wall_clock=wall_clock,
         unguessable=partial(secrets.token_hex, 16),
-        tracing=admittance.tracing,
-        strangers=admittance.strangers,
+        tracing=security.tracing,
+        strangers=security.strangers,
     )
 
 
-def parts_with_statistics(admittance: Admittance, log: Log, state: State) -> Sequence[tuple[str, Callable[[], Any]]]:
+def parts_with_statistics(
+    security: ListenerSecurity, log: Log, state: State
+) -> Sequence[tuple[str, Callable[[], Any]]]:
     """What the metrics tell of the parts that are not fronts: the metric's prefix, and where its figures are."""
     return (
         ("topics", log.topics.creation.statistics),
@@ -486,8 +498,8 @@ def parts_with_statistics(admittance: Admittance, log: Log, state: State) -> Seq
         ("retained", state.retained.statistics),
         ("kafka", log.groups.by_group),
         ("group_names", state.groups.statistics),
-        ("strangers", admittance.strangers.statistics),
-        ("authentication", admittance.authenticator.statistics),
+        ("strangers", security.strangers.statistics),
+        ("authentication", security.authenticator.statistics),
     )
 
 

@@ -444,7 +444,7 @@ class AmqpConnection:
         self._identity = identity
         self.grant = self.services.access.for_identity(identity)
         self.container_id = event.container_id
-        self.pump.admitted()
+        self.pump.identified()
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))
         self._log.info("connection opened", principal=identity.name)
 

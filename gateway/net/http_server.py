@@ -49,7 +49,7 @@ class HttpConnection(RequestsInTurn):
     """One connection. Requests that break HTTP itself never reach the application; they are answered here."""
 
     __slots__ = (
-        "_admitted", "_behind", "_body", "_broken", "_gone", "_head_bytes", "_last", "_left", "_max_bytes",
+        "_behind", "_body", "_broken", "_gone", "_head_bytes", "_identified", "_last", "_left", "_max_bytes",
         "_max_head_bytes", "_refuse", "_requests", "_rest", "_small", "_stranger",
         "_strangers",
     )  # fmt: skip
@@ -69,7 +69,7 @@ class HttpConnection(RequestsInTurn):
         self._refuse = refuse
         self._strangers = strangers
         self._stranger: Stranger | None = None
-        self._admitted = False  # whether the client of the request now handled is known
+        self._identified = False  # whether the client of the request now handled is known
         self._small = 0  # bytes of a whole request that are not counted yet
         self._head_bytes = 0  # of a head that is not whole
         self._requests = 0  # heads that were whole
@@ -91,18 +91,18 @@ class HttpConnection(RequestsInTurn):
 
     def _forget(self) -> None:
         """The socket is not ours any more: no cycle is left of this object and what it has read."""
-        self.admitted()
+        self.identified()
         self._stranger = self._body = None
 
-    def admitted(self) -> None:
-        """The client of the request now handled is known: what it sends of its body counts elsewhere."""
-        self._admitted = True
+    def identified(self) -> None:
+        """The login of this request's client has succeeded: its body counts elsewhere from now on."""
+        self._identified = True
         self._small = 0
         if self._stranger is not None and self._stranger.share is not None:
             self._stranger.leave()
 
-    def judging(self) -> None:
-        """Who the client of the request now handled is takes a while to find out: a small request counts too then."""
+    def login_pending(self) -> None:
+        """The login of this request's client takes a while: a small request counts as a stranger's too."""
         if self._small:
             self._took(0)
 
@@ -114,9 +114,9 @@ class HttpConnection(RequestsInTurn):
 
     def _handled(self) -> None:
         """The request has its answer; whose the next one is, is to be seen."""
-        if not self._admitted:
-            self.admitted()
-        self._admitted = False
+        if not self._identified:
+            self.identified()
+        self._identified = False
 
     def data_received(self, data: bytes) -> None:
         """Parse, one head at a time: aiohttp loses the good requests that it is given together with a bad one.
@@ -129,7 +129,7 @@ class HttpConnection(RequestsInTurn):
         is_whole = is_boundary and _is_one_request(
             data, self._max_head_bytes
         )  # the usual read: nothing is to be parted
-        if not self._admitted:
+        if not self._identified:
             if is_whole and not self._small and len(data) <= SMALL_BYTES:
                 self._small = len(data)
             elif data and not self._took(len(data)):
@@ -362,7 +362,7 @@ class HttpServer(Bound, web.Server):
             max_bytes: of a request's line, and of each field of its head.
             max_fields: of a request's head.
             max_head_bytes: of a request's head altogether.
-            strangers: counts what clients send before `HttpConnection.admitted`; None: nobody does.
+            strangers: counts what clients send before `HttpConnection.identified`; None: nobody does.
         """
         super().__init__(
             self._checked,

@@ -151,7 +151,7 @@ class Pump(asyncio.Protocol):
             lost: told when the socket is gone, after the handler.
             writes: shared by the pumps of one listener; None: this one has its own.
             alarms: likewise.
-            strangers: where what comes is counted until `admitted`; None: its peer has logged in.
+            strangers: where what comes is counted until `identified`; None: its peer has logged in.
         """
         self._lost = lost
         self._strangers = strangers
@@ -276,7 +276,7 @@ class Pump(asyncio.Protocol):
         self._closed = True
         self._events = None
         self._disarm()
-        self.admitted()
+        self.identified()
         try:
             self.handler.disconnected(str(exc) if exc is not None else "closed")
         except Exception as error:
@@ -293,7 +293,7 @@ class Pump(asyncio.Protocol):
         """Whether the socket is gone."""
         return self._closed
 
-    def admitted(self) -> None:
+    def identified(self) -> None:
         """The peer has logged in, or is gone: what it sends counts elsewhere."""
         if self._stranger is not None:
             self._stranger.leave()

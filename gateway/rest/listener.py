@@ -16,7 +16,7 @@ from gateway.rest.admin.topics import TopicOperations
 from gateway.rest.confluent.v2 import ConfluentV2
 from gateway.rest.confluent.v3 import ConfluentV3
 from gateway.rest.consume.instances import Consumers, ConsumersStatistics
-from gateway.rest.consume.pages import Reads, ReadsStatistics
+from gateway.rest.consume.record_pages import RecordPages, RecordPagesStatistics
 from gateway.rest.consume.subscriptions import Subscriptions
 from gateway.rest.produce.cloud_events import CloudEvents
 from gateway.rest.produce.idempotency import KeyedStatistics
@@ -24,15 +24,15 @@ from gateway.rest.produce.line_uploads import Uploads, UploadsStatistics
 from gateway.rest.produce.requests import Produce, ProduceStatistics
 from gateway.rest.produce.storing import Storing
 from gateway.rest.requests.device_requests import DeviceRequests, RequestsStatistics
-from gateway.rest.server.access import Access
 from gateway.rest.server.answers import error_answer
-from gateway.rest.server.app import RestApp
 from gateway.rest.server.body import BodyReader
-from gateway.rest.server.call import Module
-from gateway.rest.server.concurrency import Load, LoadStatistics
+from gateway.rest.server.concurrency import ConcurrencyLimit, ConcurrencyStatistics
 from gateway.rest.server.cors import Cors
 from gateway.rest.server.openapi_pages import Documents, load_contract
-from gateway.rest.server.overload import Admission
+from gateway.rest.server.operation_set import OperationSet
+from gateway.rest.server.overload import OverloadGuard
+from gateway.rest.server.request_dispatcher import RequestDispatcher
+from gateway.rest.server.request_login import RequestLogin
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
 from gateway.rest.streams.live_websockets import Live, LiveStatistics
@@ -52,10 +52,10 @@ class RestStatistics(msgspec.Struct, frozen=True):
     uploads: UploadsStatistics
     keyed: KeyedStatistics
     consumers: ConsumersStatistics
-    reads: ReadsStatistics
+    reads: RecordPagesStatistics
     streams: StreamsStatistics
     devices: RequestsStatistics
-    load: LoadStatistics
+    load: ConcurrencyStatistics
     live: LiveStatistics
 
 
@@ -71,12 +71,12 @@ class RestListener:
         tls: ssl.SSLContext | None = None,
         websockets: Mapping[str, WebSocketEndpoint] | None = None,
     ) -> None:
-        """Build everything; nothing is bound yet.
+        """Build the operations and their dispatcher; `start` binds the address.
 
         Args:
-            services: what the operations work with.
-            tls: what the listener shares with the other protocols.
-            websockets: by path, what WebSockets of other protocols can be opened on this port.
+            services: the gateway's parts that the operations use.
+            tls: the TLS context that all listeners share; None: plain text.
+            websockets: the WebSocket endpoints of other protocols on this port, by path.
         """
         config = services.config
         self._config = config
@@ -84,28 +84,28 @@ class RestListener:
         self._strangers = services.strangers
         self._hosts = services.hosts
         self._spawn = services.spawn
-        admission = Admission(services.publisher, config.max_concurrent)
-        bodies = BodyReader(admission, config.max_body_bytes, config.header_timeout_s, config.min_upload_rate)
+        overload = OverloadGuard(services.publisher, config.max_concurrent)
+        bodies = BodyReader(overload, config.max_body_bytes, config.header_timeout_s, config.min_upload_rate)
         contract = load_contract()
         self._storing = Storing(services.publisher, services.keyed)
-        self._produce = Produce(services.publisher, self._storing, admission, bodies, config.max_records)
+        self._produce = Produce(services.publisher, self._storing, overload, bodies, config.max_records)
         self._uploads = Uploads(
             services.publisher,
-            admission,
+            overload,
             max_uploads=config.max_uploads,
             max_line_bytes=config.max_line_bytes,
             idle_s=config.header_timeout_s,
         )
-        cloud_events = CloudEvents(self._storing, admission, bodies, config.max_records)
+        cloud_events = CloudEvents(self._storing, overload, bodies, config.max_records)
         self._consumers = Consumers(services)
-        self._reads = Reads(services)
+        self._reads = RecordPages(services)
         self._feeds = Feeds(services.live_reader)
         self._events = EventStreams(services, self._feeds)
-        self._devices = DeviceRequests(services, admission, bodies)
+        self._devices = DeviceRequests(services, overload, bodies)
         self._live = Live(services, self._feeds)
         subscriptions = Subscriptions(self._consumers, services)
         topics = TopicOperations(services.topics, services.publisher, services.kafka, services.spawn)
-        self._modules: tuple[Module, ...] = (
+        self._operations: tuple[OperationSet, ...] = (
             Documents(contract),
             topics,
             self._produce,
@@ -113,23 +113,23 @@ class RestListener:
             cloud_events,
             self._consumers,
             subscriptions,
-            ConfluentV2(services, admission, self._consumers, subscriptions, topics),
-            ConfluentV3(services, admission, self._uploads, topics),
+            ConfluentV2(services, overload, self._consumers, subscriptions, topics),
+            ConfluentV3(services, overload, self._uploads, topics),
             self._reads,
             self._events,
             self._devices,
             Administration(services),
             self._live,
         )
-        access = Access(services.authenticator, services.access, services.origins)
-        self._load = Load(config.max_active, config.max_active_per_client)
-        self._app = RestApp(
+        login = RequestLogin(services.authenticator, services.access, services.origins)
+        self._concurrency = ConcurrencyLimit(config.max_active, config.max_active_per_client)
+        self._dispatcher = RequestDispatcher(
             contract,
-            self._modules,
-            access,
+            self._operations,
+            login,
             bodies,
             websockets or {},
-            load=self._load,
+            concurrency=self._concurrency,
             cors=Cors(config.cors_origins),
             tracing=services.tracing,
             dialect=Dialect(config.dialect),
@@ -146,7 +146,7 @@ class RestListener:
         """
         self._http = HttpServer(
             self.name,
-            self._app.handle,
+            self._dispatcher.handle,
             lambda status, reason: error_answer(RestError(status, reason, close=True)),
             self._hosts,
             head_timeout_s=self._config.header_timeout_s,
@@ -157,8 +157,8 @@ class RestListener:
             strangers=self._strangers,
         )
         await self._http.listen("http.address", self._config.address, self._tls)
-        for module in self._modules:
-            module.start()
+        for operations in self._operations:
+            operations.start()
 
     @property
     def bound(self) -> str:
@@ -178,14 +178,14 @@ class RestListener:
     def stop_taking(self) -> None:
         """Close the listening socket: open connections are answered 503 from now on, running polls come back.
 
-        Modules end what would run for long, such as consumers; requests that wait for Kafka go on waiting.
+        Operations that would run for long, such as consumers, are ended; requests that wait for Kafka go on waiting.
         """
-        if self._app.draining:
+        if self._dispatcher.draining:
             return
         if self._http is not None:
             self._http.stop_accepting()
-        self._app.draining = True
-        self._leaving = [self._spawn(module.drain()) for module in self._modules]
+        self._dispatcher.draining = True
+        self._leaving = [self._spawn(operations.drain()) for operations in self._operations]
 
     async def stop(self, timeout: float) -> None:
         """Let running requests end, then close every consumer and connection, all within about `timeout` seconds."""
@@ -194,8 +194,8 @@ class RestListener:
             await self._http.stop(timeout / 2)
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=timeout / 2)
-        for module in self._modules:
-            await module.stop()
+        for operations in self._operations:
+            await operations.stop()
         self._feeds.stop()
 
     def statistics(self) -> RestStatistics:
@@ -203,7 +203,7 @@ class RestListener:
         return RestStatistics(
             connections=0 if self._http is None else len(self._http.connections),
             requests_total=0 if self._http is None else self._http.requests_count,
-            answers_total=self._app.answers(),
+            answers_total=self._dispatcher.answers(),
             produce=self._produce.statistics(),
             uploads=self._uploads.statistics(),
             keyed=self._storing.keyed.statistics(),
@@ -211,6 +211,6 @@ class RestListener:
             reads=self._reads.statistics(),
             streams=self._events.statistics(),
             devices=self._devices.statistics(),
-            load=self._load.statistics(),
+            load=self._concurrency.statistics(),
             live=self._live.statistics(),
         )

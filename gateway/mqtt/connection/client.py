@@ -265,7 +265,7 @@ class Client:
             received=session.exchanges.open_ids if session.exchanges is not None else (),
             reserved=session.reserved_ids,
         )
-        pump.admitted()
+        pump.identified()
         self.session = session
         self._incoming = Incoming(self, self._connection, session, grant, services)
         if not services.publisher.gate.is_open:

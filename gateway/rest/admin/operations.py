@@ -16,9 +16,10 @@ from gateway.kafka.cluster.cluster_admin import ClusterAdmin, ConfigEntry
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.groups.group_admin import DEAD
-from gateway.rest.server.access import forbidden
 from gateway.rest.server.answers import control_answer, no_content
-from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
 from mapping.record import is_topic_name
@@ -73,7 +74,7 @@ class GroupLag(msgspec.Struct, frozen=True):
     partitions: list[PartitionLag]
 
 
-class Administration(Module):
+class Administration(OperationSet):
     """The operations, over one connection that is made with the first of them."""
 
     def __init__(self, services: RestServices) -> None:
@@ -83,7 +84,7 @@ class Administration(Module):
         self._topics: Topics = services.topics
 
     def operations(self) -> Mapping[str, Handler]:
-        """See `Module`."""
+        """See `OperationSet`."""
         return {
             "listGroups": self.list_groups,
             "getGroup": self.get_group,

@@ -15,9 +15,10 @@ from gateway.kafka.cluster.admin_connection import AdminConnection
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.publish.publisher import Publisher
-from gateway.rest.server.access import forbidden
 from gateway.rest.server.answers import control_answer
-from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.request_login import forbidden
 from gateway.security.authorization import Grant
 from gateway.spawn import Spawn
 from mapping.record import is_topic_name
@@ -42,7 +43,7 @@ class PartitionView(msgspec.Struct, frozen=True):
     replicas: tuple[Replica, ...]
 
 
-class TopicOperations(Module):
+class TopicOperations(OperationSet):
     """The reading operations on topics."""
 
     def __init__(self, topics: Topics, publisher: Publisher, kafka: dict[str, Any], spawn: Spawn) -> None:
@@ -53,7 +54,7 @@ class TopicOperations(Module):
         self._admin = AdminConnection(kafka, spawn)
 
     def operations(self) -> Mapping[str, Handler]:
-        """See `Module`."""
+        """See `OperationSet`."""
         return {
             "listTopics": self.list_topics,
             "getTopic": self.get_topic,

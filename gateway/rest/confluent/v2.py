@@ -20,10 +20,11 @@ from gateway.rest.admin.topics import TopicOperations
 from gateway.rest.consume.instances import Consumers
 from gateway.rest.consume.subscriptions import Subscriptions
 from gateway.rest.produce.tickets import StandardHeaders, Ticket, raise_common_failure, submit_allowed
-from gateway.rest.server.access import forbidden
 from gateway.rest.server.answers import control_answer, no_content
-from gateway.rest.server.call import Call, Handler, Module
-from gateway.rest.server.overload import Admission
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.overload import OverloadGuard
+from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from mapping.confluent import without_headers
 from mapping.rest import to_records
@@ -49,13 +50,13 @@ from protocols.rest.responses import ErrorBody, encode
 _FORMATS: Final = {media: embedded for embedded, media in RECORD_TYPES.items()}
 
 
-class ConfluentV2(Module):
+class ConfluentV2(OperationSet):
     """The operations below `/v2`; with `http.dialect` they stand at their own paths."""
 
     def __init__(
         self,
         services: RestServices,
-        admission: Admission,
+        overload: OverloadGuard,
         consumers: Consumers,
         subscriptions: Subscriptions,
         topics: TopicOperations,
@@ -64,14 +65,14 @@ class ConfluentV2(Module):
         self._config = services.config
         self._publisher = services.publisher
         self._lookup = services.lookup
-        self._admission = admission
+        self._overload = overload
         self._consumers = consumers
         self._subscriptions = subscriptions
         self._topics = topics
         self._standard = StandardHeaders()
 
     def operations(self) -> Mapping[str, Handler]:
-        """See `Module`."""
+        """See `OperationSet`."""
         consumers, subscriptions, topics = self._consumers, self._subscriptions, self._topics
         return {
             "v2ListTopics": topics.list_topics,
@@ -98,7 +99,7 @@ class ConfluentV2(Module):
         }
 
     def refuse(self, error: RestError) -> web.Response:
-        """See `Module`: numbers of five digits."""
+        """See `OperationSet`: numbers of five digits."""
         return refusal_answer(error, CONTROL_TYPE)
 
     # Producing
@@ -119,7 +120,7 @@ class ConfluentV2(Module):
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
         embedded = _FORMATS[media]
-        with self._admission.enter(topic):
+        with self._overload.enter(topic):
             info = self._publisher.known_topic(topic) or await self._publisher.topic(
                 topic, principal=grant.identity.name
             )

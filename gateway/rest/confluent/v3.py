@@ -22,10 +22,11 @@ from gateway.rest.consume.instances import own_address
 from gateway.rest.produce.line_uploads import Uploads
 from gateway.rest.produce.streamed_records import Upload
 from gateway.rest.produce.tickets import StandardHeaders, Ticket
-from gateway.rest.server.access import forbidden
 from gateway.rest.server.answers import control_answer
-from gateway.rest.server.call import Call, Handler, Module
-from gateway.rest.server.overload import Admission
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.overload import OverloadGuard
+from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
 from mapping.confluent import About, to_record
@@ -135,22 +136,24 @@ class RecordStream(Upload):
         return encode(ErrorReport(status, message)) + _END
 
 
-class ConfluentV3(Module):
+class ConfluentV3(OperationSet):
     """The operations below `/v3`."""
 
-    def __init__(self, services: RestServices, admission: Admission, uploads: Uploads, topics: TopicOperations) -> None:
+    def __init__(
+        self, services: RestServices, overload: OverloadGuard, uploads: Uploads, topics: TopicOperations
+    ) -> None:
         """Streams are counted and limited together with those of `uploads`."""
         self._config = services.config
         self._publisher = services.publisher
         self._wall_clock = services.wall_clock
-        self._admission = admission
+        self._overload = overload
         self._uploads = uploads
         self._topics = topics
         self._standard = StandardHeaders()
         self._cluster = ""  # Kafka's own id, when it was asked for
 
     def operations(self) -> Mapping[str, Handler]:
-        """See `Module`."""
+        """See `OperationSet`."""
         return {
             "v3ListClusters": self.list_clusters,
             "v3GetCluster": self.get_cluster,
@@ -161,7 +164,7 @@ class ConfluentV3(Module):
         }
 
     def refuse(self, error: RestError) -> web.Response:
-        """See `Module`."""
+        """See `OperationSet`."""
         return refusal_answer(error, PLAIN_JSON_TYPE)
 
     # Producing
@@ -178,7 +181,7 @@ class ConfluentV3(Module):
     async def produce_batch(self, call: Call, cluster: str, topic: str) -> web.StreamResponse:
         """`POST /v3/clusters/{cluster_id}/topics/{topicname}/records:batch`."""
         writer = await self._writer(call, cluster, topic)
-        with self._admission.enter(topic):
+        with self._overload.enter(topic):
             await self._publisher.topic(topic, principal=call.grant.identity.name)
             entries = decode_batch(await call.body(), BATCH_LIMIT)
             ticket = Ticket(len(entries), asyncio.get_running_loop().create_future(), call.grant.identity.name)

@@ -20,9 +20,10 @@ from aiokafka.structs import OffsetAndMetadata
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, Chunk, Member, MemberSettings, NotAssignedError
 from gateway.kafka.read.arrivals import Arrivals
-from gateway.rest.server.access import forbidden
 from gateway.rest.server.answers import control_answer, no_content, records_answer
-from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
 from gateway.security.identity import Identity
@@ -106,7 +107,7 @@ class Instance:
         self.closed = False
 
 
-class Consumers(Module):
+class Consumers(OperationSet):
     """All instances of this process, by group and name."""
 
     def __init__(self, services: RestServices) -> None:
@@ -129,7 +130,7 @@ class Consumers(Module):
         self._default = PollLimits(config.default_poll_wait_ms, config.poll_max_bytes)
 
     def operations(self) -> Mapping[str, Handler]:
-        """See `Module`."""
+        """See `OperationSet`."""
         return {
             "createConsumer": self.create,
             "deleteConsumer": self.delete,
@@ -387,7 +388,7 @@ class Consumers(Module):
             await asyncio.wait([self._spawn(self._close(instance, delivered=False)) for instance in instances])
 
     async def stop(self) -> None:
-        """See `Module`."""
+        """See `OperationSet`."""
         self._arrivals.stop()
 
     def statistics(self) -> ConsumersStatistics:

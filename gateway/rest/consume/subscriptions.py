@@ -11,9 +11,10 @@ from aiokafka import TopicPartition
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.polled_member import NotAssignedError
 from gateway.rest.consume.instances import Consumers, Instance
-from gateway.rest.server.access import forbidden
 from gateway.rest.server.answers import control_answer, no_content
-from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
 from protocols.rest.consuming import (
@@ -30,7 +31,7 @@ from protocols.rest.responses import encode
 log = structlog.get_logger(__name__)
 
 
-class Subscriptions(Module):
+class Subscriptions(OperationSet):
     """The operations under a consumer instance that choose what it reads and from where."""
 
     def __init__(self, consumers: Consumers, services: RestServices) -> None:
@@ -43,7 +44,7 @@ class Subscriptions(Module):
         self._following = False  # whether we hear of topics that come and go
 
     def operations(self) -> Mapping[str, Handler]:
-        """See `Module`."""
+        """See `OperationSet`."""
         return {
             "subscribe": self.subscribe,
             "listSubscriptions": self.list_subscriptions,
@@ -176,7 +177,7 @@ class Subscriptions(Module):
         return no_content()
 
     async def stop(self) -> None:
-        """See `Module`."""
+        """See `OperationSet`."""
         if self._following:
             self._topics.unwatch(self._topics_changed)
 

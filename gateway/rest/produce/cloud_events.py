@@ -8,11 +8,12 @@ from aiohttp import web
 
 from gateway.rest.produce.idempotency import request_key
 from gateway.rest.produce.storing import Storing
-from gateway.rest.server.access import forbidden
 from gateway.rest.server.answers import control_answer
 from gateway.rest.server.body import BodyReader
-from gateway.rest.server.call import Call, Handler, Module
-from gateway.rest.server.overload import Admission
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.overload import OverloadGuard
+from gateway.rest.server.request_login import forbidden
 from mapping.record import GW_CLIENT, GW_PROTOCOL
 from mapping.rest import PROTOCOL, trace_headers
 from mapping.rest_events import to_record
@@ -20,18 +21,18 @@ from protocols.rest.cloud_events import BATCH_TYPE, EVENT_TYPE, from_batch, from
 from protocols.rest.responses import encode_results
 
 
-class CloudEvents(Module):
+class CloudEvents(OperationSet):
     """The operation."""
 
-    def __init__(self, storing: Storing, admission: Admission, bodies: BodyReader, max_events: int) -> None:
-        """Store what `admission` lets in and `bodies` reads, at most `max_events` of a request."""
+    def __init__(self, storing: Storing, overload: OverloadGuard, bodies: BodyReader, max_events: int) -> None:
+        """Store what `overload` lets in and `bodies` reads, at most `max_events` of a request."""
         self._storing = storing
-        self._admission = admission
+        self._overload = overload
         self._bodies = bodies
         self._max_events = max_events
 
     def operations(self) -> Mapping[str, Handler]:
-        """See `Module`."""
+        """See `OperationSet`."""
         return {"sendEvents": self.send}
 
     async def send(self, call: Call, topic: str) -> web.StreamResponse:
@@ -41,7 +42,7 @@ class CloudEvents(Module):
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
         key = request_key(request)
-        with self._admission.enter(topic):
+        with self._overload.enter(topic):
             body = await self._bodies.read(request)
             content_type = fields.get("Content-Type")
             essence = "" if content_type is None else content_type.partition(";")[0].strip().lower()

@@ -12,9 +12,10 @@ from aiohttp import StreamReader, web
 from gateway.kafka.publish.publisher import Publisher
 from gateway.rest.produce.streamed_records import Upload
 from gateway.rest.produce.tickets import StandardHeaders
-from gateway.rest.server.access import forbidden
-from gateway.rest.server.call import Call, Handler, Module
-from gateway.rest.server.overload import Admission
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.overload import OverloadGuard
+from gateway.rest.server.request_login import forbidden
 from gateway.security.authorization import Grant
 from gateway.statistics import counter, gauge
 from mapping.record import Headers, Record
@@ -38,23 +39,23 @@ class UploadsStatistics(msgspec.Struct, frozen=True):
     records_failed_total: Annotated[int, counter("records of uploads that were not stored")]
 
 
-class Uploads(Module):
+class Uploads(OperationSet):
     """The operation, and all uploads that go on."""
 
     def __init__(
-        self, publisher: Publisher, admission: Admission, *, max_uploads: int, max_line_bytes: int, idle_s: float
+        self, publisher: Publisher, overload: OverloadGuard, *, max_uploads: int, max_line_bytes: int, idle_s: float
     ) -> None:
-        """Publish through `publisher` what `admission` lets in.
+        """Publish through `publisher` what `overload` lets in.
 
         Args:
             publisher: the way into Kafka.
-            admission: who may come in.
+            overload: who may come in.
             max_uploads: at once; each may hold back as many reports as `upload.WINDOW` says.
             max_line_bytes: the longest line.
             idle_s: the longest pause of a client, in sending or in reading its reports.
         """
         self._publisher = publisher
-        self._admission = admission
+        self._overload = overload
         self._max_uploads = max_uploads
         self._max_line_bytes = max_line_bytes
         self._idle_s = idle_s
@@ -65,7 +66,7 @@ class Uploads(Module):
         self._failed = 0
 
     def operations(self) -> Mapping[str, Handler]:
-        """See `Module`."""
+        """See `OperationSet`."""
         return {"uploadRecords": self.upload}
 
     async def drain(self) -> None:
@@ -113,7 +114,7 @@ class Uploads(Module):
             raise forbidden(f"publish to {topic}")
         if len(self._active) >= self._max_uploads:
             raise busy("Too many uploads; try again", close=True)
-        with self._admission.enter(topic):
+        with self._overload.enter(topic):
             await self._publisher.topic(topic, principal=call.grant.identity.name)
             upload = make()
             self._active.add(call.request.content)

@@ -17,11 +17,12 @@ from gateway.kafka.publish.sender_partitions import Sender
 from gateway.rest.produce.idempotency import KEY_FIELD, request_key
 from gateway.rest.produce.storing import Storing
 from gateway.rest.produce.tickets import StandardHeaders
-from gateway.rest.server.access import forbidden
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.body import BodyReader
-from gateway.rest.server.call import Call, Handler, Module
-from gateway.rest.server.overload import Admission
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.overload import OverloadGuard
+from gateway.rest.server.request_login import forbidden
 from gateway.security.authorization import Grant
 from gateway.statistics import counter, gauge
 from mapping.record import Record
@@ -42,16 +43,16 @@ class ProduceStatistics(msgspec.Struct, frozen=True):
     refused_total: Annotated[int, counter("produce requests refused before their body was read")]
 
 
-class Produce(Module):
+class Produce(OperationSet):
     """The two produce operations. Their bodies are checked while they are read into records, not by the schemas."""
 
     def __init__(
-        self, publisher: Publisher, storing: Storing, admission: Admission, bodies: BodyReader, max_records: int
+        self, publisher: Publisher, storing: Storing, overload: OverloadGuard, bodies: BodyReader, max_records: int
     ) -> None:
-        """Publish through `storing` what `admission` lets in and `bodies` reads."""
+        """Publish through `storing` what `overload` lets in and `bodies` reads."""
         self._storing = storing
         self._publisher = publisher
-        self._admission = admission
+        self._overload = overload
         self._bodies = bodies
         self._max_records = max_records
         self._standard = StandardHeaders()
@@ -59,7 +60,7 @@ class Produce(Module):
         self._records = 0
 
     def operations(self) -> Mapping[str, Handler]:
-        """See `Module`."""
+        """See `OperationSet`."""
         return {"send": self.send, "sendToPartition": self.send}
 
     async def send(self, call: Call, topic: str, partition: int | None = None) -> web.StreamResponse:
@@ -73,7 +74,7 @@ class Produce(Module):
         key = request_key(request)
         if unacknowledged and key is not None:
             raise unprocessable(f"{KEY_FIELD} asks for an answer, async for none")
-        with self._admission.enter(topic):
+        with self._overload.enter(topic):
             body = await self._bodies.read(request)
             records = to_records(
                 body,
@@ -116,7 +117,7 @@ class Produce(Module):
             requests_total=self._requests,
             records_total=self._records,
             records_failed_total=self._storing.failed,
-            active=self._admission.active,
-            uploading_bytes=self._admission.uploading,
-            refused_total=self._admission.refused,
+            active=self._overload.active,
+            uploading_bytes=self._overload.receiving,
+            refused_total=self._overload.refused,
         )

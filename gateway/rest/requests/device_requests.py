@@ -13,10 +13,11 @@ from gateway.kafka.contracts import Refused
 from gateway.net.http_server import SERVER
 from gateway.rest.produce.tickets import Ticket, raise_common_failure
 from gateway.rest.requests.replies import Replies
-from gateway.rest.server.access import forbidden
 from gateway.rest.server.body import BodyReader
-from gateway.rest.server.call import Call, Handler, Module
-from gateway.rest.server.overload import Admission
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.overload import OverloadGuard
+from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.statistics import counter, gauge
 from mapping.amqp.addresses import AddressError, parse_target, path_of
@@ -44,17 +45,17 @@ class RequestsStatistics(msgspec.Struct, frozen=True):
     waiting: Annotated[int, gauge("requests that wait for a device")]
 
 
-class DeviceRequests(Module):
+class DeviceRequests(OperationSet):
     """The operation on an address, and this process's place for answers."""
 
-    def __init__(self, services: RestServices, admission: Admission, bodies: BodyReader) -> None:
-        """Publish what `admission` lets in and `bodies` reads."""
+    def __init__(self, services: RestServices, overload: OverloadGuard, bodies: BodyReader) -> None:
+        """Publish what `overload` lets in and `bodies` reads."""
         config = services.config
         self._config = config
         self._rules = services.rules
         self._publisher = services.publisher
         self._wall_clock = services.wall_clock
-        self._admission = admission
+        self._overload = overload
         self._bodies = bodies
         self._replies = Replies(services.live_reader, services.publisher, config.reply_topic, services.unguessable)
         home = services.rules.destination(self._replies.address)
@@ -64,7 +65,7 @@ class DeviceRequests(Module):
         self._unanswered = 0
 
     def operations(self) -> Mapping[str, Handler]:
-        """See `Module`."""
+        """See `OperationSet`."""
         return {"request": self.request}
 
     async def request(self, call: Call, address: str) -> web.StreamResponse:
@@ -77,7 +78,7 @@ class DeviceRequests(Module):
             raise busy("Too many requests wait for devices; try again")
         self._requests += 1
         with self._replies.ask() as question:
-            with self._admission.enter(place.topic):
+            with self._overload.enter(place.topic):
                 body = await self._bodies.read(call.request)
                 principal = call.grant.identity.name
                 record = self._question(call, place, body, question.correlation_id, timeout_ms)
@@ -153,7 +154,7 @@ class DeviceRequests(Module):
         raise_common_failure(ticket)
 
     async def stop(self) -> None:
-        """See `Module`."""
+        """See `OperationSet`."""
         self._replies.close()
 
     def statistics(self) -> RequestsStatistics:

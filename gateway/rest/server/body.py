@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.rest.server.content_coding import check_coding
-from gateway.rest.server.overload import Admission
+from gateway.rest.server.overload import OverloadGuard
 from protocols.rest.content_coding import BodyDecoder, CodingError
 from protocols.rest.errors import RestError, too_large
 
@@ -24,10 +24,10 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 class BodyReader:
     """Reads bodies under one set of limits."""
 
-    def __init__(self, admission: Admission, max_bytes: int, timeout_s: float, min_rate: int = MIN_RATE) -> None:
+    def __init__(self, overload: OverloadGuard, max_bytes: int, timeout_s: float, min_rate: int = MIN_RATE) -> None:
         """Refuse bodies over `max_bytes`; wait `timeout_s` seconds, and longer for what comes at `min_rate`."""
         self.max_bytes = max_bytes
-        self._admission = admission
+        self._overload = overload
         self._timeout_s = timeout_s
         self._min_rate = min_rate
 
@@ -53,7 +53,7 @@ class BodyReader:
         announced = request.content_length or 0
         if announced > max_bytes:
             raise too_large(max_bytes)
-        self._admission.upload(announced)
+        self._overload.receive_body(announced)
         counted = announced
         try:
             if not content.is_eof():
@@ -76,7 +76,7 @@ class BodyReader:
                         if size > max_bytes:
                             raise too_large(max_bytes)
                         if size > counted:  # chunked, or larger than announced once decoded
-                            self._admission.upload(size - counted)
+                            self._overload.receive_body(size - counted)
                             counted = size
                         parts.append(piece)
                         if decoder is not None and len(parts) % TURN == 0:
@@ -90,7 +90,7 @@ class BodyReader:
         except (web.RequestPayloadError, HttpProcessingError) as error:
             raise RestError(400, "The request body is broken", close=True) from error
         finally:
-            self._admission.uploaded(counted)
+            self._overload.release_body(counted)
 
     async def pieces(self, request: web.BaseRequest, idle_s: float) -> AsyncIterator[bytes]:
         """The body as it comes, decoded; for who deals with each part before the next is there.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from aiohttp import web
 
 from gateway.net.http_server import SERVER
 from gateway.observe.tracing import RequestSpan
-from gateway.rest.server.access import Admitted
-from gateway.rest.server.answers import error_answer
 from gateway.rest.server.body import BodyReader, answer_expectation
+from gateway.rest.server.request_login import AuthenticatedClient
 from mapping.record import Headers
 from mapping.rest import trace_headers
 from protocols.rest.contract import Operation, check_body
@@ -22,23 +21,25 @@ _NO_QUERY: Final[dict[str, list[str]]] = {}
 
 
 class Call:
-    """What an operation is given.
+    """A request with its client's rights and its checked parameters: the argument of each handler.
 
     Attributes:
-        request: the request itself; its body is read through `body`, or in pieces by who streams it.
-        operation: what the contract says of it.
-        grant: who the client is and what it may do.
-        expires_ms: when (epoch milliseconds) that ends; None: never.
+        request: the request itself; its body is read through `body`, or piece by piece through `pieces`.
+        operation: its description in the contract.
+        grant: the client's identity and rights.
+        expires_ms: when (epoch milliseconds) its credentials expire; None: never.
         query: the declared parameters by name, typed; one that was not sent and has no default is missing.
-        span: the request's, where spans are made.
-        answer_headers: fields that go with the answer, whatever it is; see `begin`.
+        span: the request's trace span; None where tracing is off.
+        answer_headers: header fields of the answer, errors too; see `begin`.
     """
 
     __slots__ = (
         "_bodies", "_continued", "answer_headers", "expires_ms", "grant", "operation", "query", "request", "span",
     )  # fmt: skip
 
-    def __init__(self, request: web.BaseRequest, operation: Operation, admitted: Admitted, bodies: BodyReader) -> None:
+    def __init__(
+        self, request: web.BaseRequest, operation: Operation, client: AuthenticatedClient, bodies: BodyReader
+    ) -> None:
         """Check the query.
 
         Raises:
@@ -46,7 +47,7 @@ class Call:
         """
         self.request = request
         self.operation = operation
-        self.grant, self.expires_ms = admitted
+        self.grant, self.expires_ms = client
         self.answer_headers: dict[str, str] = {}
         self._bodies = bodies
         self._continued = False
@@ -123,16 +124,16 @@ class Call:
         return found
 
     async def begin(self, answer: web.StreamResponse) -> None:
-        """Send the head of an answer, with `answer_headers`; for who writes or awaits the rest itself."""
+        """Send the head of an answer, with `answer_headers`; the caller writes the rest."""
         if self.answer_headers:
             answer.headers.update(self.answer_headers)
         await answer.prepare(self.request)
 
     async def stream(self, media: str, headers: Mapping[str, str] | None = None) -> web.StreamResponse:
-        """Begin an answer of status 200 whose body comes in pieces: `write` each, and return it when done.
+        """Begin an answer of status 200 whose body is sent in pieces: `write` each, and return it when done.
 
-        `write` waits while the client is slower than we, and raises ConnectionError when it has left; the operation
-        itself is cancelled then.
+        `write` waits while the client reads too slowly, and raises ConnectionError when the client has closed the
+        connection; the operation itself is cancelled then.
         """
         if self.operation.body is not None:
             self._go_on()
@@ -154,34 +155,6 @@ class Call:
         if not self._continued:
             self._continued = True
             answer_expectation(self.request)
-
-
-Handler = Callable[..., Awaitable[web.StreamResponse]]
-"""Takes the call, then the values of the path's names in order, typed as the contract says."""
-
-
-class Module:
-    """One subject's operations, and what they need to live. The methods here do nothing: a module has what it needs.
-
-    A module is made with `RestServices` in `RestListener`; its part of the contract stands in `protocols/rest/openapi`.
-    """
-
-    def operations(self) -> Mapping[str, Handler]:
-        """The handlers by the contract's operationId."""
-        return {}
-
-    def refuse(self, error: RestError) -> web.Response:
-        """The answer to a request of this module that is refused; the dialect's error body."""
-        return error_answer(error)
-
-    def start(self) -> None:
-        """The listener is bound."""
-
-    async def drain(self) -> None:
-        """Nothing new comes from now on: end what would run for long. Called once, in the background."""
-
-    async def stop(self) -> None:
-        """All requests have ended: close what is open."""
 
 
 def _given(request: web.BaseRequest) -> Mapping[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Requests in work, altogether and by client: nobody can take all there is."""
+"""Limits the requests in work, altogether (503) and of one client (429), so that no client can take them all."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _FULL: Final = "The gateway has too many requests in work; try again"
 _GREEDY: Final = "You have too many requests in work; wait for some of their answers"
 
 
-class LoadStatistics(msgspec.Struct, frozen=True):
-    """How full it is, and how many requests were refused for it since the start."""
+class ConcurrencyStatistics(msgspec.Struct, frozen=True):
+    """Requests in work now, and requests refused by the two limits since the start."""
 
     active: Annotated[int, gauge("requests in work, waiting polls among them")]
     clients: Annotated[int, gauge("clients that have any")]
@@ -24,11 +24,14 @@ class LoadStatistics(msgspec.Struct, frozen=True):
     refused_clients_total: Annotated[int, counter("requests refused because their client has too many")]
 
 
-class Load:
-    """Counts requests from their admission to the end of their operation; waiting polls too, given-away streams not."""
+class ConcurrencyLimit:
+    """Counts requests from the client's login to the end of the operation, waiting polls too.
+
+    Streams do not count: their operation ends when the stream has begun.
+    """
 
     def __init__(self, limit: int, limit_per_client: int) -> None:
-        """At most `limit` requests at once, and `limit_per_client` of one client."""
+        """Allow at most `limit` requests at once, and `limit_per_client` of one client."""
         self._limit = limit
         self._limit_per_client = limit_per_client
         self._active = 0
@@ -40,7 +43,7 @@ class Load:
         """Count a request in.
 
         Returns:
-            The client, for `leave`: its login's name; of who has none, the address that it comes from.
+            The client, for `leave`: its login's name, or the address of an anonymous client.
 
         Raises:
             RestError: 503, or 429 where it is this client's own doing; nothing was counted.
@@ -68,9 +71,9 @@ class Load:
             del self._clients[client]
         self._active -= 1
 
-    def statistics(self) -> LoadStatistics:
+    def statistics(self) -> ConcurrencyStatistics:
         """Counts so far."""
-        return LoadStatistics(
+        return ConcurrencyStatistics(
             active=self._active,
             clients=len(self._clients),
             refused_total=self._refused,

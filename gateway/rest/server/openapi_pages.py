@@ -15,7 +15,8 @@ from aiohttp import web
 
 from gateway.net.http_server import SERVER
 from gateway.rest.server.answers import control_answer
-from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import Handler, OperationSet
 from protocols.rest.contract import Contract, assemble
 from protocols.rest.errors import not_found
 from protocols.rest.media import PLAIN_JSON_TYPE, preferred
@@ -50,7 +51,7 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-class Documents(Module):
+class Documents(OperationSet):
     """The operations that tell what the gateway is."""
 
     def __init__(self, contract: Contract) -> None:
@@ -62,7 +63,7 @@ class Documents(Module):
         self._pages = {name: (folder / file).read_bytes() for name, file in PAGE_FILES.items()}
 
     def operations(self) -> Mapping[str, Handler]:
-        """See `Module`."""
+        """See `OperationSet`."""
         return {
             "info": self.info,
             "openapi": self.openapi,

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.groups.membership import Groups, OffsetReset
 from gateway.rest.consume.start_positions import find_span
-from gateway.rest.server.access import forbidden
+from gateway.rest.server.request_login import forbidden
 from gateway.rest.streams.feeds import Feeds, Listener
 from gateway.rest.streams.group_shares import Share
 from gateway.security.authorization import Grant

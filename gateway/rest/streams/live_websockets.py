@@ -21,9 +21,10 @@ from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.pump import Pump, Writes
 from gateway.net.upgrade import check_upgrade
 from gateway.rest.produce.tickets import StandardHeaders, Ticket, submit_allowed
-from gateway.rest.server.access import forbidden
-from gateway.rest.server.app import refusal
-from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.request_dispatcher import refusal
+from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
 from gateway.rest.streams.live_subscription import Readers, Subscription
@@ -297,7 +298,7 @@ _ACTIONS: Final[dict[type, Any]] = {
 }
 
 
-class Live(Module):
+class Live(OperationSet):
     """The operation that opens a live WebSocket, and all that are open."""
 
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
@@ -312,7 +313,7 @@ class Live(Module):
         self._opened = 0
 
     def operations(self) -> Mapping[str, Handler]:
-        """See `Module`."""
+        """See `OperationSet`."""
         return {"openStream": self.open}
 
     async def open(self, call: Call) -> web.StreamResponse:

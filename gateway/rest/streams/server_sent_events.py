@@ -18,8 +18,9 @@ from aiohttp import web
 from gateway.kafka.groups.membership import Membership, OffsetReset
 from gateway.net.pump import Writes
 from gateway.rest.consume.start_positions import find_span
-from gateway.rest.server.access import forbidden
-from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds, Form, Listener
 from gateway.rest.streams.group_shares import Share
@@ -173,7 +174,7 @@ class EventStream:
         self.socket.busy = False
 
 
-class EventStreams(Module):
+class EventStreams(OperationSet):
     """The operation that streams events."""
 
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
@@ -192,7 +193,7 @@ class EventStreams(Module):
         self._opened = self._refused = 0
 
     def operations(self) -> Mapping[str, Handler]:
-        """See `Module`."""
+        """See `OperationSet`."""
         return {"streamRecords": self.stream}
 
     async def stream(self, call: Call, topic: str) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""Who an HTTP client is and what it may do: Basic (RFC 7617), Bearer (RFC 6750), certificates, anonymous."""
+"""Authenticates HTTP clients and finds their rights: Basic (RFC 7617), Bearer (RFC 6750), certificates, anonymous."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ FAULT: Final = ', error="invalid_token"'  # RFC 6750 part 3.1
 TOKEN_PARAMETER: Final = "access_token"  # noqa: S105 - its name
 
 
-class Admitted(NamedTuple):
-    """A client that was let in; until `expires_ms` (epoch milliseconds) what it has shown is good, None: for ever."""
+class AuthenticatedClient(NamedTuple):
+    """A client's identity and rights; its credentials expire at `expires_ms` (epoch milliseconds), None: never."""
 
     grant: Grant
     expires_ms: int | None
 
 
-class Access:
-    """Turns a request into a grant."""
+class RequestLogin:
+    """Finds the grant of the client behind a request, or refuses it: 401 for its login, 403 for its page's origin."""
 
     def __init__(self, authenticator: Authenticator, access_list: AccessList, origins: Origins) -> None:
-        """The first two are shared with the other protocols; pages of `origins` may call."""
+        """Use the login and the access list that all protocols share; pages of `origins` may call."""
         self._origins = origins
         self._authenticator = authenticator
         self._access_list = access_list
 
-    async def admit(self, request: web.BaseRequest, *, token_in_query: bool = False) -> Admitted:
+    async def authenticate(self, request: web.BaseRequest, *, token_in_query: bool = False) -> AuthenticatedClient:
         """The rights of the client behind `request`.
 
         A name and password, or a token, in the request go before the connection's certificate.
 
         Args:
-            request: whose.
+            request: the client's request.
             token_in_query: whether the parameter `access_token` counts where there is no field Authorization (RFC 6750
                 section 2.3): only where a browser can set no field.
 
@@ -58,7 +58,7 @@ class Access:
             token = request.rel_url.query.get(TOKEN_PARAMETER)
             header = None if token is None else f"Bearer {token}"
         secure = request.secure
-        # A token is shown by who has it; everything else a browser brings by itself.
+        # A page must know a token to send it; other credentials a browser sends by itself.
         if (header is None or header[:7].lower() != "bearer ") and not self._origins.admit(
             request.raw_path, fields, secure=secure
         ):
@@ -66,12 +66,12 @@ class Access:
         if header is not None:
             connection = request.protocol
             if isinstance(connection, HttpConnection):
-                connection.judging()
+                connection.login_pending()
             try:
                 identity, expires_ms = await self._by_credentials(header, peer_of(request))
             except Busy as wait:
                 raise busy(f"Logins are busy: {wait}") from None
-            return Admitted(self._access_list.for_identity(identity), expires_ms)
+            return AuthenticatedClient(self._access_list.for_identity(identity), expires_ms)
         transport = request.transport
         proven: Identity | None = None
         if secure and transport is not None:
@@ -79,7 +79,7 @@ class Access:
         proven = proven or self._authenticator.anonymous()
         if proven is None:
             raise self._unauthorized("Authentication is needed")
-        return Admitted(self._access_list.for_identity(proven), None)
+        return AuthenticatedClient(self._access_list.for_identity(proven), None)
 
     async def _by_credentials(self, header: str, peer: str) -> tuple[Identity, int | None]:
         """Judge a field Authorization: who it is, and until when; RestError when it is not good."""

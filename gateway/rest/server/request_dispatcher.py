@@ -1,4 +1,4 @@
-"""From a request to an operation, and from whatever goes wrong to the dialect's error body."""
+"""Dispatches each request to its operation, and answers every failure with the dialect's error body."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from gateway.kafka.contracts import Refused
 from gateway.net.http_server import SERVER, HttpConnection
 from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
 from gateway.observe.tracing import Tracing
-from gateway.rest.server.access import TOKEN_PARAMETER, Access
 from gateway.rest.server.answers import error_answer
 from gateway.rest.server.body import BodyReader
-from gateway.rest.server.call import Call, Handler, Module
-from gateway.rest.server.concurrency import Load
+from gateway.rest.server.call import Call
+from gateway.rest.server.concurrency import ConcurrencyLimit
 from gateway.rest.server.content_coding import compress
 from gateway.rest.server.cors import Cors, allowed, is_preflight
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.request_login import TOKEN_PARAMETER, RequestLogin
 from mapping.outcomes import ANSWERS, Outcome
 from protocols.rest.confluent import Dialect
 from protocols.rest.contract import Contract
@@ -29,55 +30,55 @@ from protocols.rest.routes import Router
 
 log = structlog.get_logger(__name__)
 
-OPEN_WEBSOCKET: Final = "openWebSocket"  # what the counts call it
+OPEN_WEBSOCKET: Final = "openWebSocket"  # its name in the metrics
 OPTIONS: Final = "options"
 TAKING: Final = frozenset({"poll", "v2Poll", "streamRecords"})
-"""What takes records from a consumer or a group: HEAD is safe (RFC 9110 section 9.2.1) and leaves them there."""
+"""Operations that take records from a consumer or a group; HEAD is safe (RFC 9110 section 9.2.1) and takes none."""
 INTERNAL_ERROR: Final = "The request failed inside the gateway; its log says why"
 
 
-class RestApp:
-    """The operations behind one listener."""
+class RequestDispatcher:
+    """The operations of one listener, found by the contract's paths."""
 
     def __init__(
         self,
         contract: Contract,
-        modules: Sequence[Module],
-        access: Access,
+        operations: Sequence[OperationSet],
+        login: RequestLogin,
         bodies: BodyReader,
         websockets: Mapping[str, WebSocketEndpoint],
         *,
-        load: Load,
+        concurrency: ConcurrencyLimit,
         cors: Cors,
         tracing: Tracing | None = None,
         dialect: Dialect = Dialect.STRIMZI,
         compress_from: int,
     ) -> None:
-        """Serve what the contract has, by the handlers of `modules`.
+        """Serve what the contract has, by the handlers of `operations`.
 
-        `websockets`, by path, are not of the contract; what is opened there asks who its client is by itself. `load`
-        limits what is in work, and pages of the origins in `cors` may call; `tracing` makes spans of requests.
+        `websockets`, by path, are not of the contract; their protocols authenticate the client. `concurrency`
+        limits the requests in work, and pages of the origins in `cors` may call; `tracing` makes spans of requests.
         `dialect`: whose operations stand at the paths that both dialects have. Answers of `compress_from` bytes and
-        more are compressed for who accepts it.
+        more are compressed for clients that accept it.
 
         Raises:
-            ValueError: the contract has an operation that no module serves, or the other way round.
+            ValueError: the contract has an operation without a handler, or the other way round.
         """
         self.draining = False
-        self._access = access
+        self._login = login
         self._bodies = bodies
         self._websockets = websockets
-        self._load = load
+        self._concurrency = concurrency
         self._cors = cors
         self._compress_from = compress_from
         self._tracing = tracing
         self._router = Router(contract.operations.values(), dialect=dialect)
         self._handlers: dict[str, tuple[Handler, Callable[[RestError], web.Response]]] = {}
-        for module in modules:
-            for name, handler in module.operations().items():
+        for operation_set in operations:
+            for name, handler in operation_set.operations().items():
                 if name in self._handlers:
                     raise ValueError(f"{name} has two handlers")
-                self._handlers[name] = (handler, module.refuse)
+                self._handlers[name] = (handler, operation_set.refuse)
         differing = contract.operations.keys() ^ self._handlers.keys()
         if differing:
             raise ValueError(f"in the contract or served, not both: {', '.join(sorted(differing))}")
@@ -107,12 +108,14 @@ class RestApp:
                 operation, texts = self._router.match(request.method, raw_path)
                 name = operation.name
                 handler, refuse = self._handlers[name]
-                admitted = await self._access.admit(request, token_in_query=TOKEN_PARAMETER in operation.query)
+                client_rights = await self._login.authenticate(
+                    request, token_in_query=TOKEN_PARAMETER in operation.query
+                )
                 connection = request.protocol
                 if isinstance(connection, HttpConnection):
-                    connection.admitted()
-                client = self._load.enter(request, admitted.grant.identity)
-                call = Call(request, operation, admitted, self._bodies)
+                    connection.identified()
+                client = self._concurrency.enter(request, client_rights.grant.identity)
+                call = Call(request, operation, client_rights, self._bodies)
                 if shared:
                     call.answer_headers.update(shared)
                 if self._tracing is not None:
@@ -139,7 +142,7 @@ class RestApp:
             answer = refuse(RestError(500, INTERNAL_ERROR, close=True))
         finally:
             if client is not None:
-                self._load.leave(client)
+                self._concurrency.leave(client)
         if not answer.prepared:
             fields = shared if call is None else call.answer_headers
             if fields:
@@ -155,7 +158,7 @@ class RestApp:
         return answer
 
     def _path(self, request: web.BaseRequest) -> str:
-        """The path, still percent-encoded; RestError for what no operation is asked about."""
+        """The path, still percent-encoded; RestError for a request that no operation could answer."""
         if self.draining:
             raise busy("The gateway is shutting down", close=True)
         if request.version < (1, 0):
@@ -174,7 +177,7 @@ class RestApp:
 
 
 def refusal(refused: Refused) -> RestError:
-    """What Kafka's side refused, as an HTTP error."""
+    """A refusal of Kafka's side as an HTTP error."""
     status = ANSWERS[refused.outcome].http
     headers = retry_after(status)
     fault = Fault.TOPIC if refused.outcome is Outcome.UNKNOWN_TOPIC else None

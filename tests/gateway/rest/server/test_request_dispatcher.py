@@ -10,14 +10,15 @@ from aiohttp import web
 
 from gateway.config import Address, SecurityConfig
 from gateway.net.http_server import HttpServer
-from gateway.rest.server.access import Access
 from gateway.rest.server.answers import control_answer, error_answer
-from gateway.rest.server.app import RestApp
 from gateway.rest.server.body import BodyReader
-from gateway.rest.server.call import Call, Handler, Module
-from gateway.rest.server.concurrency import Load
+from gateway.rest.server.call import Call
+from gateway.rest.server.concurrency import ConcurrencyLimit
 from gateway.rest.server.cors import Cors
-from gateway.rest.server.overload import Admission
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.overload import OverloadGuard
+from gateway.rest.server.request_dispatcher import RequestDispatcher
+from gateway.rest.server.request_login import RequestLogin
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.origins import Hosts, Origins
@@ -50,7 +51,7 @@ CONTRACT = {
 }
 
 
-class Echo(Module):
+class Echo(OperationSet):
     def operations(self) -> Mapping[str, Handler]:
         return {"show": self.show, "stream": self.stream}
 
@@ -72,17 +73,17 @@ class Echo(Module):
         return answer
 
 
-def app_of(*modules: Module) -> RestApp:
-    admission = Admission(None, 10)  # type: ignore[arg-type]  # nothing here asks Kafka
-    bodies = BodyReader(admission, 1000, 20.0)
-    access = Access(Authenticator(SecurityConfig()), AccessList(), Origins(SecurityConfig()))
-    return RestApp(
+def app_of(*modules: OperationSet) -> RequestDispatcher:
+    overload = OverloadGuard(None, 10)  # type: ignore[arg-type]  # nothing here asks Kafka
+    bodies = BodyReader(overload, 1000, 20.0)
+    login = RequestLogin(Authenticator(SecurityConfig()), AccessList(), Origins(SecurityConfig()))
+    return RequestDispatcher(
         Contract(assemble([CONTRACT])),
         modules,
-        access,
+        login,
         bodies,
         {},
-        load=Load(100, 100),
+        concurrency=ConcurrencyLimit(100, 100),
         cors=Cors(()),
         compress_from=4096,
     )

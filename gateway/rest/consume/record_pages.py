@@ -21,8 +21,9 @@ from gateway.kafka.read.arrivals import Arrivals
 from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from gateway.net.http_server import SERVER
 from gateway.rest.consume.start_positions import Span, find_span
-from gateway.rest.server.access import forbidden
-from gateway.rest.server.call import Call, Handler, Module
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.permissions import Permission
 from gateway.statistics import counter, gauge
@@ -41,7 +42,7 @@ CHUNK: Final = 500  # records that a page takes in one turn
 _FORMATS: Final = {media: embedded for embedded, media in RECORD_TYPES.items()}
 
 
-class ReadsStatistics(msgspec.Struct, frozen=True):
+class RecordPagesStatistics(msgspec.Struct, frozen=True):
     """What stateless reads came to, since the start."""
 
     waiting: Annotated[int, gauge("reads that wait for a record")]
@@ -160,7 +161,7 @@ class _Body:
         return self._page.finish() if self._lines is None else self._lines.finish()
 
 
-class Reads(Module):
+class RecordPages(OperationSet):
     """The operation that reads without a consumer."""
 
     def __init__(self, services: RestServices) -> None:
@@ -176,7 +177,7 @@ class Reads(Module):
         self._pages = self._records = self._unchanged = 0
 
     def operations(self) -> Mapping[str, Handler]:
-        """See `Module`."""
+        """See `OperationSet`."""
         return {"readRecords": self.read}
 
     async def read(self, call: Call, topic: str) -> web.StreamResponse:
@@ -262,12 +263,12 @@ class Reads(Module):
             sleeper.woken.set()
 
     async def stop(self) -> None:
-        """See `Module`."""
+        """See `OperationSet`."""
         self._arrivals.stop()
 
-    def statistics(self) -> ReadsStatistics:
+    def statistics(self) -> RecordPagesStatistics:
         """Counts so far."""
-        return ReadsStatistics(
+        return RecordPagesStatistics(
             waiting=len(self._sleepers),
             pages_total=self._pages,
             records_total=self._records,
