@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 import aiohttp
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
+from proton import Message, ProtonException
+from proton.utils import BlockingConnection
 
 from gateway.kafka.publish.partitioner import partition_of
 from tests.gateway.test_containment import contained
 from tests.support.amqp import ThreadedSender
+from tests.support.amqp_transactions import Transacted
 from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.mqtt import PahoClient
 from tests.support.topics import read_all, remake
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
@@ -142,3 +147,51 @@ async def test_whoever_writes_goes_on(
             await link.close()
     there = {(record.partition, record.offset) for record in await read_all(bootstrap, topic)}
     assert {(one["partition"], one["offset"]) for answer in kept for one in answer} <= there
+
+
+def transact(address: str, topic: str, key: str) -> str:
+    """One record in a transaction of AMQP; what became of it."""
+    connection = BlockingConnection(f"amqp://{address}", timeout=60)
+    try:
+        whole = Transacted(connection)
+        message = Message(body=b"", annotations={"x-opt-bridge.key": key})
+        delivery = whole.post(connection.create_sender(topic), message)
+        whole.wait(lambda: bool(delivery.remote_state))
+        return whole.end()
+    finally:
+        with contextlib.suppress(ProtonException):
+            connection.close()
+
+
+async def test_transactions_and_the_gateways_own_state_go_on(
+    served: GatewayProcess, new_topic: Any, admin: AIOKafkaAdminClient
+) -> None:
+    topic = await new_topic(6)
+    last = next(key for key in map(str, range(100)) if partition_of(key.encode(), 6) == 5)
+    address = served.addresses["amqp"]
+    assert await asyncio.to_thread(transact, address, topic, last) == "committed"
+    await remake(admin, topic, 2)
+    async with asyncio.timeout(50):  # its own time-out would be 60 s
+        while await asyncio.to_thread(transact, address, topic, last) != "committed":
+            pass
+
+    client = await PahoClient(served.address("mqtt"), client_id=topic).connect(clean_start=False)
+    await client.subscribe(f"{topic}/#")
+    codes: set[int] = set()
+    for name in ("__trivium_retained", "__trivium_sessions", "__trivium_groups", "__trivium_requests"):
+        await admin.delete_topics([name])
+        while True:
+            text = f"{name} {len(codes)}".encode()
+            mid = client.paho.publish(f"{topic}/r", text, 1, retain=True).mid
+            await wait_until(lambda mid=mid: mid in client.pubacks)
+            codes.add(client.pubacks[mid].value)
+            if client.pubacks[mid].value == 0:
+                break
+        async with asyncio.timeout(60):
+            newcomer = await PahoClient(served.address("mqtt"), client_id=f"{topic}-{name}").connect(clean_start=False)
+            assert newcomer.connack.value == 0
+            await newcomer.subscribe(f"{topic}/#")
+            await wait_until(lambda text=text, newcomer=newcomer: text in [one.payload for one in newcomer.messages])
+            await newcomer.close()
+    assert codes <= {0, 0x97}  # it is no fault of the topic that the client named
+    await client.close()

@@ -416,9 +416,14 @@ class Publisher:
         """A producer has new metadata: for a partition that they lack it would try for ever, so ask about its topic."""
         for name, writer in (*self._writers.items(), *self._internal.items()):
             there = len(cluster.partitions_for_topic(name) or ())
-            if name not in self._confirming and any(queue.flying for queue in writer.queues[there:]):
-                self._confirming.add(name)
-                self._spawn(self._confirm(name))
+            if any(queue.flying for queue in writer.queues[there:]):
+                self.doubt(name)
+
+    def doubt(self, name: str) -> None:
+        """A topic may not be as it was: ask Kafka."""
+        if name not in self._confirming:
+            self._confirming.add(name)
+            self._spawn(self._confirm(name))
 
     async def _confirm(self, name: str) -> None:
         try:
@@ -444,7 +449,8 @@ class Publisher:
         """Its queues give up what they hold; the next record asks again."""
         writer = self._writers_like(name).pop(name, None)
         if writer is not None:
-            writer.vanish(outcome)
+            # Ours are made again at once, which is no fault of whoever's record has to wait for it.
+            writer.vanish(Outcome.BUSY if name.startswith(INTERNAL_TOPIC_PREFIX) else outcome)
             self._topic_budgets.pop(name)
 
     # Budgets

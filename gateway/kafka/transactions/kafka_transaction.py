@@ -299,8 +299,11 @@ class KafkaTransaction:
             for (topic, number), batches in partitions.items():
                 for builder, together in batches.batches:
                     flying.append((await producer.hand_over(builder, topic, number), number, together))
-            await asyncio.wait([future for future, _, _ in flying])
-        except BaseException:
+            await producer.stored([future for future, _, _ in flying], partitions.keys())
+        except BaseException as failed:
+            if isinstance(failed, errors.UnknownTopicOrPartitionError):
+                for topic, _ in partitions:
+                    self._publisher.doubt(topic)
             for future, _, _ in flying:
                 future.cancel()  # aiokafka's own goes on; nobody listens
             raise

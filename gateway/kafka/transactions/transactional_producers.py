@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,12 +48,37 @@ class TransactionalProducer(LeasedProducer):
         number: of its transactional id.
     """
 
-    __slots__ = ("_group", "number")
+    __slots__ = ("_flying", "_group", "_patience", "number")
 
     def __init__(self, producer: AIOKafkaProducer, number: int) -> None:
         super().__init__(producer)
         self.number = number
         self._group: str | None = None
+        self._flying: Collection[tuple[str, int]] = ()
+        self._patience: asyncio.Timeout | None = None
+        producer.client.cluster.add_listener(self._looked)
+
+    async def stored(self, answers: Collection[asyncio.Future[Any]], places: Collection[tuple[str, int]]) -> None:
+        """Wait for the answers for what was handed over to these topics and partitions.
+
+        Raises:
+            UnknownTopicOrPartitionError: one of them is no more; aiokafka would try for ever.
+        """
+        self._flying = places
+        try:
+            async with asyncio.timeout(None) as self._patience:
+                await asyncio.wait(answers)
+        except TimeoutError:
+            raise errors.UnknownTopicOrPartitionError("a partition is gone") from None
+        finally:
+            self._flying, self._patience = (), None
+
+    def _looked(self, cluster: Any) -> None:
+        """There are new metadata."""
+        if self._patience is not None and any(
+            number not in (cluster.partitions_for_topic(topic) or ()) for topic, number in self._flying
+        ):
+            self._patience.reschedule(asyncio.get_running_loop().time())
 
     async def begin(self) -> None:
         """Begin a transaction; Kafka hears of it with the first record or offset. Raises KafkaError."""
