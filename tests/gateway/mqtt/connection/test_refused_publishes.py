@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncIterator
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from protocols.mqtt.packets import Puback, Pubcomp, Publish, Pubrec, Pubrel
 from tests.support.gateway import GatewayProcess
@@ -19,6 +20,8 @@ create_topics = true
 acknowledge_refused = true
 [[security.access]]
 topic = "open-{RUN}/#"
+[[security.access]]
+topic = "open_{RUN}/#"
 """
 
 
@@ -48,4 +51,17 @@ async def test_mqtt_5_is_told_all_the_same(forgiving: GatewayProcess) -> None:
         packet_id = client.new_id()
         client.send(Publish(f"shut-{RUN}/x", b"x", qos=qos, packet_id=packet_id))
         assert (await client.expect(answer)).reason_code == 0x87
+    client.drop()
+
+
+async def test_a_name_that_collides_is_refused_with_the_name_that_is_there(
+    forgiving: GatewayProcess, admin: AIOKafkaAdminClient
+) -> None:
+    await admin.create_topics([NewTopic(f"open.{RUN}", 1, 1)])
+    client = await RawClient.connect(forgiving.address("mqtt"))
+    packet_id = client.new_id()
+    client.send(Publish(f"open_{RUN}/x", b"x", qos=1, packet_id=packet_id))
+    answer = await client.expect(Puback)
+    assert answer.reason_code == 0x90
+    assert f"open.{RUN}" in str(answer.properties)
     client.drop()
