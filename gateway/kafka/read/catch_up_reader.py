@@ -271,6 +271,7 @@ class _Worker:
         try:
             await keep_on(self._run, "replay")
         finally:
+            self._release()
             self._pool.closed(self)
 
     async def _run(self) -> None:
@@ -286,9 +287,7 @@ class _Worker:
 
     async def _serve_all(self, consumer: AIOKafkaConsumer) -> None:
         pool = self._pool
-        self.serves = None  # what the last consumer had at hand went with it
-        self._version = -1
-        self._chunk.clear()
+        self._release()  # what the last consumer had at hand went with it
         while True:
             queue = pool.take_turn()
             if queue is None:
@@ -313,8 +312,16 @@ class _Worker:
             self.idle = False
         return True
 
-    def _attach(self, consumer: AIOKafkaConsumer, queue: _Queue) -> None:
+    def _release(self) -> None:
+        """Have nobody's records at hand: else a subscriber that is gone is kept, in a cycle when this worker ends."""
+        served, self.serves = self.serves, None
+        if served is not None and served.holder is self:
+            served.holder = None
+        self._version = -1
         self._chunk.clear()
+
+    def _attach(self, consumer: AIOKafkaConsumer, queue: _Queue) -> None:
+        self._release()
         self.serves = queue
         queue.holder = self
         self._version = queue.version
@@ -343,6 +350,8 @@ class _Worker:
             if not self._offer(consumer, queue):
                 return True
             await asyncio.sleep(0)
+        if not queue.readings and self.serves is queue:
+            self._release()
         return False
 
     async def _fetch(self, consumer: AIOKafkaConsumer, queue: _Queue) -> int:

@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from gateway.config import LogConfig
+from gateway.kafka.driver.outage import outage
 from gateway.observe.logs import BLANK, RepeatFilter, configure_logs
 
 Start = Callable[..., io.StringIO]
@@ -77,6 +78,7 @@ def test_level(start: Start) -> None:
 
 
 def test_libraries_speak_from_warning_on_and_once(start: Start) -> None:
+    outage.end()  # another test's Kafka was away
     out = start(level="debug")
     kafka = logging.getLogger("aiokafka.client")
     kafka.info("hello")
