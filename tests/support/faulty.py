@@ -76,7 +76,8 @@ class Switch:
 
     def factory(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         """The loop's task factory: ours are wrapped, those of libraries are not."""
-        if not work.cr_code.co_filename.startswith(str(Path(spawn.__file__).parent)):
+        code = getattr(work, "cr_code", None)  # none: the loop closes a generator of a job that was cut off
+        if code is None or not code.co_filename.startswith(str(Path(spawn.__file__).parent)):
             return asyncio.Task(work, loop=loop, **options)
         name = _name(work)
         faulty = Faulty(work)
