@@ -11,7 +11,7 @@ import msgspec
 
 
 class ConnectionFailed(msgspec.Struct, frozen=True, gc=False):
-    """The peer broke the protocol, fell silent, or left without a goodbye; always the last event.
+    """The peer broke the protocol, fell silent, left without a goodbye, or we gave it up; always the last event.
 
     The protocol's own goodbye, where it has one, is already in `data_to_send`.
 
@@ -55,6 +55,10 @@ class Connection(Protocol):
 
     def tick(self, now: float) -> list[Any]:
         """Tell the time: keep-alive, idle time-out, heartbeats."""
+        ...
+
+    def give_up(self) -> list[Any]:
+        """Our side cannot go on, by its own fault: say so in the protocol's words and close; the last events."""
         ...
 
     @property

@@ -28,6 +28,7 @@ ABNORMAL_CLOSURE: Final = 1006  # never in a frame: the peer left without a Clos
 INVALID_PAYLOAD: Final = 1007
 POLICY_VIOLATION: Final = 1008
 MESSAGE_TOO_BIG: Final = 1009
+INTERNAL_ERROR: Final = 1011
 _FOR_FRAMES: Final = frozenset({*range(1000, 1004), *range(1007, 1015)})
 """Those of the registry that may stand in a frame; 3000 to 4999 are free for all (section 7.4.2)."""
 

@@ -236,6 +236,10 @@ class AmqpConnection:
             incoming.top_up()
         self.pump.flush()
 
+    def broken(self, error: Exception) -> None:
+        """Our bug, in `settle`: the connection ends, and its peer knows that the rest is in doubt."""
+        self.pump.give_up()
+
     # for links
 
     def now_ms(self) -> int:

@@ -41,6 +41,9 @@ class Owner(Protocol):
         Called once per owner and Kafka batch, from the event loop, never from inside `submit`. `offsets` stands
         beside `tokens` when stored and is empty otherwise. It must not raise and must not wait: queue the
         acknowledgements, write them once.
+
+        An owner that has a client to answer to has a method `broken(error)`, too: it is called when this has raised,
+        and ends what the client would wait in for ever.
         """
         ...
 

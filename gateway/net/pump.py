@@ -307,12 +307,27 @@ class Pump(asyncio.Protocol):
 
     def _spawned_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:  # told at the door of tasks
-            self.abort()
+            self.give_up()
 
     def fail(self, error: Exception) -> None:
-        """Our bug, on this connection: it ends at once, and the others live on."""
+        """Our bug, on this connection: it ends, with its protocol's goodbye if that can be said; the others live on."""
         failures.tell("connection", error, self.peer)
-        self.abort()
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Say that we cannot go on, and close. What failed may fail in this too: then it ends without a word."""
+        transport = self.transport
+        if transport is None or self._closed or self.lingering:
+            self.abort()
+            return
+        try:
+            self._events = None  # nothing is answered any more
+            self.handler.handle(self.connection.give_up())
+            transport.write(self.connection.data_to_send())
+            self.close()
+        except Exception as error:
+            failures.tell("connection", error, self.peer)
+            self.abort()
 
     def flush(self) -> None:
         """Write what the connection has to say, re-arm its timer, close it when it is done."""

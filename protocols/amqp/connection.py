@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from protocols.amqp.endpoints import Limits
 from protocols.amqp.engine import Engine
-from protocols.amqp.outcomes import FRAMING_ERROR, RESOURCE_LIMIT_EXCEEDED, Error
+from protocols.amqp.outcomes import FRAMING_ERROR, INTERNAL_ERROR, RESOURCE_LIMIT_EXCEEDED, Error
 from protocols.amqp.sasl import HEADER as SASL_HEADER
 from protocols.amqp.sasl import SaslCode, SaslLayer
 from protocols.connection import ConnectionFailed
@@ -141,6 +141,10 @@ class Connection:
         if self._buffer is None:
             self.engine.close(error)
         self._dead = True
+
+    def give_up(self) -> list[Any]:
+        """See `protocols.connection.Connection`; ahead of the AMQP layer there are no words for it."""
+        return [] if self.closing else self._die("internal error", INTERNAL_ERROR)
 
     def release(self) -> None:
         """The socket is gone, and no verb will be used any more."""

@@ -221,6 +221,12 @@ class Connection(Receiver):
             self._say_connack(reason_code, reason_string, properties)
         self._close()
 
+    def give_up(self) -> list[Any]:
+        """See `protocols.connection.Connection`; after CONNACK, 0x83 in DISCONNECT, before it there."""
+        if self.state is CLOSED:
+            return []
+        return [self._fail(PeerError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error"))]
+
     # opening
 
     def _hold(self, data: bytes) -> list[Any]:

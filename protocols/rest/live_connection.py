@@ -14,6 +14,7 @@ from protocols.websocket import (
     ABNORMAL_CLOSURE,
     CLOSE,
     GOING_AWAY,
+    INTERNAL_ERROR,
     INVALID_PAYLOAD,
     MESSAGE_TOO_BIG,
     NO_STATUS,
@@ -146,6 +147,10 @@ class LiveConnection:
         if not self.closing:
             self.closing = True
             self._write(close_frame(code, reason))
+
+    def give_up(self) -> list[Any]:
+        """See `protocols.connection.Connection`."""
+        return [] if self.closing else [self._fail(INTERNAL_ERROR, "internal error")]
 
     # inside
 

@@ -234,6 +234,60 @@ async def test_whatever_task_fails_the_rest_serves_on(faulty: Faulty, users: Use
     assert await faulty.stop() == 0
 
 
+MQTT_PLACES = ("client:Client._act", "publishing:Incoming.settle")
+AMQP_PLACES = ("connection:AmqpConnection.handle", "connection:AmqpConnection.settle", "attaches:Attach.answer")
+
+
+@pytest.mark.timeout(180)
+async def test_whoever_our_bug_costs_its_connection_is_told_so_in_its_protocols_words(faulty: Faulty) -> None:
+    topic = f"f-{uuid.uuid4().hex[:10]}"
+    heir = await PahoClient(faulty.address("mqtt")).connect()
+    await heir.subscribe(f"{topic}/will")
+    for place in MQTT_PLACES:
+        client = PahoClient(faulty.address("mqtt"))
+        client.paho.will_set(f"{topic}/will", place, 1)
+        await client.connect()
+        await faulty.order(f"break gateway.mqtt.connection.{place}")
+        client.send(f"{topic}/k")
+        await wait_until(lambda client=client: client.disconnected is not None)
+        assert client.disconnected.value == 0x83
+        await wait_until(lambda place=place: place.encode() in {message.payload for message in heir.messages})
+        await client.close()
+    await faulty.order("break gateway.mqtt.connection.client:Client._admit")
+    stranger = await PahoClient(faulty.address("mqtt")).connect()
+    assert stranger.connack.value == 0x83
+
+    for place in AMQP_PLACES:
+        sender = await ThreadedSender(faulty.addresses["amqp"], topic).connect()
+        await faulty.order(f"break gateway.amqp.{place}")
+        if place.endswith("answer"):
+            with pytest.raises(ProtonException):
+                await sender.attach(topic)
+        else:
+            assert await sender.send(b"lost or not") != "ACCEPTED"
+        assert await sender.end() == "amqp:internal-error", place
+
+    async with aiohttp.ClientSession(f"http://{faulty.addresses['http']}") as http:
+        await faulty.order("break gateway.rest.produce.tickets:Ticket.settle")
+        body = json.dumps({"records": [{"value": 1}]})
+        async with http.post(f"/topics/{topic}", data=body, headers={"Content-Type": JSON}) as response:
+            assert response.status == 500
+            assert (await response.json(content_type=None))["error_code"] == 500
+        await faulty.order("break gateway.rest.server.request_login:RequestLogin.authenticate")
+        async with http.get("/v3/clusters") as response:
+            assert response.status == 500
+            assert (await response.json(content_type=None))["error_code"] == 50002
+        async with http.ws_connect("/stream", protocols=["trivium.v1"]) as socket:
+            await faulty.order("break gateway.rest.streams.live_websockets:LiveSession.handle")
+            await socket.send_str('{"type": "unsubscribe", "id": "nothing"}')
+            await socket.receive()
+            assert socket.close_code == 1011
+    assert await heir.publish(f"{topic}/k") in (0, 0x10)
+    for other in (heir, stranger):
+        await other.close()
+    assert await faulty.stop() == 0
+
+
 @pytest.mark.timeout(180)
 async def test_a_topic_made_again_with_fewer_partitions_under_load_is_served_on(
     new_gateway: Callable[..., GatewayProcess],

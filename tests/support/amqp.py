@@ -78,6 +78,10 @@ class ThreadedSender:
 
         return str(await self._call(work))
 
+    async def attach(self, topic: str) -> None:
+        """Attach another link."""
+        await self._call(lambda: self._connection.create_sender(topic, name=f"{topic}-2"))
+
     async def end(self) -> str | None:
         """Wait until the gateway closes the connection; the condition it gave."""
 

@@ -5,7 +5,8 @@ line of JSON in the named pipe `PIPE.out`:
 
 - `names`: the qualified names of all coroutines of ours that were ever started as tasks, and how many live now;
 - `fail NAME`: raise in every task of that name that lives, at the point where it waits; tells in how many. Where none
-  lives, the next one will fail, after its first wait or at its end.
+  lives, the next one will fail, after its first wait or at its end;
+- `break MODULE:CLASS.METHOD`: the next call of it raises.
 
 The gateway itself knows nothing of it: each coroutine is wrapped by the loop's task factory.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import concurrent.futures
+import importlib
 import json
 import sys
 import threading
@@ -107,6 +109,23 @@ class Switch:
         return count
 
 
+def break_once(place: str) -> int:
+    """Let the next call of a method raise; 1."""
+    module, _, path = place.partition(":")
+    *owners, name = path.split(".")
+    owner: Any = importlib.import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    real = owner.__dict__[name]
+
+    def broken(*arguments: Any, **options: Any) -> Any:
+        setattr(owner, name, real)
+        raise InjectedError("on purpose")
+
+    setattr(owner, name, broken)
+    return 1
+
+
 def _name(work: Any) -> str:
     """Its qualified name; of what `keep_on` keeps going, that of the part."""
     found: str = work.__qualname__
@@ -126,7 +145,8 @@ def listen(path: Path, switch: Switch) -> None:
             found: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
             def obey(command: str = command, name: str = name, found: Any = found) -> None:
-                found.set_result(switch.fail(name) if command == "fail" else switch.names())
+                orders = {"fail": switch.fail, "break": break_once, "names": lambda _: switch.names()}
+                found.set_result(orders[command](name))
 
             assert switch.loop is not None
             switch.loop.call_soon_threadsafe(obey)

@@ -34,6 +34,11 @@ class Lines:
         data, self.out = bytes(self.out), bytearray()
         return data
 
+    def give_up(self) -> list[Any]:
+        self.closing = True
+        self.out += b"our fault\n"
+        return [ConnectionFailed("our fault", "")]
+
     def next_deadline(self) -> float | None:
         return None if self.patience is None else self.heard + self.patience
 

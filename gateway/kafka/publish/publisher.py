@@ -515,6 +515,9 @@ class Publisher:
             owner.settle(tokens, offsets, result)
         except Exception as error:  # our bug, in one session; the batch's other owners do not pay for it
             failures.tell("session", error, f"{type(owner).__name__}: {len(tokens)} tokens not settled")
+            broken = getattr(owner, "broken", None)
+            if broken is not None:
+                failures.guard("session", broken, error)
 
     # Life
 

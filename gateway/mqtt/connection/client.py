@@ -315,6 +315,11 @@ class Client:
 
     # the goodbye
 
+    def give_up(self) -> None:
+        """Our bug, on this connection, which was told: it ends."""
+        if self._pump is not None:
+            self._pump.give_up()
+
     def _disconnect(self, event: events.DisconnectReceived) -> None:
         """The client says goodbye; 0x00 takes its will back [MQTT-3.14.4-3], everything else does not."""
         self._connection.finish()

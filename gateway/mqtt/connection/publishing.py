@@ -192,6 +192,10 @@ class Incoming:
                     return
         self._settled((tokens, result))
 
+    def broken(self, error: Exception) -> None:
+        """Our bug, in `settle`: the connection ends, so that its client sends again what was not acknowledged."""
+        self._client.give_up()
+
     def _settled(self, argument: tuple[Sequence[Slot], Result]) -> None:
         """What Kafka answered may be told."""
         tokens, result = argument

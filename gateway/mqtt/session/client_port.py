@@ -127,6 +127,10 @@ class ClientPort(Protocol):
         """Write what waits."""
         ...
 
+    def give_up(self) -> None:
+        """Our bug, which was told: say so, and end the connection."""
+        ...
+
     def taken_over(self) -> None:
         """Close: another connection has the client id now [MQTT-3.1.4-3]."""
         ...

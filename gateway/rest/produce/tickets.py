@@ -48,6 +48,11 @@ class Ticket:
             self.failed += len(tokens)
             self._settled(len(tokens))
 
+    def broken(self, error: Exception) -> None:
+        """Our bug, in `settle`: the request fails."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
     def found(self, index: int, stored: Stored) -> None:
         """A record that is there already."""
         self.results[index] = stored
