@@ -19,7 +19,6 @@ from tests.gateway.test_containment import contained
 from tests.support.amqp import ThreadedSender
 from tests.support.amqp_transactions import Transacted
 from tests.support.gateway import GatewayProcess, wait_until
-from tests.support.mqtt import PahoClient
 from tests.support.topics import read_all, remake
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
@@ -163,19 +162,7 @@ def transact(address: str, topic: str, key: str) -> str:
             connection.close()
 
 
-async def admitted(served: GatewayProcess, client_id: str) -> PahoClient:
-    """A client with a kept session; it comes again while it is told Server unavailable."""
-    while True:
-        client = await PahoClient(served.address("mqtt"), client_id=client_id).connect(clean_start=False)
-        if client.connack.value == 0:
-            return client
-        assert client.connack.value == 0x88
-        await client.close()
-
-
-async def test_transactions_and_the_gateways_own_state_go_on(
-    served: GatewayProcess, new_topic: Any, admin: AIOKafkaAdminClient
-) -> None:
+async def test_transactions_go_on(served: GatewayProcess, new_topic: Any, admin: AIOKafkaAdminClient) -> None:
     topic = await new_topic(6)
     last = next(key for key in map(str, range(100)) if partition_of(key.encode(), 6) == 5)
     address = served.addresses["amqp"]
@@ -184,23 +171,3 @@ async def test_transactions_and_the_gateways_own_state_go_on(
     async with asyncio.timeout(50):  # its own time-out would be 60 s
         while await asyncio.to_thread(transact, address, topic, last) != "committed":
             pass
-
-    client = await PahoClient(served.address("mqtt"), client_id=topic).connect(clean_start=False)
-    await client.subscribe(f"{topic}/#")
-    codes: set[int] = set()
-    for name in ("__trivium_retained", "__trivium_sessions", "__trivium_groups", "__trivium_requests"):
-        await admin.delete_topics([name])
-        while True:
-            text = f"{name} {len(codes)}".encode()
-            mid = client.paho.publish(f"{topic}/r", text, 1, retain=True).mid
-            await wait_until(lambda mid=mid: mid in client.pubacks)
-            codes.add(client.pubacks[mid].value)
-            if client.pubacks[mid].value == 0:
-                break
-        async with asyncio.timeout(60):
-            newcomer = await admitted(served, f"{topic}-{name}")
-            await newcomer.subscribe(f"{topic}/#")
-            await wait_until(lambda text=text, newcomer=newcomer: text in [one.payload for one in newcomer.messages])
-            await newcomer.close()
-    assert codes <= {0, 0x97}  # it is no fault of the topic that the client named
-    await client.close()
