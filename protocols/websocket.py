@@ -50,7 +50,7 @@ class Received(msgspec.Struct, frozen=True):
 
     Attributes:
         payload: of the messages, as a stream.
-        ends: where in `payload` messages end, if they are text; binary ones are a stream without ends.
+        ends: where in `payload` messages end.
         ping: the payload of the newest Ping; None: there was none.
         close: the payload of the peer's Close frame; nothing after it is looked at.
         fault: nothing after it is looked at either.
@@ -123,7 +123,7 @@ class FrameReader:
                 close = said if fault is None else None
                 break
         payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)
-        return Received(payload, tuple(ends) if self._kind == TEXT else (), ping, close, fault)
+        return Received(payload, tuple(ends), ping, close, fault)
 
     def _check(self, head: bytes) -> Fault | None:
         """What is wrong with a frame's head, as far as it is there (section 5.2)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -297,19 +297,31 @@ class Topics:
     async def _look_up(self, name: str) -> TopicInfo | Refused:
         """The answer for everybody who asks for `name` now."""
         try:
-            info = (await self._with_configs([info_of(name, await self._partitions(name))]))[0]
+            return await self._settled(name, self._find(name), Outcome.UNKNOWN_TOPIC, "looked up")
+        finally:
+            del self._lookups[name]
+
+    async def _find(self, name: str) -> TopicInfo:
+        return info_of(name, await self._partitions(name))
+
+    async def _settled(
+        self, name: str, asked: Coroutine[Any, Any, TopicInfo], absent: Outcome, verb: str
+    ) -> TopicInfo | Refused:
+        """What `asked` came to, as a value: learnt with its configuration, or why not, which is remembered.
+
+        `absent`: the refusal after which the topic may still be made. `verb`: for the reason when our own bug is one.
+        """
+        try:
+            info = (await self._with_configs([await asked]))[0]
         except Refused as refused:
             if refused.outcome is not Outcome.BUSY:
-                self._remember_unknown(name, refused, absent=refused.outcome is Outcome.UNKNOWN_TOPIC)
+                self._remember_unknown(name, refused, absent=refused.outcome is absent)
             return refused
         except Exception as error:  # contained: they may ask again
             failures.tell("topic", error, name)
-            return Refused(Outcome.BUSY, f"topic {name} could not be looked up")
-        else:
-            self._learn(info)
-            return info
-        finally:
-            del self._lookups[name]
+            return Refused(Outcome.BUSY, f"topic {name} could not be {verb}")
+        self._learn(info)
+        return info
 
     def _learn(self, info: TopicInfo) -> None:
         name = info.name
@@ -322,26 +334,19 @@ class Topics:
     async def _make(self, name: str, principal: str | None) -> TopicInfo | Refused:
         """A missing topic; a value, as of `_look_up`."""
         try:
-            own = self._internal.get(name)
-            if own is not None:
-                made = await self.creation.make_own(Wanted(name, own.partitions, configs=own.configs))
-            else:
-                made = await self.creation.make(Wanted(name), principal)
-            self._partitions_in_all += len(made.partitions) if made.new else 0
-            info = (await self._with_configs([info_of(name, made.partitions)]))[0]
-        except Refused as refused:
-            if refused.outcome is not Outcome.BUSY:
-                # Where only a limit stands in the way it is tried again at once: that costs Kafka nothing.
-                self._remember_unknown(name, refused, absent=refused.outcome is Outcome.FULL)
-            return refused
-        except Exception as error:  # contained: they may ask again
-            failures.tell("topic", error, name)
-            return Refused(Outcome.BUSY, f"topic {name} could not be made")
-        else:
-            self._learn(info)
-            return info
+            # Where only a limit stands in the way it is tried again at once: that costs Kafka nothing.
+            return await self._settled(name, self._create_missing(name, principal), Outcome.FULL, "made")
         finally:
             del self._making[name]
+
+    async def _create_missing(self, name: str, principal: str | None) -> TopicInfo:
+        own = self._internal.get(name)
+        if own is not None:
+            made = await self.creation.make_own(Wanted(name, own.partitions, configs=own.configs))
+        else:
+            made = await self.creation.make(Wanted(name), principal)
+        self._partitions_in_all += len(made.partitions) if made.new else 0
+        return info_of(name, made.partitions)
 
     async def _partitions(self, name: str) -> Partitions:
         found = (await self.describe([name]))[name]
