@@ -293,7 +293,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         log.lookup,
         anonymous=config.security.allow_anonymous,
         wall_clock=wall_clock,
-        unguessable=partial(secrets.token_hex, 8),
+        random_id=partial(secrets.token_hex, 8),
     )
     gateways = Gateways(identity, process.loop.time, wall_clock)
     parts = _session_parts(process, log, rules, router, retained, groups, SessionStore(gateways.owner))
@@ -445,7 +445,7 @@ def _make_amqp(process: Process, security: ListenerSecurity, log: Log, state: St
         authenticator=security.authenticator,
         access=security.access_list,
         wall_clock=wall_clock,
-        unguessable=partial(secrets.token_hex, 16),
+        random_id=partial(secrets.token_hex, 16),
     )
     return AmqpFront(services, process.spawn, security.tls_context, security.strangers)
 
@@ -474,13 +474,13 @@ def _rest_services(process: Process, security: ListenerSecurity, log: Log, state
             delivery_timeout_s=log.kafka.delivery_timeout_s,
             spawn=process.spawn,
             wall_clock=wall_clock,
-            unguessable=partial(secrets.token_hex, 8),
+            random_id=partial(secrets.token_hex, 8),
         ),
         kafka=client_settings(log.kafka, "http"),
         spawn=process.spawn,
         clock=process.loop.time,
         wall_clock=wall_clock,
-        unguessable=partial(secrets.token_hex, 16),
+        random_id=partial(secrets.token_hex, 16),
         tracing=security.tracing,
         strangers=security.strangers,
     )

@@ -237,21 +237,19 @@ class Nodes:
         live_reader: the reader.
     """
 
-    def __init__(
-        self, live_reader: LiveReader, publisher: Publisher, topic: str, unguessable: Callable[[], str]
-    ) -> None:
+    def __init__(self, live_reader: LiveReader, publisher: Publisher, topic: str, random_id: Callable[[], str]) -> None:
         """Nothing is read before the first node is made.
 
         Args:
             live_reader: reads the reply topic.
             publisher: knows topics.
             topic: the reply topic.
-            unguessable: gives a new name that cannot be guessed, legal in an MQTT topic.
+            random_id: gives a new name that cannot be guessed, legal in an MQTT topic.
         """
         self.topic = topic
         self.live_reader = live_reader
         self._publisher = publisher
-        self._unguessable = unguessable
+        self._random_id = random_id
         self._nodes: dict[bytes | None, Node] = {}
         self._watch = LingeringWatch(live_reader, topic, self, lambda: self._nodes, linger_s=LINGER_S)
 
@@ -271,7 +269,7 @@ class Nodes:
             Refused: the reply topic is not there and may not be made, or Kafka does not answer.
         """
         info = await self._publisher.topic(self.topic)
-        node = Node(self, owner, self._unguessable(), queue=TEMPORARY_TOPIC not in capabilities)
+        node = Node(self, owner, self._random_id(), queue=TEMPORARY_TOPIC not in capabilities)
         self._nodes[node.key] = node  # keeps the watch
         try:
             await self._watch.hold()

@@ -60,7 +60,7 @@ class Services:
         authenticator: Authenticator,
         access: AccessList,
         wall_clock: Callable[[], int],
-        unguessable: Callable[[], str],
+        random_id: Callable[[], str],
     ) -> None:
         self.config = config
         self.container_id = container_id
@@ -78,13 +78,13 @@ class Services:
         dead_letters = DeadLetters(publisher, config.dead_letter_topic, config.max_attempts, self.counts)
         self.ingress = Ingress(publisher, self.gates, self.counts, config.link_bytes, config.max_body_bytes)
         self.egress = Egress(live_reader, dead_letters, self.subscriptions, names, self.counts, config.max_unsettled)
-        self.nodes = Nodes(live_reader, publisher, config.reply_topic, unguessable)
+        self.nodes = Nodes(live_reader, publisher, config.reply_topic, random_id)
         self.coordinators = Coordinators(
             transactions,
             self.counts,
             limit=config.max_transactions,
             timeout_s=config.transaction_timeout_s,
-            unguessable=unguessable,
+            random_id=random_id,
         )
         self.places = Places()
         self.attaching = Share()

@@ -94,16 +94,16 @@ class Coordinators:
         *,
         limit: int,
         timeout_s: float,
-        unguessable: Callable[[], str],
+        random_id: Callable[[], str],
     ) -> None:
-        """`limit`: how many may be open; `unguessable` gives hexadecimal digits for a txn-id."""
+        """`limit`: how many may be open; `random_id` gives hexadecimal digits for a txn-id."""
         self.kafka = kafka
         self.counts = counts
         self.timeout_s = timeout_s
         self.open: set[Transaction] = set()
         self.ending: set[asyncio.Task[None]] = set()
         self._limit = limit
-        self._unguessable = unguessable
+        self._random_id = random_id
         self._stopping = False
 
     def declare(self, coordinator: Coordinator) -> Transaction | Error:
@@ -112,7 +112,7 @@ class Coordinators:
             return Error(INTERNAL_ERROR, "the gateway is stopping")
         if len(self.open) >= self._limit:
             return Error(RESOURCE_LIMIT_EXCEEDED, f"{self._limit} transactions are open")
-        transaction = Transaction(self, coordinator, bytes.fromhex(self._unguessable()))
+        transaction = Transaction(self, coordinator, bytes.fromhex(self._random_id()))
         self.open.add(transaction)
         return transaction
 

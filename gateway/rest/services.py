@@ -49,7 +49,7 @@ class RestServices(msgspec.Struct, frozen=True):
         wall_clock: epoch milliseconds.
         tracing: makes spans of requests; None: nobody wants them.
         strangers: counts what clients send before they are known; None: nobody does.
-        unguessable: gives a new text that nobody can guess, legal in an MQTT topic.
+        random_id: gives a new id that nobody can guess, legal in an MQTT topic.
     """
 
     config: HttpConfig
@@ -70,6 +70,6 @@ class RestServices(msgspec.Struct, frozen=True):
     spawn: Spawn
     clock: Callable[[], float]
     wall_clock: Callable[[], int]
-    unguessable: Callable[[], str]
+    random_id: Callable[[], str]
     tracing: Tracing | None = None
     strangers: Strangers | None = None

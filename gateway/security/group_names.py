@@ -45,7 +45,7 @@ class Owned(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         principal: whose it is.
-        claim: which claim; unguessable.
+        claim: the random id of the claim.
         since_ms: epoch milliseconds.
         made: Kafka did not know the group before, so that it is the principal's to delete.
     """
@@ -102,7 +102,7 @@ class GroupNames:
         *,
         anonymous: bool,
         wall_clock: Callable[[], int],
-        unguessable: Callable[[], str],
+        random_id: Callable[[], str],
     ) -> None:
         """Nothing is known before the table is loaded.
 
@@ -112,14 +112,14 @@ class GroupNames:
             lookup: knows where the log ends.
             anonymous: whether clients may say nothing about themselves; if not, what was theirs is nobody's.
             wall_clock: epoch milliseconds.
-            unguessable: names claims.
+            random_id: gives the id of a claim.
         """
         self._groups = groups
         self._topics = topics
         self._lookup = lookup
         self._anonymous = anonymous
         self._wall_clock = wall_clock
-        self._unguessable = unguessable
+        self._random_id = random_id
         self._state: StateTopics | None = None
         self._table: StateTopic | None = None
         self._owned: dict[str, Owned] = {}
@@ -254,7 +254,7 @@ class GroupNames:
         if len(self._owned) >= NAMES or self._counts[principal] >= NAMES_PER_PRINCIPAL:
             raise Refused(Outcome.BUSY, "too many names of groups are in use")
         made = not await self._groups.exists(group)
-        mine = Owned(principal, self._unguessable(), self._wall_clock(), made)
+        mine = Owned(principal, self._random_id(), self._wall_clock(), made)
         written = Written()
         self._write(group, mine, written)
         if (await written.done).outcome is not Outcome.STORED:

@@ -275,7 +275,7 @@ def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> 
         authenticator=cast("Any", Anybody()),
         access=AccessList(),
         wall_clock=lambda: now_ms,
-        unguessable=lambda: "name",
+        random_id=lambda: "name",
     )
     connection = Connection("bench", Limits(session_window_bytes=1 << 30))
     owner = AmqpConnection(services, connection, set())

@@ -67,7 +67,7 @@ class KeyedRequests:
         delivery_timeout_s: float,
         spawn: Spawn,
         wall_clock: Callable[[], int],
-        unguessable: Callable[[], str],
+        random_id: Callable[[], str],
     ) -> None:
         """Nothing is done yet.
 
@@ -80,7 +80,7 @@ class KeyedRequests:
             delivery_timeout_s: `kafka.delivery_timeout_s`: no record is stored later than this after it was submitted.
             spawn: starts background work.
             wall_clock: epoch milliseconds.
-            unguessable: names attempts.
+            random_id: gives the id of an attempt.
         """
         self.replayed = 0
         self.resumed = 0
@@ -92,7 +92,7 @@ class KeyedRequests:
         self._delivery_timeout_ms = int(delivery_timeout_s * 1000)
         self._spawn = spawn
         self._wall_clock = wall_clock
-        self._unguessable = unguessable
+        self._random_id = random_id
         self._running: set[str] = set()
         self._scanning = asyncio.Lock()  # one at a time: it happens after a crash, perhaps to all clients at once
 
@@ -145,7 +145,7 @@ class KeyedRequests:
         now = self._wall_clock()
         attempt = KeptRequest(
             digest,
-            self._unguessable(),
+            self._random_id(),
             self._table.gateway,
             until_ms=now + self._table.window_ms,
             lease_ms=now + int(PREPARE_S * 1000) + self._delivery_timeout_ms,

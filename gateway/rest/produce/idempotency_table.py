@@ -28,7 +28,7 @@ class KeptRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         digest: of the request's body and what else makes it the same request.
-        attempt: which one; unguessable.
+        attempt: the random id of the attempt.
         gateway: whose attempt, by the name that its data directory keeps; "" for one without.
         until_ms: the end of the window, when it is forgotten; epoch milliseconds.
         lease_ms: until then the attempt may still store records.

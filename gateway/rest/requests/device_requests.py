@@ -57,7 +57,7 @@ class DeviceRequests(OperationSet):
         self._wall_clock = services.wall_clock
         self._overload = overload
         self._bodies = bodies
-        self._replies = Replies(services.live_reader, services.publisher, config.reply_topic, services.unguessable)
+        self._replies = Replies(services.live_reader, services.publisher, config.reply_topic, services.random_id)
         home = services.rules.destination(self._replies.address)
         self._mqtt_answers = f"{home.topic}/{(home.key or b'').decode()}" == self._replies.address
         self._requests = 0

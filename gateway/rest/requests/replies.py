@@ -44,24 +44,22 @@ class Replies:
         late: how many answers came that nobody waited for.
     """
 
-    def __init__(
-        self, live_reader: LiveReader, publisher: Publisher, topic: str, unguessable: Callable[[], str]
-    ) -> None:
+    def __init__(self, live_reader: LiveReader, publisher: Publisher, topic: str, random_id: Callable[[], str]) -> None:
         """Nothing is read before the first question.
 
         Args:
             live_reader: reads the reply topic.
             publisher: knows topics.
             topic: the reply topic.
-            unguessable: gives a new text that cannot be guessed, legal in an MQTT topic.
+            random_id: gives a new id that cannot be guessed, legal in an MQTT topic.
         """
         self.topic = topic
-        name = f"http-{unguessable()}"
+        name = f"http-{random_id()}"
         self.address = f"{topic}/{name}"
         self.late = 0
         self._key = name.encode()
         self._publisher = publisher
-        self._unguessable = unguessable
+        self._random_id = random_id
         self._open: dict[str, Question] = {}
         self._users = 0
         self._watch = LingeringWatch(live_reader, topic, self, lambda: self._users, linger_s=LINGER_S)
@@ -83,7 +81,7 @@ class Replies:
     @contextmanager
     def ask(self) -> Iterator[Question]:
         """Open a question for the time of the block. Its answer is seen if `listen` was awaited before it is sent."""
-        question = Question(self._unguessable(), asyncio.get_running_loop().create_future())
+        question = Question(self._random_id(), asyncio.get_running_loop().create_future())
         self._open[question.correlation_id] = question
         self._users += 1
         try:

@@ -115,7 +115,7 @@ async def kafka_side(
         lookup,
         anonymous=True,
         wall_clock=lambda: time.time_ns() // 1_000_000,
-        unguessable=lambda: secrets.token_hex(8),
+        random_id=lambda: secrets.token_hex(8),
     )
     names.bind(state)
     await state.start()
@@ -182,7 +182,7 @@ async def amqp_front(
         authenticator=authenticator,
         access=AccessList(secured.access),
         wall_clock=wall_clock,
-        unguessable=lambda: secrets.token_hex(16),
+        random_id=lambda: secrets.token_hex(16),
     )
     front = AmqpFront(services, backend.spawn, tls)
     await front.start()

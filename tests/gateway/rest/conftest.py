@@ -135,7 +135,7 @@ async def running_gateway(
             lookup,
             anonymous=security.allow_anonymous,
             wall_clock=wall_clock,
-            unguessable=partial(secrets.token_hex, 8),
+            random_id=partial(secrets.token_hex, 8),
         )
         names.bind(state)
         keyed = KeyedRequests(
@@ -147,7 +147,7 @@ async def running_gateway(
             delivery_timeout_s=kafka_config.delivery_timeout_s,
             spawn=spawn,
             wall_clock=wall_clock,
-            unguessable=partial(secrets.token_hex, 8),
+            random_id=partial(secrets.token_hex, 8),
         )
         services = RestServices(
             config=http_config,
@@ -168,7 +168,7 @@ async def running_gateway(
             spawn=spawn,
             clock=loop.time,
             wall_clock=wall_clock,
-            unguessable=partial(secrets.token_hex, 16),
+            random_id=partial(secrets.token_hex, 16),
             tracing=tracing,
         )
         listener = RestListener(services, tls=tls)

@@ -54,7 +54,7 @@ async def gateway_names(bootstrap: str, clock: Clock) -> AsyncIterator[GroupName
             lookup,
             anonymous=True,
             wall_clock=clock,
-            unguessable=lambda: secrets.token_hex(8),
+            random_id=lambda: secrets.token_hex(8),
         )
         names.bind(process.state)
         await process.state.start()
