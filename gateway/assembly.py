@@ -352,7 +352,7 @@ def _session_parts(  # noqa: PLR0917 - what sessions touch
         router=router,
         live_reader=log.live_reader,
         counters=counters,
-        budget=log.publisher.connection_budget,
+        budget=log.publisher.budgets.connection,
         store=store,
         deliveries=DeliveryParts(
             router=router, retained=retained, counters=counters, wall_clock=wall_clock, touched=set()

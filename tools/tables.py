@@ -21,7 +21,7 @@ from gateway.embedded.open_files import Statistics as OpenFiles
 from gateway.failures import FailureStatistics
 from gateway.kafka.cluster.topic_creation import Statistics as TopicCreation
 from gateway.kafka.groups.assignment import GroupsStatistics
-from gateway.kafka.publish.publisher import Statistics as PublisherStatistics
+from gateway.kafka.publish.settlement import Statistics as PublisherStatistics
 from gateway.kafka.read.watched_topics import LiveStatistics
 from gateway.kafka.state import StateStatistics
 from gateway.mqtt.front import Statistics as MqttStatistics

@@ -97,7 +97,7 @@ class AmqpConnection:
         """`register` has the connections that are open."""
         self.services = services
         self.pump: Pump
-        self.budget: Budget = services.publisher.connection_budget()
+        self.budget: Budget = services.publisher.budgets.connection()
         self.quiescing = False
         self.gone = False
         self.grant: Grant

@@ -36,7 +36,7 @@ class AmqpFront(SocketFront):
             links_per_session=config.links_per_session,
             idle_timeout_s=config.idle_timeout_s,
             session_window_bytes=config.session_window_bytes,
-            partial_bytes=max(config.max_message_bytes, services.publisher.connection_budget().bytes_limit),
+            partial_bytes=max(config.max_message_bytes, services.publisher.budgets.connection().bytes_limit),
         )
 
     def open(self) -> tuple[Connection, AmqpConnection]:

@@ -22,14 +22,13 @@ from typing import Any, Final, cast
 import cproton
 import proton
 
-from flowcontrol.budget import Budget
-from flowcontrol.gate import Gate
 from gateway.amqp.connection import AmqpConnection
 from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.services import Services
-from gateway.config import AmqpConfig
+from gateway.config import AmqpConfig, BudgetConfig
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.batch_format import Records
+from gateway.kafka.publish.budgets import Budgets
 from gateway.security.authorization import AccessList
 from gateway.security.identity import ANONYMOUS
 from loadtest.clients.amqp_messages import NOW, many_keys, minimal, typical
@@ -191,10 +190,10 @@ class AnsweringPublisher:
 
     def __init__(self) -> None:
         self._records = Records(BATCH)
-        self.budget = Budget(1 << 30, 1 << 30)
+        self.budgets = Budgets(BudgetConfig())
+        self.budget = self.budgets.process
         self.gate = self.budget.gate
         self.held: list[Any] = []
-        self._gate = Gate(2, 1)
 
     def submit(self, record: Record, owner: Any, token: Any, sender: Any = None) -> None:
         """Keep the token."""
@@ -216,14 +215,6 @@ class AnsweringPublisher:
         if not self._records.append(NOW, record.key, record.value, record.headers):
             self._records = Records(BATCH)
             self._records.append(NOW, record.key, record.value, record.headers)
-
-    def connection_budget(self) -> Budget:
-        """A budget of its own."""
-        return Budget(1 << 30, 1 << 30)
-
-    def topic_gate(self, name: str) -> Gate:
-        """Always open."""
-        return self._gate
 
 
 class Socket:

@@ -40,7 +40,7 @@ class CreditGates:
             return publisher.gate
         if topic is None:
             return None
-        gate = publisher.topic_gate(topic)
+        gate = publisher.budgets.topic(topic).gate
         return None if gate.is_open else gate
 
     def wait_for(self, gate: Gate, link: Waiter) -> None:

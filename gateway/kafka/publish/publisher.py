@@ -11,11 +11,8 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final
+from typing import Any
 
-import msgspec
-
-from flowcontrol.budget import Budget
 from flowcontrol.gate import Gate
 from gateway.config import BudgetConfig, KafkaConfig
 from gateway.failures import failures
@@ -23,51 +20,27 @@ from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.cluster.topics import REACHABLE_S, Topics
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.publish.batch import Batch
+from gateway.kafka.publish.budgets import Budgets
+from gateway.kafka.publish.held_records import HeldRecords
 from gateway.kafka.publish.partition_queue import PartitionQueue, WriterContext
 from gateway.kafka.publish.producers import Producers
 from gateway.kafka.publish.sender_partitions import Sender
+from gateway.kafka.publish.settlement import Settlement, Statistics
 from gateway.kafka.publish.topic_writer import TopicWriter
 from gateway.spawn import Spawn
-from gateway.statistics import Histogram, counter, gauge, histogram
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, Record
 
 log = logging.getLogger(__name__)
-
-HELD_RECORDS: Final = 500_000
-"""How many records may wait for one unknown topic's look-up; further ones are BUSY. The budgets' brakes come before:
-with what a held record is counted for, the process budget shuts its gate earlier."""
-HELD_OVERHEAD: Final = 512
-"""What a held record is counted for beside its key, value and headers: its objects."""
-_Held = tuple[Record, Owner | None, Any, Sender | None, int]
-"""A record that waits for its topic, its ticket, its sender, and its size."""
-LATENCY_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 120_000)
-
-
-class Statistics(msgspec.Struct, frozen=True):
-    """What is on the way, and what happened so far."""
-
-    records_in_flight: Annotated[int, gauge("records submitted and not answered")]
-    bytes_in_flight: Annotated[int, gauge("bytes submitted and not answered")]
-    records: Annotated[dict[Outcome, int], counter("records of clients that Kafka has answered for", "outcome")]
-    state_records: Annotated[
-        dict[Outcome, int],
-        counter("records of the gateway's own topics that Kafka has answered for", "outcome"),
-    ]
-    unowned: Annotated[
-        dict[Outcome, int], counter("records without a sender who waits (MQTT QoS 0) that were not stored", "outcome")
-    ]
-    batches: Annotated[int, counter("batches stored")]
-    batch_latency_s: Annotated[Histogram, histogram("from a batch's first record to Kafka's answer")]
-    producers: Annotated[int, counter("producers started; each after the first replaced one that had lost its place")]
 
 
 class Publisher:
     """The way into Kafka.
 
     Attributes:
-        budget: bytes and records submitted and not settled, of the whole process.
-        gate: the budget's gate: when it shuts, stop reading from clients and stop granting credit.
+        budgets: bytes and records submitted and not settled, of the process, of topics and of connections.
+        budget: that of the whole process.
+        gate: its gate: when it shuts, stop reading from clients and stop granting credit.
         stored: told a topic, a partition and the offset after the last record of each batch that was stored.
     """
 
@@ -93,9 +66,9 @@ class Publisher:
             wall_clock: milliseconds since the epoch.
             chance: breaks ties where a sender without a name is placed.
         """
-        self.budget = Budget(limits.process_bytes, limits.process_records)
+        self.budgets = Budgets(limits)
+        self.budget = self.budgets.process
         self.gate: Gate = self.budget.gate
-        self._limits = limits
         self._topics = topics
         self._spawn = spawn
         self._clock = clock
@@ -106,23 +79,19 @@ class Publisher:
             config, self._producers, topics, spawn=spawn, clock=clock, chance=chance, settle=self._settle,
             replace=self._replace,
         )  # fmt: skip
-        self._delivery_timeout_s = config.delivery_timeout_s
         self._writers: dict[str, TopicWriter] = {}
         self._internal: dict[str, TopicWriter] = {}  # of our own topics: a client's record never finds them
-        self._topic_budgets: dict[str, Budget] = {}
-        self._held: dict[str, list[_Held]] = {}
+        self._held = HeldRecords(
+            self.budgets, submit=self._submit_again, refuse=self._refuse, look_up=self._look_up, spawn=spawn,
+            timeout_s=config.delivery_timeout_s,
+        )  # fmt: skip
         self._confirming: set[str] = set()
         self._stamp = 0  # wall clock of this loop turn; 0: no turn has begun
         self._now = 0.0
         self._touched: list[PartitionQueue] = []
         self._refusals: dict[tuple[int, Outcome, str], tuple[Owner | None, list[Any]]] = {}
         self._drained: asyncio.Event | None = None
-        self._answered = float("-inf")
-        self._records = dict.fromkeys(Outcome, 0)
-        self._state_records = dict.fromkeys(Outcome, 0)
-        self._unowned = dict.fromkeys(Outcome, 0)
-        self._batches = 0
-        self._latency_s = Histogram([bound / 1000 for bound in LATENCY_MS])
+        self._settlement = Settlement()
         topics.on_update(self._topic_updated)
         topics.on_gone(self._topic_gone)
 
@@ -141,7 +110,7 @@ class Publisher:
 
         Never waits and never raises for the record's sake. `owner` None: nobody wants to know. An owner may have
         an attribute `budget`, a `flowcontrol.budget.Budget` of its own without a parent; it counts what the owner
-        has in flight (see `connection_budget`); and an attribute `principal`, the name for which topics are counted
+        has in flight (see `Budgets.connection`); and an attribute `principal`, the name for which topics are counted
         that are made for its records.
 
         `sender`: records of one without a key keep their order; None for one that is in no order with others.
@@ -268,8 +237,7 @@ class Publisher:
                 failures.tell("partition", error, f"{queue.topic.name}-{queue.number}")
         refusals, self._refusals = self._refusals, {}
         for (_, outcome, reason), (owner, tokens) in refusals.items():
-            self._records[outcome] += len(tokens)
-            self._tell(owner, tokens, (), Result(outcome=outcome, reason=reason))
+            self._settlement.refuse(owner, tokens, Result(outcome=outcome, reason=reason))
         self._check_drained()
 
     def _refuse(self, owner: Owner | None, token: Any, outcome: Outcome, reason: str) -> None:
@@ -306,7 +274,7 @@ class Publisher:
         return (writer.place(sender) if queue is None or queue.shut else queue).number
 
     def _hold(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None, *, internal: bool) -> None:
-        """Keep `record` until its topic is known; ask for it, once."""
+        """Submit `record` when its topic is known."""
         name = record.topic
         if not internal and name.startswith(INTERNAL_TOPIC_PREFIX):
             self._refuse(owner, token, Outcome.DENIED, "topics that begin with __ are internal")
@@ -316,69 +284,17 @@ class Publisher:
             self._open(info)
             self.submit(record, owner, token, sender, internal=internal)
             return
-        held = self._held.get(name)
-        if held is None:
-            held = self._held[name] = []
-            self._spawn(self._resolve(name))
-        if len(held) >= HELD_RECORDS:
-            self._refuse(owner, token, Outcome.BUSY, f"topic {name} is still being looked up")
-            return
-        size = HELD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
-        size += sum(len(header) + len(value or b"") for header, value in record.headers)
-        held.append((record, owner, token, sender, size))
-        self._topic_budget(name).take(size)
-        budget = getattr(owner, "budget", None)
-        if budget is not None:
-            budget.take(size)
+        self._held.hold(record, owner, token, sender)
 
-    async def _resolve(self, name: str) -> None:
-        """Learn of a topic that records wait for. One client's limit is not the others': each is asked for in turn."""
-        internal = name.startswith(INTERNAL_TOPIC_PREFIX)
-        refused: Refused | None = None
-        try:
-            async with asyncio.timeout(self._delivery_timeout_s):
-                while held := self._held.get(name):
-                    principal = getattr(held[0][1], "principal", None)
-                    try:
-                        # Unbounded: what waits here is kept for its senders, as what waits for a known topic is.
-                        await self.topic(name, internal=internal, principal=principal, bounded=False)
-                    except Refused as error:
-                        if error.outcome is not Outcome.FULL:
-                            raise
-                        self._refuse_held(name, principal, error)
-        except TimeoutError:
-            refused = Refused(Outcome.BUSY, "Kafka did not answer in time")
-        except Refused as error:
-            refused = error
-        except Exception as error:  # contained: what waits for the topic has a clear outcome
-            failures.tell("topic", error, name)
-            refused = Refused(Outcome.BUSY, f"topic {name} could not be looked up")
-        self._resolved(name, refused)
+    def _submit_again(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None) -> None:
+        """As `submit`, for what it has taken before: only our own records are of an internal topic."""
+        self.submit(record, owner, token, sender, internal=record.topic.startswith(INTERNAL_TOPIC_PREFIX))
 
-    def _refuse_held(self, name: str, principal: str | None, refused: Refused) -> None:
-        """Refuse what one client's records wait for."""
-        held = self._held[name]
-        others = [one for one in held if getattr(one[1], "principal", None) != principal]
-        self._held[name] = [one for one in held if getattr(one[1], "principal", None) == principal]
-        self._resolved(name, refused, others)
-
-    def _resolved(self, name: str, refused: Refused | None, others: Sequence[_Held] = ()) -> None:
-        """Go on with the records that wait for a topic; `others` wait on."""
-        internal = name.startswith(INTERNAL_TOPIC_PREFIX)  # `_hold` takes no others under such a name
-        for record, owner, token, sender, size in self._held.pop(name, ()):
-            if refused is None:
-                self.submit(record, owner, token, sender, internal=internal)
-            else:
-                self._refuse(owner, token, refused.outcome, refused.reason)
-            # After taking again, so that the gate does not flap.
-            self._topic_budget(name).give(size)
-            budget = getattr(owner, "budget", None)
-            if budget is not None:
-                budget.give(size)
-        if others:
-            self._held[name] = list(others)
-        elif refused is not None:
-            self._forget_budget(name)
+    async def _look_up(self, name: str, principal: str | None) -> TopicInfo:
+        """Unbounded: what waits for the topic is kept for its senders, as what waits for a known one is."""
+        return await self.topic(
+            name, internal=name.startswith(INTERNAL_TOPIC_PREFIX), principal=principal, bounded=False
+        )
 
     async def topic(
         self, name: str, *, internal: bool = False, principal: str | None = None, bounded: bool = True
@@ -400,8 +316,8 @@ class Publisher:
     def _open(self, info: TopicInfo) -> None:
         """Make the topic's writer, and hand it what was held, before any later record can overtake."""
         name = info.name
-        self._writers_like(name)[name] = TopicWriter(info, self._context, self._topic_budget(name))
-        self._resolved(name, None)
+        self._writers_like(name)[name] = TopicWriter(info, self._context, self.budgets.keep(name))
+        self._held.release(name)
 
     def _writers_like(self, name: str) -> dict[str, TopicWriter]:
         """Where the writer of `name` is kept."""
@@ -439,10 +355,9 @@ class Publisher:
         """
         sender = Sender()
         sender.settle_in(topic, self._writers_like(topic)[topic].heir(number))
-        internal = topic in self._internal
         for batch in batches:
             for record, owner, token in batch.apart(topic, number):
-                self.submit(record, owner, token, sender, internal=internal)
+                self._submit_again(record, owner, token, sender)
             batch.release()  # after taking again, so that the gate does not flap
 
     def _topic_gone(self, name: str, outcome: Outcome) -> None:
@@ -451,30 +366,9 @@ class Publisher:
         if writer is not None:
             # Ours are made again at once, which is no fault of whoever's record has to wait for it.
             writer.vanish(Outcome.BUSY if name.startswith(INTERNAL_TOPIC_PREFIX) else outcome)
-            self._topic_budgets.pop(name)
+            self.budgets.drop(name)
 
-    # Budgets
-
-    def _topic_budget(self, name: str) -> Budget:
-        budget = self._topic_budgets.get(name)
-        if budget is None:
-            limits = self._limits
-            budget = Budget(limits.topic_bytes, limits.process_records, parent=self.budget)
-            self._topic_budgets[name] = budget
-        return budget
-
-    def _forget_budget(self, name: str) -> None:
-        budget = self._topic_budgets.get(name)
-        if budget is not None and not budget.records and name not in self._writers_like(name):
-            del self._topic_budgets[name]
-
-    def topic_gate(self, name: str) -> Gate:
-        """The gate of one topic's budget: one slow topic stops its own senders before it stops everybody's."""
-        return self._topic_budget(name).gate
-
-    def connection_budget(self) -> Budget:
-        """A budget for one connection, to be kept in the owner's attribute `budget`."""
-        return Budget(self._limits.connection_bytes, self._limits.process_records)
+    # Transactions
 
     def reserve(self, size: int) -> None:
         """Count a record that is on its way to Kafka through a transaction and not through here."""
@@ -489,35 +383,13 @@ class Publisher:
 
     def _settle(self, batch: Batch, topic: str, result: Result, base: int) -> None:
         """The end of a batch: tell its owners, give back to the budgets."""
-        stored = result.outcome is Outcome.STORED
-        if stored:
-            now = self._clock()
-            self._answered = now
-            self._batches += 1
-            self._latency_s.observe(now - batch.born)
+        if result.outcome is Outcome.STORED:
+            self._settlement.stored(batch, self._clock())
             if base >= 0:
                 self.stored(topic, result.partition, base + batch.count)
-        counts = self._state_records if topic in self._internal else self._records
-        for share in batch.shares.values():
-            counts[result.outcome] += len(share.tokens)
-            offsets = share.offsets(base) if stored else ()
-            self._tell(share.owner, share.tokens, offsets, result)
-        batch.release()
-        self._forget_budget(topic)
+        self._settlement.settle(batch, topic, result, base)
+        self.budgets.forget(topic)
         self._check_drained()
-
-    def _tell(self, owner: Owner | None, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        if owner is None:
-            if result.outcome is not Outcome.STORED:
-                self._unowned[result.outcome] += len(tokens)
-            return
-        try:
-            owner.settle(tokens, offsets, result)
-        except Exception as error:  # our bug, in one session; the batch's other owners do not pay for it
-            failures.tell("session", error, f"{type(owner).__name__}: {len(tokens)} tokens not settled")
-            broken = getattr(owner, "broken", None)
-            if broken is not None:
-                failures.guard("session", broken, error)
 
     # Life
 
@@ -547,8 +419,7 @@ class Publisher:
                     await self._drained.wait()
         except TimeoutError:
             complete = False
-            for name in tuple(self._held):
-                self._resolved(name, Refused(Outcome.BUSY, "shutting down"))
+            self._held.refuse_all(Refused(Outcome.BUSY, "shutting down"))
             for writer in (*self._writers.values(), *self._internal.values()):
                 await writer.abandon()
             self._end_turn()
@@ -563,20 +434,12 @@ class Publisher:
     @property
     def reachable(self) -> bool:
         """Whether Kafka has answered anything recently."""
-        return self._topics.reachable or self._clock() - self._answered < REACHABLE_S
+        return self._topics.reachable or self._clock() - self._settlement.answered < REACHABLE_S
 
     def statistics(self) -> Statistics:
         """Counts so far."""
-        return Statistics(
-            records_in_flight=self.budget.records,
-            bytes_in_flight=self.budget.bytes,
-            records=dict(self._records),
-            state_records=dict(self._state_records),
-            unowned=dict(self._unowned),
-            batches=self._batches,
-            batch_latency_s=self._latency_s,
-            producers=self._producers.started,
-        )
+        in_flight = (self.budget.records, self.budget.bytes)
+        return self._settlement.statistics(in_flight, self._producers.started)
 
 
 def _nobody(_topic: str, _partition: int, _end: int) -> None:

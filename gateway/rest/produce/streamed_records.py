@@ -40,7 +40,7 @@ class Upload:
 
     def __init__(self, publisher: Publisher, topic: str) -> None:
         """For records of `topic`; `close` must be called in the end."""
-        self.budget = publisher.connection_budget()
+        self.budget = publisher.budgets.connection()
         self.taken = 0
         self.failures = 0
         self._publisher = publisher
@@ -53,7 +53,7 @@ class Upload:
         self._moved = asyncio.Event()  # something that `room` waits for may have changed
         self._wake = asyncio.Event()  # there may be something to write
         self._over = False
-        self._gates = [publisher.gate, publisher.topic_gate(topic), self.budget.gate]
+        self._gates = [publisher.gate, publisher.budgets.topic(topic).gate, self.budget.gate]
         for gate in self._gates:
             gate.subscribe(self._turned)
 
@@ -122,7 +122,7 @@ class Upload:
             self.taken - self._written < WINDOW
             and self.budget.gate.is_open
             and publisher.gate.is_open
-            and publisher.topic_gate(self._topic).is_open
+            and publisher.budgets.topic(self._topic).gate.is_open
         )
 
     # Reports out

@@ -32,7 +32,7 @@ class OverloadGuard:
         publisher = self._publisher
         if not publisher.gate.is_open:
             raise self._refuse("Kafka is slower than its senders; try again")
-        if publisher.known_topic(topic) is not None and not publisher.topic_gate(topic).is_open:
+        if publisher.known_topic(topic) is not None and not publisher.budgets.topic(topic).gate.is_open:
             raise self._refuse(f"Topic {topic} is slower than its senders; try again")
         if self.active >= self._max_concurrent:
             raise self._refuse("Too many requests wait for Kafka; try again")

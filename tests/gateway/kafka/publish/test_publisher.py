@@ -89,9 +89,9 @@ async def test_each_ticket_settles_once_whatever_is_submitted(bootstrap, new_top
     names = [plain, small, compacted, "absent-" + uuid.uuid4().hex, "__internal", "no name", "", "x" * 250]
     async with kit(bootstrap, batch_bytes=4096) as k:
         owners = [
-            k.recorder(k.publisher.connection_budget()),
+            k.recorder(k.publisher.budgets.connection()),
             k.recorder(),
-            k.recorder(k.publisher.connection_budget()),
+            k.recorder(k.publisher.budgets.connection()),
         ]
         expected = {}
         for token in range(5000):
@@ -261,11 +261,11 @@ async def test_the_budget_shuts_the_gate_and_opens_it_again(bootstrap, new_topic
     limits = BudgetConfig(process_bytes=1 << 20, connection_bytes=65536, topic_bytes=1 << 20)
     async with kit(bootstrap, limits=limits) as k:
         await k.publisher.topic(topic)
-        owner = k.recorder(k.publisher.connection_budget())
+        owner = k.recorder(k.publisher.budgets.connection())
         news, own_news = [], []
         k.publisher.gate.subscribe(news.append)
         owner.budget.gate.subscribe(own_news.append)
-        topic_gate = k.publisher.topic_gate(topic)
+        topic_gate = k.publisher.budgets.topic(topic).gate
         number = 0
         while k.publisher.gate.is_open:
             k.submit(Record(topic, b"k", b"x" * 1000), owner, number)
@@ -429,7 +429,7 @@ async def test_a_run_is_what_its_records_are_one_by_one(bootstrap, new_topic, ki
     topic = await new_topic(partitions=3, max_message_bytes="20000")
     compacted = await new_topic(partitions=1, cleanup_policy="compact")
     async with kit(bootstrap) as k:
-        one, two = k.recorder(k.publisher.connection_budget()), k.recorder(k.publisher.connection_budget())
+        one, two = k.recorder(k.publisher.budgets.connection()), k.recorder(k.publisher.budgets.connection())
         like = Record(topic, b"k", None, (("h", b"x"),))
 
         def run(owner, numbers, like=like):

@@ -1,0 +1,98 @@
+"""What became of records: told to their owners, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from gateway.failures import failures
+from gateway.kafka.contracts import Owner, Result
+from gateway.kafka.publish.batch import Batch
+from gateway.statistics import Histogram, counter, gauge, histogram
+from mapping.outcomes import Outcome
+from mapping.record import INTERNAL_TOPIC_PREFIX
+
+LATENCY_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 120_000)
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """What is on the way, and what happened so far."""
+
+    records_in_flight: Annotated[int, gauge("records submitted and not answered")]
+    bytes_in_flight: Annotated[int, gauge("bytes submitted and not answered")]
+    records: Annotated[dict[Outcome, int], counter("records of clients that Kafka has answered for", "outcome")]
+    state_records: Annotated[
+        dict[Outcome, int],
+        counter("records of the gateway's own topics that Kafka has answered for", "outcome"),
+    ]
+    unowned: Annotated[
+        dict[Outcome, int], counter("records without a sender who waits (MQTT QoS 0) that were not stored", "outcome")
+    ]
+    batches: Annotated[int, counter("batches stored")]
+    batch_latency_s: Annotated[Histogram, histogram("from a batch's first record to Kafka's answer")]
+    producers: Annotated[int, counter("producers started; each after the first replaced one that had lost its place")]
+
+
+class Settlement:
+    """Tells owners the outcomes of their tokens, and counts these.
+
+    Attributes:
+        answered: when Kafka stored the last batch, by the clock.
+    """
+
+    def __init__(self) -> None:
+        self.answered = float("-inf")
+        self._records = dict.fromkeys(Outcome, 0)
+        self._state_records = dict.fromkeys(Outcome, 0)
+        self._unowned = dict.fromkeys(Outcome, 0)
+        self._batches = 0
+        self._latency_s = Histogram([bound / 1000 for bound in LATENCY_MS])
+
+    def stored(self, batch: Batch, now: float) -> None:
+        """Kafka has stored `batch`."""
+        self.answered = now
+        self._batches += 1
+        self._latency_s.observe(now - batch.born)
+
+    def settle(self, batch: Batch, topic: str, result: Result, base: int) -> None:
+        """Tell a batch's owners, and give back to the budgets. `base`: the offset of its first record, if stored."""
+        counts = self._state_records if topic.startswith(INTERNAL_TOPIC_PREFIX) else self._records
+        stored = result.outcome is Outcome.STORED
+        for share in batch.shares.values():
+            counts[result.outcome] += len(share.tokens)
+            self._tell(share.owner, share.tokens, share.offsets(base) if stored else (), result)
+        batch.release()
+
+    def refuse(self, owner: Owner | None, tokens: Sequence[Any], result: Result) -> None:
+        """Tell an owner of records that are not given to Kafka."""
+        self._records[result.outcome] += len(tokens)
+        self._tell(owner, tokens, (), result)
+
+    def _tell(self, owner: Owner | None, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        if owner is None:
+            if result.outcome is not Outcome.STORED:
+                self._unowned[result.outcome] += len(tokens)
+            return
+        try:
+            owner.settle(tokens, offsets, result)
+        except Exception as error:  # our bug, in one session; the batch's other owners do not pay for it
+            failures.tell("session", error, f"{type(owner).__name__}: {len(tokens)} tokens not settled")
+            broken = getattr(owner, "broken", None)
+            if broken is not None:
+                failures.guard("session", broken, error)
+
+    def statistics(self, in_flight: tuple[int, int], producers: int) -> Statistics:
+        """Counts so far. `in_flight`: records and bytes; `producers`: how many were started."""
+        records, size = in_flight
+        return Statistics(
+            records_in_flight=records,
+            bytes_in_flight=size,
+            records=dict(self._records),
+            state_records=dict(self._state_records),
+            unowned=dict(self._unowned),
+            batches=self._batches,
+            batch_latency_s=self._latency_s,
+            producers=producers,
+        )
