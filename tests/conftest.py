@@ -88,7 +88,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def make_broker(directory: Path, **options: Any) -> EmbeddedBroker:
-    return EmbeddedBroker(directory, java=find_java().path, jars=ensure_jars("kafka"), **{"heap": "512m", **options})
+    """A broker that keeps what a test stores with a time long ago; Kafka looks for such records every five minutes."""
+    settings = {"log.retention.ms": "-1", **options.pop("settings", {})}
+    options = {"heap": "512m", **options}
+    return EmbeddedBroker(directory, java=find_java().path, jars=ensure_jars("kafka"), settings=settings, **options)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from tests.support.mqtt import RawClient
 
 CONFIG = "drain_timeout_s = 2\n[kafka]\ncreate_topics = true\n"
 
-BOUND_S = 16.0  # 8 and a slow machine; what waits for Kafka's requests waits 30 and more
+BOUND_S = 24.0  # 8 and a slow machine; what waits for Kafka's requests waits 30 and more
 
 
 async def test_each_is_answered_in_time(
@@ -48,8 +48,11 @@ async def test_each_is_answered_in_time(
                 for client, topic_filter in ((known, f"{name}/+"), (unknown, "#")):
                     client.send(packets.Subscribe(1, (packets.Subscription(topic_filter, 1),)))
                     client.send(packets.Pingreq())
-                    await client.expect(packets.Pingresp)  # before SUBACK, which needs Kafka
-                assert (await known.expect(packets.Suback)).reason_codes == (1,)  # it is read for the first
+                # What is read for the first already may be known without Kafka: then SUBACK is the first of the two.
+                answers = [await known.receive(), await known.receive()]
+                assert {type(answer) for answer in answers} == {packets.Suback, packets.Pingresp}
+                assert [answer.reason_codes for answer in answers if isinstance(answer, packets.Suback)] == [(1,)]
+                await unknown.expect(packets.Pingresp)  # before SUBACK, which needs Kafka
                 refused = await unknown.expect(packets.Suback)
                 assert refused.reason_codes == (0x80,)
                 assert refused.properties is not None
