@@ -84,8 +84,17 @@ class Catalogue(Protocol):
         ...
 
     @property
+    def topics_in_all(self) -> int:
+        """How many of them there are, with those that were `made` since they were counted."""
+        ...
+
+    @property
     def partitions_in_all(self) -> int:
-        """Of every topic."""
+        """Of every topic, likewise."""
+        ...
+
+    def made(self, name: str, partitions: int) -> None:
+        """Kafka has taken a topic."""
         ...
 
     @property
@@ -225,7 +234,7 @@ class Creation:
         catalogue, config = self._catalogue, self._config
         if self._clock() - catalogue.counted >= COUNTED_FOR_S:
             await catalogue.refresh()
-        topics, partitions = len(catalogue.names), catalogue.partitions_in_all
+        topics, partitions = catalogue.topics_in_all, catalogue.partitions_in_all
         planned = 0
         answers: dict[str, Made | Refused] = {}
         wanted: list[Wanted] = []
@@ -287,11 +296,14 @@ class Creation:
         )
         response = await self._catalogue.request(request)
         answers: dict[str, Made | Refused] = {}
+        partitions = {one.name: one.partitions or config.topic_partitions for one in wanted}
         new: dict[str, bool] = {}
         for name, code, *message in response.topic_errors:
             error = errors.for_code(code)
             if error is errors.NoError or error is errors.TopicAlreadyExistsError:
                 new[name] = error is errors.NoError
+                if new[name]:
+                    self._catalogue.made(name, partitions[name])
                 continue
             if error is errors.InvalidTopicError:
                 self._tell_collision(name)
@@ -340,7 +352,7 @@ class Creation:
     def statistics(self) -> Statistics:
         """Counts so far."""
         return Statistics(
-            topics=len(self._catalogue.names),
+            topics=self._catalogue.topics_in_all,
             partitions=self._catalogue.partitions_in_all,
             topics_made_total=self._made,
             topics_refused_total=self._refused,

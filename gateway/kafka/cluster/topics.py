@@ -117,7 +117,8 @@ class Topics:
         self._lookups: dict[str, asyncio.Task[TopicInfo | Refused]] = {}
         self._making: dict[str, tuple[str | None, asyncio.Task[TopicInfo | Refused]]] = {}
         self._names: frozenset[str] = frozenset()
-        self._partitions_in_all = 0
+        self._counted_partitions = 0  # by the last refresh
+        self._uncounted: dict[str, tuple[int, float]] = {}  # made since: partitions, and when
         self._learned: dict[str, float] = {}  # when, since the last refresh
         self._watchers: list[Changed] = []
         self._updated: list[Updated] = []
@@ -345,7 +346,6 @@ class Topics:
             made = await self.creation.make_own(Wanted(name, own.partitions, configs=own.configs))
         else:
             made = await self.creation.make(Wanted(name), principal)
-        self._partitions_in_all += len(made.partitions) if made.new else 0
         return info_of(name, made.partitions)
 
     async def _partitions(self, name: str) -> Partitions:
@@ -400,7 +400,6 @@ class Topics:
             raise
         if not made.new:
             return False
-        self._partitions_in_all += len(made.partitions)
         self._unknown.pop(name, None)
         self._learned[name] = self._clock()
         self._set_names(self._names | {name})
@@ -414,9 +413,19 @@ class Topics:
         return self._names
 
     @property
+    def topics_in_all(self) -> int:
+        """The topics that clients may see, with those that were made since the last refresh."""
+        made = self._uncounted.keys()
+        return len(self._names) + len(made - self._names - self._internal.keys()) if made else len(self._names)
+
+    @property
     def partitions_in_all(self) -> int:
-        """Of every topic, ours and Kafka's own too; as of the last refresh."""
-        return self._partitions_in_all
+        """Of every topic, ours and Kafka's own too, with those that were made since the last refresh."""
+        return self._counted_partitions + sum(partitions for partitions, _ in self._uncounted.values())
+
+    def made(self, name: str, partitions: int) -> None:
+        """Kafka has taken a topic: it counts from now on, even before it has leaders."""
+        self._uncounted[name] = (partitions, self._clock())
 
     @property
     def counted(self) -> float:
@@ -495,7 +504,12 @@ class Topics:
             self._lost(name, Outcome.UNKNOWN_TOPIC)
         self._changed(fresh)
         self._refreshed = self._clock()
-        self._partitions_in_all = sum(len(topic.leaders) for topic in metadata.topics.values())
+        self._counted_partitions = sum(len(topic.leaders) for topic in metadata.topics.values())
+        self._uncounted = {  # the answer was made before they were
+            name: (partitions, when)
+            for name, (partitions, when) in self._uncounted.items()
+            if when >= begun and name not in metadata.topics
+        }
         self._set_names(frozenset((seen.keys() | in_between) - self._internal.keys()))
 
     def _changed(self, infos: Iterable[TopicInfo]) -> None:
