@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
@@ -32,6 +33,10 @@ NewBroker = Callable[..., EmbeddedBroker]
 BOOTSTRAP = "TRIVIUM_TEST_BOOTSTRAP"
 # Every Java machine of the tests lives for seconds, in which a second compiler costs more than it gains.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+# A run starts more than a hundred Python processes. Each would compile every module anew, for about two seconds, in an
+# environment that forbids to keep what was compiled, as images of containers do.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
