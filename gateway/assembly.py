@@ -461,7 +461,7 @@ def _rest_services(process: Process, security: ListenerSecurity, log: Log, state
         groups=log.groups,
         names=state.groups,
         authenticator=security.authenticator,
-        access=security.access_list,
+        access_list=security.access_list,
         origins=Origins(process.config.security, more=process.config.http.cors_origins),
         hosts=Hosts(process.config.security),
         rules=security.rules,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
 
 from mapping.record import Headers, Received, Record
-from mapping.rest import compact_json, from_base64, from_record, merged_headers
+from mapping.rest import compact_json, from_base64, from_record, merged_headers, standard_headers
 from protocols.rest.confluent_v3 import Data, DataReport, Produced, to_epoch
 from protocols.rest.errors import unprocessable
 from protocols.rest.media import Format
@@ -32,22 +31,20 @@ def without_headers(record: Received, embedded: Format) -> RecordItem:
 
 
 class About(NamedTuple):
-    """What a record's report says beside its place."""
+    """What a record's report says beside its partition and offset."""
 
     key: DataReport | msgspec.UnsetType
     value: DataReport | msgspec.UnsetType
     timestamp: int
 
 
-def to_record(
-    produced: Produced, topic: str, headers: Callable[[Format], Headers], trace: Headers, now: int
-) -> tuple[Record, About]:
+def to_record(produced: Produced, topic: str, principal: str, trace: Headers, now: int) -> tuple[Record, About]:
     """A record of version 3, for Kafka, and what its report will say.
 
     Args:
         produced: as it was sent.
         topic: where to.
-        headers: what every record of a format gets (`mapping.rest.standard_headers`).
+        principal: the client's.
         trace: the request's trace context.
         now: epoch milliseconds; the time of a record that has none.
 
@@ -60,7 +57,7 @@ def to_record(
     timestamp = now if produced.timestamp is None else to_epoch(produced.timestamp)
     key, about_key, _ = _content(produced.key, "key")
     value, about_value, embedded = _content(produced.value, "value")
-    standard = headers(embedded)
+    standard = standard_headers(embedded, principal)
     fields = standard + trace
     if produced.headers:
         own = [HeaderField(one.name, one.value) for one in produced.headers]

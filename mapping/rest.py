@@ -7,6 +7,7 @@ HTTP. What is read as JSON again is an object, an array or a quoted string; any 
 from __future__ import annotations
 
 import binascii
+import functools
 from collections.abc import Sequence
 from typing import Final
 
@@ -63,8 +64,9 @@ class UndecodableError(Exception):
         )
 
 
+@functools.lru_cache(maxsize=4096)
 def standard_headers(embedded: Format, principal: str) -> Headers:
-    """What every record of a request gets; made once for a format and principal."""
+    """The headers that every record of a client gets; kept for the principals that were seen last."""
     return (
         (CONTENT_TYPE, CONTENT_TYPES[embedded]),
         (GW_PROTOCOL, PROTOCOL),
@@ -250,14 +252,15 @@ def from_base64(text: str | None) -> bytes | None:
     """RFC 4648 section 4; the padding may be missing, nothing else. RestError 422."""
     if text is None:
         return None
+    padded = text
     if len(text) % 4 or text.endswith("="):
         bare = text.rstrip("=")
         missing = -len(bare) % 4
         if len(text) - len(bare) > missing:  # binascii does not mind
             raise unprocessable(f"{text[:32]!r} is not base64: too much padding")
-        text = bare + "=" * missing
+        padded = bare + "=" * missing
     try:
-        return binascii.a2b_base64(text, strict_mode=True)
+        return binascii.a2b_base64(padded, strict_mode=True)
     except ValueError as error:
         raise unprocessable(f"{text[:32]!r} is not base64: {error}") from error
 

@@ -61,7 +61,7 @@ class WebSocketEndpoint:
             UpgradeError: with the status and fields of the answer.
         """
         offer = check_upgrade(request)
-        if not self._origins.admit(request.raw_path, request.headers, secure=request.secure):
+        if not self._origins.allow_request(request.raw_path, request.headers, secure=request.secure):
             raise UpgradeError(403, "Pages of this origin may not connect")
         subprotocol = offer.choose(tuple(self._subprotocols))
         listener = self._subprotocols[subprotocol]

@@ -105,7 +105,7 @@ class Management:
             self._heads.check(request)
         except HeadError as error:
             return web.Response(status=error.status, text=f"{error}\n")
-        if not self._origins.admit(request.raw_path, request.headers, secure=request.secure):
+        if not self._origins.allow_request(request.raw_path, request.headers, secure=request.secure):
             return web.Response(status=403, text="Pages of other sites may not look\n")
         return await handler(request)
 

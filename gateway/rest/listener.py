@@ -121,7 +121,7 @@ class RestListener:
             Administration(services),
             self._live,
         )
-        login = RequestLogin(services.authenticator, services.access, services.origins)
+        login = RequestLogin(services.authenticator, services.access_list, services.origins)
         self._concurrency = ConcurrencyLimit(config.max_active, config.max_active_per_client)
         self._dispatcher = RequestDispatcher(
             contract,

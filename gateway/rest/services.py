@@ -1,4 +1,4 @@
-"""What the operations of HTTP are made with: the rest of the gateway, as far as they need it."""
+"""The parts of the gateway that the operations of HTTP use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mapping.rules import Rules
 
 
 class RestServices(msgspec.Struct, frozen=True):
-    """One for a process.
+    """The parts; one instance for a process.
 
     Attributes:
         config: the `http` section.
@@ -36,10 +36,10 @@ class RestServices(msgspec.Struct, frozen=True):
         live_reader: the end of the log, and what a reader behind it is brought.
         catch_up_reader: the shared readers of the log.
         groups: shared readers of consumer groups.
-        names: whose they are.
-        authenticator: who clients are.
-        access: what they may do.
-        origins: whose pages may call.
+        names: which principal owns which consumer group.
+        authenticator: identifies clients.
+        access_list: the rights of principals.
+        origins: the web pages that may call.
         hosts: the names that the gateway may be called by.
         rules: from MQTT topics to Kafka.
         keyed: requests that are done once, by their `Idempotency-Key`.
@@ -47,8 +47,8 @@ class RestServices(msgspec.Struct, frozen=True):
         spawn: starts background work in the app's task group.
         clock: monotonic seconds; the loop's.
         wall_clock: epoch milliseconds.
-        tracing: makes spans of requests; None: nobody wants them.
-        strangers: counts what clients send before they are known; None: nobody does.
+        tracing: makes spans of requests; None: tracing is off.
+        strangers: counts what clients send before they are authenticated; None: not counted.
         random_id: gives a new id that nobody can guess, legal in an MQTT topic.
     """
 
@@ -61,7 +61,7 @@ class RestServices(msgspec.Struct, frozen=True):
     groups: Groups
     names: GroupNames
     authenticator: Authenticator
-    access: AccessList
+    access_list: AccessList
     origins: Origins
     hosts: Hosts
     rules: Rules

@@ -106,7 +106,7 @@ class Origins:
         own = parts.scheme == "https" or (parts.scheme == "http" and not secure)
         return own and bool(name) and _plain(parts.netloc) == _plain(host)
 
-    def admit(self, path: str, fields: Mapping[str, str], *, secure: bool) -> bool:
+    def allow_request(self, path: str, fields: Mapping[str, str], *, secure: bool) -> bool:
         """Whether a request may be served, as far as it is known whose page sent it.
 
         Args:

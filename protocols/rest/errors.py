@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 RETRY_AFTER_S: Final = 1
-"""What `Retry-After` says when nothing better is known: a stalled broker is judged anew within this time."""
-
-
-ROOM_AFTER_S: Final = 60
-"""What it says where topics are too many: somebody must delete one first."""
-_AFTER_S: Final = {503: RETRY_AFTER_S, 429: ROOM_AFTER_S}
+"""`Retry-After` in general: a stalled broker is judged anew within this time."""
+TOPIC_LIMIT_RETRY_AFTER_S: Final = 60
+"""`Retry-After` where a limit of topics is reached: somebody must delete one first."""
+_AFTER_S: Final = {503: RETRY_AFTER_S, 429: TOPIC_LIMIT_RETRY_AFTER_S}
 
 
 def retry_after(status: int) -> tuple[tuple[str, str], ...]:

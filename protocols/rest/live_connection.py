@@ -35,19 +35,19 @@ def text_frame(payload: bytes) -> bytes:
 
 
 class LiveConnection:
-    """See the module and `protocols.connection.Connection`.
+    """One live WebSocket, behind its opening handshake; a `protocols.connection.Connection`.
 
     Attributes:
         waiting: bytes that wait for `data_to_send`.
-        closing: see there.
-        heeded: whether the peer is being read: only then its silence means something.
+        closing: whether a Close frame was sent or the socket is gone.
+        reading: whether the socket is being read: only then does the peer's silence mean that it is gone.
     """
 
     def __init__(self, max_message_bytes: int, heartbeat_s: float) -> None:
         """`tick` sends a Ping every `heartbeat_s` seconds; a message over `max_message_bytes` ends the connection."""
         self.waiting = 0
         self.closing = False
-        self.heeded = True
+        self.reading = True
         self._frames = FrameReader(TEXT)
         self._out: list[bytes] = []
         self._message = bytearray()  # as far as it has come
@@ -60,7 +60,7 @@ class LiveConnection:
     # protocols.connection.Connection
 
     def receive_data(self, data: bytes) -> list[Any]:
-        """See there."""
+        """Events of bytes from the socket; [] after the end."""
         if self.closing:
             return []
         self._heard = self._now
@@ -92,18 +92,18 @@ class LiveConnection:
         return events
 
     def receive_eof(self) -> list[Any]:
-        """See there."""
+        """The peer has closed its side of the socket."""
         if self.closing:
             return []
         self.closing = True
         return [ConnectionFailed("the peer left without a Close frame", str(ABNORMAL_CLOSURE))]
 
     def release(self) -> None:
-        """The socket is gone."""
+        """Note that the socket is gone."""
         self.closing = True
 
     def data_to_send(self) -> bytes:
-        """See there."""
+        """The bytes to write now; b"" for none."""
         out = self._out
         if not out:
             return b""
@@ -113,15 +113,15 @@ class LiveConnection:
         return data
 
     def next_deadline(self) -> float | None:
-        """See there."""
+        """When `tick` is due, in seconds of its clock; None: never."""
         return None if self.closing else self._next_ping
 
     def tick(self, now: float) -> list[Any]:
-        """See there."""
+        """Send a Ping, or end the connection of a peer that has been silent for too long."""
         self._now = now
         if self.closing:
             return []
-        if self._next_ping is None or not self.heeded:
+        if self._next_ping is None or not self.reading:
             self._heard = now
             self._next_ping = now + self._heartbeat_s
         elif now >= self._next_ping:
@@ -138,18 +138,18 @@ class LiveConnection:
         self.send_frame(text_frame(payload))
 
     def send_frame(self, frame: bytes) -> None:
-        """The same, for a frame that was made before."""
+        """Send a frame that was made before; nothing after a Close frame."""
         if not self.closing:
             self._write(frame)
 
     def close(self, code: int = GOING_AWAY, reason: str = "") -> None:
-        """Say goodbye."""
+        """Send a Close frame; nothing is sent after it."""
         if not self.closing:
             self.closing = True
             self._write(close_frame(code, reason))
 
     def give_up(self) -> list[Any]:
-        """See `protocols.connection.Connection`."""
+        """End the connection after a bug of ours, with code 1011."""
         return [] if self.closing else [self._fail(INTERNAL_ERROR, "internal error")]
 
     # inside

@@ -1,4 +1,4 @@
-"""What is said over a live WebSocket (subprotocol `trivium.v1`): one JSON object a text message, told apart by `type`.
+"""The messages of a live WebSocket (subprotocol `trivium.v1`): one JSON object a text message, told apart by `type`.
 
 Every message of a client has an `id` of its choice. The answer to it has the same; the records of a subscription have
 the subscription's.
@@ -34,13 +34,13 @@ class Produce(_Message, frozen=True, gc=False, tag="produce"):
     partition: int | None = None
 
 
-class Subscribe(_Message, frozen=True, gc=False, tag="subscribe", rename={"place": "from"}):
+class Subscribe(_Message, frozen=True, gc=False, tag="subscribe", rename={"start": "from"}):
     """Get records from now on; answered by `subscribed`.
 
     Attributes:
         topic: its name.
         format: how keys and values stand in the records.
-        place, offset, timestamp, partition: where to begin; as the parameters of a stream of events.
+        start, offset, timestamp, partition: where to begin; as the parameters of a stream of events.
         group: take a share of this consumer group: each record is acknowledged or released then.
         key: only records with one of these keys.
         header: only records with all of these headers, each NAME:VALUE.
@@ -49,7 +49,7 @@ class Subscribe(_Message, frozen=True, gc=False, tag="subscribe", rename={"place
 
     topic: str
     format: Format = Format.JSON
-    place: str | None = None
+    start: str | None = None
     offset: int | None = None
     timestamp: int | None = None
     partition: int | None = None
@@ -60,7 +60,7 @@ class Subscribe(_Message, frozen=True, gc=False, tag="subscribe", rename={"place
 
     def wanted(self) -> Wanted:
         """Where to begin. Raises RestError 422."""
-        given = {"from": self.place, "offset": self.offset, "timestamp": self.timestamp, "partition": self.partition}
+        given = {"from": self.start, "offset": self.offset, "timestamp": self.timestamp, "partition": self.partition}
         return wanted({name: value for name, value in given.items() if value is not None})
 
 

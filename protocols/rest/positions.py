@@ -1,4 +1,4 @@
-"""Places in a topic as clients see them: a position says for each partition which offset comes next.
+"""Positions in a topic as clients see them: a position says for each partition which offset comes next.
 
 `0:12,1:40` is behind offset 11 of partition 0 and offset 39 of partition 1. It is what an event's `id` and the
 parameter `from` hold. A partition that is missing in it begins with its first record: it is newer than the position.
@@ -27,13 +27,13 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     """Where to begin: one of the fields is set, or none.
 
     Attributes:
-        place: `BEGINNING` or `END`.
+        edge: `BEGINNING` or `END`.
         position: a position; what it leaves out begins with the first record.
         timestamp: the first records that are not older, in ms since the epoch.
         partition: of this partition alone.
     """
 
-    place: str | None = None
+    edge: str | None = None
     position: Position | None = None
     timestamp: int | None = None
     partition: int | None = None
@@ -52,10 +52,10 @@ def parse_position(text: str, where: str) -> dict[int, int]:
             raise unprocessable(f"It has too many partitions - at {where}")
         for part in parts:
             partition, colon, offset = part.partition(":")
-            place, number = _number(partition, LARGEST_PARTITION), _number(offset, LARGEST_OFFSET)
-            if not colon or place is None or number is None or place in position:
+            index, next_offset = _number(partition, LARGEST_PARTITION), _number(offset, LARGEST_OFFSET)
+            if not colon or index is None or next_offset is None or index in position:
                 raise unprocessable(f"It is no position such as `0:12,1:40` - at {where}")
-            position[place] = number
+            position[index] = next_offset
     return position
 
 
@@ -88,7 +88,7 @@ def wanted(given: Mapping[str, Any], last_event_id: str | None = None) -> Wanted
         return Wanted(position={partition: given["offset"]}, partition=partition)
     text = given.get("from")
     if text is None or text in (BEGINNING, END):
-        return Wanted(place=text, partition=partition)
+        return Wanted(edge=text, partition=partition)
     return Wanted(position=parse_position(text, "`from`"), partition=partition)
 
 

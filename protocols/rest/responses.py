@@ -78,7 +78,7 @@ class Page:
         self.count = 0
 
     def add(self, item: RecordItem) -> bool:
-        """Append a record; False, and nothing is changed, when there is no room for it."""
+        """Append a record; False, and nothing is changed, when it does not fit."""
         body = self._body
         before = len(body)
         if self.count:
@@ -91,7 +91,7 @@ class Page:
         return True
 
     def extend(self, items: Sequence[RecordItem]) -> int:
-        """Append records in order, as `add` would; how many found room."""
+        """Append records in order, as `add` would; how many fitted."""
         body = self._body
         for start in range(0, len(items), _BLOCK):
             block = items[start : start + _BLOCK]

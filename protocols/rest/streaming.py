@@ -50,7 +50,7 @@ class Lines:
         self.count = 0
 
     def add(self, line: bytes) -> bool:
-        """Append a line; False, and nothing is changed, when there is no room for it."""
+        """Append a line; False, and nothing is changed, when it does not fit."""
         if self.count and len(self._body) + len(line) + 1 > self._limit:
             return False
         self._body += line

@@ -1,4 +1,4 @@
-"""What administrators do: consumer groups and their lag, topics' configuration, the end of a topic.
+"""The operations of administrators: consumer groups and their lag, topics' configuration, the end of a topic.
 
 The right is `admin`, as for making a topic. Of a group a client sees what is of topics that it administers; a rule
 about the group shows it all of it, or nothing.
@@ -6,7 +6,7 @@ about the group shows it all of it, or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
@@ -18,7 +18,7 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.groups.group_admin import DEAD
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.call import Call
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
@@ -75,17 +75,14 @@ class GroupLag(msgspec.Struct, frozen=True):
 
 
 class Administration(OperationSet):
-    """The operations, over one connection that is made with the first of them."""
+    """The operations, over one connection to Kafka."""
 
     def __init__(self, services: RestServices) -> None:
-        """Nothing is opened before a client asks."""
+        """Connect to Kafka's administration with the first request."""
         self._admin = ClusterAdmin(services.kafka, services.spawn)
         self._lookup: Lookup = services.lookup
         self._topics: Topics = services.topics
-
-    def operations(self) -> Mapping[str, Handler]:
-        """See `OperationSet`."""
-        return {
+        self.operations = {
             "listGroups": self.list_groups,
             "getGroup": self.get_group,
             "getGroupLag": self.get_lag,
@@ -125,8 +122,8 @@ class Administration(OperationSet):
         committed = await self._committed(call.grant, group)
         ends = await self._lookup.ends(committed.keys(), existing=True)
         lags = [
-            PartitionLag(place.topic, place.partition, committed[place], end, max(0, end - committed[place]))
-            for place, end in sorted(ends.items())
+            PartitionLag(one.topic, one.partition, committed[one], end, max(0, end - committed[one]))
+            for one, end in sorted(ends.items())
         ]
         return control_answer(encode(GroupLag(group, sum(lag.lag for lag in lags), lags)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.publish.publisher import Publisher
 from gateway.rest.server.answers import control_answer
 from gateway.rest.server.call import Call
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.security.authorization import Grant
 from gateway.spawn import Spawn
@@ -52,10 +52,7 @@ class TopicOperations(OperationSet):
         self._publisher = publisher
         self._lookup = Lookup(kafka, spawn=spawn)
         self._admin = AdminConnection(kafka, spawn)
-
-    def operations(self) -> Mapping[str, Handler]:
-        """See `OperationSet`."""
-        return {
+        self.operations = {
             "listTopics": self.list_topics,
             "getTopic": self.get_topic,
             "listPartitions": self.list_partitions,

@@ -1,4 +1,4 @@
-"""The dialect of Confluent's REST proxy, version 2, and of Karapace: the same machinery, other words.
+"""The dialect of Confluent's REST proxy, version 2, and of Karapace: its own operations and error codes.
 
 Consumers, subscriptions and topics are those of the Strimzi dialect. Here is what differs (`protocols.rest.confluent`
 has it in tables): numbers of errors, a consumer's settings, what a commit's offset means, and the operations that
@@ -7,8 +7,6 @@ Strimzi's bridge does not have.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
 from typing import Final
 
 from aiohttp import web
@@ -19,15 +17,15 @@ from gateway.kafka.groups.polled_member import NotAssignedError
 from gateway.rest.admin.topics import TopicOperations
 from gateway.rest.consume.instances import Consumers
 from gateway.rest.consume.subscriptions import Subscriptions
-from gateway.rest.produce.tickets import StandardHeaders, Ticket, raise_common_failure, submit_allowed
+from gateway.rest.produce.tickets import Ticket, raise_common_failure, submit_allowed
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.call import Call
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from mapping.confluent import without_headers
-from mapping.rest import to_records
+from mapping.rest import standard_headers, to_records
 from protocols.rest.confluent import (
     NO_REGISTRY,
     PREFIX,
@@ -61,7 +59,7 @@ class ConfluentV2(OperationSet):
         subscriptions: Subscriptions,
         topics: TopicOperations,
     ) -> None:
-        """Speak for the modules of the Strimzi dialect."""
+        """Share consumers, subscriptions and topics with the Strimzi dialect."""
         self._config = services.config
         self._publisher = services.publisher
         self._lookup = services.lookup
@@ -69,12 +67,8 @@ class ConfluentV2(OperationSet):
         self._consumers = consumers
         self._subscriptions = subscriptions
         self._topics = topics
-        self._standard = StandardHeaders()
-
-    def operations(self) -> Mapping[str, Handler]:
-        """See `OperationSet`."""
         consumers, subscriptions, topics = self._consumers, self._subscriptions, self._topics
-        return {
+        self.operations = {
             "v2ListTopics": topics.list_topics,
             "v2GetTopic": topics.get_topic,
             "v2ListPartitions": topics.list_partitions,
@@ -99,7 +93,7 @@ class ConfluentV2(OperationSet):
         }
 
     def refuse(self, error: RestError) -> web.Response:
-        """See `OperationSet`: numbers of five digits."""
+        """The answer to a refused request, with an error code of five digits."""
         return refusal_answer(error, CONTROL_TYPE)
 
     # Producing
@@ -132,12 +126,12 @@ class ConfluentV2(OperationSet):
                 topic=topic,
                 partition=partition,
                 limit=self._config.max_records,
-                headers=self._standard.of(embedded, grant.identity.name),
+                headers=standard_headers(embedded, grant.identity.name),
                 trace=call.begin_publish(topic),
             )
             if not records:
                 return control_answer(encode(produce_results(())))
-            ticket = Ticket(len(records), asyncio.get_running_loop().create_future(), grant.identity.name)
+            ticket = Ticket(len(records), grant.identity.name)
             submit_allowed(self._publisher, grant, records, ticket)
             del records
             await ticket.done
@@ -173,7 +167,7 @@ class ConfluentV2(OperationSet):
     async def list_assignments(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../assignments`."""
         member = self._consumers.find(call.grant, group, name).member
-        return control_answer(encode({"partitions": [_place(one) for one in member.assignment()]}))
+        return control_answer(encode({"partitions": [_partition_item(one) for one in member.assignment()]}))
 
     async def poll(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../records`."""
@@ -213,7 +207,7 @@ class ConfluentV2(OperationSet):
                 raise forbidden(f"look at {topic}")
         found = await member.committed(wanted)
         offsets = [
-            {**_place(one), "offset": found[one].offset, "metadata": found[one].metadata}
+            {**_partition_item(one), "offset": found[one].offset, "metadata": found[one].metadata}
             for one in dict.fromkeys(wanted)
             if one in found
         ]
@@ -228,12 +222,12 @@ class ConfluentV2(OperationSet):
         for entry in wanted.timestamps:
             times.setdefault(epoch_ms(entry.timestamp), []).append(TopicPartition(entry.topic, entry.partition))
         try:
-            foreign = {one for places in times.values() for one in places} - set(member.assignment())
+            foreign = {one for partitions in times.values() for one in partitions} - set(member.assignment())
             if foreign:
                 raise NotAssignedError(foreign)
-            for timestamp, places in times.items():
-                offsets |= await self._lookup.ends(places)  # where nothing is as new
-                offsets |= await self._lookup.since(places, timestamp)
+            for timestamp, partitions in times.items():
+                offsets |= await self._lookup.ends(partitions)  # where nothing is as new
+                offsets |= await self._lookup.since(partitions, timestamp)
             member.seek(offsets)
         except NotAssignedError as error:
             raise not_found(str(error), Fault.NOT_ASSIGNED) from error
@@ -257,5 +251,5 @@ def refusal_answer(error: RestError, media: str) -> web.Response:
     return answer
 
 
-def _place(partition: TopicPartition) -> dict[str, object]:
+def _partition_item(partition: TopicPartition) -> dict[str, object]:
     return {"topic": partition.topic, "partition": partition.partition}

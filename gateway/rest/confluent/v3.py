@@ -6,8 +6,7 @@ known (`gateway.rest.produce.streamed_records`). There is no schema registry.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -21,10 +20,10 @@ from gateway.rest.confluent.v2 import refusal_answer
 from gateway.rest.consume.instances import own_address
 from gateway.rest.produce.line_uploads import Uploads
 from gateway.rest.produce.streamed_records import Upload
-from gateway.rest.produce.tickets import StandardHeaders, Ticket
+from gateway.rest.produce.tickets import Ticket
 from gateway.rest.server.answers import control_answer
 from gateway.rest.server.call import Call
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
@@ -47,7 +46,7 @@ from protocols.rest.confluent_v3 import (
 from protocols.rest.documents import DocumentSplitter
 from protocols.rest.errors import Fault, RestError, not_found
 from protocols.rest.forwarded import base_uri
-from protocols.rest.media import PLAIN_JSON_TYPE, Format, body_type
+from protocols.rest.media import PLAIN_JSON_TYPE, body_type
 from protocols.rest.responses import ErrorBody, encode
 
 BATCH_LIMIT: Final = 10  # entries of a batch, as in Confluent's default
@@ -57,19 +56,18 @@ _CLUSTERS: Final = "/v3/clusters"
 
 
 class Writer(msgspec.Struct, frozen=True):
-    """Who sends records where, and what each of them gets."""
+    """The client of a request, the topic that it writes to, and what each of its records gets."""
 
     cluster: str
     topic: str
     grant: Grant
     everything: bool
-    headers: Callable[[Format], Headers]
     trace: Headers
     wall_clock: Callable[[], int]
 
     def record(self, produced: Produced) -> tuple[Record, About]:
         """The record for Kafka, and what its report will say. Raises RestError."""
-        record, about = to_record(produced, self.topic, self.headers, self.trace, self.wall_clock())
+        record, about = to_record(produced, self.topic, self.grant.identity.name, self.trace, self.wall_clock())
         if not (self.everything or self.grant.publish(self.topic, record.key)):
             raise forbidden(f"publish to {self.topic} with this key")
         return record, about
@@ -120,19 +118,19 @@ class RecordStream(Upload):
             raise splitter.fault
 
     def stored(self, tokens: Sequence[int], partition: int, offsets: Sequence[int]) -> list[bytes]:
-        """See `Upload`."""
+        """Reports of stored records, as this API writes them."""
         report, pop = self._writer.report, self._abouts.pop
         return [
             encode(report(pop(token), partition, offset)) + _END for token, offset in zip(tokens, offsets, strict=True)
         ]
 
     def failed(self, token: int, status: int, message: str, errors: Sequence[str] = ()) -> bytes:
-        """See `Upload`."""
+        """The report of a record that was not stored."""
         self._abouts.pop(token, None)
         return encode(ErrorReport(status, message)) + _END
 
     def ended(self, status: int, message: str) -> bytes:
-        """See `Upload`."""
+        """The report behind the last one of a stream that cannot go on; it is for no record."""
         return encode(ErrorReport(status, message)) + _END
 
 
@@ -149,12 +147,8 @@ class ConfluentV3(OperationSet):
         self._overload = overload
         self._uploads = uploads
         self._topics = topics
-        self._standard = StandardHeaders()
         self._cluster = ""  # Kafka's own id, when it was asked for
-
-    def operations(self) -> Mapping[str, Handler]:
-        """See `OperationSet`."""
-        return {
+        self.operations = {
             "v3ListClusters": self.list_clusters,
             "v3GetCluster": self.get_cluster,
             "v3ListTopics": self.list_topics,
@@ -164,7 +158,7 @@ class ConfluentV3(OperationSet):
         }
 
     def refuse(self, error: RestError) -> web.Response:
-        """See `OperationSet`."""
+        """The answer to a refused request, in JSON with an error code of five digits."""
         return refusal_answer(error, PLAIN_JSON_TYPE)
 
     # Producing
@@ -184,7 +178,7 @@ class ConfluentV3(OperationSet):
         with self._overload.enter(topic):
             await self._publisher.topic(topic, principal=call.grant.identity.name)
             entries = decode_batch(await call.body(), BATCH_LIMIT)
-            ticket = Ticket(len(entries), asyncio.get_running_loop().create_future(), call.grant.identity.name)
+            ticket = Ticket(len(entries), call.grant.identity.name)
             abouts: dict[int, About] = {}
             sender = Sender()
             for index, (_, entry) in enumerate(entries):
@@ -216,7 +210,6 @@ class ConfluentV3(OperationSet):
             topic=topic,
             grant=grant,
             everything=bool(grant.publish.uniform(topic)),
-            headers=lambda embedded: self._standard.of(embedded, grant.identity.name),
             trace=call.begin_publish(topic),
             wall_clock=self._wall_clock,
         )

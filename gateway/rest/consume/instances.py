@@ -22,7 +22,7 @@ from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, Chunk, Member
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.rest.server.answers import control_answer, no_content, records_answer
 from gateway.rest.server.call import Call
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
@@ -111,7 +111,7 @@ class Consumers(OperationSet):
     """All instances of this process, by group and name."""
 
     def __init__(self, services: RestServices) -> None:
-        """Nothing is opened before a client asks."""
+        """No instance; Kafka is asked when the first one is created."""
         config = services.config
         self._config = config
         self._kafka = services.kafka
@@ -128,10 +128,7 @@ class Consumers(OperationSet):
         self._records = 0
         self._largest = PollLimits(round(config.max_poll_wait_s * 1000), config.poll_max_bytes)
         self._default = PollLimits(config.default_poll_wait_ms, config.poll_max_bytes)
-
-    def operations(self) -> Mapping[str, Handler]:
-        """See `OperationSet`."""
-        return {
+        self.operations = {
             "createConsumer": self.create,
             "deleteConsumer": self.delete,
             "poll": self.poll,
@@ -388,7 +385,7 @@ class Consumers(OperationSet):
             await asyncio.wait([self._spawn(self._close(instance, delivered=False)) for instance in instances])
 
     async def stop(self) -> None:
-        """See `OperationSet`."""
+        """Watch no topic any more."""
         self._arrivals.stop()
 
     def statistics(self) -> ConsumersStatistics:
@@ -417,7 +414,7 @@ def _fill(
                 items.append(shown(record, embedded))
                 size += len(record.value) if record.value else 0
                 if size > max_bytes:
-                    break  # more has no room
+                    break  # more does not fit on the page
         except UndecodableError as error:
             if not items:
                 stuck[partition] = error

@@ -1,4 +1,4 @@
-"""Stateless reads: a page of a topic's log from any place, and where the next one begins.
+"""Stateless reads: a page of a topic's log from any position, and where the next one begins.
 
 Nothing is kept between two requests. The pages are read by the consumers that bring other clients what they are behind
 on (`gateway.kafka.read.catch_up_reader`), and whoever waits at the end sleeps until the live reader has something for
@@ -22,7 +22,7 @@ from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from gateway.net.http_server import SERVER
 from gateway.rest.consume.start_positions import Span, find_span
 from gateway.rest.server.call import Call
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.permissions import Permission
@@ -67,7 +67,7 @@ class _Sleeper:
         self.woken = asyncio.Event()
 
     def arrived(self) -> None:
-        """See `arrivals.Sleeper`."""
+        """Wake the request (`arrivals.Sleeper`)."""
         self.woken.set()
 
 
@@ -88,11 +88,11 @@ class Filling:
 
     @property
     def demand(self) -> int:
-        """See `contracts.Subscriber`."""
+        """How many records the page takes next; 0: it is full (`contracts.Subscriber`)."""
         return 0 if self.done.is_set() else CHUNK
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """See `contracts.Subscriber`."""
+        """Add the record if it is wanted; False: the page is full (`contracts.Subscriber`)."""
         if self.done.is_set():
             return False
         wanted_here = self._chosen.everything or self._chosen.matches(record)
@@ -121,13 +121,13 @@ class Filling:
             if not self._left:
                 self.done.set()
 
-        parts = {number: start for number, start in span.start.items() if start < span.ends[number]}
-        self._left = len(parts)
+        starts = {number: start for number, start in span.start.items() if start < span.ends[number]}
+        self._left = len(starts)
         try:
-            for number, start in parts.items():
-                place = TopicPartition(topic, number)
-                catch_up_reader.start(Reading(self, place, start, goal=_End(span.ends[number]), finished=finished))
-            if parts:
+            for number, start in starts.items():
+                partition = TopicPartition(topic, number)
+                catch_up_reader.start(Reading(self, partition, start, goal=_End(span.ends[number]), finished=finished))
+            if starts:
                 async with asyncio.timeout(FILL_S):
                     await self.done.wait()
         except TimeoutError as error:
@@ -162,10 +162,10 @@ class _Body:
 
 
 class RecordPages(OperationSet):
-    """The operation that reads without a consumer."""
+    """The operation that reads a page of the log without a consumer."""
 
     def __init__(self, services: RestServices) -> None:
-        """Nothing is opened before a client asks."""
+        """No page; the readers of `services` are shared with other clients."""
         self._config = services.config
         self._lookup = services.lookup
         self._catch_up_reader = services.catch_up_reader
@@ -175,10 +175,7 @@ class RecordPages(OperationSet):
         self._sleepers: set[_Sleeper] = set()
         self._draining = False
         self._pages = self._records = self._unchanged = 0
-
-    def operations(self) -> Mapping[str, Handler]:
-        """See `OperationSet`."""
-        return {"readRecords": self.read}
+        self.operations = {"readRecords": self.read}
 
     async def read(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /topics/{topicname}/records`."""
@@ -203,7 +200,7 @@ class RecordPages(OperationSet):
                 break
             await self._wait(topic, position, deadline)
             found = await self._lookup.ends([TopicPartition(topic, number) for number in position])
-            span = Span(position, {place.partition: end for place, end in found.items()})
+            span = Span(position, {partition.partition: end for partition, end in found.items()})
         self._pages += 1
         self._records += body.count
         full = len(position) == 1 and any(offset < span.ends[number] for number, offset in position.items())
@@ -222,8 +219,8 @@ class RecordPages(OperationSet):
         sleeper = _Sleeper()
         self._sleepers.add(sleeper)
         try:
-            places = {TopicPartition(topic, number): offset for number, offset in position.items()}
-            if await self._arrivals.wait_for(sleeper, places):
+            offsets = {TopicPartition(topic, number): offset for number, offset in position.items()}
+            if await self._arrivals.wait_for(sleeper, offsets):
                 async with asyncio.timeout(max(0.0, deadline - self._clock())):
                     await sleeper.woken.wait()
         except TimeoutError:
@@ -263,7 +260,7 @@ class RecordPages(OperationSet):
             sleeper.woken.set()
 
     async def stop(self) -> None:
-        """See `OperationSet`."""
+        """Watch no topic any more."""
         self._arrivals.stop()
 
     def statistics(self) -> RecordPagesStatistics:

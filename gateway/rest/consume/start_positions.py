@@ -19,13 +19,13 @@ class Span(msgspec.Struct, frozen=True):
 
 
 async def find_span(lookup: Lookup, topic: str, wanted: Wanted, default: str) -> Span:
-    """What `wanted` means.
+    """The offsets that `wanted` means.
 
     Args:
         lookup: asks Kafka.
         topic: its name.
-        wanted: where to begin.
-        default: the place where nothing is wanted.
+        wanted: where the client wants to begin.
+        default: `BEGINNING` or `END`, where `wanted` names no start.
 
     Raises:
         Refused: the topic or partition is unknown, or Kafka does not answer.
@@ -38,7 +38,7 @@ async def find_span(lookup: Lookup, topic: str, wanted: Wanted, default: str) ->
             raise Refused(Outcome.UNKNOWN_TOPIC, f"Topic {topic} has no partition {wanted.partition}")
     # The ends come first: what is stored during the next question lies behind them.
     found = await lookup.ends(partitions)
-    ends = {place.partition: end for place, end in found.items()}
+    ends = {one.partition: end for one, end in found.items()}
     if wanted.position is not None:
         for partition, offset in wanted.position.items():
             if partition in ends and offset > ends[partition]:
@@ -46,12 +46,12 @@ async def find_span(lookup: Lookup, topic: str, wanted: Wanted, default: str) ->
             if partition not in ends and wanted.partition is None:
                 raise RestError(416, f"Topic {topic} has no partition {partition}")
         start = {partition: wanted.position[partition] for partition in ends if partition in wanted.position}
-        newer = [place for place in partitions if place.partition not in start]
+        newer = [one for one in partitions if one.partition not in start]
         if newer:
-            start |= {place.partition: first for place, first in (await lookup.beginnings(newer)).items()}
+            start |= {one.partition: first for one, first in (await lookup.beginnings(newer)).items()}
         return Span(start, ends)
     if wanted.timestamp is not None:
         found = found | await lookup.since(partitions, wanted.timestamp)
-    elif (wanted.place or default) == BEGINNING:
+    elif (wanted.edge or default) == BEGINNING:
         found = await lookup.beginnings(partitions)
-    return Span({place.partition: offset for place, offset in found.items()}, ends)
+    return Span({one.partition: offset for one, offset in found.items()}, ends)

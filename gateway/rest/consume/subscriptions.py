@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import structlog
 from aiohttp import web
@@ -13,7 +13,7 @@ from gateway.kafka.groups.polled_member import NotAssignedError
 from gateway.rest.consume.instances import Consumers, Instance
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.call import Call
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
@@ -39,13 +39,10 @@ class Subscriptions(OperationSet):
         self._consumers = consumers
         self._publisher = services.publisher
         self._topics = services.topics
-        self._access = services.access
+        self._access_list = services.access_list
         self._spawn = services.spawn
         self._following = False  # whether we hear of topics that come and go
-
-    def operations(self) -> Mapping[str, Handler]:
-        """See `OperationSet`."""
-        return {
+        self.operations = {
             "subscribe": self.subscribe,
             "listSubscriptions": self.list_subscriptions,
             "unsubscribe": self.unsubscribe,
@@ -93,7 +90,7 @@ class Subscriptions(OperationSet):
         await instance.member.subscribe(self._matching(instance, pattern))
 
     def _matching(self, instance: Instance, pattern: TopicPattern) -> tuple[str, ...]:
-        readable = self._access.for_identity(instance.owner).subscribe.whole_topic
+        readable = self._access_list.for_identity(instance.owner).subscribe.whole_topic
         return tuple(topic for topic in sorted(self._topics.names) if pattern.matches(topic) and readable(topic))
 
     def _topics_changed(self, appeared: frozenset[str], disappeared: frozenset[str]) -> None:
@@ -177,7 +174,7 @@ class Subscriptions(OperationSet):
         return no_content()
 
     async def stop(self) -> None:
-        """See `OperationSet`."""
+        """Follow topics no more."""
         if self._following:
             self._topics.unwatch(self._topics_changed)
 

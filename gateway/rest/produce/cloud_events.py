@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from aiohttp import web
 
 from gateway.rest.produce.idempotency import request_key
@@ -11,7 +9,7 @@ from gateway.rest.produce.storing import Storing
 from gateway.rest.server.answers import control_answer
 from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from mapping.record import GW_CLIENT, GW_PROTOCOL
@@ -22,7 +20,7 @@ from protocols.rest.responses import encode_results
 
 
 class CloudEvents(OperationSet):
-    """The operation."""
+    """The operation that stores CloudEvents."""
 
     def __init__(self, storing: Storing, overload: OverloadGuard, bodies: BodyReader, max_events: int) -> None:
         """Store what `overload` lets in and `bodies` reads, at most `max_events` of a request."""
@@ -30,10 +28,7 @@ class CloudEvents(OperationSet):
         self._overload = overload
         self._bodies = bodies
         self._max_events = max_events
-
-    def operations(self) -> Mapping[str, Handler]:
-        """See `OperationSet`."""
-        return {"sendEvents": self.send}
+        self.operations = {"sendEvents": self.send}
 
     async def send(self, call: Call, topic: str) -> web.StreamResponse:
         """`POST /topics/{topicname}/events`."""

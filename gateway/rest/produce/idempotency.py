@@ -2,7 +2,7 @@
 
 A repeated request gets the first one's answer. Between the records and the note of the answer there is a gap that a
 gateway can die in; ADR 0026 says how it is closed: an attempt is announced before its records, these carry the
-request's name and their places in it, and whoever takes over reads what is there and stores what is missing.
+request's name and their index in it, and whoever takes over reads what is there and stores what is missing.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class KeyedRequests:
         wall_clock: Callable[[], int],
         random_id: Callable[[], str],
     ) -> None:
-        """Nothing is done yet.
+        """Keep keys in `table`, which `state` reads.
 
         Args:
             table: what is known of keys.
@@ -200,27 +200,27 @@ class KeyedRequests:
 
     async def _ends(self, topic: str, principal: str) -> dict[int, int]:
         info = await self._publisher.topic(topic, principal=principal)
-        places = [TopicPartition(topic, number) for number in range(info.partitions)]
-        return {place.partition: end for place, end in (await self._lookup.ends(places)).items()}
+        partitions = [TopicPartition(topic, number) for number in range(info.partitions)]
+        return {partition.partition: end for partition, end in (await self._lookup.ends(partitions)).items()}
 
     async def _send(self, name: str, grant: Grant, records: Sequence[Record], found: Mapping[int, Stored]) -> Ticket:
-        """Store what is not there, each record with its place in the request."""
-        ticket = Ticket(len(records), asyncio.get_running_loop().create_future(), grant.identity.name)
+        """Store the records that `found` does not have, each with its index in the request."""
+        ticket = Ticket(len(records), grant.identity.name)
         missing = []
-        for place, record in enumerate(records):
-            stored = found.get(place)
+        for index, record in enumerate(records):
+            stored = found.get(index)
             if stored is not None:
-                ticket.found(place, stored)
+                ticket.found(index, stored)
             else:
-                header = (GW_REQUEST, f"{name}/{place}".encode())
-                missing.append((place, msgspec.structs.replace(record, headers=(*record.headers, header))))
+                header = (GW_REQUEST, f"{name}/{index}".encode())
+                missing.append((index, msgspec.structs.replace(record, headers=(*record.headers, header))))
         if missing:
             submit_allowed(
                 self._publisher,
                 grant,
                 [record for _, record in missing],
                 ticket,
-                places=[place for place, _ in missing],
+                tokens=[index for index, _ in missing],
             )
         await ticket.done
         return ticket

@@ -53,7 +53,7 @@ class RequestTable:
     """The table; bind it to the process's state topics before they are started."""
 
     def __init__(self, *, gateway: str, window_s: float, max_keys: int, wall_clock: Callable[[], int]) -> None:
-        """Nothing is known yet.
+        """A table without keys; `apply` fills it.
 
         Args:
             gateway: this gateway's name; see `KeptRequest`.
@@ -99,7 +99,7 @@ class RequestTable:
         self._topic.write(name.encode(), msgspec.json.encode(kept), owner=owner)
 
     def apply(self, record: Received) -> None:
-        """See `StateTopics`."""
+        """Take a record of the topic over, unless an earlier attempt counts (`StateTopics.open`)."""
         if record.key is None or record.value is None:
             return
         name = record.key.decode(errors="replace")
@@ -117,8 +117,8 @@ class RequestTable:
             self.bytes += _size(new)
 
     def restarted(self, partition: int) -> None:
-        """See `StateTopics`."""
-        for name in [name for name, (_, place) in self._kept.items() if place == partition]:
+        """Forget what a partition held: it is read anew from its beginning (`StateTopics.open`)."""
+        for name in [name for name, (_, held) in self._kept.items() if held == partition]:
             self._drop(name)
 
     def _forget_old(self) -> None:

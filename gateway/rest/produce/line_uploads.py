@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -11,15 +11,14 @@ from aiohttp import StreamReader, web
 
 from gateway.kafka.publish.publisher import Publisher
 from gateway.rest.produce.streamed_records import Upload
-from gateway.rest.produce.tickets import StandardHeaders
 from gateway.rest.server.call import Call
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from gateway.security.authorization import Grant
 from gateway.statistics import counter, gauge
 from mapping.record import Headers, Record
-from mapping.rest import from_lines
+from mapping.rest import from_lines, standard_headers
 from protocols.rest.errors import RestError, busy
 from protocols.rest.lines import LineSplitter
 from protocols.rest.media import Format
@@ -40,7 +39,7 @@ class UploadsStatistics(msgspec.Struct, frozen=True):
 
 
 class Uploads(OperationSet):
-    """The operation, and all uploads that go on."""
+    """The operation that stores lines, and the uploads of all dialects that are being received."""
 
     def __init__(
         self, publisher: Publisher, overload: OverloadGuard, *, max_uploads: int, max_line_bytes: int, idle_s: float
@@ -49,8 +48,8 @@ class Uploads(OperationSet):
 
         Args:
             publisher: the way into Kafka.
-            overload: who may come in.
-            max_uploads: at once; each may hold back as many reports as `upload.WINDOW` says.
+            overload: refuses uploads while Kafka is slow.
+            max_uploads: at once; each may hold back as many reports as `streamed_records.WINDOW` says.
             max_line_bytes: the longest line.
             idle_s: the longest pause of a client, in sending or in reading its reports.
         """
@@ -59,18 +58,14 @@ class Uploads(OperationSet):
         self._max_uploads = max_uploads
         self._max_line_bytes = max_line_bytes
         self._idle_s = idle_s
-        self._standard = StandardHeaders()
         self._active: set[StreamReader] = set()
         self._count = 0
         self._records = 0
         self._failed = 0
-
-    def operations(self) -> Mapping[str, Handler]:
-        """See `OperationSet`."""
-        return {"uploadRecords": self.upload}
+        self.operations = {"uploadRecords": self.upload}
 
     async def drain(self) -> None:
-        """Take nothing more; what was taken is reported, and then an error ends the upload."""
+        """Read nothing more; records that were read are reported, and then an error ends the upload."""
         for content in self._active:
             content.set_exception(busy(ENDED, close=True))
 
@@ -83,7 +78,7 @@ class Uploads(OperationSet):
             topic,
             grant,
             bool(grant.publish.uniform(topic)),
-            self._standard.of(Format.JSON, grant.identity.name),
+            standard_headers(Format.JSON, grant.identity.name),
             call.begin_publish(topic),
         )
         splitter = LineSplitter(self._max_line_bytes)
@@ -127,7 +122,7 @@ class Uploads(OperationSet):
                     try:
                         async for part in call.pieces(self._idle_s):
                             take(upload, part)
-                            await upload.room()
+                            await upload.wait_for_capacity()
                         take(upload, None)
                         ended = None
                     except RestError as error:

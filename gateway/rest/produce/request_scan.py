@@ -1,4 +1,4 @@
-"""Which records of a request are in the log already: asked when an attempt to store them ended without an answer."""
+"""Which records of a request are in the log already: read when an attempt to store them ended without an answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def find_records(
     """Read the request's topic from `scan` to its end as it is now.
 
     Any client of Kafka can write a header that names the request. So a record counts only where it is the very record
-    that the request has at that place: then nothing is lost, whoever wrote it.
+    that the request has at that index: then nothing is lost, whoever wrote it.
 
     Args:
         kafka: connection arguments of a consumer.
@@ -38,10 +38,10 @@ async def find_records(
         spawn: starts background work.
         records: of the request, all of one topic.
         scan: by partition, where to begin.
-        name: of the request; its records have it and their place in their header `gw.request`.
+        name: of the request; its records have it and their index in their header `gw.request`.
 
     Returns:
-        By its place in the request, where each record is that is there.
+        By its index in the request, the partition and offset of each record that is stored.
 
     Raises:
         RestError: 503, it took too long.
@@ -52,9 +52,9 @@ async def find_records(
     def collect(record: Received) -> None:
         for header, value in record.headers:
             if header == GW_REQUEST and value is not None and value.startswith(prefix):
-                place = _place(value[len(prefix) :], len(records))
-                if place is not None and _is_same(record, records[place]):
-                    found.setdefault(place, Stored(record.partition, record.offset))
+                index = _index(value[len(prefix) :], len(records))
+                if index is not None and _is_same(record, records[index]):
+                    found.setdefault(index, Stored(record.partition, record.offset))
 
     topic = records[0].topic
     try:
@@ -66,12 +66,12 @@ async def find_records(
     return found
 
 
-def _place(text: bytes, count: int) -> int | None:
-    """The place in a request of `count` records, as `KeyedRequests` writes it; None when it is none."""
+def _index(text: bytes, count: int) -> int | None:
+    """The index in a request of `count` records, as `KeyedRequests` writes it; None when it is none."""
     if not text.isdigit() or len(text) > len(str(count)):
         return None
-    place = int(text)
-    return place if place < count else None
+    index = int(text)
+    return index if index < count else None
 
 
 def _is_same(stored: Received, record: Record) -> bool:

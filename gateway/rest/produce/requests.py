@@ -6,7 +6,7 @@ record at all was stored for one and the same reason: then that reason is the st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -16,17 +16,16 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.rest.produce.idempotency import KEY_FIELD, request_key
 from gateway.rest.produce.storing import Storing
-from gateway.rest.produce.tickets import StandardHeaders
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from gateway.security.authorization import Grant
 from gateway.statistics import counter, gauge
 from mapping.record import Record
-from mapping.rest import to_records
+from mapping.rest import standard_headers, to_records
 from protocols.rest.errors import not_found, unprocessable
 from protocols.rest.media import produce_format
 from protocols.rest.responses import encode_results
@@ -55,13 +54,9 @@ class Produce(OperationSet):
         self._overload = overload
         self._bodies = bodies
         self._max_records = max_records
-        self._standard = StandardHeaders()
         self._requests = 0
         self._records = 0
-
-    def operations(self) -> Mapping[str, Handler]:
-        """See `OperationSet`."""
-        return {"send": self.send, "sendToPartition": self.send}
+        self.operations = {"send": self.send, "sendToPartition": self.send}
 
     async def send(self, call: Call, topic: str, partition: int | None = None) -> web.StreamResponse:
         """`POST /topics/{topicname}`, and `POST /topics/{topicname}/partitions/{partitionid}`."""
@@ -82,12 +77,12 @@ class Produce(OperationSet):
                 topic=topic,
                 partition=partition,
                 limit=self._max_records,
-                headers=self._standard.of(embedded, grant.identity.name),
+                headers=standard_headers(embedded, grant.identity.name),
                 trace=call.begin_publish(topic),
             )
             self._requests += 1
             self._records += len(records)
-            if unacknowledged or not records:  # nothing else would say that there is no such place
+            if unacknowledged or not records:  # nothing else would refuse an unknown topic or partition
                 info = self._publisher.known_topic(topic) or await self._publisher.topic(
                     topic, principal=grant.identity.name
                 )

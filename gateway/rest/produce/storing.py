@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiohttp import web
 
 from gateway.kafka.contracts import Refused
@@ -18,10 +16,10 @@ from protocols.rest.responses import encode_results
 
 
 class Storing:
-    """Stores what requests bring."""
+    """Stores the records of produce requests."""
 
     def __init__(self, publisher: Publisher, keyed: KeyedRequests) -> None:
-        """Through `publisher`; `keyed` has the requests that may be repeated."""
+        """Store through `publisher`; `keyed` stores requests with an `Idempotency-Key`."""
         self.failed = 0
         self._publisher = publisher
         self.keyed = keyed
@@ -33,7 +31,7 @@ class Storing:
             call: the request.
             records: of one topic; at least one.
             body: as received, decompressed: what a repeated request must have too.
-            key: the request's; see `keyed.request_key`.
+            key: the request's; see `idempotency.request_key`.
 
         Raises:
             RestError: what became of all of them; or 409 and 422 for the request's key.
@@ -44,7 +42,7 @@ class Storing:
         topic = records[0].topic
         if self._publisher.known_topic(topic) is None:
             await self._look_up(topic, call.grant.identity.name)
-        ticket = Ticket(len(records), asyncio.get_running_loop().create_future(), call.grant.identity.name)
+        ticket = Ticket(len(records), call.grant.identity.name)
         submit_allowed(self._publisher, call.grant, records, ticket)
         del records, body  # as in the caller
         await ticket.done

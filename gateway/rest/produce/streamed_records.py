@@ -1,4 +1,4 @@
-"""Records that are stored while their request is still being sent, each with a report in its place.
+"""Records that are stored while their request is still being sent, each with a report in its turn.
 
 An upload is the owner of its records: no future and no task exists for one of them. Kafka's answers come by batches and
 from several partitions; the reports leave in the order of the records, as far as the first whose fate is not known.
@@ -30,7 +30,9 @@ RECHECK_S: Final = 1.0
 
 
 class Upload:
-    """One request; see the module. Another dialect makes its own reports by `stored`, `failed` and `ended`.
+    """One request whose records are stored and reported while it is sent.
+
+    A subclass writes the reports of another dialect: `stored`, `failed` and `ended`.
 
     Attributes:
         budget: bytes and records in flight of this upload; see `Publisher.submit`.
@@ -50,17 +52,17 @@ class Upload:
         self._written = 0  # reports that the client's socket has taken
         self._reports: list[bytes | None] = []  # from `_first` on; None: not known yet
         self._ready: list[bytes] = []  # reports that may leave
-        self._moved = asyncio.Event()  # something that `room` waits for may have changed
+        self._moved = asyncio.Event()  # something that `wait_for_capacity` waits for may have changed
         self._wake = asyncio.Event()  # there may be something to write
         self._over = False
         self._gates = [publisher.gate, publisher.budgets.topic(topic).gate, self.budget.gate]
         for gate in self._gates:
             gate.subscribe(self._turned)
 
-    # What a dialect says
+    # Reports, which a dialect overrides
 
     def stored(self, tokens: Sequence[int], partition: int, offsets: Sequence[int]) -> list[bytes]:
-        """Reports of records that every in-sync replica has, `tokens` being their places in the upload."""
+        """Reports of records that every in-sync replica has, `tokens` being their indexes in the upload."""
         return [b'{"partition":%d,"offset":%d}\n' % (partition, offset) for offset in offsets]
 
     def failed(self, token: int, status: int, message: str, errors: Sequence[str] = ()) -> bytes:
@@ -91,7 +93,7 @@ class Upload:
         self._advance()
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """See `contracts.Owner`."""
+        """Report the outcome that records share (`contracts.Owner`)."""
         reports, first = self._reports, self._first
         if result.outcome is Outcome.STORED:
             made = self.stored(tokens, result.partition, offsets)
@@ -106,9 +108,9 @@ class Upload:
                 reports[token - first] = report
         self._advance()
 
-    async def room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Wait until more may be read from the client."""
-        while not self._has_room():
+        while not self._has_capacity():
             self._moved.clear()
             try:
                 async with asyncio.timeout(RECHECK_S):
@@ -116,7 +118,7 @@ class Upload:
             except TimeoutError:
                 pass  # looked at again
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         publisher = self._publisher
         return (
             self.taken - self._written < WINDOW
@@ -154,14 +156,14 @@ class Upload:
                 return
 
     def close(self) -> None:
-        """Nobody listens any more; what is in flight is settled into nothing."""
+        """Stop waiting for gates; outcomes of records in flight are dropped."""
         self._sender.leave()
         for gate in self._gates:
             gate.unsubscribe(self._turned)
         self._gates.clear()
 
     def _advance(self) -> None:
-        """Let go what is known, up to the first that is not."""
+        """Move the reports before the first unknown one to those that may leave."""
         reports = self._reports
         try:
             known = reports.index(None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from gateway.kafka.contracts import Result
@@ -11,30 +11,35 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.security.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
-from mapping.record import Headers, Record
-from mapping.rest import standard_headers
+from mapping.record import Record
 from protocols.rest.errors import RestError, retry_after
-from protocols.rest.media import Format
 from protocols.rest.responses import ErrorBody, Stored
 
-PRINCIPALS: Final = 4096  # sets of standard headers that are kept ready
 _STATUS_BUSY: Final = ANSWERS[Outcome.BUSY].http
 
 
 class Ticket:
-    """One request that waits for Kafka: the owner of its records, whose tokens are their places in the request."""
+    """One request that waits for Kafka: the owner of its records, whose tokens are their indexes in the request.
+
+    Attributes:
+        principal: the client's; see `Publisher.submit`.
+        results: what became of each record.
+        failed: how many records were not stored.
+        done: ends when every record has its result.
+    """
 
     __slots__ = ("_left", "done", "failed", "principal", "results")
 
-    def __init__(self, count: int, done: asyncio.Future[None], principal: str) -> None:
+    def __init__(self, count: int, principal: str) -> None:
+        """For `count` records of `principal`."""
         self.principal = principal
         self.results: list[Stored | ErrorBody] = [_PENDING] * count
         self.failed = 0
-        self.done = done
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._left = count
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """See `contracts.Owner`."""
+        """Note the outcome that records share (`contracts.Owner`)."""
         results = self.results
         if result.outcome is Outcome.STORED:
             partition = result.partition
@@ -49,17 +54,17 @@ class Ticket:
             self._settled(len(tokens))
 
     def broken(self, error: Exception) -> None:
-        """Our bug, in `settle`: the request fails."""
+        """Fail the request after a bug in `settle` (`contracts.Owner`)."""
         if not self.done.done():
             self.done.set_exception(error)
 
     def found(self, index: int, stored: Stored) -> None:
-        """A record that is there already."""
+        """Note a record that an earlier attempt has stored."""
         self.results[index] = stored
         self._settled(1)
 
     def refuse(self, index: int, error: ErrorBody) -> None:
-        """A record that is not even submitted."""
+        """Note a record that is not submitted."""
         self.results[index] = error
         self.failed += 1
         self._settled(1)
@@ -72,24 +77,6 @@ class Ticket:
 
 
 _PENDING: Final = ErrorBody(_STATUS_BUSY, "pending")
-
-
-class StandardHeaders:
-    """What every record of a client gets; made once for a format and principal."""
-
-    __slots__ = ("_made",)
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[Format, str], Headers] = {}
-
-    def of(self, embedded: Format, principal: str) -> Headers:
-        """The headers."""
-        headers = self._made.get((embedded, principal))
-        if headers is None:
-            if len(self._made) >= PRINCIPALS:
-                self._made.clear()
-            headers = self._made[embedded, principal] = standard_headers(embedded, principal)
-        return headers
 
 
 def common_failure(ticket: Ticket) -> RestError | None:
@@ -117,7 +104,7 @@ def submit_allowed(
     records: Sequence[Record],
     ticket: Ticket,
     *,
-    places: Sequence[int] | None = None,
+    tokens: Iterable[int] | None = None,
     sender: Sender | None = None,
 ) -> None:
     """Submit the records that the client may write.
@@ -127,15 +114,15 @@ def submit_allowed(
         grant: the client's.
         records: of one topic; at least one.
         ticket: the request's.
-        places: beside them, their tokens; None: 0, 1 and so on.
+        tokens: the records' indexes in the request; None: 0, 1 and so on.
         sender: whose order they keep; None: that of this request alone.
     """
     topic = records[0].topic
     everything = grant.publish.uniform(topic)
     submit = publisher.submit
     sender = sender or Sender()
-    for place, record in zip(range(len(records)) if places is None else places, records, strict=True):
+    for token, record in zip(range(len(records)) if tokens is None else tokens, records, strict=True):
         if everything or grant.publish(topic, record.key):
-            submit(record, ticket, place, sender)
+            submit(record, ticket, token, sender)
         else:
-            ticket.refuse(place, ErrorBody(403, f"Not allowed: publish to {topic} with this key"))
+            ticket.refuse(token, ErrorBody(403, f"Not allowed: publish to {topic} with this key"))

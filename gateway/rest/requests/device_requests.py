@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -15,7 +14,7 @@ from gateway.rest.produce.tickets import Ticket, raise_common_failure
 from gateway.rest.requests.replies import Replies
 from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
@@ -46,7 +45,7 @@ class RequestsStatistics(msgspec.Struct, frozen=True):
 
 
 class DeviceRequests(OperationSet):
-    """The operation on an address, and this process's place for answers."""
+    """The operation on an address, and this process's reply address."""
 
     def __init__(self, services: RestServices, overload: OverloadGuard, bodies: BodyReader) -> None:
         """Publish what `overload` lets in and `bodies` reads."""
@@ -58,35 +57,32 @@ class DeviceRequests(OperationSet):
         self._overload = overload
         self._bodies = bodies
         self._replies = Replies(services.live_reader, services.publisher, config.reply_topic, services.random_id)
-        home = services.rules.destination(self._replies.address)
-        self._mqtt_answers = f"{home.topic}/{(home.key or b'').decode()}" == self._replies.address
+        replies = services.rules.destination(self._replies.address)
+        self._mqtt_answers = f"{replies.topic}/{(replies.key or b'').decode()}" == self._replies.address
         self._requests = 0
         self._answered = 0
         self._unanswered = 0
-
-    def operations(self) -> Mapping[str, Handler]:
-        """See `OperationSet`."""
-        return {"request": self.request}
+        self.operations = {"request": self.request}
 
     async def request(self, call: Call, address: str) -> web.StreamResponse:
         """`POST /requests/{address}`."""
-        place = self._place(address)
-        if not call.grant.publish(place.topic, place.key):
+        destination = self._destination(address)
+        if not call.grant.publish(destination.topic, destination.key):
             raise forbidden(f"publish to {address}")
         timeout_ms = min(call.query["timeout"], round(self._config.max_request_wait_s * 1000))
         if len(self._replies) >= self._config.max_requests:
             raise busy("Too many requests wait for devices; try again")
         self._requests += 1
         with self._replies.ask() as question:
-            with self._overload.enter(place.topic):
+            with self._overload.enter(destination.topic):
                 body = await self._bodies.read(call.request)
                 principal = call.grant.identity.name
-                record = self._question(call, place, body, question.correlation_id, timeout_ms)
+                record = self._question(call, destination, body, question.correlation_id, timeout_ms)
                 deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
                 try:
                     async with asyncio.timeout_at(deadline):
                         # 404 goes before what the gateway lacks.
-                        await self._publisher.topic(place.topic, principal=principal)
+                        await self._publisher.topic(destination.topic, principal=principal)
                         await self._listen()
                         await self._publish(record, principal)
                         if call.span is not None:
@@ -105,7 +101,7 @@ class DeviceRequests(OperationSet):
         self._unanswered += 1
         return RestError(504, f"No answer within {timeout_ms} ms")
 
-    def _question(self, call: Call, place: Record, body: bytes, correlation_id: str, timeout_ms: int) -> Record:
+    def _question(self, call: Call, destination: Record, body: bytes, correlation_id: str, timeout_ms: int) -> Record:
         fields = call.request.headers
         headers = question_headers(
             fields.items(),
@@ -113,12 +109,12 @@ class DeviceRequests(OperationSet):
             reply_to=self._replies.address,
             correlation_id=correlation_id,
             expires_ms=self._wall_clock() + timeout_ms,
-            trace=call.begin_publish(place.topic),
+            trace=call.begin_publish(destination.topic),
         )
-        return msgspec.structs.replace(place, value=body, headers=place.headers + headers)
+        return msgspec.structs.replace(destination, value=body, headers=destination.headers + headers)
 
-    def _place(self, address: str) -> Record:
-        """Where a request goes, as a record without a value.
+    def _destination(self, address: str) -> Record:
+        """The topic and key of a request, as a record without a value.
 
         Raises:
             RestError: 404 for what can be no address, 403 for an internal topic, 422 where answers could not come.
@@ -148,13 +144,13 @@ class DeviceRequests(OperationSet):
 
     async def _publish(self, record: Record, principal: str) -> None:
         """Store the question; RestError when it is not stored."""
-        ticket = Ticket(1, asyncio.get_running_loop().create_future(), principal)
+        ticket = Ticket(1, principal)
         self._publisher.submit(record, ticket, 0)
         await ticket.done
         raise_common_failure(ticket)
 
     async def stop(self) -> None:
-        """See `OperationSet`."""
+        """Watch the reply topic no more."""
         self._replies.close()
 
     def statistics(self) -> RequestsStatistics:

@@ -1,4 +1,4 @@
-"""Where answers to this process's questions come in: one key of the reply topic, watched at its end.
+"""The answers to this process's requests to devices: one key of the reply topic, read as it grows.
 
 The address is `<http.reply_topic>/<a name that nobody can guess>`. Whoever may publish there can answer, over every
 protocol and at every gateway. Which question an answer is for, its correlation id says; that cannot be guessed either.
@@ -45,11 +45,11 @@ class Replies:
     """
 
     def __init__(self, live_reader: LiveReader, publisher: Publisher, topic: str, random_id: Callable[[], str]) -> None:
-        """Nothing is read before the first question.
+        """Read the reply topic from the first question on.
 
         Args:
             live_reader: reads the reply topic.
-            publisher: knows topics.
+            publisher: looks the reply topic up, and creates it.
             topic: the reply topic.
             random_id: gives a new id that cannot be guessed, legal in an MQTT topic.
         """
@@ -69,7 +69,7 @@ class Replies:
         return len(self._open)
 
     def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
-        """See `contracts.Fanout`; an answer is handed over at once, so nobody is offered anything."""
+        """Give an answer to its question; there is no subscriber to offer it to (`contracts.Fanout`)."""
         if record.key == self._key:
             question = self._open.pop(correlation_of(record) or "", None)
             if question is None:
@@ -104,5 +104,5 @@ class Replies:
             await self._watch.hold()
 
     def close(self) -> None:
-        """Timers end."""
+        """Watch the reply topic no more."""
         self._watch.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.resources
-from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -16,7 +15,7 @@ from aiohttp import web
 from gateway.net.http_server import SERVER
 from gateway.rest.server.answers import control_answer
 from gateway.rest.server.call import Call
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from protocols.rest.contract import Contract, assemble
 from protocols.rest.errors import not_found
 from protocols.rest.media import PLAIN_JSON_TYPE, preferred
@@ -61,10 +60,7 @@ class Documents(OperationSet):
         self._yaml: bytes | None = None
         folder = importlib.resources.files("gateway.rest.server") / "docs"
         self._pages = {name: (folder / file).read_bytes() for name, file in PAGE_FILES.items()}
-
-    def operations(self) -> Mapping[str, Handler]:
-        """See `OperationSet`."""
-        return {
+        self.operations = {
             "info": self.info,
             "openapi": self.openapi,
             "openapiV3": self.openapi,
@@ -157,7 +153,7 @@ class _Dumper(yaml.SafeDumper):
     """Writes what is there twice twice: anchors are legal and hard to read."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """See `yaml.SafeDumper`."""
+        """Write no anchors (`yaml.SafeDumper`)."""
         return True
 
 

@@ -75,7 +75,7 @@ class RequestDispatcher:
         self._router = Router(contract.operations.values(), dialect=dialect)
         self._handlers: dict[str, tuple[Handler, Callable[[RestError], web.Response]]] = {}
         for operation_set in operations:
-            for name, handler in operation_set.operations().items():
+            for name, handler in operation_set.operations.items():
                 if name in self._handlers:
                     raise ValueError(f"{name} has two handlers")
                 self._handlers[name] = (handler, operation_set.refuse)

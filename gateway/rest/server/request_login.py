@@ -59,7 +59,7 @@ class RequestLogin:
             header = None if token is None else f"Bearer {token}"
         secure = request.secure
         # A page must know a token to send it; other credentials a browser sends by itself.
-        if (header is None or header[:7].lower() != "bearer ") and not self._origins.admit(
+        if (header is None or header[:7].lower() != "bearer ") and not self._origins.allow_request(
             request.raw_path, fields, secure=secure
         ):
             raise RestError(403, "Pages of other sites may not call; security.origins lists those that may", close=True)

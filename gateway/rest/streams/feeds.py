@@ -1,9 +1,9 @@
-"""Live streams of a topic: what is read once goes to all listeners, encoded once for each form.
+"""Live streams of a topic: a record is read once for all streams, and encoded once for each form.
 
-A listener is a subscriber of the live reader (`gateway.kafka.read`): one without capacity falls behind and gets all
-later, so nothing is dropped and nothing waits in memory. With each record it is told a position, from which a later
-stream goes on exactly behind it. All who are at the end of the log have the same position, so that even this is encoded
-once.
+A stream is a subscriber of the live reader (`gateway.kafka.read`). One without capacity falls behind and is brought the
+records later, so nothing is dropped and nothing waits in memory. With each record it is told a position, from which a
+later stream goes on exactly behind it. All streams at the end of the log have the same position, which is encoded once
+too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from mapping.record import Received
 from mapping.rest_view import RecordFilter
 from protocols.rest.positions import format_position
 
-LINGER_S: Final = 5.0  # a topic without listeners is still watched for so long: most come back at once
-DEMAND: Final = 500  # of a listener with capacity: it says itself when there is none left
+LINGER_S: Final = 5.0  # a topic without streams is still watched for so long: most clients come back at once
+DEMAND: Final = 500  # of a stream with capacity: it says itself when it has none left
 
 
 class Form(Protocol):
@@ -33,10 +33,10 @@ class Form(Protocol):
 
 
 class Sink(Protocol):
-    """Where a listener's bytes go."""
+    """The connection that a stream's bytes go to."""
 
     @property
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether one more record can be taken."""
         ...
 
@@ -45,24 +45,24 @@ class Sink(Protocol):
         ...
 
     def gap(self, partition: int, lost: int) -> None:
-        """Retention had deleted records that the listener asked for."""
+        """Tell that retention had deleted records that the client asked for."""
         ...
 
 
 class Feed:
-    """One topic at the end of the log, and who listens.
+    """One topic at the end of the log, and its streams.
 
     Attributes:
-        places: by partition, the offset behind what the live reader has passed.
-        users: who listens, or is about to.
-        listeners: who does; changed by `add` and `remove`. There may be thousands.
+        offsets: by partition, the offset behind the last record that the live reader has passed.
+        users: streams, and requests that are about to open one.
+        subscribers: the streams; changed by `add` and `remove`. There may be thousands.
     """
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
-        self.places: dict[int, int] = {}
-        self.listeners: dict[Listener, None] = {}
-        self._subscribers: tuple[tuple[Listener, None], ...] | None = ()
+        self.offsets: dict[int, int] = {}
+        self.subscribers: dict[FeedSubscriber, None] = {}
+        self._selected: tuple[tuple[FeedSubscriber, None], ...] | None = ()
         self.users = 0
         self.watched = False
         self.watching = asyncio.Lock()
@@ -72,26 +72,26 @@ class Feed:
         self._position: str | None = None
 
     def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
-        """See `contracts.Fanout`."""
-        self.places[record.partition] = record.offset + 1
+        """Every stream of the topic (`contracts.Fanout`); the record is kept for `encoded`."""
+        self.offsets[record.partition] = record.offset + 1
         self._record = record
         self._encoded.clear()
         self._position = None
-        if self._subscribers is None:
-            self._subscribers = tuple(self.listeners.items())  # as of now: one may leave during an offer
-        return self._subscribers
+        if self._selected is None:
+            self._selected = tuple(self.subscribers.items())  # as of now: one may leave during an offer
+        return self._selected
 
-    def add(self, listener: Listener) -> None:
-        """Offer it what comes."""
-        self.listeners[listener] = None
-        self._subscribers = None
+    def add(self, subscriber: FeedSubscriber) -> None:
+        """Offer a stream the records that come."""
+        self.subscribers[subscriber] = None
+        self._selected = None
 
-    def remove(self, listener: Listener) -> bool:
-        """Offer it nothing more; whether it listened."""
-        if listener not in self.listeners:
+    def remove(self, subscriber: FeedSubscriber) -> bool:
+        """Offer a stream nothing more; whether it was offered records before."""
+        if subscriber not in self.subscribers:
             return False
-        del self.listeners[listener]
-        self._subscribers = None
+        del self.subscribers[subscriber]
+        self._selected = None
         return True
 
     def encoded(self, form: Form) -> bytes:
@@ -104,20 +104,20 @@ class Feed:
 
     @property
     def position(self) -> str:
-        """Behind what the live reader has passed."""
+        """The position behind the last record that the live reader has passed."""
         if self._position is None:
-            self._position = format_position(self.places)
+            self._position = format_position(self.offsets)
         return self._position
 
 
-class Listener:
-    """One stream: a subscriber that wants some of a topic's records."""
+class FeedSubscriber:
+    """One stream: a subscriber of a topic, for those of its records that the client chose and may read."""
 
     lossy: Final = False
 
     def __init__(
         self,
-        live_reader: LiveReader,
+        feeds: Feeds,
         feed: Feed,
         form: Form,
         sink: Sink,
@@ -126,8 +126,9 @@ class Listener:
         allowed: Permission | None,
         partition: int | None,
     ) -> None:
-        """Made by `Feeds.join`."""
-        self._live_reader = live_reader
+        """Called by `Feeds.join`, which says what the arguments are."""
+        self._feeds = feeds
+        self._live_reader = feeds.live_reader
         self.feed = feed
         self._form = form
         self._sink = sink
@@ -135,25 +136,26 @@ class Listener:
         self._allowed = allowed
         self._partition = partition
         self._everything = chosen.everything and allowed is None and partition is None
-        # None while its place is the feed's. Empty: it has just fallen behind, and the live reader knows where.
+        # Offsets by partition; None while they are the feed's. Empty: it has just fallen behind the live reader, which
+        # knows its offsets.
         self._own: dict[int, int] | None = None
 
     def begin(self, start: Mapping[int, int]) -> None:
-        """Go on from here, whatever the live reader has passed."""
+        """Read on from these offsets, whatever the live reader has passed."""
         self._own = dict(start)
         self._rejoin(self._own)
 
     @property
     def demand(self) -> int:
-        """See `contracts.Subscriber`."""
-        return DEMAND if self._sink.room else 0
+        """How many records may be offered; 0: no capacity (`contracts.Subscriber`)."""
+        return DEMAND if self._sink.has_capacity else 0
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """See `contracts.Subscriber`."""
+        """Send the record if it is wanted; False: no capacity (`contracts.Subscriber`)."""
         own = self._own
         if own is None:
             if self._everything or self._wants(record):
-                if not self._sink.room:
+                if not self._sink.has_capacity:
                     self._own = {}
                     return False
                 self._sink.send(self.feed.encoded(self._form))
@@ -164,26 +166,30 @@ class Listener:
         if record.offset < own.get(partition, 0):
             return True  # stored before the stream began
         wanted = self._everything or self._wants(record)
-        if wanted and not self._sink.room:
+        if wanted and not self._sink.has_capacity:
             return False
         own[partition] = record.offset + 1
         if wanted:
             self._sink.send(self._form.encode(record, format_position(own)))
-        if own[partition] == self.feed.places.get(partition):
+        if own[partition] == self.feed.offsets.get(partition):
             self._rejoin(own)
         return True
 
     def wake(self) -> None:
-        """There may be capacity again."""
-        if self._own is not None and self._sink.room:
+        """Be offered records again, if there is capacity."""
+        if self._own is not None and self._sink.has_capacity:
             self._live_reader.resume(self)
 
     @property
     def position(self) -> str:
-        """Behind everything that was offered."""
+        """The position behind the last record that was offered."""
         if self._own is None:
             return self.feed.position
         return format_position(self._own or self._live_reader.places(self.feed.topic, self))
+
+    def leave(self) -> None:
+        """End the stream; it is offered nothing more."""
+        self._feeds.leave(self)
 
     def _wants(self, record: Received) -> bool:
         if self._partition is not None and record.partition != self._partition:
@@ -193,20 +199,20 @@ class Listener:
         return self._allowed is None or self._allowed(record.topic, record.key)
 
     def _rejoin(self, own: Mapping[int, int]) -> None:
-        """Share the feed's place from now on, if it is the same."""
-        places = self.feed.places
+        """Share the feed's offsets from now on, if they are the same."""
+        offsets = self.feed.offsets
         if all(
-            places.get(partition) == offset for partition, offset in own.items()
+            offsets.get(partition) == offset for partition, offset in own.items()
         ) and not self._live_reader.is_behind(self.feed.topic, self):
             self._own = None
 
 
 class Feeds:
-    """All topics that somebody listens to."""
+    """The feeds of all topics that have a stream."""
 
     def __init__(self, live_reader: LiveReader) -> None:
-        """Nothing is watched before somebody listens."""
-        self._live_reader = live_reader
+        """Watch a topic by `live_reader` while it has streams, and `LINGER_S` longer."""
+        self.live_reader = live_reader
         self._feeds: dict[str, Feed] = {}
 
     async def join(
@@ -219,8 +225,8 @@ class Feeds:
         chosen: RecordFilter,
         allowed: Permission | None = None,
         partition: int | None = None,
-    ) -> Listener:
-        """Listen; the sink may be given records before this returns.
+    ) -> FeedSubscriber:
+        """Open a stream; the sink may be given records before this returns.
 
         Args:
             topic: its name.
@@ -244,35 +250,35 @@ class Feeds:
         try:
             async with feed.watching:
                 if not feed.watched:
-                    await self._live_reader.watch(topic, feed)
+                    await self.live_reader.watch(topic, feed)
                     feed.watched = True
         except BaseException:
             self._release(feed)
             raise
-        listener = Listener(self._live_reader, feed, form, sink, chosen=chosen, allowed=allowed, partition=partition)
+        subscriber = FeedSubscriber(self, feed, form, sink, chosen=chosen, allowed=allowed, partition=partition)
         # Nothing is waited for from here on: the live reader must not pass anything in between.
-        for number, offset in self._live_reader.places(topic, listener).items():
-            feed.places.setdefault(number, offset)
-        feed.add(listener)
+        for number, offset in self.live_reader.places(topic, subscriber).items():
+            feed.offsets.setdefault(number, offset)
+        feed.add(subscriber)
         for number, offset in start.items():
             gap: Callable[[int], None] = partial(sink.gap, number)
-            self._live_reader.catch_up(topic, feed, listener, number, offset, gap)
-        listener.begin(start)
-        return listener
+            self.live_reader.catch_up(topic, feed, subscriber, number, offset, gap)
+        subscriber.begin(start)
+        return subscriber
 
-    def leave(self, listener: Listener) -> None:
-        """Listen no more."""
-        feed = listener.feed
-        if feed.remove(listener):
-            self._live_reader.forget(listener)
+    def leave(self, subscriber: FeedSubscriber) -> None:
+        """End a stream (`FeedSubscriber.leave`)."""
+        feed = subscriber.feed
+        if feed.remove(subscriber):
+            self.live_reader.forget(subscriber)
             self._release(feed)
 
     def stop(self) -> None:
-        """Nobody listens any more."""
+        """End all streams."""
         for feed in list(self._feeds.values()):
             if feed.lingering is not None:
                 feed.lingering.cancel()
-            feed.listeners = {}  # who leaves after this has left
+            feed.subscribers = {}  # a stream that leaves after this has left
             self._end(feed)
 
     def _release(self, feed: Feed) -> None:
@@ -284,4 +290,4 @@ class Feeds:
     def _end(self, feed: Feed) -> None:
         del self._feeds[feed.topic]
         if feed.watched:
-            self._live_reader.unwatch(feed.topic, feed)
+            self.live_reader.unwatch(feed.topic, feed)

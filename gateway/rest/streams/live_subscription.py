@@ -1,4 +1,4 @@
-"""A subscription of a live WebSocket: a topic from any position, or a share of a consumer group, within its credit."""
+"""A subscription of a live WebSocket: a topic from any position, or a share of a consumer group's records."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.groups.membership import Groups, OffsetReset
 from gateway.rest.consume.start_positions import find_span
 from gateway.rest.server.request_login import forbidden
-from gateway.rest.streams.feeds import Feeds, Listener
-from gateway.rest.streams.group_shares import Share
+from gateway.rest.streams.feeds import Feeds, FeedSubscriber
+from gateway.rest.streams.group_subscriber import GroupSubscriber
 from gateway.security.authorization import Grant
 from gateway.security.group_names import GroupNames
 from gateway.spawn import Spawn
@@ -35,18 +35,18 @@ class LiveForm:
         self._name = name
 
     def encode(self, record: Received, position: str) -> bytes:
-        """See `feeds.Form`."""
+        """The frame of a record (`feeds.Form`)."""
         return text_frame(carried(self._name, view_line(record, self._embedded), position))
 
 
 class LiveForms:
-    """Forms in use."""
+    """The forms in use, by format and by the subscription's name."""
 
     def __init__(self) -> None:
         self._forms: WeakValueDictionary[tuple[Format, str], LiveForm] = WeakValueDictionary()
 
     def of(self, embedded: Format, name: str) -> LiveForm:
-        """The one of this format and name."""
+        """The form of records in this format for subscriptions of this name."""
         form = self._forms.get((embedded, name))
         if form is None:
             form = self._forms[embedded, name] = LiveForm(embedded, name)
@@ -54,10 +54,10 @@ class LiveForms:
 
 
 class MessageStream(Protocol):
-    """The connection of a subscription, as far as it needs one."""
+    """The connection of a subscription; a Protocol, because a `LiveSession` makes its subscriptions itself."""
 
     @property
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether it takes more records."""
 
     def send(self, payload: bytes) -> None:
@@ -68,7 +68,7 @@ class MessageStream(Protocol):
 
 
 class Readers:
-    """What the subscriptions of all live WebSockets read through."""
+    """The parts of the gateway that the subscriptions of all live WebSockets read through."""
 
     def __init__(self, feeds: Feeds, lookup: Lookup, groups: Groups, names: GroupNames, spawn: Spawn) -> None:
         """`feeds` for topics, `groups` for shares of consumer groups by `names`; `spawn` runs a share's leaving."""
@@ -81,10 +81,10 @@ class Readers:
 
 
 class Subscription:
-    """A topic's records for one live WebSocket; a `feeds.Sink` and a `group_shares.Receiver`."""
+    """A topic's records for one live WebSocket; a `feeds.Sink` and a `group_subscriber.Receiver`."""
 
     def __init__(self, stream: MessageStream, grant: Grant, readers: Readers, message: Subscribe) -> None:
-        """Nothing is read before `join`.
+        """Check the request to subscribe; `join` begins to read.
 
         Raises:
             RestError: 403 or 422, the message asks for what cannot be.
@@ -98,9 +98,8 @@ class Subscription:
         if self._credit is not None and not 0 <= self._credit <= LARGEST_CREDIT:
             raise unprocessable(f"The credit {self._credit} is out of range")
         self._chosen = RecordFilter(message.key, message.header)
-        self._listener: Listener | None = None
-        self._share: Share | None = None
-        self._unsettled: dict[int, tuple[Share, Received]] = {}
+        self._source: FeedSubscriber | GroupSubscriber | None = None
+        self._unsettled: dict[int, tuple[GroupSubscriber, Received]] = {}
         self._delivery = 0
         self._left = False
         topic, subscribe = message.topic, grant.subscribe
@@ -113,7 +112,7 @@ class Subscription:
                 raise forbidden(f"read {topic} in a group: that needs the whole topic")
             if message.partition is not None or message.offset is not None or message.timestamp is not None:
                 raise unprocessable("A group knows its place by itself")
-            if message.place not in (None, BEGINNING, END):
+            if message.start not in (None, BEGINNING, END):
                 raise unprocessable("A group begins at the beginning or the end")
 
     async def join(self) -> None:
@@ -126,20 +125,20 @@ class Subscription:
         message, readers = self._message, self._readers
         topic = message.topic
         if message.group is not None:
-            reset: OffsetReset = "earliest" if message.place == BEGINNING else "latest"
+            reset: OffsetReset = "earliest" if message.start == BEGINNING else "latest"
             await readers.names.admit(self._grant, message.group, topic)
-            share = Share(self, self._chosen)
-            membership = await readers.groups.join(message.group, [topic], share, offset_reset=reset)
+            member = GroupSubscriber(self, self._chosen, readers.spawn)
+            membership = await readers.groups.join(message.group, [topic], member, offset_reset=reset)
             if self._left:
                 await membership.leave(failed=False)
                 return
             self._stream.send(subscribed(self.name, None))
-            self._share = share
-            share.joined(membership)
+            self._source = member
+            member.joined(membership)
             return
         span = await find_span(readers.lookup, topic, self._wanted, END)
         subscribe = self._grant.subscribe
-        listener = await readers.feeds.join(
+        subscriber = await readers.feeds.join(
             topic,
             readers.forms.of(message.format, self.name),
             self,
@@ -149,27 +148,24 @@ class Subscription:
             partition=self._wanted.partition,
         )
         if self._left:
-            readers.feeds.leave(listener)
+            subscriber.leave()
             return
-        self._listener = listener
+        self._source = subscriber
         self._stream.send(subscribed(self.name, format_position(span.start)))
-        listener.wake()
+        subscriber.wake()
 
     def leave(self) -> None:
-        """Read no more; what is unsettled goes back to the group."""
+        """Read no more; unsettled records go back to the group."""
         self._left = True
         self._unsettled.clear()
-        listener, self._listener = self._listener, None
-        share, self._share = self._share, None
-        if listener is not None:
-            self._readers.feeds.leave(listener)
-        if share is not None:
-            self._readers.spawn(share.leave())
+        source, self._source = self._source, None
+        if source is not None:
+            source.leave()
 
-    # the client's words
+    # messages of the client
 
     def grant(self, credit: int) -> None:
-        """More may come. Raises RestError 422."""
+        """Allow `credit` more records. Raises RestError 422."""
         if self._credit is None:
             raise unprocessable("This subscription has no credit to add to: it was made without")
         if not 0 < credit <= LARGEST_CREDIT - self._credit:
@@ -178,7 +174,7 @@ class Subscription:
         self.wake()
 
     def settle(self, deliveries: Sequence[int], failed: bool | None) -> None:
-        """Deliveries are dealt with (`failed` is None), or go back to the group.
+        """Settle deliveries (`failed` is None), or give them back to the group.
 
         Raises:
             RestError: 404 for numbers that are not open; the others are settled.
@@ -198,44 +194,42 @@ class Subscription:
             raise RestError(404, f"{len(unknown)} of these deliveries are not open, such as {shown}")
 
     def wake(self) -> None:
-        """There may be room again."""
-        if self._listener is not None:
-            self._listener.wake()
-        if self._share is not None:
-            self._share.wake()
+        """Ask for records again."""
+        if self._source is not None:
+            self._source.wake()
 
     # feeds.Sink
 
     @property
-    def room(self) -> bool:
-        """See `feeds.Sink`. The answer to the subscription goes before its records."""
-        return self._listener is not None and self._credit != 0 and self._stream.room
+    def has_capacity(self) -> bool:
+        """Whether one more record can be sent; none before the answer to the subscription."""
+        return self._source is not None and self._credit != 0 and self._stream.has_capacity
 
     def send(self, data: bytes) -> None:
-        """See `feeds.Sink`."""
+        """Send the frame of a record."""
         self._spend()
         self._stream.send_frame(data)
 
     def gap(self, partition: int, lost: int) -> None:
-        """See `feeds.Sink`."""
+        """Send `gap`: records that the client asked for were deleted."""
         self._stream.send(lost_message(self.name, partition, lost))
 
-    # group_shares.Receiver
+    # group_subscriber.Receiver
 
     @property
     def ready(self) -> bool:
-        """See `group_shares.Receiver`."""
-        return self._credit != 0 and self._stream.room and len(self._unsettled) < UNSETTLED
+        """Whether one more record of the group can be sent."""
+        return self.has_capacity and len(self._unsettled) < UNSETTLED
 
     def deliver(self, record: Received) -> None:
-        """See `group_shares.Receiver`."""
-        share = self._share
-        assert share is not None
+        """Send a record of the group, under a number that its client settles."""
+        source = self._source
+        assert isinstance(source, GroupSubscriber)
         self._spend()
         self._delivery += 1
-        self._unsettled[self._delivery] = (share, record)
+        self._unsettled[self._delivery] = (source, record)
         line = view_line(record, self._message.format)
-        self._stream.send_frame(text_frame(shared(self.name, line, self._delivery, share.attempts(record))))
+        self._stream.send_frame(text_frame(shared(self.name, line, self._delivery, source.attempts(record))))
 
     def _spend(self) -> None:
         if self._credit is not None:

@@ -1,14 +1,15 @@
 """Live WebSockets: publish and subscribe over one connection, with acknowledgements and credit both ways.
 
 A session is driven by a pump as MQTT's and AMQP's are. Records go to the publisher at once, in the order in which they
-came, and a message is answered when the last of its records has its fate. While Kafka is slow the socket is not read.
+came, and a message is answered when the outcome of its last record is known. While Kafka is slow the socket is not
+read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -20,9 +21,9 @@ from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.pump import Pump, Writes
 from gateway.net.upgrade import check_upgrade
-from gateway.rest.produce.tickets import StandardHeaders, Ticket, submit_allowed
+from gateway.rest.produce.tickets import Ticket, submit_allowed
 from gateway.rest.server.call import Call
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_dispatcher import refusal
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
@@ -31,7 +32,7 @@ from gateway.rest.streams.live_subscription import Readers, Subscription
 from gateway.security.authorization import Grant
 from gateway.security.expiry import Expiry
 from gateway.statistics import counter, gauge
-from mapping.rest import to_records
+from mapping.rest import standard_headers, to_records
 from protocols.connection import ConnectionClosed, ConnectionFailed
 from protocols.rest.errors import RestError, busy
 from protocols.rest.live_connection import LiveConnection
@@ -57,7 +58,7 @@ UNANSWERED: Final = 1024  # produce messages of one connection that wait for Kaf
 KAFKA: Final = "kafka"
 ANSWERS: Final = "answers"
 STOPPING: Final = "stopping"
-GOODBYE_S: Final = 1.0
+CLOSE_S: Final = 1.0  # how long clients have to answer a Close frame
 
 
 class LiveStatistics(msgspec.Struct, frozen=True):
@@ -90,16 +91,16 @@ class LiveSession:
     # pump.Handler
 
     def connected(self, pump: Pump) -> None:
-        """See `pump.Handler`."""
+        """Read the messages of a new connection."""
         self.pump = pump
         self._expiry.set(self._expires_ms)
         gate = self.live.services.publisher.gate
         gate.subscribe(self._on_gate)
         if not gate.is_open:
-            self._brake(KAFKA)
+            self._pause(KAFKA)
 
     def handle(self, events: list[Any]) -> Awaitable[None] | None:
-        """See `pump.Handler`."""
+        """Act on the messages that were read."""
         for event in events:
             kind = type(event)
             if kind is ConnectionClosed or kind is ConnectionFailed:
@@ -116,12 +117,12 @@ class LiveSession:
         return None
 
     def writable(self) -> None:
-        """See `pump.Handler`."""
+        """Send records again: the socket has capacity."""
         for subscription in tuple(self._subscriptions.values()):
             subscription.wake()
 
     def disconnected(self, reason: str) -> None:
-        """See `pump.Handler`."""
+        """End the session: its connection is gone."""
         self._leave_all()
         self._sender.leave()
         self._expiry.release()
@@ -131,7 +132,7 @@ class LiveSession:
     # for subscriptions
 
     @property
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether the connection takes more records."""
         return self.pump.writable and not self.connection.closing
 
@@ -147,12 +148,12 @@ class LiveSession:
         self._flush()
 
     def refuse(self, name: str | None, error: RestError) -> None:
-        """Say what is wrong with a message."""
+        """Answer a message by an error."""
         self.live.errors += 1
         self.send(failed(name, error))
 
     def dropped(self, subscription: Subscription, error: RestError) -> None:
-        """A subscription did not come about."""
+        """Answer a subscription that could not be made by an error."""
         if self._subscriptions.get(subscription.name) is subscription:
             del self._subscriptions[subscription.name]
             self.refuse(subscription.name, error)
@@ -171,17 +172,17 @@ class LiveSession:
             topic=topic,
             partition=message.partition,
             limit=live.services.config.max_records,
-            headers=live.standard.of(message.format, grant.identity.name),
+            headers=standard_headers(message.format, grant.identity.name),
         )
         live.records_in += len(records)
         if not records:
             self.send(produced(message.id, ()))
             return
-        ticket = Ticket(len(records), asyncio.get_running_loop().create_future(), grant.identity.name)
+        ticket = Ticket(len(records), grant.identity.name)
         ticket.done.add_done_callback(partial(self._produced, message.id, ticket))
         self._unanswered += 1
         if self._unanswered >= UNANSWERED:
-            self._brake(ANSWERS)
+            self._pause(ANSWERS)
         submit_allowed(live.services.publisher, grant, records, ticket, sender=self._sender)
 
     def _produced(self, name: str, ticket: Ticket, done: asyncio.Future[None]) -> None:
@@ -190,9 +191,9 @@ class LiveSession:
             return
         self.send(produced(name, ticket.results))
         if self._unanswered <= UNANSWERED // 2:
-            self._release(ANSWERS)
+            self._resume(ANSWERS)
         if self._draining and not self._unanswered:
-            self._say_goodbye()
+            self._close()
 
     def _subscribe(self, message: Subscribe) -> None:
         if message.id in self._subscriptions:
@@ -237,20 +238,20 @@ class LiveSession:
     # the end
 
     def drain(self) -> None:
-        """Take and give no more; the goodbye is said when Kafka has answered what it was given."""
+        """Read and send no more; close the connection when Kafka has answered what it was given."""
         self._draining = True
-        self._brake(STOPPING)
+        self._pause(STOPPING)
         self._leave_all()
         if not self._unanswered:
-            self._say_goodbye()
+            self._close()
 
-    def _say_goodbye(self) -> None:
+    def _close(self) -> None:
         self.connection.close(GOING_AWAY, "the gateway stops")
         self.pump.flush()
 
     def stop(self) -> None:
-        """Say goodbye now."""
-        self._say_goodbye()
+        """Close the connection now."""
+        self._close()
         self.pump.close()
 
     def _expired(self) -> None:
@@ -264,21 +265,21 @@ class LiveSession:
         for subscription in subscriptions:
             subscription.leave()
 
-    # brakes
+    # reading, which pauses while any reason holds
 
     def _on_gate(self, is_open: bool) -> None:
         if is_open:
-            self._release(KAFKA)
+            self._resume(KAFKA)
         else:
-            self._brake(KAFKA)
+            self._pause(KAFKA)
 
-    def _brake(self, reason: str) -> None:
-        self.connection.heeded = False
+    def _pause(self, reason: str) -> None:
+        self.connection.reading = False
         self.pump.pause_reading(reason)
 
-    def _release(self, reason: str) -> None:
+    def _resume(self, reason: str) -> None:
         self.pump.resume_reading(reason)
-        self.connection.heeded = self.pump.reading
+        self.connection.reading = self.pump.reading
 
     def _flush(self) -> None:
         if self.connection.waiting >= PENDING:
@@ -287,7 +288,7 @@ class LiveSession:
             self.pump.flush_soon()
 
 
-PENDING: Final = 64 * 1024  # bytes that wait for the end of the loop turn
+PENDING: Final = 64 * 1024  # bytes that are sent at once; fewer wait for the end of the event loop's iteration
 _ACTIONS: Final[dict[type, Any]] = {
     Produce: LiveSession._produce,
     Subscribe: LiveSession._subscribe,
@@ -302,19 +303,15 @@ class Live(OperationSet):
     """The operation that opens a live WebSocket, and all that are open."""
 
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
-        """Listen through `feeds`."""
+        """Read topics through `feeds`."""
         self.services = services
         self.readers = Readers(feeds, services.lookup, services.groups, services.names, services.spawn)
-        self.standard = StandardHeaders()
         self.messages = self.records_in = self.records_out = self.errors = 0
         self._sessions: dict[Pump, LiveSession] = {}
         self._writes = Writes()
         self._empty = asyncio.Event()
         self._opened = 0
-
-    def operations(self) -> Mapping[str, Handler]:
-        """See `OperationSet`."""
-        return {"openStream": self.open}
+        self.operations = {"openStream": self.open}
 
     async def open(self, call: Call) -> web.StreamResponse:
         """`GET /stream`."""
@@ -344,18 +341,18 @@ class Live(OperationSet):
             self._empty.set()
 
     async def drain(self) -> None:
-        """See `LiveSession.drain`."""
+        """Close every connection when Kafka has answered what it was given."""
         for session in tuple(self._sessions.values()):
             session.drain()
 
     async def stop(self) -> None:
-        """Close what is open."""
+        """Close the connections that are open."""
         for session in tuple(self._sessions.values()):
             session.stop()
         if self._sessions:
             self._empty.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._empty.wait(), GOODBYE_S)
+                await asyncio.wait_for(self._empty.wait(), CLOSE_S)
         for pump in tuple(self._sessions):
             pump.abort()
 

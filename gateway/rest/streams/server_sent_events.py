@@ -1,8 +1,8 @@
 """Server-sent events (WHATWG HTML section 9.2): a topic's records as they are stored, to any number of browsers.
 
-A stream costs a socket and two timers, no task. Its events have a position as their `id`; a browser that comes back
-says the last one, and nothing is missed or doubled. A stream in a consumer group takes its share instead: what the
-client's machine has acknowledged is settled, and no browser says that it has dealt with a record.
+A stream costs a socket and two timers, no task. Its events have a position as their `id`; a browser that connects again
+sends the last one, and nothing is missed or doubled. A stream in a consumer group gets a share of the records instead.
+There a record is settled when the client's machine has acknowledged its bytes: a browser acknowledges nothing itself.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Annotated, Any, Final
 import msgspec
 from aiohttp import web
 
-from gateway.kafka.groups.membership import Membership, OffsetReset
+from gateway.kafka.groups.membership import OffsetReset
 from gateway.net.pump import Writes
 from gateway.rest.consume.start_positions import find_span
 from gateway.rest.server.call import Call
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
-from gateway.rest.streams.feeds import Feeds, Form, Listener
-from gateway.rest.streams.group_shares import Share
+from gateway.rest.streams.feeds import Feeds, FeedSubscriber, Form
+from gateway.rest.streams.group_subscriber import GroupSubscriber
 from gateway.rest.streams.stream_socket import StreamSocket, begin_stream
 from gateway.security.expiry import Expiry
 from gateway.statistics import counter, gauge
@@ -36,7 +36,7 @@ from protocols.rest.responses import encode
 from protocols.rest.streaming import EVENT_TYPE, chunk, event, heartbeat, retry
 
 RETRY_MS: Final = 2000
-LAST_S: Final = 2.0
+LAST_S: Final = 2.0  # how long the end of a stream in a group waits for the client to acknowledge its records
 SETTLE_S: Final = 0.25  # between two looks at what a client's machine has acknowledged
 UNSETTLED: Final = 1000  # records of a group that are on their way to one client
 
@@ -48,7 +48,7 @@ class EventForm:
         self.embedded = embedded
 
     def encode(self, record: Received, position: str) -> bytes:
-        """See `feeds.Form`."""
+        """The event of a record (`feeds.Form`)."""
         return chunk(event(view_line(record, self.embedded), position))
 
 
@@ -65,16 +65,19 @@ class StreamsStatistics(msgspec.Struct, frozen=True):
 
 
 class EventStream:
-    """One stream. Its listener or share is set when it has joined, and gives it records."""
+    """One stream; a `feeds.Sink`, a `group_subscriber.Receiver` and a `stream_socket.StreamUser`.
+
+    Attributes:
+        source: gives it records; set when it has joined.
+    """
 
     def __init__(self, streams: EventStreams, limit: int | None) -> None:
         self.socket = StreamSocket(streams.writes, self)
-        self.listener: Listener | None = None
-        self.share: Share | None = None
+        self.source: FeedSubscriber | GroupSubscriber | None = None
         self.form: Form = FORMS[Format.JSON.value]
         self._streams = streams
         self._left = limit
-        self._unsettled: deque[tuple[int, Received]] = deque()  # and the bytes sent when it was
+        self._unsettled: deque[tuple[int, Received]] = deque()  # with the bytes sent up to its end
         self._ending = False
         self._heart: asyncio.TimerHandle | None = None
         self._over: asyncio.TimerHandle | None = None
@@ -82,7 +85,7 @@ class EventStream:
         self._expiry = Expiry(streams.wall_clock, self.end)
 
     def start(self, heartbeat_s: float, duration_s: float | None, expires_ms: int | None) -> None:
-        """The head of the answer was sent."""
+        """Set the timers, when the head of the answer was sent."""
         loop = asyncio.get_running_loop()
         self._heart = loop.call_later(heartbeat_s, self._beat, heartbeat_s)
         if duration_s is not None:
@@ -103,12 +106,12 @@ class EventStream:
     # feeds.Sink
 
     @property
-    def room(self) -> bool:
-        """See `feeds.Sink`."""
-        return self.socket.room and self._left != 0
+    def has_capacity(self) -> bool:
+        """Whether one more event can be sent."""
+        return self.socket.has_capacity and self._left != 0
 
     def send(self, data: bytes) -> None:
-        """See `feeds.Sink`."""
+        """Send an event; the last one that the client asked for ends the stream."""
         self.socket.send(data)
         self._streams.events += 1
         if self._left is not None:
@@ -117,18 +120,18 @@ class EventStream:
                 asyncio.get_running_loop().call_soon(self.end)
 
     def gap(self, partition: int, lost: int) -> None:
-        """See `feeds.Sink`."""
+        """Send an event `gap`: records that the client asked for were deleted."""
         self.socket.send(chunk(event(encode({"partition": partition, "lost": lost}), kind="gap")))
 
-    # shares.Receiver
+    # group_subscriber.Receiver
 
     @property
     def ready(self) -> bool:
-        """See `shares.Receiver`."""
-        return self.room and len(self._unsettled) < UNSETTLED
+        """Whether one more record of the group can be sent."""
+        return self.has_capacity and len(self._unsettled) < UNSETTLED
 
     def deliver(self, record: Received) -> None:
-        """See `shares.Receiver`."""
+        """Send a record of the group, and settle it when the client's machine has it."""
         self.send(self.form.encode(record, ""))
         self._unsettled.append((self.socket.total, record))
         if self._settling is None:
@@ -136,29 +139,27 @@ class EventStream:
 
     def _settle(self) -> None:
         self._settling = None
-        share, unsettled = self.share, self._unsettled
-        assert share is not None
-        there = self.socket.acknowledged()
-        while unsettled and unsettled[0][0] <= there:
-            share.done(unsettled.popleft()[1])
+        source, unsettled = self.source, self._unsettled
+        assert isinstance(source, GroupSubscriber)
+        acknowledged = self.socket.acknowledged()
+        while unsettled and unsettled[0][0] <= acknowledged:
+            source.done(unsettled.popleft()[1])
         if not unsettled and self._ending:
             self.socket.end()
             return
         if unsettled:
             self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
-        share.wake()
+        source.wake()
 
     # stream_socket.StreamUser
 
     def writable(self) -> None:
-        """See `stream_socket.StreamUser`."""
-        if self.listener is not None:
-            self.listener.wake()
-        if self.share is not None:
-            self.share.wake()
+        """Ask for records again."""
+        if self.source is not None:
+            self.source.wake()
 
     def closed(self) -> None:
-        """See `stream_socket.StreamUser`."""
+        """End the stream: its client is gone."""
         for timer in (self._heart, self._over, self._settling):
             if timer is not None:
                 timer.cancel()
@@ -166,10 +167,10 @@ class EventStream:
         self._streams.forget(self)
 
     def _beat(self, period: float) -> None:
-        """Say that we are there, unless an event has."""
+        """Send a comment when nothing else was sent for a while."""
         self._heart = asyncio.get_running_loop().call_later(period, self._beat, period)
-        if not self.socket.busy and self.socket.room:
-            position = "" if self.listener is None else self.listener.position
+        if not self.socket.busy and self.socket.has_capacity:
+            position = "" if self.source is None else self.source.position
             self.socket.send(chunk(heartbeat(position)))
         self.socket.busy = False
 
@@ -178,7 +179,7 @@ class EventStreams(OperationSet):
     """The operation that streams events."""
 
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
-        """Listen through `feeds`."""
+        """Read topics through `feeds`, and groups through `services.groups`."""
         self.writes = Writes()
         self.wall_clock = services.wall_clock
         self.events = 0
@@ -191,10 +192,7 @@ class EventStreams(OperationSet):
         self._streams: set[EventStream] = set()
         self._draining = False
         self._opened = self._refused = 0
-
-    def operations(self) -> Mapping[str, Handler]:
-        """See `OperationSet`."""
-        return {"streamRecords": self.stream}
+        self.operations = {"streamRecords": self.stream}
 
     async def stream(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /topics/{topicname}/stream`."""
@@ -213,11 +211,11 @@ class EventStreams(OperationSet):
         self._streams.add(stream)
         try:
             if "group" in query:
-                stream.share = await self._share(call, topic, chosen, stream)
+                stream.source = await self._join_group(call, topic, chosen, stream)
             else:
                 start = wanted(query, call.header_values().get("Last-Event-ID"))
                 span = await find_span(self._lookup, topic, start, END)
-                stream.listener = await self._feeds.join(
+                stream.source = await self._feeds.join(
                     topic,
                     stream.form,
                     stream,
@@ -240,7 +238,7 @@ class EventStreams(OperationSet):
             )
         return answer
 
-    async def _share(self, call: Call, topic: str, chosen: RecordFilter, stream: EventStream) -> Share:
+    async def _join_group(self, call: Call, topic: str, chosen: RecordFilter, stream: EventStream) -> GroupSubscriber:
         """Join the consumer group that the query names."""
         query: Mapping[str, Any] = call.query
         if not call.grant.subscribe.whole_topic(topic):
@@ -248,35 +246,31 @@ class EventStreams(OperationSet):
         for name in ("partition", "offset", "timestamp"):
             if name in query:
                 raise unprocessable(f"A group knows its place by itself - at query parameter `{name}`")
-        place = query.get("from", END)
-        if place not in (BEGINNING, END):
+        start = query.get("from", END)
+        if start not in (BEGINNING, END):
             raise unprocessable("A group begins at the beginning or the end - at query parameter `from`")
-        reset: OffsetReset = "earliest" if place == BEGINNING else "latest"
+        reset: OffsetReset = "earliest" if start == BEGINNING else "latest"
         await self._names.admit(call.grant, query["group"], topic)
-        share = Share(stream, chosen)
-        membership: Membership = await self._groups.join(query["group"], [topic], share, offset_reset=reset)
-        share.joined(membership)
-        return share
+        subscriber = GroupSubscriber(stream, chosen, self._spawn)
+        subscriber.joined(await self._groups.join(query["group"], [topic], subscriber, offset_reset=reset))
+        return subscriber
 
     def forget(self, stream: EventStream) -> None:
-        """The stream is over."""
-        if stream not in self._streams:
-            return
-        self._streams.discard(stream)
-        listener, stream.listener = stream.listener, None
-        if listener is not None:
-            self._feeds.leave(listener)
-        if stream.share is not None:
-            self._spawn(stream.share.leave())
+        """Leave the topic or group of a stream that has ended."""
+        if stream in self._streams:
+            self._streams.discard(stream)
+            source, stream.source = stream.source, None
+            if source is not None:
+                source.leave()
 
     async def drain(self) -> None:
-        """End all streams, each behind its last event."""
+        """End every stream behind its last event."""
         self._draining = True
         for stream in list(self._streams):
             stream.end()
 
     async def stop(self) -> None:
-        """Streams whose clients have not read their end are cut off."""
+        """Close the connections of clients that have not read the end of their streams."""
         for stream in list(self._streams):
             stream.socket.abort()
 

@@ -1,8 +1,8 @@
 """A connection whose answer goes on: written without waiting, in few system calls, never more than its reader takes.
 
-The socket is taken away from aiohttp behind the head of the answer: no task is left of the request. What is sent is
-collected and written at the end of the loop turn (`pump.Writes`); a thousand streams that get the same event are
-written in portions, between which the gateway does other work.
+The socket is taken away from aiohttp behind the head of the answer: no task is left of the request. Bytes to send are
+collected and written at the end of the event loop's iteration (`pump.Writes`). A thousand streams that get the same
+event are written in portions, between which the gateway does other work.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _NUMBER: Final = struct.Struct("i")
 
 
 class StreamUser(Protocol):
-    """Whose bytes they are."""
+    """The stream that writes to a socket; a Protocol, because a stream makes its socket itself."""
 
     def writable(self) -> None:
-        """There is room again."""
+        """Called when the socket has capacity again."""
         ...
 
     def closed(self) -> None:
-        """The connection is gone; called once."""
+        """Called once, when the connection is gone."""
         ...
 
 
@@ -41,18 +41,18 @@ class StreamSocket(asyncio.Protocol):
     """One such connection, from the request on.
 
     Attributes:
-        room: whether more may be sent.
+        has_capacity: whether more may be sent.
         total: bytes sent so far.
         busy: whether something was written since this was last set to False.
     """
 
     __slots__ = (
         "_closed", "_ending", "_paused", "_pending", "_size", "_transport", "_user", "_waiting", "_writes", "busy",
-        "room", "total",
+        "has_capacity", "total",
     )  # fmt: skip
 
     def __init__(self, writes: Writes, user: StreamUser) -> None:
-        """Nothing is written before `begin`; `writes` is shared by all streams of a listener."""
+        """Write for `user`, from `begin` on; `writes` is shared by all streams of a listener."""
         self._writes = writes
         self._user = user
         self._transport: asyncio.Transport | None = None
@@ -62,7 +62,7 @@ class StreamSocket(asyncio.Protocol):
         self._paused = False
         self._closed = False
         self._ending = False
-        self.room = True
+        self.has_capacity = True
         self.total = 0
         self.busy = False
 
@@ -84,13 +84,13 @@ class StreamSocket(asyncio.Protocol):
         self._size += len(data)
         self.total += len(data)
         if self._size >= HIGH:
-            self.room = False
+            self.has_capacity = False
         if not self._waiting and self._transport is not None and not self._closed:
             self._waiting = True
             self._writes.add(self)
 
     def flush_now(self) -> None:
-        """See `pump.Flushed`."""
+        """Write what was sent in this iteration of the event loop (`pump.Flushed`)."""
         self._waiting = False
         if self._closed or self._transport is None or not self._pending:
             return
@@ -99,8 +99,8 @@ class StreamSocket(asyncio.Protocol):
         self._size = 0
         self.busy = True
         self._transport.write(data)
-        if not self.room and not self._paused:
-            self.room = True
+        if not self.has_capacity and not self._paused:
+            self.has_capacity = True
             self._user.writable()
 
     def end(self) -> None:
@@ -132,28 +132,28 @@ class StreamSocket(asyncio.Protocol):
             waiting += queued
         return self.total - waiting
 
-    # asyncio's side
+    # asyncio.Protocol
 
     def data_received(self, data: bytes) -> None:
         """A client that has asked has no more to say; what it says is not looked at."""
 
     def pause_writing(self) -> None:
-        """The reader is slow."""
+        """Note that the client reads too slowly."""
         self._paused = True
-        self.room = False
+        self.has_capacity = False
 
     def resume_writing(self) -> None:
-        """It has read."""
+        """Note that the client has read."""
         self._paused = False
         if self._size < HIGH:
-            self.room = True
+            self.has_capacity = True
             self._user.writable()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Tell the stream that the connection is gone."""
         if not self._closed:
             self._closed = True
-            self.room = False
+            self.has_capacity = False
             self._pending.clear()
             self._transport = None
             user = self._user
@@ -165,7 +165,7 @@ class _Begun(web.StreamResponse):
     """An answer whose end is not aiohttp's to write."""
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing ends here."""
+        """Leave the end of the answer to `StreamSocket.end`."""
 
 
 async def begin_stream(call: Call, media: str, first: bytes, socket: StreamSocket) -> web.StreamResponse:

@@ -159,7 +159,7 @@ async def running_gateway(
             groups=groups,
             names=names,
             authenticator=authenticator,
-            access=AccessList(security.access),
+            access_list=AccessList(security.access),
             origins=Origins(security, more=http_config.cors_origins),
             hosts=Hosts(security),
             rules=Rules(()),

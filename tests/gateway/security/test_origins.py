@@ -74,8 +74,8 @@ def test_listed_origins_are_all_that_may_connect_beside_its_own() -> None:
 def test_a_page_that_says_no_origin(site: str | None, mode: str | None, path: str, admitted: bool) -> None:
     said = {"Host": "localhost", "Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
     fields = {name: value for name, value in said.items() if value is not None}
-    assert Origins(SecurityConfig()).admit(path, fields, secure=False) is admitted
-    assert Origins(SecurityConfig(origins=("*",))).admit(path, fields, secure=False)
+    assert Origins(SecurityConfig()).allow_request(path, fields, secure=False) is admitted
+    assert Origins(SecurityConfig(origins=("*",))).allow_request(path, fields, secure=False)
 
 
 @pytest.mark.parametrize("origin", ["good.example", "https://", "https://good.example/", "://x"])

@@ -37,7 +37,7 @@ SAID: list[tuple[dict[str, Any], Any]] = [
     ),
     (
         {"type": "subscribe", "id": "s", "topic": "t", "from": "0:1", "key": ["a"], "credit": 5},
-        Subscribe(id="s", topic="t", place="0:1", key=("a",), credit=5),
+        Subscribe(id="s", topic="t", start="0:1", key=("a",), credit=5),
     ),
     ({"type": "credit", "id": "s", "credit": 3}, Credit(id="s", credit=3)),
     ({"type": "ack", "id": "s", "deliveries": [1, 2]}, Acknowledge(id="s", deliveries=(1, 2))),
@@ -183,10 +183,10 @@ def test_a_silent_peer_is_asked_and_given_up() -> None:
 
 def test_a_peer_that_is_not_read_cannot_be_silent() -> None:
     live = connection()
-    live.heeded = False
+    live.reading = False
     for at in range(110, 300, 10):
         assert live.tick(float(at)) == []
-    live.heeded = True
+    live.reading = True
     assert live.tick(301.0) == []
     assert not live.closing
 

@@ -41,7 +41,7 @@ def test_what_is_no_position_is_refused(text: str) -> None:
 
 def test_a_place_is_said_in_one_way() -> None:
     assert wanted({}) == Wanted()
-    assert wanted({"from": "beginning", "partition": 2}) == Wanted(place=BEGINNING, partition=2)
+    assert wanted({"from": "beginning", "partition": 2}) == Wanted(edge=BEGINNING, partition=2)
     assert wanted({"from": "0:7"}) == Wanted(position={0: 7})
     assert wanted({"offset": 7, "partition": 1}) == Wanted(position={1: 7}, partition=1)
     assert wanted({"timestamp": 5}) == Wanted(timestamp=5)

@@ -1,7 +1,7 @@
 """What every operation gets from the application: its contract's checks, streams both ways, errors in its own words."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -15,7 +15,7 @@ from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call
 from gateway.rest.server.concurrency import ConcurrencyLimit
 from gateway.rest.server.cors import Cors
-from gateway.rest.server.operation_set import Handler, OperationSet
+from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_dispatcher import RequestDispatcher
 from gateway.rest.server.request_login import RequestLogin
@@ -52,8 +52,8 @@ CONTRACT = {
 
 
 class Echo(OperationSet):
-    def operations(self) -> Mapping[str, Handler]:
-        return {"show": self.show, "stream": self.stream}
+    def __init__(self) -> None:
+        self.operations = {"show": self.show, "stream": self.stream}
 
     def refuse(self, error: RestError) -> web.Response:
         answer = error_answer(error)
