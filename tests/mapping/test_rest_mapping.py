@@ -128,6 +128,7 @@ def test_what_is_no_base64_is_a_422_for_the_request(wrong: str) -> None:
     with pytest.raises(RestError) as caught:
         records_of([{"value": "YQ=="}, {"value": wrong}], Format.BINARY)
     assert caught.value.status == 422
+    assert caught.value.message.startswith(f"{wrong!r} is not base64")  # as it was sent
 
 
 @pytest.mark.parametrize(
