@@ -83,7 +83,7 @@ class AssignedPartition:
         copies: by offset, for records that more than one pool wants, how many of them have not settled it.
         position: the offset of the next record to read; None while Kafka has not told where to begin.
         committed: what Kafka has, as far as we know.
-        home: the member that gets its records while it has capacity (pools without a subscription filter).
+        preferred: the member that gets its records while it has capacity (pools without a subscription filter).
         ours: whether it still is.
         stalled: not read on, since too much lies behind a record that is not settled.
     """
@@ -200,11 +200,12 @@ class Member:
         subscriber: the subscriber.
         pools: whose records it gets.
         wants: tells which of them it selects; None is all.
-        held: what it has and has not settled, by the record's identity; in the order in which it was offered.
+        held: deliveries that it has not settled, by the record's identity (the delivery keeps the record alive), in the
+            order in which they were offered.
         behind: by partition that it is behind on, the reading that brings it what was unselected before.
         catching: the subscriber of these readings; None when it never was behind.
         full: from "no capacity" until it is woken.
-        served: its place among all members in the order of their last record.
+        served: the number of its last record, in one sequence for all members.
     """
 
     __slots__ = ("behind", "catching", "full", "held", "pools", "served", "subscriber", "wants")
@@ -219,8 +220,12 @@ class Member:
         self.full = False
         self.served = 0
 
+    def delivery(self, record: Received) -> Delivery | None:
+        """The delivery of a record that it holds; None when the record is no longer its own."""
+        return self.held.get(id(record))
+
     def fill(self) -> None:
-        """Its subscriber has no capacity: it is not asked again before it is woken."""
+        """Note that the subscriber has no capacity: it is not asked again before it is woken."""
         self.full = True
         for pool in self.pools:
             pool.free.pop(self, None)
@@ -264,7 +269,7 @@ class Pool:
         self.ready: deque[Delivery] = deque()
 
     def balance(self, parts: Iterable[AssignedPartition]) -> None:
-        """Take partitions from members that have more than their share; they find a new home as records come."""
+        """Take partitions from members that have more than their share; the next record chooses another member."""
         if not self.keeps:
             return
         own = [part for part in parts if part.partition.topic in self.topics]

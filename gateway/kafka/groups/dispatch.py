@@ -1,28 +1,23 @@
-"""Who gets a record of a consumer group: the subscribers of one process, their turns, and what they have not settled.
+"""Gives the records of a consumer group to its subscribers in one process, and knows which are not settled.
 
-Subscribers that want the same records are a pool: all of a topic's (AMQP links), or what one subscription filter
-matches (the MQTT clients of one shared subscription). A record goes to one member of every subscription filter that
-matches it; members of its topic's own pool take part in the turns of the first of these, and have the records that no
-subscription filter matches for themselves. In a topic's own pool a partition's records with a key keep to one member
-while that has capacity; of others it is every member's turn, record by record (docs/adr/0019-shared-subscriptions.md).
-A pool without capacity holds back no other, and a record that only members without capacity may want holds back none
-that others want.
+`pools.Pools` says which members a record is for. In a topic's own pool the records of a partition that have a key go to
+one member while that has capacity; other records go to the members in turn. A pool without capacity holds back no other
+pool, and a record that only members without capacity may want holds back none that others want.
 
-A subscription filter that has lost its last member keeps its records for a while, when its partitions stay here for
-others: a client whose connection broke comes back. Then they are settled, as are records that nobody here wants.
+Records for a subscription filter that has lost its last member wait for a while, when its partitions stay here for
+others. Then they are settled, as are records that no subscriber here wants.
 
-Not so in a queue: what no member selects stays in the log for others, and what waits too long for members without
-capacity is left there too. Who joins later, or has capacity again, is brought it (`catch_up`, docs/adr/0032).
+In a queue they are not: a record that no member selects stays in the log for others, and so does one that waits too
+long for members without capacity. A member that joins later, or has capacity again, is brought these records
+(`catch_up`, docs/adr/0032).
 
-A delivery belongs to one member at a time. What a member says about a record that is no longer its own is counted
-as late, and ignored.
+A delivery belongs to one member at a time. A call about a record that is no longer the member's is counted as late,
+and ignored.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Final
 
@@ -39,11 +34,11 @@ from gateway.kafka.groups.assignment import (
     Delivery,
     Member,
     Pool,
-    Selector,
     SubscriptionFilter,
     Tries,
 )
 from gateway.kafka.groups.catch_up import CatchUp, Readings
+from gateway.kafka.groups.pools import Pools
 from gateway.kafka.groups.ready import ReadyDeliveries
 from gateway.kafka.groups.redelivery import Later
 from mapping.record import Received
@@ -52,13 +47,12 @@ DEMAND: Final = 500  # nobody asks for more at once
 
 
 class Dispatch:
-    """See the module. All of it is synchronous; `GroupReader` reads, commits and takes part in the group.
+    """The deliveries of one group. Nothing here waits; `GroupReader` reads, commits and is the group's member.
 
     Attributes:
         members: by subscriber.
-        parts: the partitions that are ours.
+        parts: the partitions that are assigned to this process.
         ready: deliveries that wait for a member.
-        topics: that some member wants records of.
         suspended: whether nothing is handed out, since partitions may be moving.
         progress: set when a settled prefix has grown.
         returned: set when a member has settled a record or given one back while suspended.
@@ -68,7 +62,7 @@ class Dispatch:
     def __init__(
         self, backoff: Backoff, changed: Callable[[], None], readings: Readings, *, return_wait_s: float
     ) -> None:
-        """Nothing is handed out yet: `keep` tells the partitions.
+        """Begin without partitions, suspended; `keep` assigns them.
 
         Args:
             backoff: for records that are given back.
@@ -78,26 +72,22 @@ class Dispatch:
         """
         self.members: dict[Subscriber, Member] = {}
         self.parts: dict[TopicPartition, AssignedPartition] = {}
-        self.topics: frozenset[str] = frozenset()
-        self._wanted: Counter[str] = Counter()  # by topic, how many pools with members want its records
         self.suspended = True
         self.progress = asyncio.Event()
         self.returned = asyncio.Event()
         self.redelivered = self.late = self.unwanted = 0
         self.catch_up = CatchUp(readings, self._place, self._caught_up, lambda: self.suspended)
         self._changed = changed
-        self._return_wait_s = return_wait_s
-        self._left: dict[Pool, asyncio.TimerHandle] = {}  # subscription filters that have lost their last member
-        self._selector: Selector | None = None
+        self._pools = Pools(return_wait_s, self._end)
         self._queues: dict[str, Condition] = {}  # by topic, which of its unselected records stay
-        self._whole: dict[str, Pool] = {}  # by topic: members that want all of it
-        self._chosen: dict[Hashable, Pool] = {}  # by the subscription filter's name
         self.ready = ReadyDeliveries()
         self._orphans: list[tuple[Received, AssignedPartition, Tries]] = []  # of topics that nobody wants now
         self._later = Later(backoff, self._again, changed)
-        self._order = itertools.count(1)
 
-    # Subscribers.
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics that some member wants records of."""
+        return self._pools.topics
 
     def add(
         self,
@@ -108,7 +98,7 @@ class Dispatch:
         *,
         queue: Condition | None = None,
     ) -> Member:
-        """A subscriber joins.
+        """Add a subscriber.
 
         Args:
             subscriber: offered records from now on.
@@ -120,46 +110,26 @@ class Dispatch:
         member = self.members[subscriber] = Member(subscriber, wants)
         if queue is not None:
             self._queues.update(dict.fromkeys(topics, queue))
-        if subscription_filter is None:
-            for topic in topics:
-                pool = self._whole.get(topic)
-                if pool is None:
-                    pool = self._whole[topic] = Pool(topic, (topic,), keeps=True)
-                member.pools.append(pool)
-        else:
-            self._selector = subscription_filter.selector
-            pool = self._chosen.get(subscription_filter.name)
-            if pool is None:
-                pool = self._chosen[subscription_filter.name] = Pool(subscription_filter.name, topics, keeps=False)
-            elif pool in self._left:
-                self._left.pop(pool).cancel()
-            pool.topics = frozenset(topics)
-            member.pools.append(pool)
-        for pool in member.pools:
-            pool.members[member] = pool.free[member] = None
-            pool.balance(self.parts.values())
+        self._pools.add(member, topics, subscription_filter, self.parts.values())
         for part in self.parts.values() if subscription_filter is None else ():
             first = part.unselected.first
             if first is not None and part.partition.topic in topics:
                 self.catch_up.begin(member, part, first)
-        for pool in member.pools:
-            self._topics_changed(pool)
+        self._sort_orphans()
         self.wake(member)
         return member
 
     def follow(self, name: Hashable, topics: Collection[str]) -> None:
-        """The topics of a subscription filter have changed; nothing happens when it has no members."""
-        pool = self._chosen.get(name)
-        if pool is not None:
-            pool.topics = frozenset(topics)
-            self._topics_changed(pool)
+        """Note other topics of a subscription filter; nothing happens when it has no members."""
+        self._pools.follow(name, topics)
+        self._sort_orphans()
 
     def knows(self, name: Hashable) -> bool:
         """Whether a subscription filter has members, or records that are kept for it."""
-        return name in self._chosen
+        return self._pools.knows(name)
 
     def remove(self, member: Member, *, failed: bool = True) -> None:
-        """A subscriber leaves: what it has not settled is offered to the others of its pool first.
+        """Remove a subscriber; the records that it has not settled are offered to the others of its pool first.
 
         Args:
             member: the subscriber's.
@@ -168,16 +138,11 @@ class Dispatch:
         del self.members[member.subscriber]
         self.catch_up.end(member)
         del member.subscriber  # which has a way back to its member
-        for pool in member.pools:
-            del pool.members[member]
-            pool.free.pop(member, None)
-            if not pool.members:
-                self._emptied(pool)
+        self._pools.remove(member)
         for part in self.parts.values():
             if part.preferred is member:
                 part.preferred = None
-        for pool in member.pools:
-            self._topics_changed(pool)
+        self._sort_orphans()
         held = list(member.held.values())
         member.held.clear()
         self.redelivered += len(held)
@@ -185,46 +150,27 @@ class Dispatch:
         for delivery in reversed(held):
             delivery.attempts += 1
             delivery.failures += failed
-            if self._lives(delivery.pool):
+            if self._pools.lives(delivery.pool):
                 self.ready.add(delivery, first=True)
             else:
                 unassigned.append(delivery)
         unassigned.reverse()
         for pool in member.pools:
-            while not self._lives(pool) and pool.ready:
+            while not self._pools.lives(pool) and pool.ready:
                 unassigned.append(self.ready.take(pool))
         for delivery in unassigned:
             self._replace(delivery)
         self._changed()
 
-    def _emptied(self, pool: Pool) -> None:
-        """A pool has lost its last member."""
-        if pool.keeps:
-            del self._whole[str(pool.name)]
-        elif self._return_wait_s:
-            self._left[pool] = asyncio.get_running_loop().call_later(self._return_wait_s, self._end, pool)
-        else:
-            self._forget(pool)
-
-    def _forget(self, pool: Pool) -> None:
-        del self._chosen[pool.name]
-        if self._selector is not None:
-            self._selector.forget(pool.name)
-
     def _end(self, pool: Pool) -> None:
-        """Nobody has come back to a subscription filter."""
-        self._left.pop(pool).cancel()
-        self._forget(pool)
+        """Give up a subscription filter that no member has come back to; its records are for others, or settled."""
+        self._pools.end(pool)
         for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
             self._replace(delivery)
         self._changed()
 
-    def _lives(self, pool: Pool) -> bool:
-        """Whether records are kept for it: it has members, or may have again."""
-        return bool(pool.members) or pool in self._left
-
     def wake(self, member: Member) -> None:
-        """A subscriber has capacity again."""
+        """Offer records again to a subscriber that has capacity."""
         if member.full:
             member.full = False
             for pool in member.pools:
@@ -233,14 +179,14 @@ class Dispatch:
         self._changed()
 
     def done(self, member: Member, record: Received) -> None:
-        """A record is settled."""
+        """Settle a record."""
         delivery = self._owned(member, record)
         if delivery is not None:
             delivery.part.finish(record.offset)
             self.progress.set()
 
     def done_all(self, member: Member, records: Sequence[Received]) -> None:
-        """Records are settled."""
+        """Settle records, in this order."""
         held = member.held
         run: list[int] = []  # offsets of one partition
         part: AssignedPartition | None = None
@@ -260,7 +206,7 @@ class Dispatch:
                 self.returned.set()
 
     def again(self, member: Member, record: Received, *, failed: bool, at_once: bool = False) -> None:
-        """A record is given back: offer it again after its back-off, or before all others."""
+        """Take a record back: it is offered again after its back-off, or before all others."""
         delivery = self._owned(member, record)
         if delivery is None:
             return
@@ -270,14 +216,14 @@ class Dispatch:
             self._later.add(delivery)
             return
         self.redelivered += 1
-        if self._lives(delivery.pool):
+        if self._pools.lives(delivery.pool):
             self.ready.add(delivery, first=True)
         else:
             self._replace(delivery)
         self._changed()
 
     def decline(self, member: Member, record: Received, *, failed: bool = False, keep: bool = False) -> None:
-        """A record is not for this member: offer it to the others; when none is left it is settled.
+        """Offer a record that is not for this member to the others; when none is left it is settled.
 
         Args:
             member: who had it.
@@ -292,34 +238,19 @@ class Dispatch:
         delivery.attempts += failed
         delivery.failures += failed
         delivery.kept = keep
-        if self._lives(delivery.pool):
+        if self._pools.lives(delivery.pool):
             self.ready.add(delivery, first=True)
         else:
             self._replace(delivery)
         self._changed()
 
-    def attempts(self, member: Member, record: Received) -> int:
-        """How often the record was given to a subscriber before and came back unsettled."""
-        delivery = member.held.get(id(record))
-        return delivery.attempts if delivery is not None else 0
-
-    def failures(self, member: Member, record: Received) -> int:
-        """How many of the attempts have failed; the others ended with a subscriber that left in peace."""
-        delivery = member.held.get(id(record))
-        return delivery.failures if delivery is not None else 0
-
-    def part_of(self, member: Member, record: Received) -> AssignedPartition | None:
-        """The partition of a record that a member holds."""
-        delivery = member.held.get(id(record))
-        return delivery.part if delivery is not None else None
-
     def has_other(self, member: Member, record: Received) -> bool:
         """Whether another member may have a record that this one holds."""
-        delivery = member.held.get(id(record))
-        return delivery is not None and self._may_be_wanted(delivery.pool, delivery, but=member)
+        delivery = member.delivery(record)
+        return delivery is not None and self._pools.may_be_wanted(delivery.pool, delivery, but=member)
 
     def _owned(self, member: Member, record: Received) -> Delivery | None:
-        delivery = member.held.pop(id(record), None)  # who holds a record keeps it alive: its identity is its own
+        delivery = member.held.pop(id(record), None)
         if delivery is None:
             self.late += 1
         elif self.suspended:
@@ -335,7 +266,7 @@ class Dispatch:
         self.progress.set()
 
     def _leave(self, delivery: Delivery) -> None:
-        """Nobody here wants a record: in a queue it stays for others, elsewhere it is done with."""
+        """Leave a record of a queue, which no member here wants, to the log; elsewhere settle it."""
         part, record = delivery.part, delivery.record
         stays = self._queues.get(record.topic)
         if stays is not None and record.offset not in part.copies and stays(record):
@@ -348,11 +279,11 @@ class Dispatch:
     # Records.
 
     def take(self, records: Sequence[Received], part: AssignedPartition) -> None:
-        """Records of a partition were read."""
+        """Take the records over that were read of a partition."""
         if part.ledger is not None:
             records = part.unsettled(records)
         part.checkpoint.track(*[record.offset for record in records])
-        pool = self._whole.get(part.partition.topic) if not self._chosen else None
+        pool = self._pools.only(part.partition.topic)
         if pool is None:
             for record in records:
                 self._sort(record, part, UNTRIED)
@@ -360,8 +291,8 @@ class Dispatch:
             self.ready.add_all(pool, [Delivery(record, part, pool) for record in records])
 
     def _sort(self, record: Received, part: AssignedPartition, tries: Tries) -> None:
-        """Queue a record for everybody who is to get it."""
-        pools = self._pools_of(record)
+        """Queue a record for every pool that is to get it."""
+        pools = self._pools.select(record)
         if pools:
             if len(pools) > 1:
                 part.copies[record.offset] = len(pools)
@@ -372,17 +303,8 @@ class Dispatch:
         else:
             self._orphans.append((record, part, tries))  # the partition is about to go to somebody who wants it
 
-    def _pools_of(self, record: Received) -> Sequence[Pool]:
-        chosen = self._chosen
-        if chosen and self._selector is not None:
-            found = [pool for name in self._selector.select(record) if (pool := chosen.get(name)) is not None]
-            if found:
-                return found
-        whole = self._whole.get(record.topic)
-        return () if whole is None else (whole,)
-
     def _replace(self, delivery: Delivery) -> None:
-        """The delivery's pool has no members any more."""
+        """Find other pools for a delivery whose pool has no members any more."""
         if delivery.record.offset in delivery.part.copies:
             self.unwanted += 1
             delivery.part.finish(delivery.record.offset)  # other subscription filters have their own
@@ -390,19 +312,8 @@ class Dispatch:
         else:
             self._sort(delivery.record, delivery.part, (delivery.attempts, delivery.failures))
 
-    def _topics_changed(self, pool: Pool) -> None:
-        """A pool has got or lost members, or its topics are others: there may be thousands, so only it is looked at."""
-        wanted = pool.topics if pool.members else frozenset()
-        before, pool.wanted = pool.wanted, wanted
-        known = len(self._wanted)
-        self._wanted.update(wanted - before)
-        grown = len(self._wanted) != known
-        self._wanted.subtract(before - wanted)
-        gone = [topic for topic in before - wanted if not self._wanted[topic]]
-        for topic in gone:
-            del self._wanted[topic]
-        if grown or gone:
-            self.topics = frozenset(self._wanted)
+    def _sort_orphans(self) -> None:
+        """Queue the records of topics that nobody wanted, now that members or their topics have changed."""
         orphans, self._orphans = self._orphans, []
         for record, part, tries in orphans:
             self._sort(record, part, tries)
@@ -412,19 +323,13 @@ class Dispatch:
     @property
     def demand(self) -> int:
         """How many more records members would take, at most `DEMAND`; 0 when too much waits already."""
-        total = 0
-        if self.ready.has_space:
-            for pool in (*self._whole.values(), *self._chosen.values()):
-                total += pool.demand(DEMAND - total, len(self.parts))
-                if total >= DEMAND:
-                    return DEMAND
-        return total
+        return self._pools.demand(DEMAND, len(self.parts)) if self.ready.has_space else 0
 
     def push(self) -> None:
         """Give ready records to members that have capacity."""
-        if self._left and not self.ready.has_space:
-            for pool in [pool for pool in self._left if pool.ready]:
-                self._end(pool)  # it would hold back those who are here
+        if self._pools.empty and not self.ready.has_space:
+            for pool in [pool for pool in self._pools.empty if pool.ready]:
+                self._end(pool)  # it would hold back pools that have members
         for pool in self.ready.pools:
             self._push_pool(pool)
         if not self.ready.has_space and not self.suspended:
@@ -433,7 +338,7 @@ class Dispatch:
                     self._spill(pool)
 
     def _spill(self, pool: Pool) -> None:
-        """Leave to the log what waits for members without capacity, since others have some."""
+        """Leave deliveries that wait for members without capacity to the log, since other members have some."""
         lowest: dict[AssignedPartition, int] = {}
         for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
             part, offset = delivery.part, delivery.record.offset
@@ -447,8 +352,8 @@ class Dispatch:
                 self.catch_up.begin(member, part, offset)
 
     def _place(self, record: Received) -> tuple[AssignedPartition, Pool] | None:
-        """Where a record of the log belongs, for a member that is behind."""
-        part, pool = self.parts.get(TopicPartition(record.topic, record.partition)), self._whole.get(record.topic)
+        """The partition and pool of a record of the log, for a member that is behind."""
+        part, pool = self.parts.get(TopicPartition(record.topic, record.partition)), self._pools.whole(record.topic)
         return None if part is None or pool is None else (part, pool)
 
     def _caught_up(self) -> None:
@@ -466,10 +371,10 @@ class Dispatch:
                 or member.full
                 or ((member.wants or member.behind or delivery.declined) and not member.selects(delivery))
             ):
-                member = self._choose(pool, delivery)
+                member = self._pools.choose(pool, delivery)
             if member is None:
-                if self._may_be_wanted(pool, delivery):
-                    if not self._has_capacity(pool, delivery):
+                if self._pools.may_be_wanted(pool, delivery):
+                    if not self._pools.has_capacity(pool, delivery):
                         break
                     passed.append(self.ready.take(pool))  # for members without capacity; others may want what follows
                     continue
@@ -496,48 +401,10 @@ class Dispatch:
         for delivery in reversed(passed):
             self.ready.add(delivery, first=True)
 
-    def _has_capacity(self, pool: Pool, delivery: Delivery) -> bool:
-        """Whether a member has capacity, if not for this record, which it has declined."""
-        if pool.free:
-            return True
-        others = self._helpers(pool, delivery)
-        return others is not None and bool(others.free)
-
-    def _choose(self, pool: Pool, delivery: Delivery) -> Member | None:
-        """Whose turn it is, where the partition has no preferred member with capacity."""
-        member = pool.next(delivery)
-        others = self._helpers(pool, delivery)
-        if others is not None:
-            other = others.next(delivery)
-            if other is not None and (member is None or other.served < member.served):
-                member = other
-        if member is not None:
-            member.served = next(self._order)
-            for one in member.pools:  # to the end of the turns
-                del one.free[member]
-                one.free[member] = None
-            if pool.has_preferred(delivery):
-                delivery.part.preferred = member
-        return member
-
-    def _helpers(self, pool: Pool, delivery: Delivery) -> Pool | None:
-        """Members that want everything of the topic: they share what only one subscription filter matches."""
-        if pool.keeps or delivery.record.offset in delivery.part.copies:
-            return None
-        return self._whole.get(delivery.record.topic)
-
-    def _may_be_wanted(self, pool: Pool, delivery: Delivery, but: Member | None = None) -> bool:
-        """Whether somebody wants the record, with capacity or without."""
-        if pool in self._left:
-            return True
-        others = self._helpers(pool, delivery)
-        candidates = pool.members if others is None else (*pool.members, *others.members)
-        return any(member is not but and member.selects(delivery) for member in candidates)
-
     def _again(self, delivery: Delivery) -> None:
-        """A back-off is over."""
+        """Offer a delivery again, when its back-off is over."""
         self.redelivered += 1
-        if self._lives(delivery.pool):
+        if self._pools.lives(delivery.pool):
             self.ready.add(delivery)
         else:
             self._replace(delivery)
@@ -545,9 +412,9 @@ class Dispatch:
     # Partitions.
 
     def keep(self, parts: Iterable[AssignedPartition]) -> None:
-        """These are ours from now on; what others have is forgotten, and what subscribers hold of it is void.
+        """Set the assigned partitions; deliveries of other partitions are forgotten, also those that subscribers hold.
 
-        A part stays ours when the very object is among `parts`.
+        A partition keeps its deliveries when the very object is among `parts`.
         """
         kept = {part.partition: part for part in parts}
         for partition, part in self.parts.items():
@@ -566,10 +433,10 @@ class Dispatch:
         self._orphans = [orphan for orphan in self._orphans if orphan[1].ours]
 
     def close(self) -> None:
-        """Forget everything; timers end."""
+        """Forget all partitions and deliveries, and end the timers."""
         self._later.close()
         self.keep(())
-        for pool in tuple(self._left):
+        for pool in tuple(self._pools.empty):
             self._end(pool)
 
     @property

@@ -51,7 +51,7 @@ _REFUSALS: tuple[tuple[type[kafka_errors.KafkaError], Outcome], ...] = (
 
 
 class Membership:
-    """A subscriber's place in a group. Every record that it took must be settled by `done`, `again` or `decline`."""
+    """A subscriber's membership of a group. It settles each record that it took by `done`, `again` or `decline`."""
 
     def __init__(self, groups: Groups, reader: GroupReader, member: Member) -> None:
         """Made by `Groups.join`."""
@@ -75,7 +75,7 @@ class Membership:
         self._dispatch.done(self._member, record)
 
     def done_all(self, records: Sequence[Received]) -> None:
-        """As `done` for each, in this order."""
+        """Settle several records, in this order; as `done`."""
         self._dispatch.done_all(self._member, records)
 
     def again(self, record: Received, *, failed: bool = True, at_once: bool = False) -> None:
@@ -103,26 +103,28 @@ class Membership:
         return self._dispatch.has_other(self._member, record)
 
     def attempts(self, record: Received) -> int:
-        """How often the record was given out before and came back; 0 for a first delivery (AMQP delivery-count)."""
-        return self._dispatch.attempts(self._member, record)
+        """How often the record was delivered before and came back; 0 for a first delivery (AMQP delivery-count)."""
+        delivery = self._member.delivery(record)
+        return 0 if delivery is None else delivery.attempts
 
     def failures(self, record: Received) -> int:
-        """How many of the attempts have failed, by the client's word or with its connection."""
-        return self._dispatch.failures(self._member, record)
+        """How many of the attempts have failed: as the client said, or with its connection."""
+        delivery = self._member.delivery(record)
+        return 0 if delivery is None else delivery.failures
 
     def place(self, record: Received) -> tuple[GroupReader, AssignedPartition] | None:
-        """Whose settling a record that this subscriber holds is; None when it is no longer its own.
+        """The reader and partition that settle a record; None when it is no longer this subscriber's.
 
         For a transaction that settles the record: `Commits.committing`, then `done`.
         """
-        part = self._dispatch.part_of(self._member, record)
-        return None if part is None else (self._reader, part)
+        delivery = self._member.delivery(record)
+        return None if delivery is None else (self._reader, delivery.part)
 
     async def leave(self, *, failed: bool = True) -> None:
         """Give back what is unsettled, at once; the last subscriber of a group here leaves Kafka's group too.
 
         Args:
-            failed: what is unsettled has failed (False: the client has left in peace; an attempt it was all the same).
+            failed: count unsettled records as failed (False, the client has closed in order: only as attempts).
         """
         if not self._left:
             self._left = True
@@ -147,7 +149,7 @@ class Groups:
         join_timeout_s: float = 30.0,
         patience: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
     ) -> None:
-        """Nothing is opened before the first `join`.
+        """Connect to Kafka with the first `join`.
 
         Args:
             kafka: see `ConsumerOptions`.
@@ -241,7 +243,7 @@ class Groups:
         return Membership(self, reader, member)
 
     def follow(self, group: str, subscription_filter: SubscriptionFilter, topics: Collection[str]) -> None:
-        """The topics that may hold records for a subscription filter have changed.
+        """Note other topics that may hold records for a subscription filter.
 
         New ones are read from their beginning: all that is in them is newer than the subscription filter.
         """
@@ -255,7 +257,7 @@ class Groups:
         return reader is not None and reader.dispatch.knows(subscription_filter.name)
 
     async def leave(self, reader: GroupReader, member: Member, *, failed: bool = True) -> None:
-        """Called by `Membership.leave`."""
+        """Take a member out of its group (`Membership.leave`)."""
         closing = self._remove(reader, member, failed=failed)
         if closing is not None:
             # Whoever leaves may be cancelled; the consumer would stay a member of the group, and read nothing.
@@ -329,7 +331,7 @@ class Groups:
         return tuple(reader.statistics() for reader in self._readers.values())
 
     def by_group(self) -> GroupsStatistics:
-        """The same, for the metrics."""
+        """The statistics of all readers by group, for the metrics."""
         return by_group(self.statistics())
 
     def _lock(self, group: str) -> asyncio.Lock:

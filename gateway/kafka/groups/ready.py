@@ -9,7 +9,7 @@ from gateway.kafka.groups.assignment import Delivery, Pool
 
 WAITING_RECORDS: Final = 2000
 WAITING_BYTES: Final = 8 * 1024 * 1024
-"""What may wait for pools without capacity while others go on. Beyond, reading stops for all: Kafka's log holds it."""
+"""Limits of what waits for pools without capacity while others go on. Beyond them reading stops for all pools."""
 
 
 class ReadyDeliveries:
@@ -26,7 +26,7 @@ class ReadyDeliveries:
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """Those with ready deliveries, as of now."""
+        """The pools with ready deliveries, as of now."""
         return tuple(self._busy)
 
     @property
@@ -35,7 +35,7 @@ class ReadyDeliveries:
         return self.records < WAITING_RECORDS and self.bytes < WAITING_BYTES
 
     def add(self, delivery: Delivery, *, first: bool = False) -> None:
-        """To the end of its pool's queue, or to its beginning."""
+        """Put a delivery at the end of its pool's queue, or at its beginning."""
         pool = delivery.pool
         if first:
             pool.ready.appendleft(delivery)
@@ -46,14 +46,14 @@ class ReadyDeliveries:
         self.bytes += len(delivery.record.value or b"")
 
     def add_all(self, pool: Pool, deliveries: Sequence[Delivery]) -> None:
-        """To the end of one pool's queue; at least one."""
+        """Put deliveries, at least one, at the end of one pool's queue."""
         pool.ready.extend(deliveries)
         self._busy[pool] = None
         self.records += len(deliveries)
         self.bytes += sum([len(delivery.record.value or b"") for delivery in deliveries])
 
     def take(self, pool: Pool) -> Delivery:
-        """The first of a pool that has some."""
+        """Take the first delivery of a pool that has one."""
         delivery = pool.ready.popleft()
         if not pool.ready:
             del self._busy[pool]

@@ -15,10 +15,10 @@ class Later:
     """A heap of deliveries by the time of their next attempt, with one timer."""
 
     def __init__(self, backoff: Backoff, again: Callable[[Delivery], None], changed: Callable[[], None]) -> None:
-        """Nothing waits yet.
+        """An empty heap.
 
         Args:
-            backoff: how long.
+            backoff: how long a delivery waits.
             again: called for each delivery whose time has come.
             changed: called after these.
         """
@@ -35,9 +35,10 @@ class Later:
         return len(self._waiting)
 
     def add(self, delivery: Delivery) -> None:
-        """A delivery waits for its back-off, which grows each time."""
+        """Keep a delivery for its back-off, which grows each time."""
         loop = asyncio.get_running_loop()
-        now = loop.time()  # uvloop's stands still within a turn: what is given back together keeps its order
+        # uvloop's clock stands still within an iteration: records that are given back together keep their order.
+        now = loop.time()
         if self._drawn[:2] != (now, delivery.returns):
             self._drawn = (now, delivery.returns, self._backoff.delay(delivery.returns))
         delivery.returns += 1

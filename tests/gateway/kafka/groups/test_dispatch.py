@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from flowcontrol.backoff import Backoff
 from gateway.kafka.groups import ready
-from gateway.kafka.groups.assignment import AssignedPartition, SubscriptionFilter
+from gateway.kafka.groups.assignment import AssignedPartition, Member, SubscriptionFilter
 from gateway.kafka.groups.dispatch import DEMAND, Dispatch
 from gateway.kafka.read.catch_up_reader import Reading
 from mapping.record import Received
@@ -48,8 +48,8 @@ class Sink:
 
     lossy = False
 
-    def __init__(self, room: int = 1_000_000) -> None:
-        self.room = room
+    def __init__(self, capacity: int = 1_000_000) -> None:
+        self.capacity = capacity
         self.got: list[Received] = []
         self.held: list[Received] = []
         self.declines = False
@@ -59,26 +59,26 @@ class Sink:
 
     @property
     def demand(self) -> int:
-        return self.room
+        return self.capacity
 
     @property
     def offsets(self) -> list[int]:
         return [record.offset for record in self.got]
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        if not self.room:
+        if not self.capacity:
             return False
         if self.declines:
             self.dispatch.decline(self.member, record)
             return True
-        self.room -= 1
+        self.capacity -= 1
         self.got.append(record)
         self.held.append(record)
         return True
 
     def done(self, record: Received) -> None:
         self.held.remove(record)
-        self.room += 1
+        self.capacity += 1
         self.dispatch.done(self.member, record)
         self.dispatch.wake(self.member)
 
@@ -158,7 +158,13 @@ def world() -> World:
     return World()
 
 
-def test_members_of_an_interest_take_turns(world: World) -> None:
+def tries(member: Member, record: Received) -> tuple[int, int]:
+    """How often a record was delivered before, and how many of the attempts have failed."""
+    delivery = member.delivery(record)
+    return (0, 0) if delivery is None else (delivery.attempts, delivery.failures)
+
+
+def test_members_of_a_subscription_filter_take_turns(world: World) -> None:
     sinks = [world.join(Sink(), "a") for _ in range(3)]
     world.read(*"aaaaaaa")
     assert [sink.offsets for sink in sinks] == [[0, 3, 6], [1, 4], [2, 5]]
@@ -170,11 +176,11 @@ def test_a_partition_keeps_to_one_of_those_who_want_all() -> None:
     world.read(*"aaa", partition=0)
     world.read(*"aaa", partition=1)
     assert [{record.partition for record in sink.got} for sink in (one, two)] == [{0}, {1}]
-    world.read("a", partition=0)  # no room where it belongs
+    world.read("a", partition=0)  # no capacity where it belongs
     assert two.got[-1].partition == 0
 
 
-def test_those_who_want_all_take_turns_with_an_interest(world: World) -> None:
+def test_those_who_want_all_take_turns_with_a_subscription_filter(world: World) -> None:
     whole, chosen = world.join(Sink()), world.join(Sink(), "a")
     world.read(*"aaaabb")
     assert whole.offsets == [1, 3, 4, 5]
@@ -187,7 +193,7 @@ def test_who_has_had_nothing_for_longest_is_next(world: World) -> None:
     assert [len(sink.got) for sink in (whole, *chosen)] == [2, 2, 2, 2]
 
 
-def test_a_pool_without_room_holds_back_no_other(world: World) -> None:
+def test_a_pool_without_capacity_holds_back_no_other(world: World) -> None:
     full, other = world.join(Sink(1), "a"), world.join(Sink(), "b")
     world.read(*"aaabab")
     assert (full.offsets, other.offsets) == ([0], [3, 5])
@@ -210,7 +216,7 @@ def test_reading_stops_when_too_much_waits(world: World, monkeypatch: pytest.Mon
     assert world.dispatch.demand == 0
 
 
-def test_a_copy_for_each_interest_is_settled_when_all_are(world: World) -> None:
+def test_a_copy_for_each_subscription_filter_is_settled_when_all_are(world: World) -> None:
     one, two = world.join(Sink(), "a"), world.join(Sink(), "b")
     world.read("ab", "a")
     one.done(one.held[0])
@@ -219,7 +225,7 @@ def test_a_copy_for_each_interest_is_settled_when_all_are(world: World) -> None:
     assert world.committable == 1
 
 
-def test_an_interest_without_members_leaves_nothing_behind(world: World) -> None:
+def test_a_subscription_filter_without_members_leaves_nothing_behind(world: World) -> None:
     one, two = world.join(Sink(1), "a"), world.join(Sink(), "b")
     world.read("a", "a", "ab", "b")
     world.dispatch.remove(one.member)
@@ -231,14 +237,14 @@ def test_an_interest_without_members_leaves_nothing_behind(world: World) -> None
     assert world.dispatch.unwanted == 3
 
 
-def test_what_an_interest_leaves_goes_to_those_who_want_all(world: World) -> None:
+def test_what_a_subscription_filter_leaves_goes_to_those_who_want_all(world: World) -> None:
     chosen = world.join(Sink(), "a")
     world.read("a", "a")
     whole = world.join(Sink())
     world.dispatch.remove(chosen.member)
     world.dispatch.push()
     assert whole.offsets == [0, 1]
-    assert [world.dispatch.attempts(whole.member, record) for record in whole.got] == [1, 1]
+    assert [tries(whole.member, record)[0] for record in whole.got] == [1, 1]
 
 
 def test_what_nobody_wants_waits_as_long_as_the_topic_may_go_to_others(world: World) -> None:
@@ -266,7 +272,7 @@ async def test_who_comes_back_soon_has_missed_nothing() -> None:
     back = world.join(Sink(), "a")
     world.dispatch.push()
     assert back.offsets == [0, 2, 3]
-    assert [world.dispatch.attempts(back.member, record) for record in back.got] == [1, 1, 0]
+    assert [tries(back.member, record)[0] for record in back.got] == [1, 1, 0]
     world.dispatch.close()
 
 
@@ -302,7 +308,7 @@ def test_a_record_that_all_decline_is_settled(world: World) -> None:
     one.declines = True
     world.read("a")
     assert (one.offsets, two.offsets, world.dispatch.unwanted) == ([0], [], 1)
-    two.room = 0  # who has no room is asked later
+    two.capacity = 0  # who has no capacity is asked later
     world.read("a")
     assert world.parts[0].checkpoint.outstanding == 2
     world.join(late, "a")
@@ -311,10 +317,10 @@ def test_a_record_that_all_decline_is_settled(world: World) -> None:
 
 
 class Choosy(Sink):
-    """Wants the records of one key, and declines others with or without room."""
+    """Wants the records of one key, and declines others with or without capacity."""
 
-    def __init__(self, key: bytes, room: int = 1_000_000) -> None:
-        super().__init__(room)
+    def __init__(self, key: bytes, capacity: int = 1_000_000) -> None:
+        super().__init__(capacity)
         self.key = key
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
@@ -324,8 +330,8 @@ class Choosy(Sink):
         return super().offer_nowait(record, context)
 
 
-def test_a_record_for_a_member_without_room_holds_back_none_that_others_want(world: World) -> None:
-    slow, quick = world.join(Choosy(b"a", room=1)), world.join(Choosy(b"b"))
+def test_a_record_for_a_member_without_capacity_holds_back_none_that_others_want(world: World) -> None:
+    slow, quick = world.join(Choosy(b"a", capacity=1)), world.join(Choosy(b"b"))
     world.read(*"aabacbab")
     assert (slow.offsets, quick.offsets) == ([0], [2, 5, 7])
     assert world.dispatch.unwanted == 0  # the slow one has not been asked about c
@@ -346,7 +352,7 @@ def test_a_lost_partition_is_forgotten(world: World) -> None:
     world.dispatch.keep(())
     sink.dispatch.done(sink.member, sink.held[0])
     assert (world.dispatch.late, world.dispatch.held) == (1, 0)
-    sink.room = 5
+    sink.capacity = 5
     world.dispatch.wake(sink.member)
     world.dispatch.push()
     assert len(sink.got) == 2
@@ -357,11 +363,11 @@ def test_what_is_given_back_to_come_at_once_comes_before_others(world: World) ->
     world.read(*"aaaaa")
     world.dispatch.again(sink.member, sink.held.pop(), failed=False, at_once=True)
     world.dispatch.again(sink.member, sink.held.pop(), failed=True, at_once=True)
-    sink.room = 10
+    sink.capacity = 10
     world.dispatch.wake(sink.member)
     world.dispatch.push()
     assert sink.offsets == [0, 1, 2, 1, 2, 3, 4]
-    assert [world.dispatch.attempts(sink.member, record) for record in sink.held] == [0, 1, 0, 0, 0]
+    assert [tries(sink.member, record)[0] for record in sink.held] == [0, 1, 0, 0, 0]
     assert world.dispatch.redelivered == 2
 
 
@@ -369,11 +375,11 @@ def test_whose_partition_a_held_record_is_of(world: World) -> None:
     sink = world.join(Sink())
     world.read(*"aa")
     first, second = sink.held
-    assert world.dispatch.part_of(sink.member, first) is world.parts[0]
+    assert sink.member.delivery(first).part is world.parts[0]
     sink.done(first)
-    assert world.dispatch.part_of(sink.member, first) is None
+    assert sink.member.delivery(first) is None
     world.dispatch.keep(())
-    assert world.dispatch.part_of(sink.member, second) is None
+    assert sink.member.delivery(second) is None
 
 
 @given(st.data())
@@ -412,7 +418,7 @@ async def test_what_is_given_back_comes_again_later(world: World) -> None:
         while not two.got:
             world.dispatch.push()
             await asyncio.sleep(0)
-    assert world.dispatch.attempts(two.member, two.got[0]) == 1
+    assert tries(two.member, two.got[0])[0] == 1
     assert world.dispatch.delayed == 0
 
 
@@ -436,7 +442,7 @@ async def test_the_back_off_grows_though_nothing_has_failed() -> None:
     world.read("a")
     for count in range(1, 4):
         await until_offered(world, sink, count)
-        assert world.dispatch.attempts(sink.member, sink.got[-1]) == 0
+        assert tries(sink.member, sink.got[-1])[0] == 0
         world.dispatch.again(sink.member, sink.held.pop(), failed=False)
     assert delays == [0, 1, 2]
 
@@ -448,11 +454,11 @@ def test_who_leaves_in_peace_has_not_failed(world: World) -> None:
     world.dispatch.remove(one.member, failed=False)
     world.dispatch.push()
     record = two.got[0]
-    assert (world.dispatch.attempts(two.member, record), world.dispatch.failures(two.member, record)) == (1, 0)
+    assert tries(two.member, record) == (1, 0)
     one = world.join(Sink())
     world.dispatch.remove(two.member)
     world.dispatch.push()
-    assert (world.dispatch.attempts(one.member, record), world.dispatch.failures(one.member, record)) == (2, 1)
+    assert tries(one.member, record) == (2, 1)
 
 
 async def test_what_all_have_declined_is_kept_on_request(world: World) -> None:
@@ -464,7 +470,7 @@ async def test_what_all_have_declined_is_kept_on_request(world: World) -> None:
     world.dispatch.decline(one.member, record, failed=True, keep=True)
     world.dispatch.push()
     assert two.offsets == [0]
-    assert world.dispatch.attempts(two.member, record) == 1
+    assert tries(two.member, record)[0] == 1
     assert not world.dispatch.has_other(two.member, record)
     world.dispatch.remove(two.member, failed=False)
     await until_offered(world, one, 2)
@@ -562,7 +568,7 @@ def test_what_nobody_selects_stays_for_others(world: World) -> None:
 
 
 def test_a_receiver_without_room_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for it beyond the bound is left to the log, and comes in order when it has room."""
+    """What waits for it beyond the bound is left to the log, and comes in order when it has capacity."""
     monkeypatch.setattr(ready, "WAITING_RECORDS", 4)
     world = World()
     slow, quick = world.join(Sink(1), selects=b"a", queue=True), world.join(Sink(), selects=b"b", queue=True)
@@ -586,7 +592,7 @@ def test_what_comes_back_to_nobody_stays_with_its_attempts(world: World) -> None
     assert (world.committable, open_of(world.parts[0]), other.got) == (0, {0}, [])
     again = world.join(Sink(), selects=b"a", queue=True)
     world.log.turn()
-    assert world.dispatch.attempts(again.member, again.held[0]) == 1
+    assert tries(again.member, again.held[0])[0] == 1
     again.done(again.held[0])
     assert world.committable == 1
     assert world.parts[0].tries == {}
@@ -676,8 +682,8 @@ def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]],
         settled[sink.held[0].offset] += 1
         sink.done(sink.held[0])
 
-    def join(key: bytes, room: int = 2) -> None:
-        sinks.append(world.join(Sink(room), selects=key, queue=True))
+    def join(key: bytes, capacity: int = 2) -> None:
+        sinks.append(world.join(Sink(capacity), selects=key, queue=True))
         sinks[-1].key = key
 
     def restart() -> World:
@@ -714,10 +720,10 @@ def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]],
                 if action == "done":
                     finish(sink)
                 elif action == "again":
-                    sink.room += 1
+                    sink.capacity += 1
                     world.dispatch.again(sink.member, sink.held.pop(), failed=True, at_once=True)
                 else:
-                    sink.room += 1
+                    sink.capacity += 1
                     world.dispatch.decline(sink.member, sink.held.pop())
             world.dispatch.push()
             held = Counter(record.offset for sink in sinks for record in sink.held)
@@ -725,7 +731,7 @@ def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]],
             assert all(sink.key in (b"", record.key) for sink in sinks for record in sink.held)
             read = range(world.next[0])
             assert open_of(world.parts[0]) == {offset for offset in read if offset not in settled}
-        join(b"", room=1_000)
+        join(b"", capacity=1_000)
         for _ in range(len(actions) + 3):
             world.dispatch.push()
             world.log.turn()
@@ -746,17 +752,17 @@ async def test_who_has_no_room_is_asked_once_until_it_is_woken() -> None:
         @property
         def demand(self) -> int:
             Counting.asked += 1
-            return self.room
+            return self.capacity
 
     world = World()
-    idle = [world.join(Counting(room=0)) for _ in range(1000)]
-    busy = world.join(Sink(room=3))
+    idle = [world.join(Counting(capacity=0)) for _ in range(1000)]
+    busy = world.join(Sink(capacity=3))
     assert [world.dispatch.demand for _ in range(50)] == [3] * 50
     assert Counting.asked == 1000
     world.read("k", "k", "k", "k", "k")
     world.dispatch.push()
     assert busy.offsets == [0, 1, 2]
-    idle[500].room = 10
+    idle[500].capacity = 10
     world.dispatch.wake(idle[500].member)
     assert world.dispatch.demand == 10
     world.dispatch.push()

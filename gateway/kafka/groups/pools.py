@@ -1,0 +1,200 @@
+"""The pools of one group: which members share which records, and whose turn it is.
+
+A pool is all members that want the same records: all of a topic's (AMQP links), or what one subscription filter matches
+(the MQTT clients of one shared subscription). A record goes to one member of every subscription filter that matches it;
+members of its topic's own pool take part in the turns of the first of these, and have the records that no subscription
+filter matches for themselves (docs/adr/0019-shared-subscriptions.md).
+
+A subscription filter that has lost its last member is kept for a while: a client whose connection broke comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Sequence
+
+from gateway.kafka.groups.assignment import AssignedPartition, Delivery, Member, Pool, Selector, SubscriptionFilter
+from mapping.record import Received
+
+
+class Pools:
+    """The pools of a group's members in this process.
+
+    Attributes:
+        topics: that some member wants records of.
+        empty: pools of subscription filters that have lost their last member, with the timer of their end.
+    """
+
+    def __init__(self, return_wait_s: float, ended: Callable[[Pool], None]) -> None:
+        """No pools. `ended` is called for one that has been without members for `return_wait_s` seconds."""
+        self.topics: frozenset[str] = frozenset()
+        self.empty: dict[Pool, asyncio.TimerHandle] = {}
+        self._return_wait_s = return_wait_s
+        self._ended = ended
+        self._wanted: Counter[str] = Counter()  # by topic, how many pools with members want its records
+        self._selector: Selector | None = None
+        self._whole: dict[str, Pool] = {}  # by topic: members that want all of it
+        self._filtered: dict[Hashable, Pool] = {}  # by the subscription filter's name
+        self._order = itertools.count(1)
+
+    # Members.
+
+    def add(
+        self,
+        member: Member,
+        topics: Collection[str],
+        subscription_filter: SubscriptionFilter | None,
+        partitions: Collection[AssignedPartition],
+    ) -> None:
+        """Put a member into its pools.
+
+        Args:
+            member: the member.
+            topics: that may hold records for it.
+            subscription_filter: which of their records; None is all of them.
+            partitions: of the group here, which a topic's own pool shares out anew.
+        """
+        if subscription_filter is None:
+            for topic in topics:
+                pool = self._whole.get(topic)
+                if pool is None:
+                    pool = self._whole[topic] = Pool(topic, (topic,), keeps=True)
+                member.pools.append(pool)
+        else:
+            self._selector = subscription_filter.selector
+            pool = self._filtered.get(subscription_filter.name)
+            if pool is None:
+                pool = self._filtered[subscription_filter.name] = Pool(subscription_filter.name, topics, keeps=False)
+            elif pool in self.empty:
+                self.empty.pop(pool).cancel()
+            pool.topics = frozenset(topics)
+            member.pools.append(pool)
+        for pool in member.pools:
+            pool.members[member] = pool.free[member] = None
+            pool.balance(partitions)
+            self._count_topics(pool)
+
+    def remove(self, member: Member) -> None:
+        """Take a member out of its pools."""
+        for pool in member.pools:
+            del pool.members[member]
+            pool.free.pop(member, None)
+            if not pool.members:
+                if pool.keeps:
+                    del self._whole[str(pool.name)]
+                elif self._return_wait_s:
+                    loop = asyncio.get_running_loop()
+                    self.empty[pool] = loop.call_later(self._return_wait_s, self._ended, pool)
+                else:
+                    self._forget(pool)
+            self._count_topics(pool)
+
+    def follow(self, name: Hashable, topics: Collection[str]) -> None:
+        """Note other topics of a subscription filter; nothing happens when it has no members."""
+        pool = self._filtered.get(name)
+        if pool is not None:
+            pool.topics = frozenset(topics)
+            self._count_topics(pool)
+
+    def end(self, pool: Pool) -> None:
+        """Forget a pool in `empty`."""
+        self.empty.pop(pool).cancel()
+        self._forget(pool)
+
+    def _forget(self, pool: Pool) -> None:
+        del self._filtered[pool.name]
+        if self._selector is not None:
+            self._selector.forget(pool.name)
+
+    def _count_topics(self, pool: Pool) -> None:
+        """Keep `topics` true when one pool's members or topics have changed: there may be thousands of pools."""
+        wanted = pool.topics if pool.members else frozenset()
+        before, pool.wanted = pool.wanted, wanted
+        known = len(self._wanted)
+        self._wanted.update(wanted - before)
+        grown = len(self._wanted) != known
+        self._wanted.subtract(before - wanted)
+        gone = [topic for topic in before - wanted if not self._wanted[topic]]
+        for topic in gone:
+            del self._wanted[topic]
+        if grown or gone:
+            self.topics = frozenset(self._wanted)
+
+    # Which pools.
+
+    def knows(self, name: Hashable) -> bool:
+        """Whether a subscription filter has members, or records that are kept for it."""
+        return name in self._filtered
+
+    def lives(self, pool: Pool) -> bool:
+        """Whether records are kept for a pool: it has members, or may have again."""
+        return bool(pool.members) or pool in self.empty
+
+    def whole(self, topic: str) -> Pool | None:
+        """The pool of members that want all of a topic."""
+        return self._whole.get(topic)
+
+    def only(self, topic: str) -> Pool | None:
+        """The pool that every record of a topic is for; None where subscription filters decide, or nobody wants it."""
+        return None if self._filtered else self._whole.get(topic)
+
+    def select(self, record: Received) -> Sequence[Pool]:
+        """The pools that are to get a record, one copy each."""
+        filtered = self._filtered
+        if filtered and self._selector is not None:
+            found = [pool for name in self._selector.select(record) if (pool := filtered.get(name)) is not None]
+            if found:
+                return found
+        whole = self._whole.get(record.topic)
+        return () if whole is None else (whole,)
+
+    # Who of them.
+
+    def demand(self, most: int, partitions: int) -> int:
+        """How many more records the members would take, at most `most`; `partitions`: as many has the group here."""
+        total = 0
+        for pool in (*self._whole.values(), *self._filtered.values()):
+            total += pool.demand(most - total, partitions)
+            if total >= most:
+                return most
+        return total
+
+    def choose(self, pool: Pool, delivery: Delivery) -> Member | None:
+        """The member with capacity whose turn it is; the partition keeps to it where the pool does so."""
+        member = pool.next(delivery)
+        others = self._helpers(pool, delivery)
+        if others is not None:
+            other = others.next(delivery)
+            if other is not None and (member is None or other.served < member.served):
+                member = other
+        if member is not None:
+            member.served = next(self._order)
+            for one in member.pools:  # to the end of the turns
+                del one.free[member]
+                one.free[member] = None
+            if pool.has_preferred(delivery):
+                delivery.part.preferred = member
+        return member
+
+    def has_capacity(self, pool: Pool, delivery: Delivery) -> bool:
+        """Whether a member has capacity, if not for this record, which it has declined."""
+        if pool.free:
+            return True
+        others = self._helpers(pool, delivery)
+        return others is not None and bool(others.free)
+
+    def may_be_wanted(self, pool: Pool, delivery: Delivery, but: Member | None = None) -> bool:
+        """Whether a member other than `but` may take a record, with capacity now or later."""
+        if pool in self.empty:
+            return True
+        others = self._helpers(pool, delivery)
+        candidates = pool.members if others is None else (*pool.members, *others.members)
+        return any(member is not but and member.selects(delivery) for member in candidates)
+
+    def _helpers(self, pool: Pool, delivery: Delivery) -> Pool | None:
+        """The members that want everything of the topic: they share what only one subscription filter matches."""
+        if pool.keeps or delivery.record.offset in delivery.part.copies:
+            return None
+        return self._whole.get(delivery.record.topic)
