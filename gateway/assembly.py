@@ -41,9 +41,11 @@ from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
 from gateway.mqtt.front import MqttFront
 from gateway.mqtt.registry.crash_recovery import Accounting
 from gateway.mqtt.registry.heartbeats import Gateways
+from gateway.mqtt.registry.opening import Opening
 from gateway.mqtt.registry.qos2_scan import find_exchanges
 from gateway.mqtt.registry.session_registry import TOPIC as SESSIONS
 from gateway.mqtt.registry.session_registry import Sessions
+from gateway.mqtt.registry.upkeep import Upkeep
 from gateway.mqtt.registry.wills import Wills
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.routing.router import Router
@@ -178,6 +180,7 @@ class State(msgspec.Struct, frozen=True):
     topics: StateTopics
     retained: Retained
     sessions: Sessions
+    opening: Opening
     requests: RequestTable
     groups: GroupNames
     parts: SessionParts
@@ -297,17 +300,18 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     )
     gateways = Gateways(identity, process.loop.time, wall_clock)
     parts = _session_parts(process, log, rules, router, retained, groups, SessionStore(gateways.owner))
-    sessions = Sessions(
-        gateways,
-        parts,
-        Wills(rules, log.publisher, retained, wall_clock),
-        Accounting(
-            partial(find_exchanges, client_settings(log.kafka, "recovery"), log.lookup, process.spawn), log.lookup
-        ),
+    sessions = Sessions(gateways, parts, Wills(rules, log.publisher, retained, wall_clock), wall_clock)
+    accounting = Accounting(
+        partial(find_exchanges, client_settings(log.kafka, "recovery"), log.lookup, process.spawn), log.lookup
+    )
+    opening = Opening(
+        sessions,
+        accounting,
         wall_clock=wall_clock,
         nonce=partial(secrets.token_hex, 6),
         follow=lambda client_id: state.follow(SESSIONS, client_id.encode(), log.lookup),
     )
+    upkeep = Upkeep(sessions, accounting, opening.ready)
     sessions.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
     requests = RequestTable(
         gateway=identity.name,
@@ -322,14 +326,15 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     stack.push_async_callback(state.stop)
     await retained.start()
     stack.push_async_callback(retained.stop)
-    process.keep_on("sessions", partial(sessions.run, state.loaded))
+    process.keep_on("sessions", partial(upkeep.run, state.loaded))
     process.keep_on("groups", groups.run)
-    stack.push_async_callback(_stop_sessions, sessions, log.publisher)
+    stack.push_async_callback(_stop_sessions, upkeep, log.publisher)
     return State(
         identity=identity,
         topics=state,
         retained=retained,
         sessions=sessions,
+        opening=opening,
         requests=requests,
         groups=groups,
         parts=parts,
@@ -410,6 +415,7 @@ def _make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: St
         publisher=log.publisher,
         router=state.parts.router,
         sessions=state.sessions,
+        opening=state.opening,
         retained=state.retained,
         login=Login(security.authenticator, wall_clock),
         access=security.access_list,
@@ -503,9 +509,9 @@ def parts_with_statistics(
     )
 
 
-async def _stop_sessions(sessions: Sessions, publisher: Publisher) -> None:
+async def _stop_sessions(upkeep: Upkeep, publisher: Publisher) -> None:
     """Write down what is left of the sessions, and the wills of those that the stop has ended."""
-    await sessions.stop()
+    await upkeep.stop()
     await publisher.drain(GOODBYE_S)
 
 

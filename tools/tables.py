@@ -26,7 +26,7 @@ from gateway.kafka.read.watched_topics import LiveStatistics
 from gateway.kafka.state import StateStatistics
 from gateway.mqtt.front import Statistics as MqttStatistics
 from gateway.mqtt.routing.retained import RetainedStatistics
-from gateway.mqtt.session import qos2_states
+from gateway.mqtt.session import lifecycle, qos2_states
 from gateway.net.descriptors import DescriptorStatistics
 from gateway.net.strangers import StrangersStatistics
 from gateway.net.upgrade import Statistics as UpgradeStatistics
@@ -136,6 +136,7 @@ SECTIONS: Final = [name for name, field in Config.model_fields.items() if isinst
 PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
     *((CONFIGURATION, section, functools.partial(settings, section)) for section in ("general", *SECTIONS)),
     (METRICS, "metrics", metrics),
+    (MQTT, "session", lambda: f"```mermaid\n{lifecycle.diagram()}```"),
     (MQTT, "QoS 2", lambda: f"```mermaid\n{qos2_states.diagram()}```"),
     (DECISIONS / "README.md", "decisions", decisions),
 )

@@ -34,7 +34,7 @@ BINARY = "application/vnd.kafka.binary.v2+json"
 MUST_FAIL = frozenset(
     {
         "PartitionQueue._run", "keep_on Topics.run", "keep_on LiveReader._run", "keep_on StateTopics._run",
-        "keep_on Sessions.run", "keep_on Retained._run", "keep_on GroupReader._run", "keep_on Commits.run",
+        "keep_on Upkeep.run", "keep_on Retained._run", "keep_on GroupReader._run", "keep_on Commits.run",
         "keep_on GroupReader._follow", "_Worker.serve", "KafkaTransaction._run", "Producers._start",
     }
 )  # fmt: skip

@@ -244,7 +244,7 @@ class Client:
         will = PendingWill(connect.will, connect.version) if connect.will is not None else None
         try:
             async with asyncio.timeout(ANSWER_S):
-                session, present = await services.sessions.open(
+                session, present = await services.opening.open(
                     self.client_id,
                     identity.name,
                     clean_start=connect.clean_start,

@@ -10,6 +10,7 @@ from gateway.config import MqttConfig
 from gateway.kafka.publish.publisher import Publisher
 from gateway.mqtt.connection.login import Login
 from gateway.mqtt.counters import Counters
+from gateway.mqtt.registry.opening import Opening
 from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.routing.router import Router
@@ -26,6 +27,7 @@ class Services(msgspec.Struct, frozen=True):
     publisher: Publisher
     router: Router
     sessions: Sessions
+    opening: Opening
     retained: Retained
     login: Login
     access: AccessList

@@ -5,6 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
+from gateway.mqtt.registry.wills import due_at
+from gateway.mqtt.state.records import NEVER, SessionRecord
+
 
 class Deadlines:
     """Times by client id. A later time than the one that is noted is not noted: who is called asks what is next."""
@@ -26,6 +29,15 @@ class Deadlines:
         if noted is None or at < noted:
             self._noted[client_id] = at
             heapq.heappush(self._heap, (at, client_id))
+
+    def watch(self, client_id: str, record: SessionRecord) -> None:
+        """Note when a session without a connection expires, and when its will is due."""
+        if record.gone_at is None:
+            return
+        if record.will is not None:
+            self.note(client_id, record.will.due or due_at(record.will, record.expiry, record.gone_at))
+        if record.expiry != NEVER:
+            self.note(client_id, record.gone_at + 1000 * record.expiry)
 
     def due(self, now: int) -> Iterator[str]:
         """Take out the client ids whose time has come."""

@@ -80,7 +80,7 @@ class Gateways:
         """Whether `owner` was this gateway before it was started again."""
         return owner != self.owner and owner.rpartition("/")[0] == self.name
 
-    def adopts(self, owner: str) -> bool:
+    def takes_over(self, owner: str) -> bool:
         """Whether we care for what a gateway left: our predecessor's, and as the first of those alive any other's."""
         if self.is_alive(owner):
             return False

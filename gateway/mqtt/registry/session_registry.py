@@ -2,28 +2,25 @@
 
 A session lives here as an object while it has a connection or something unfinished. Otherwise it is the bytes of its
 two records, and a deadline when it has one. The records are written by the gateway that has the session; the others
-follow them. Each gateway writes heartbeats; what a silent one had is taken over: its clients are gone,
-so their wills become due and their sessions begin to expire.
+follow them. What happens to a session is a transition of the table in `gateway.mqtt.session.lifecycle`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
-from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
 
-from gateway.kafka.contracts import Refused
 from gateway.kafka.state import StateTopic
 from gateway.mqtt.counters import SessionStatistics
-from gateway.mqtt.registry.crash_recovery import Accounting, in_time
 from gateway.mqtt.registry.deadlines import Deadlines
-from gateway.mqtt.registry.heartbeats import HEARTBEAT_S, Gateways
-from gateway.mqtt.registry.takeover import find_orphans, inherited
+from gateway.mqtt.registry.heartbeats import Gateways
+from gateway.mqtt.registry.takeover import taken_over
 from gateway.mqtt.registry.wills import Wills, due_at
+from gateway.mqtt.session.lifecycle import TABLE, Action, Event, State
 from gateway.mqtt.session.session import Session, SessionParts
 from gateway.mqtt.state.records import (
     FLIGHT,
@@ -31,78 +28,88 @@ from gateway.mqtt.state.records import (
     NEVER,
     SESSION,
     FlightRecord,
-    PendingWill,
     SessionRecord,
     decode_flight,
     decode_gateway,
     decode_session,
     encode,
 )
-from gateway.spawn import keep_on, together
 from gateway.turns import in_turns
-from mapping.outcomes import Outcome
 from mapping.record import Received
 
 log = structlog.get_logger(__name__)
 
 TOPIC: Final = "__trivium_sessions"
-TICK_S: Final = 1.0  # positions are written that often
-ROUND_S: Final = 60.0  # positions of sessions that got nothing
-RELEASE_S: Final = 3.0  # for another gateway to let go of a session
-CLOSING_S: Final = 3.0
-READY_S: Final = 7.0  # a CONNECT waits so long for the state to be loaded
 
 
 class Sessions:
-    """See the module."""
+    """The sessions of this process, and the transitions that they make.
 
-    def __init__(
-        self,
-        gateways: Gateways,
-        parts: SessionParts,
-        wills: Wills,
-        accounting: Accounting,
-        *,
-        wall_clock: Callable[[], int],
-        nonce: Callable[[], str],
-        follow: Callable[[str], Awaitable[None]],
-    ) -> None:
-        """Nothing is known before the table is loaded.
+    Attributes:
+        gateways: this one and the others.
+        live: the sessions that are objects, by client id.
+        parts: what sessions are made with.
+        saving: those of `live` in the state SAVING.
+        takeovers: connections that were closed for a newer one.
+    """
 
-        Args:
-            gateways: this one and the others.
-            parts: what sessions are made with; of its store this is the reader.
-            wills: publishes them.
-            accounting: finds in the log what a dead gateway stored for QoS 2.
-            wall_clock: epoch milliseconds.
-            nonce: makes names that are not repeated.
-            follow: waits until all that other gateways have stored of a client id is known.
-        """
+    def __init__(self, gateways: Gateways, parts: SessionParts, wills: Wills, wall_clock: Callable[[], int]) -> None:
+        """`wills` publishes wills; `wall_clock` counts epoch milliseconds."""
         self.gateways = gateways
         self.owner = gateways.owner
         self.live: dict[str, Session] = {}
-        self.takeovers = self.expired = 0
+        self.parts = parts
+        self.saving: set[Session] = set()
+        self.takeovers = 0
+        self._expired = 0
         self._wills = wills
-        self._accounting = accounting
         self._wall_clock = wall_clock
-        self._nonce = nonce
-        self._follow = follow
-        self._parts = parts
         self._store = parts.store
-        self._touched = parts.deliveries.touched
         self._deadlines = Deadlines()
-        self._claims: dict[str, int] = {}  # client id -> epoch of a record of ours that was not read back yet
-        self._round_of: list[Session] = []
-        self._leaving: set[Session] = set()
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._released: dict[str, asyncio.Event] = {}
-        self._ready = asyncio.Event()
+        self._unread: dict[str, int] = {}  # client id -> epoch of a record of ours that was not read back yet
+        self._claims: dict[str, asyncio.Future[bool]] = {}  # true: the former gateway has released the session
+        self._handing_over: dict[str, Session] = {}
 
     def __len__(self) -> int:
         """Sessions with a connection here."""
         return sum(1 for session in self.live.values() if session.client is not None)
 
-    # the table
+    # states
+
+    def state(self, client_id: str) -> State:
+        """Where the session of a client id is."""
+        session = self.live.get(client_id)
+        if session is not None:
+            return session.state
+        if client_id in self._claims:
+            return State.CLAIMING
+        if client_id in self._handing_over:
+            return State.HANDING_OVER
+        record = self.record(client_id)
+        if record is None:
+            return State.ABSENT
+        return State.AWAY if record.owner == self.owner else State.ELSEWHERE
+
+    def _on(self, client_id: str, event: Event) -> Action:
+        """Take the step of the table; the caller does what it says."""
+        action, after = TABLE[self.state(client_id)][event]
+        session = self.live.get(client_id)
+        if session is not None:
+            session.state = after
+            return action
+        if after not in {State.HANDING_OVER, State.CLAIMING}:
+            self._handing_over.pop(client_id, None)
+        if after is not State.CLAIMING:
+            claim = self._claims.pop(client_id, None)
+            if claim is not None and not claim.done():
+                claim.set_result(False)
+        return action
+
+    def record(self, client_id: str) -> SessionRecord | None:
+        """The record of a client id, by whomever it was written."""
+        return decode_session(self._store.records.get(client_id))
+
+    # what other gateways write
 
     def bind(self, table: StateTopic) -> None:
         """The table that `apply` is told about."""
@@ -115,12 +122,11 @@ class Sessions:
             return
         kind, name = found
         if self._store.is_own(record):
-            if name in self._claims and kind == SESSION:
+            if name in self._unread and kind == SESSION:
                 mine = decode_session(record.value)
-                if mine is not None and mine.epoch == self._claims[name]:
-                    del self._claims[name]
-            return
-        if kind == FLIGHT:
+                if mine is not None and mine.epoch == self._unread[name]:
+                    del self._unread[name]
+        elif kind == FLIGHT:
             self._apply_flight(name, record.value)
         elif kind == SESSION:
             self._apply_session(name, record.value)
@@ -138,29 +144,44 @@ class Sessions:
     def _apply_session(self, client_id: str, value: bytes | None) -> None:
         """The highest epoch is right, and of equals the last in the log; what is written late is written over."""
         record = decode_session(value)
-        mine = self.live.get(client_id)
-        if mine is not None:
-            earlier = client_id not in self._claims  # ours is before it in the log
-            if record is not None and (record.epoch > mine.epoch or (record.epoch == mine.epoch and earlier)):
-                self._hand_over(mine, record)
-            elif earlier and client_id in self._store.records:
-                self._write(mine)
+        session = self.live.get(client_id)
+        event = self._judge(client_id, record, session)
+        if event is None:
             return
-        if record is None or value is None:
+        action = self._on(client_id, event)
+        if action is Action.HAND_OVER:
+            assert session is not None
+            assert record is not None
+            self._hand_over(session, record)
+        elif action is Action.WRITE and session is not None:
+            self._write(session)
+        elif action is Action.WRITE:
+            self._store.put(SESSION, client_id, self._store.records[client_id])
+        elif action is Action.FORGET:
             self._store.records.pop(client_id, None)
             self._store.flights.pop(client_id, None)
-            return
-        known = decode_session(self._store.records.get(client_id))
-        ours = known is not None and known.owner == self.owner
-        if known is not None and record.epoch < known.epoch:
-            if ours:
-                self._store.put(SESSION, client_id, self._store.records[client_id])
-            return
-        self._store.records[client_id] = value
-        if ours and record.gone_at is None and record.owner != self.owner:  # it is claimed, and its client is gone
+        elif action in {Action.FOLLOW, Action.RELEASE}:
+            assert value is not None
+            self._store.records[client_id] = value
             flight = decode_flight(self._store.flights.get(client_id))
-            if flight is not None:
-                self._let_go(client_id, flight)
+            if action is Action.RELEASE and flight is not None:
+                self._release(client_id, flight)
+
+    def _judge(self, client_id: str, record: SessionRecord | None, session: Session | None) -> Event | None:
+        """What another gateway's record means; None: nothing, for ours is behind it in the log, or has no record."""
+        if session is not None:
+            earlier = client_id not in self._unread
+            newer = record is not None and (record.epoch > session.epoch or (record.epoch == session.epoch and earlier))
+            if not newer and not (earlier and client_id in self._store.records):
+                return None
+        else:
+            known = self.record(client_id)
+            newer = record is not None and (known is None or record.epoch >= known.epoch)
+        if record is None:
+            return Event.DELETED
+        if not newer:
+            return Event.OUTDATED
+        return Event.CLAIMED if record.gone_at is None and record.owner != self.owner else Event.MOVED
 
     def _apply_flight(self, client_id: str, value: bytes | None) -> None:
         mine = self.live.get(client_id)
@@ -172,16 +193,17 @@ class Sessions:
             self._store.flights.pop(client_id, None)
             return
         self._store.flights[client_id] = value
-        waiting = self._released.get(client_id)
-        if waiting is not None:
+        claim = self._claims.get(client_id)
+        if claim is not None and not claim.done():
             record = decode_flight(value)
             if record is not None and record.final:
-                waiting.set()
+                claim.set_result(True)
 
     def _hand_over(self, session: Session, record: SessionRecord) -> None:
-        """Another gateway has the session now: close its connection, write what we know, and forget it."""
+        """Another gateway has the session now: close its connection, and release it when Kafka has answered."""
         client_id, client = session.client_id, session.client
         self._remove(session)
+        self._handing_over[client_id] = session
         self._store.records[client_id] = encode(record)
         session.will = None  # it is the other's now
         session.detach()
@@ -191,191 +213,111 @@ class Sessions:
         if session.journal is not None:
             session.journal.stop()
 
-        def let_go() -> None:
-            if client_id not in self.live:
+        def idle() -> None:
+            if self._handing_over.get(client_id) is session:  # else it has gone on without us
+                self._on(client_id, Event.IDLE)
+                self._handing_over.pop(client_id, None)
                 kept = session.journal is not None
-                self._let_go(client_id, session.flight_record() if kept else FlightRecord(session.nonce, session.epoch))
+                self._release(
+                    client_id, session.flight_record() if kept else FlightRecord(session.nonce, session.epoch)
+                )
 
         if session.exchanges is None:
-            let_go()
+            idle()
         else:
-            session.exchanges.when_idle(let_go)  # else what is on its way to Kafka would come a second time
+            session.exchanges.when_idle(idle)  # else what is on its way to Kafka would come a second time
 
-    def _let_go(self, client_id: str, flight: FlightRecord) -> None:
+    def _release(self, client_id: str, flight: FlightRecord) -> None:
         """Write down that this is all we know of a session that another gateway has claimed."""
         self._store.write_flight(client_id, msgspec.structs.replace(flight, final=True))
 
-    def _remove(self, session: Session) -> None:
-        """The session is an object no longer."""
-        self.live.pop(session.client_id, None)
-        self._claims.pop(session.client_id, None)
-        if session.journal is not None:
-            self._touched.discard(session.journal)
-        self._leaving.discard(session)
+    # a CONNECT
 
-    def _write(self, session: Session) -> None:
-        """Write a session's record as it is now."""
-        self._store.write_session(session.client_id, session.describe(self.owner))
+    def enter(self, session: Session) -> None:
+        """A CONNECT goes on with this session: from now on it is an object, and does not expire."""
+        self._on(session.client_id, Event.CONNECT)
+        self.saving.discard(session)
+        self.live[session.client_id] = session
+        session.state = State.OPENING
+        session.gone_at = None
 
-    async def save(self, session: Session) -> None:
-        """Write both records of a session, and wait until they are stored; Refused when Kafka does not take them."""
+    async def save(self, session: Session, *, claimed: bool = False) -> None:
+        """Write both records of a session, and wait until they are stored.
+
+        Args:
+            session: of `live`.
+            claimed: the epoch was raised: what others wrote before this is in the log is older.
+
+        Raises:
+            Refused: Kafka does not take them.
+        """
+        if claimed:
+            self._unread[session.client_id] = session.epoch
         flight = session.flight_record() if session.kept else None
         await self._store.save(session.client_id, session.describe(self.owner), flight)
 
-    # CONNECT
+    def ready(self, session: Session) -> None:
+        """The CONNECT's records are stored: the caller attaches the connection."""
+        self._on(session.client_id, Event.READY)
 
-    async def open(
-        self,
-        client_id: str,
-        principal: str,
-        *,
-        clean_start: bool,
-        expiry: int,
-        will: PendingWill | None,
-    ) -> tuple[Session, bool]:
-        """Give the client id to a new connection; a former one is told and closed [MQTT-3.1.4-3].
-
-        Args:
-            client_id: of CONNECT, or assigned.
-            principal: who the client is. Another's session is not given away, nor ended.
-            clean_start: what there was is discarded [MQTT-3.1.2-4].
-            expiry: Session Expiry Interval in seconds.
-            will: of CONNECT.
-
-        Returns:
-            The session, prepared but not attached, and whether it was there before [MQTT-3.2.2-2].
-
-        Raises:
-            Refused: DENIED: the session is somebody else's; else Kafka does not answer, or refuses to store it.
-        """
-        if not self._ready.is_set():
-            try:
-                async with asyncio.timeout(READY_S):
-                    await self._ready.wait()
-            except TimeoutError:
-                raise Refused(Outcome.BUSY, "the sessions are not loaded from Kafka yet") from None
-        lock = self._locks.get(client_id)
-        if lock is None:
-            lock = self._locks[client_id] = asyncio.Lock()
-        async with lock:
-            if client_id not in self.live and not self.gateways.is_alone and (expiry or will or not clean_start):
-                await in_time(self._follow(client_id))
-            self._check_owner(client_id, principal)
-            former = self.live.get(client_id)
-            if former is not None and former.client is not None:
-                self.takeovers += 1
-                former.client.taken_over()  # which leaves the session
-            if client_id not in self.live:
-                await self._inherit(client_id)
-            session = None if clean_start else await self._find(client_id)
-            present = session is not None
-            if session is None:
-                known = self.live.get(client_id) or decode_session(self._store.records.get(client_id))
-                self._end(client_id)
-                session = Session(client_id, principal, self._nonce(), self._parts, kept=expiry > 0)
-                session.epoch = known.epoch if known is not None else 0  # other gateways may know the former one
-            await self._begin(session, expiry, will, present=present)
-            return session, present
-
-    async def _begin(self, session: Session, expiry: int, will: PendingWill | None, *, present: bool) -> None:
-        """Make a session ready for a connection; when that fails it is as before."""
-        client_id = session.client_id
-        before = session.expiry, session.will, session.gone_at
-        self._leaving.discard(session)
-        self.live[client_id] = session
-        session.gone_at = None  # from now on it does not expire
-        try:
-            await session.prepare()
-            if self.live.get(client_id) is session:
-                session.expiry, session.will = expiry, will
-                if session.kept or will is not None:
-                    session.epoch += 1
-                    self._claims[client_id] = session.epoch
-                    await self.save(session)
-            if self.live.get(client_id) is not session:
-                raise Refused(Outcome.BUSY, "another connection uses this client id")
-        except BaseException:
-            session.expiry, session.will, session.gone_at = before
-            self._withdraw(session, present=present)
-            raise
-
-    def _withdraw(self, session: Session, *, present: bool) -> None:
-        """A CONNECT has failed."""
+    def fail(self, session: Session, *, present: bool) -> None:
+        """The CONNECT has failed: the session is as before, or there is none again (`present`: there was one)."""
         session.detach()
         if self.live.get(session.client_id) is not session:
             return
-        if not present:
+        if present:
+            self._save(session, Event.FAIL)
+        else:
             session.will = None
-            self._end(session.client_id)
-            return
-        self._write(session)
-        self._go(session)
+            self.end(session.client_id)
 
-    def _check_owner(self, client_id: str, principal: str) -> None:
-        """Refuse a client id whose session belongs to another principal."""
-        session = self.live.get(client_id)
-        owner = session.principal if session is not None else None
-        if session is None:
-            record = decode_session(self._store.records.get(client_id))
-            if record is not None and not self._is_over(record):
-                owner = record.principal
-        if owner is not None and owner != principal:
-            raise Refused(Outcome.DENIED, "the client id is somebody else's")
+    async def claim(self, client_id: str, record: SessionRecord, wait_s: float) -> bool:
+        """Ask the gateway that has a connection of the session to release it, and take it over.
 
-    async def _find(self, client_id: str) -> Session | None:
-        """The session of a client id, from memory or from its records."""
-        session = self.live.get(client_id)
-        if session is not None:
-            if session.exchanges is not None and session.exchanges.doubtful:
-                await in_time(self._accounting.confirm(session.exchanges))
-            return session if self.live.get(client_id) is session else None
-        record = decode_session(self._store.records.get(client_id))
-        if record is None or self._is_over(record):
-            return None
-        flight = decode_flight(self._store.flights.get(client_id))
-        if flight is not None and flight.scan:
-            flight = (await in_time(self._accounting.account({client_id: flight})))[client_id]
-        session = Session(client_id, record.principal, record.nonce, self._parts, kept=True)
-        session.restore(record, flight)
-        return session
+        A will that is due by the connection's end is published here [MQTT-3.1.2-8].
 
-    async def _inherit(self, client_id: str) -> None:
-        """End the connection that a client has elsewhere, as far as its record tells of one.
+        Args:
+            client_id: whose session it is.
+            record: of the session, as it is now.
+            wait_s: how long the gateway may take; the session is ours then all the same.
 
-        The gateway that has it lets go of the session and writes what it knows, for which we wait a moment; or it is
-        dead. A will that is due by the connection's end is published here [MQTT-3.1.2-8].
+        Returns:
+            False when somebody else was faster.
         """
-        record = decode_session(self._store.records.get(client_id))
-        if record is None or record.gone_at is not None:
-            return
-        claim = self._store.records[client_id] = encode(
-            msgspec.structs.replace(record, epoch=record.epoch + 1, owner=self.owner)
-        )
+        self._on(client_id, Event.CLAIM)
+        claim = self._claims[client_id] = asyncio.get_running_loop().create_future()
+        epoch = record.epoch + 1
+        value = self._store.records[client_id] = encode(msgspec.structs.replace(record, epoch=epoch, owner=self.owner))
+        self._store.put(SESSION, client_id, value)
         released = False
-        if record.owner != self.owner and self.gateways.is_alive(record.owner):
-            self._store.put(SESSION, client_id, claim)
-            released = await self._wait_for_release(client_id)
-            if not released:
-                log.warning("a gateway did not let go of a session", client=client_id, gateway=record.owner)
-        if self._store.records.get(client_id) is not claim:
-            raise Refused(Outcome.BUSY, "another connection uses this client id")
-        self._take_in(client_id, msgspec.structs.replace(record, epoch=record.epoch + 1), clean=released)
-
-    async def _wait_for_release(self, client_id: str) -> bool:
-        released = self._released[client_id] = asyncio.Event()
         try:
-            return await asyncio.wait_for(released.wait(), RELEASE_S)
+            released = await asyncio.wait_for(claim, wait_s)
         except TimeoutError:
-            return False
-        finally:
-            del self._released[client_id]
+            log.warning("a gateway did not release a session in time", client=client_id, gateway=record.owner)
+        finally:  # also when the CONNECT was given up: the session's will and its expiry are ours to see to
+            ours = self._claims.get(client_id) is claim
+            if ours:
+                self.take_over(client_id, msgspec.structs.replace(record, epoch=epoch), Event.RELEASED, clean=released)
+        return ours
 
-    def _is_over(self, record: SessionRecord) -> bool:
-        if record.gone_at is None or record.expiry == NEVER:
-            return record.gone_at is None and record.expiry == 0 and not self.gateways.is_alive(record.owner)
-        return record.gone_at + 1000 * record.expiry <= self._wall_clock()
+    def take_over(self, client_id: str, record: SessionRecord, event: Event, *, clean: bool = False) -> None:
+        """A session of another gateway is ours, without a connection.
 
-    # the end of a connection
+        Args:
+            client_id: whose it is.
+            record: of its former gateway.
+            event: RELEASED or ORPHANED.
+            clean: the former gateway has written its last in-flight record.
+        """
+        self._on(client_id, event)
+        ours = taken_over(record, self.owner, self._wall_clock(), clean=clean)
+        self._store.records[client_id] = encode(ours)
+        if record.gone_at is None or not self.gateways.is_predecessor(record.owner):
+            self._store.put(SESSION, client_id, self._store.records[client_id])
+        self._deadlines.watch(client_id, ours)
+        self.keep_deadlines()
+
+    # the end of a connection, and of a session
 
     def leave(self, session: Session, *, with_will: bool) -> None:
         """The session's connection is gone, or about to be.
@@ -384,7 +326,8 @@ class Sessions:
             session: attached or not; nothing happens when it is not here any more.
             with_will: whether its will is to be published; not after DISCONNECT 0x00 [MQTT-3.14.4-3].
         """
-        if self.live.get(session.client_id) is not session:
+        client_id = session.client_id
+        if self.live.get(client_id) is not session:
             return
         session.detach()
         session.gone_at = self._wall_clock()
@@ -392,44 +335,42 @@ class Sessions:
             due = due_at(session.will, session.expiry, session.gone_at)
             session.will = msgspec.structs.replace(session.will, due=due) if with_will else None
         if session.expiry == 0:
-            self._end(session.client_id)
+            self.end(client_id)
             return
-        self._write(session)
-        self._go(session)
+        self._save(session, Event.DISCONNECT)
         if session.will is not None and (session.will.due or 0) <= session.gone_at:
-            will, session.will = session.will, None
-            self._publish_will(session.client_id, will, session.describe(self.owner))
+            self._publish_will(client_id, session.describe(self.owner))
 
-    def _go(self, session: Session) -> None:
-        """Write down what is left of a session without a connection, and note what time will bring."""
+    def _save(self, session: Session, event: Event) -> None:
+        """Write what is left of a session without a connection, and note what time will bring."""
         assert session.journal is not None
+        self._on(session.client_id, event)
+        self._write(session)
         session.journal.save()
-        self._leaving.add(session)
-        self._watch(session.client_id, session.describe(self.owner))
+        self.saving.add(session)
+        self._deadlines.watch(session.client_id, session.describe(self.owner))
 
-    def _end(self, client_id: str) -> None:
+    def saved(self, session: Session) -> None:
+        """Everything is stored: the session is its records from now on."""
+        self._on(session.client_id, Event.SAVED)
+        self._remove(session)
+        session.dissolve()
+
+    def end(self, client_id: str) -> None:
         """The session is over: its will is due [MQTT-3.1.2-8], its records go."""
         session = self.live.get(client_id)
-        value = self._store.records.pop(client_id, None)
-        will: PendingWill | None = None
-        principal = ""
+        record = self.record(client_id)
+        self._on(client_id, Event.END)
+        stored = self._store.records.pop(client_id, None) is not None
+        has_flight = self._store.flights.pop(client_id, None) is not None
+        will, principal = (record.will, record.principal) if record is not None else (None, "")
         if session is not None:
-            principal = session.principal
             self._remove(session)
             session.dissolve()
-            will = session.will
-        elif value is not None:
-            record = decode_session(value)
-            if record is not None:
-                will, principal = record.will, record.principal
-        if value is None:
-            if will is not None:
-                self._wills.publish(client_id, principal, will, lambda: None)
-            return
-        has_flight = self._store.flights.pop(client_id, None) is not None
+            will, principal = session.will, session.principal
 
         def forget() -> None:
-            if client_id not in self._store.records:
+            if stored and client_id not in self._store.records:
                 self._store.put(SESSION, client_id, None)
                 if has_flight:
                     self._store.put(FLIGHT, client_id, None)
@@ -439,8 +380,26 @@ class Sessions:
         else:
             forget()
 
-    def _publish_will(self, client_id: str, will: PendingWill, left: SessionRecord) -> None:
-        """Publish a will; `left` is the record without it, which is stored after that."""
+    def _remove(self, session: Session) -> None:
+        """The session is an object no longer."""
+        del self.live[session.client_id]
+        self._unread.pop(session.client_id, None)
+        if session.journal is not None:
+            self.parts.deliveries.touched.discard(session.journal)
+        self.saving.discard(session)
+
+    def _write(self, session: Session) -> None:
+        """Write a session's record as it is now."""
+        self._store.write_session(session.client_id, session.describe(self.owner))
+
+    def _publish_will(self, client_id: str, record: SessionRecord) -> SessionRecord:
+        """Publish the will of a session's record; the record without it, which is stored after that."""
+        assert record.will is not None
+        self._on(client_id, Event.WILL)
+        session = self.live.get(client_id)
+        if session is not None:
+            session.will = None
+        left = msgspec.structs.replace(record, will=None)
         self._store.records[client_id] = encode(left)
 
         def forget() -> None:
@@ -448,85 +407,12 @@ class Sessions:
             if value is not None and self.owner.encode() in value:
                 self._store.put(SESSION, client_id, value)
 
-        self._wills.publish(client_id, left.principal, will, forget)
+        self._wills.publish(client_id, left.principal, record.will, forget)
+        return left
 
-    # time
+    # deadlines
 
-    async def run(self, loaded: asyncio.Event) -> None:
-        """Everything that time brings: positions, heartbeats, wills, expiries, gateways that fell silent."""
-        await loaded.wait()
-        self.gateways.loaded()
-        # Each is tried again by itself: without heartbeats other gateways would take our sessions away.
-        await together(
-            *(keep_on(part, "sessions") for part in (self._send_heartbeats, self._tick, self._care_for_the_dead))
-        )
-
-    async def _tick(self) -> None:
-        await self._ready.wait()
-        while True:
-            self._round()
-            self._save_positions()
-            self._keep_deadlines()
-            await asyncio.sleep(TICK_S)
-
-    async def _send_heartbeats(self) -> None:
-        """Write heartbeats, whatever else takes its time."""
-        while not self._store.stopped:
-            self._store.put_heartbeat(self.gateways.name, self.gateways.heartbeat())
-            await asyncio.sleep(HEARTBEAT_S)
-
-    async def _care_for_the_dead(self) -> None:
-        if not self._ready.is_set():
-            await self._adopt(self.gateways.is_predecessor)
-            self._ready.set()
-        while True:
-            if self.gateways.mark_dead():
-                await self._adopt(self.gateways.adopts)
-            await asyncio.sleep(TICK_S)
-
-    def _save_positions(self) -> None:
-        for journal in self._touched:
-            journal.save()
-        self._touched.clear()
-        for session in list(self._leaving):
-            assert session.journal is not None
-            if session.journal.idle and not (session.exchanges is not None and session.exchanges.busy):
-                if session.journal.dirty:
-                    session.journal.save()
-                    continue
-                self._leaving.discard(session)
-                if session.client is None and self.live.get(session.client_id) is session:
-                    del self.live[session.client_id]
-                    session.dissolve()
-            else:
-                session.journal.dirty = True
-
-    def _round(self) -> None:
-        """Sessions that got nothing for long still move on with the log; quiet ones give up their floors.
-
-        Each has its turn once in `ROUND_S`, not all at once.
-        """
-        if not self._round_of:
-            self._round_of = list(self.live.values())
-        for _ in range(min(len(self._round_of), 1 + int(len(self.live) * TICK_S / ROUND_S))):
-            session = self._round_of.pop()
-            if session.journal is None or session.client is None:
-                continue
-            quiet = session.exchanges is not None and session.exchanges.rest()
-            if quiet or session.subscriptions.by_filter:
-                session.journal.save()
-
-    def _watch(self, client_id: str, record: SessionRecord) -> None:
-        """Note when something is to be done for a session without a connection."""
-        if record.gone_at is None:
-            return
-        if record.will is not None:
-            due = record.will.due
-            self._deadlines.note(client_id, due or due_at(record.will, record.expiry, record.gone_at))
-        if record.expiry != NEVER:
-            self._deadlines.note(client_id, record.gone_at + 1000 * record.expiry)
-
-    def _keep_deadlines(self) -> None:
+    def keep_deadlines(self) -> None:
         """Publish the wills and end the sessions whose time has come."""
         now = self._wall_clock()
         in_turns(self._meet(list(self._deadlines.due(now)), now))
@@ -535,64 +421,27 @@ class Sessions:
         """What is to be done for each; thousands may have left at the same moment."""
         for client_id in due:
             yield
-            session = self.live.get(client_id)
-            stored = decode_session(self._store.records.get(client_id))
-            record = session.describe(self.owner) if session is not None else stored
-            if record is None or record.gone_at is None or record.owner != self.owner:
+            if self.state(client_id) not in {State.SAVING, State.AWAY}:
                 continue  # it came back, or ended, or went elsewhere
+            session = self.live.get(client_id)
+            record = session.describe(self.owner) if session is not None else self.record(client_id)
+            if record is None or record.gone_at is None:
+                continue
             if record.expiry != NEVER and record.gone_at + 1000 * record.expiry <= now:
-                self.expired += 1
-                self._end(client_id)
+                self._expired += 1
+                self.end(client_id)
                 continue
             if record.will is not None and (record.will.due or 0) <= now:
-                left = msgspec.structs.replace(record, will=None)
-                if session is not None:
-                    session.will = None
-                self._publish_will(client_id, record.will, left)
-                record = left
-            self._watch(client_id, record)
-
-    # gateways that are gone
-
-    async def _adopt(self, adopts: Callable[[str], bool]) -> None:
-        """Take over the sessions of owners that are gone: their clients are gone since now."""
-        for client_id, record in await find_orphans(self._store, self.live, adopts, self._accounting, self.owner):
-            self._take_in(client_id, record, clean=False)
-
-    def _take_in(self, client_id: str, record: SessionRecord, *, clean: bool) -> None:
-        """A session is ours, without a connection; `clean`: its former gateway has told all."""
-        adopted = inherited(record, self.owner, self._wall_clock(), clean=clean)
-        self._store.records[client_id] = encode(adopted)
-        if record.gone_at is None or not self.gateways.is_predecessor(record.owner):
-            self._store.put(SESSION, client_id, self._store.records[client_id])
-        self._watch(client_id, adopted)
-        self._keep_deadlines()
-
-    # the end
-
-    async def stop(self) -> None:
-        """Write what is left of every session; connections were closed before."""
-        for session in list(self.live.values()):
-            if session.client is not None:
-                self.leave(session, with_will=True)
-        try:
-            async with asyncio.timeout(CLOSING_S):
-                while self._leaving:
-                    self._save_positions()
-                    await asyncio.sleep(0.01)
-        except TimeoutError:
-            log.warning("not all sessions were written", sessions=len(self._leaving))
-        self._store.stopped = True
-        if self._ready.is_set():
-            self._store.put_heartbeat(self.gateways.name, None)
+                record = self._publish_will(client_id, record)
+            self._deadlines.watch(client_id, record)
 
     def statistics(self) -> SessionStatistics:
-        """See `SessionStatistics`."""
+        """Counts for the metrics."""
         return SessionStatistics(
             connected=len(self),
             stored=len(self._store.records),
             takeovers_total=self.takeovers,
-            expired_total=self.expired,
+            expired_total=self._expired,
             wills_total=self._wills.published,
             invalid_total=self._store.invalid,
         )

@@ -13,14 +13,14 @@ from gateway.mqtt.state.store import SessionStore
 
 
 async def find_orphans(
-    store: SessionStore, live: Collection[str], adopts: Callable[[str], bool], accounting: Accounting, owner: str
+    store: SessionStore, live: Collection[str], takes_over: Callable[[str], bool], accounting: Accounting, owner: str
 ) -> list[tuple[str, SessionRecord]]:
     """The sessions of owners that are gone, after their QoS 2 messages were looked for in the log.
 
     Args:
         store: all records.
         live: client ids of sessions that are here.
-        adopts: whether the sessions of an owner are to be taken.
+        takes_over: whether the sessions of an owner are to be taken.
         accounting: looks into the log.
         owner: we.
     """
@@ -30,7 +30,7 @@ async def find_orphans(
         if client_id in live or owner.encode() in value:
             continue
         record = decode_session(value)
-        if record is not None and record.owner != owner and adopts(record.owner):
+        if record is not None and record.owner != owner and takes_over(record.owner):
             stored = store.flights.get(client_id)
             found.append((client_id, value, stored, record))
             flight = decode_flight(stored)
@@ -50,7 +50,7 @@ async def find_orphans(
     return orphans
 
 
-def inherited(record: SessionRecord, owner: str, now: int, *, clean: bool) -> SessionRecord:
+def taken_over(record: SessionRecord, owner: str, now: int, *, clean: bool) -> SessionRecord:
     """The record of a session that is ours now, without a connection.
 
     The epoch stays: a client that came back at another gateway meanwhile has a higher one.

@@ -20,6 +20,7 @@ from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.deliveries import Deliveries, DeliveryParts
 from gateway.mqtt.session.inflight import Flights
 from gateway.mqtt.session.journal import Journal
+from gateway.mqtt.session.lifecycle import State
 from gateway.mqtt.session.outbox import Outbox
 from gateway.mqtt.session.qos2 import Exchanges, Qos2Parts
 from gateway.mqtt.session.self_delivery import OwnCopies
@@ -69,6 +70,7 @@ class Session:
         "nonce",
         "principal",
         "shares",
+        "state",
         "subscriptions",
         "unclear_until",
         "will",
@@ -79,6 +81,7 @@ class Session:
         self.client_id = client_id
         self.principal = principal
         self.nonce = nonce
+        self.state = State.OPENING  # changed by `gateway.mqtt.registry.session_registry` alone
         self.epoch = 0
         self.expiry = 0
         self.gone_at: int | None = None

@@ -210,11 +210,11 @@ def test_a_gateway_that_falls_silent_is_dead_for_one_of_the_others(tmp_path: Pat
         first.mark_dead()
         second.mark_dead()
     assert not first.is_alive(third.owner)
-    assert first.adopts(third.owner)
-    assert not second.adopts(third.owner)
-    assert not first.adopts(second.owner)
+    assert first.takes_over(third.owner)
+    assert not second.takes_over(third.owner)
+    assert not first.takes_over(second.owner)
     second.apply(first.name, None)
-    assert second.adopts(first.owner)
+    assert second.takes_over(first.owner)
 
 
 def test_a_gateway_knows_its_predecessor_and_leaves_others_theirs(tmp_path: Path) -> None:
@@ -227,10 +227,10 @@ def test_a_gateway_knows_its_predecessor_and_leaves_others_theirs(tmp_path: Path
     assert after.is_alone
     assert after.is_predecessor(before.owner)
     assert not after.is_alive(before.owner)
-    assert after.adopts(before.owner)
+    assert after.takes_over(before.owner)
     other.loaded()
     other.apply(after.name, after.heartbeat())
-    assert not other.adopts(before.owner), "its successor does"
+    assert not other.takes_over(before.owner), "its successor does"
     assert not other.is_alive(before.owner)
 
 

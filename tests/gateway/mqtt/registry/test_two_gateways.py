@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from gateway.mqtt.registry.session_registry import RELEASE_S
+from gateway.mqtt.registry.opening import RELEASE_S
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Publish, Subscription, Version, Will
 from protocols.mqtt.properties import Properties

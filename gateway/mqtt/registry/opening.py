@@ -1,0 +1,187 @@
+"""CONNECT: which session the client id gets, from memory, from its records, or from another gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from gateway.kafka.contracts import Refused
+from gateway.mqtt.registry.crash_recovery import Accounting, in_time
+from gateway.mqtt.registry.session_registry import Sessions
+from gateway.mqtt.session.lifecycle import Event, State
+from gateway.mqtt.session.session import Session
+from gateway.mqtt.state.records import NEVER, PendingWill, SessionRecord, decode_flight
+from mapping.outcomes import Outcome
+
+RELEASE_S: Final = 3.0  # for another gateway to release a session
+READY_S: Final = 7.0  # a CONNECT waits so long for the state to be loaded
+
+
+class Opening:
+    """Gives client ids to connections, one CONNECT of a client id at a time.
+
+    Attributes:
+        ready: set once the sessions are loaded, those of this gateway's former process included.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        accounting: Accounting,
+        *,
+        wall_clock: Callable[[], int],
+        nonce: Callable[[], str],
+        follow: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """Nothing is opened before `ready`.
+
+        Args:
+            sessions: all that this process knows.
+            accounting: finds in the log what a dead gateway stored for QoS 2.
+            wall_clock: epoch milliseconds.
+            nonce: makes names that are not repeated.
+            follow: waits until all that other gateways have stored of a client id is known.
+        """
+        self.ready = asyncio.Event()
+        self._sessions = sessions
+        self._store = sessions.parts.store
+        self._accounting = accounting
+        self._wall_clock = wall_clock
+        self._nonce = nonce
+        self._follow = follow
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def open(
+        self, client_id: str, principal: str, *, clean_start: bool, expiry: int, will: PendingWill | None
+    ) -> tuple[Session, bool]:
+        """Give the client id to a new connection; a former one is told and closed [MQTT-3.1.4-3].
+
+        Args:
+            client_id: of CONNECT, or assigned.
+            principal: who the client is. Another's session is not given away, nor ended.
+            clean_start: what there was is discarded [MQTT-3.1.2-4].
+            expiry: Session Expiry Interval in seconds.
+            will: of CONNECT.
+
+        Returns:
+            The session, prepared but not attached, and whether it was there before [MQTT-3.2.2-2].
+
+        Raises:
+            Refused: DENIED: the session is somebody else's; else Kafka does not answer, or refuses to store it.
+        """
+        if not self.ready.is_set():
+            try:
+                async with asyncio.timeout(READY_S):
+                    await self.ready.wait()
+            except TimeoutError:
+                raise Refused(Outcome.BUSY, "the sessions are not loaded from Kafka yet") from None
+        sessions = self._sessions
+        lock = self._locks.get(client_id)
+        if lock is None:
+            lock = self._locks[client_id] = asyncio.Lock()
+        async with lock:
+            if (
+                client_id not in sessions.live
+                and not sessions.gateways.is_alone
+                and (expiry or will or not clean_start)
+            ):
+                await in_time(self._follow(client_id))
+            self._check_owner(client_id, principal)
+            former = sessions.live.get(client_id)
+            if former is not None and former.client is not None:
+                sessions.takeovers += 1
+                former.client.taken_over()  # which leaves the session
+            await self._claim(client_id)
+            session = None if clean_start else await self._find(client_id)
+            present = session is not None
+            if session is None:
+                known = sessions.live.get(client_id) or sessions.record(client_id)
+                if sessions.state(client_id) is not State.ABSENT:
+                    sessions.end(client_id)
+                session = Session(client_id, principal, self._nonce(), sessions.parts, kept=expiry > 0)
+                session.epoch = known.epoch if known is not None else 0  # other gateways may know the former one
+            await self._begin(session, expiry, will, present=present)
+            return session, present
+
+    def _check_owner(self, client_id: str, principal: str) -> None:
+        """Refuse a client id whose session belongs to another principal."""
+        session = self._sessions.live.get(client_id)
+        owner = session.principal if session is not None else None
+        if session is None:
+            record = self._sessions.record(client_id)
+            if record is not None and not self._is_over(record):
+                owner = record.principal
+        if owner is not None and owner != principal:
+            raise Refused(Outcome.DENIED, "the client id is somebody else's")
+
+    def _is_over(self, record: SessionRecord) -> bool:
+        if record.gone_at is None or record.expiry == NEVER:
+            return record.gone_at is None and record.expiry == 0 and not self._sessions.gateways.is_alive(record.owner)
+        return record.gone_at + 1000 * record.expiry <= self._wall_clock()
+
+    async def _claim(self, client_id: str) -> None:
+        """Take the session over from a gateway that has a connection of it, or is dead, as far as its record tells."""
+        sessions = self._sessions
+        if sessions.state(client_id) not in {State.ELSEWHERE, State.HANDING_OVER}:
+            return
+        record = sessions.record(client_id)
+        if record is None or record.gone_at is not None:
+            return
+        if not sessions.gateways.is_alive(record.owner):
+            claimed = msgspec.structs.replace(record, epoch=record.epoch + 1)  # another gateway may take it over, too
+            sessions.take_over(client_id, claimed, Event.ORPHANED)
+        elif not await sessions.claim(client_id, record, RELEASE_S):
+            raise _taken()
+
+    async def _find(self, client_id: str) -> Session | None:
+        """The session of a client id, from memory or from its records."""
+        sessions = self._sessions
+        session = sessions.live.get(client_id)
+        if session is not None and session.exchanges is not None and session.exchanges.doubtful:
+            await in_time(self._accounting.confirm(session.exchanges))
+            session = sessions.live.get(client_id)
+            if session is None and sessions.state(client_id) is not State.AWAY:
+                raise _taken()
+        if session is not None:
+            return session
+        record = sessions.record(client_id)
+        if record is None or self._is_over(record):
+            return None
+        flight = decode_flight(self._store.flights.get(client_id))
+        if flight is not None and flight.scan:
+            flight = (await in_time(self._accounting.account({client_id: flight})))[client_id]
+            now = sessions.record(client_id)
+            if now is None or (now.nonce, now.epoch) != (record.nonce, record.epoch):
+                raise _taken()
+            record = now
+        session = Session(client_id, record.principal, record.nonce, sessions.parts, kept=True)
+        session.restore(record, flight)
+        return session
+
+    async def _begin(self, session: Session, expiry: int, will: PendingWill | None, *, present: bool) -> None:
+        """Make a session ready for a connection; when that fails it is as before."""
+        sessions, client_id = self._sessions, session.client_id
+        before = session.expiry, session.will, session.gone_at
+        sessions.enter(session)
+        try:
+            await session.prepare()
+            if sessions.live.get(client_id) is session:
+                session.expiry, session.will = expiry, will
+                if session.kept or will is not None:
+                    session.epoch += 1
+                    await sessions.save(session, claimed=True)
+            if sessions.live.get(client_id) is not session:
+                raise _taken()
+        except BaseException:
+            session.expiry, session.will, session.gone_at = before
+            sessions.fail(session, present=present)
+            raise
+        sessions.ready(session)
+
+
+def _taken() -> Refused:
+    return Refused(Outcome.BUSY, "another connection uses this client id")

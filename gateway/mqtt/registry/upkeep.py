@@ -1,0 +1,128 @@
+"""What time brings to sessions: positions, heartbeats, deadlines, gateways that fell silent; and the stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from gateway.mqtt.registry.crash_recovery import Accounting
+from gateway.mqtt.registry.heartbeats import HEARTBEAT_S
+from gateway.mqtt.registry.session_registry import Sessions
+from gateway.mqtt.registry.takeover import find_orphans
+from gateway.mqtt.session.lifecycle import Event
+from gateway.mqtt.session.session import Session
+from gateway.spawn import keep_on, together
+
+log = structlog.get_logger(__name__)
+
+TICK_S: Final = 1.0  # positions are written that often
+ROUND_S: Final = 60.0  # positions of sessions that got nothing
+CLOSING_S: Final = 3.0
+
+
+class Upkeep:
+    """The background work for the sessions of a process."""
+
+    def __init__(self, sessions: Sessions, accounting: Accounting, ready: asyncio.Event) -> None:
+        """Nothing runs before `run`.
+
+        Args:
+            sessions: of this process.
+            accounting: finds in the log what a dead gateway stored for QoS 2.
+            ready: set when the sessions of this gateway's former process are taken over.
+        """
+        self._sessions = sessions
+        self._gateways = sessions.gateways
+        self._store = sessions.parts.store
+        self._touched = sessions.parts.deliveries.touched
+        self._accounting = accounting
+        self._ready = ready
+        self._round_of: list[Session] = []
+
+    async def run(self, loaded: asyncio.Event) -> None:
+        """Work until the gateway stops, from when the records of all sessions are `loaded`."""
+        await loaded.wait()
+        self._gateways.loaded()
+        # Each is tried again by itself: without heartbeats other gateways would take our sessions away.
+        await together(*(keep_on(part, "sessions") for part in (self._send_heartbeats, self._tick, self._take_over)))
+
+    async def _tick(self) -> None:
+        await self._ready.wait()
+        while True:
+            self._round()
+            self._save_positions()
+            self._sessions.keep_deadlines()
+            await asyncio.sleep(TICK_S)
+
+    async def _send_heartbeats(self) -> None:
+        """Write heartbeats, whatever else takes its time."""
+        while not self._store.stopped:
+            self._store.put_heartbeat(self._gateways.name, self._gateways.heartbeat())
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _take_over(self) -> None:
+        """Take over the sessions of our former process, and then of gateways that fell silent."""
+        if not self._ready.is_set():
+            await self._take_orphans(self._gateways.is_predecessor)
+            self._ready.set()
+        while True:
+            if self._gateways.mark_dead():
+                await self._take_orphans(self._gateways.takes_over)
+            await asyncio.sleep(TICK_S)
+
+    async def _take_orphans(self, takes_over: Callable[[str], bool]) -> None:
+        """Take over the sessions of owners that are gone: their clients are gone since now."""
+        sessions = self._sessions
+        orphans = await find_orphans(self._store, sessions.live, takes_over, self._accounting, sessions.owner)
+        for client_id, record in orphans:
+            sessions.take_over(client_id, record, Event.ORPHANED)
+
+    def _save_positions(self) -> None:
+        for journal in self._touched:
+            journal.save()
+        self._touched.clear()
+        for session in list(self._sessions.saving):
+            assert session.journal is not None
+            if session.journal.idle and not (session.exchanges is not None and session.exchanges.busy):
+                if session.journal.dirty:
+                    session.journal.save()
+                else:
+                    self._sessions.saved(session)
+            else:
+                session.journal.dirty = True
+
+    def _round(self) -> None:
+        """Sessions that got nothing for long still move on with the log; quiet ones give up their floors.
+
+        Each has its turn once in `ROUND_S`, not all at once.
+        """
+        live = self._sessions.live
+        if not self._round_of:
+            self._round_of = list(live.values())
+        for _ in range(min(len(self._round_of), 1 + int(len(live) * TICK_S / ROUND_S))):
+            session = self._round_of.pop()
+            if session.journal is None or session.client is None:
+                continue
+            quiet = session.exchanges is not None and session.exchanges.rest()
+            if quiet or session.subscriptions.by_filter:
+                session.journal.save()
+
+    async def stop(self) -> None:
+        """Write what is left of every session; connections were closed before."""
+        sessions = self._sessions
+        for session in list(sessions.live.values()):
+            if session.client is not None:
+                sessions.leave(session, with_will=True)
+        try:
+            async with asyncio.timeout(CLOSING_S):
+                while sessions.saving:
+                    self._save_positions()
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            log.warning("not all sessions were written", sessions=len(sessions.saving))
+        self._store.stopped = True
+        if self._ready.is_set():
+            self._store.put_heartbeat(self._gateways.name, None)
