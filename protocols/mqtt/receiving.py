@@ -18,7 +18,7 @@ from protocols.mqtt.aliases import TopicAliases
 from protocols.mqtt.checks import check_auth, check_disconnect, check_subscribe, refused_flags, resolve_topic
 from protocols.mqtt.codec import Reader
 from protocols.mqtt.decoding import check_flags, decode_connect_rest, decode_packet, decode_topic, decode_version
-from protocols.mqtt.framing import FrameBuffer, read_length
+from protocols.mqtt.framing import SMALLEST, FrameBuffer, read_length
 from protocols.mqtt.packets import Packet, Version
 from protocols.mqtt.properties import NONE, decode_properties
 from protocols.mqtt.reasons import PacketType, ReasonCode, malformed, protocol_error
@@ -56,143 +56,151 @@ class Receiver(Sender):
         self._parted = False  # DISCONNECT came, and what was asked before it may still be answered
 
     def _parse(self, buffer: bytes, found: list[Any]) -> None:
-        """Parse whole packets; keep the rest. PUBLISH and PUBACK, which most packets are, are taken apart here."""
-        position = 0
-        size = len(buffer)
-        needed = 2
-        taken = freed = misses = 0
-        room = self.inbound.free
-        known = self._topics
-        flags_table = self._flags
-        v5 = 1 if self.version is Version.V5 else 0
-        is_open = self.state is OPEN
-        limit = self._max_in
-        aliases = self._announced.topic_alias_maximum or 0
-        awaited = self._awaited
-        received = events.PublishReceived
-        acknowledged = events.PubackReceived
+        """Parse whole packets; keep the rest."""
+        position, size, needed = 0, len(buffer), SMALLEST
         try:
-            while position + 2 <= size:
-                first = buffer[position]
-                length = buffer[position + 1]
-                start = position + 2
-                publish = is_open and first & 0xF0 == 0x30
-                if not publish:
-                    if length == 2 and is_open and start + 2 <= size:
-                        packet_id = buffer[start] << 8 | buffer[start + 1]
-                        if first == 0x40:
-                            if awaited.get(packet_id) is PUBACK:
-                                del awaited[packet_id]
-                                freed += 1
-                                found.append(acknowledged(packet_id))
-                                position = start + 2
-                                continue
-                        elif self._exchange(first, packet_id, found):
-                            position = start + 2
-                            continue
-                    check_legal(first, self.state, self.version, self._method)
-                if length > 0x7F:
-                    if start < size and 0 < buffer[start] < 0x80:  # two bytes, as most have
-                        length += (buffer[start] << 7) - 0x80
-                        start += 1
-                    else:
-                        header = read_length(buffer, position + 1, size)
-                        if header is None:
-                            break
-                        length, start, overlong = header
-                        if overlong and v5:
-                            raise malformed("a remaining length longer than it needs to be")
-                end = start + length
-                if end - position > limit:
-                    raise PeerError(
-                        ReasonCode.PACKET_TOO_LARGE, f"a packet of {end - position} bytes, {limit} are allowed"
-                    )
+            while position + SMALLEST <= size:
+                if self.state is OPEN:
+                    position, needed = self._parse_usual(buffer, position, found)
+                    if needed != SMALLEST or position + SMALLEST > size:
+                        break
+                start, end = self._frame(buffer, position)
                 if end > size:
                     needed = end - position
                     break
-                if not publish:
-                    if taken:
-                        self.inbound.take(taken)
-                        taken = 0
-                    if freed:
-                        self.outbound.release(freed)
-                        freed = 0
-                    self._packet(first, buffer, start, end, found)
-                    position = end
-                    state = self.state
-                    if state is not OPEN:
-                        if state is State.CLOSED:
-                            return
-                        if state is State.CONNECTING:
-                            needed = 0
-                            break
-                        limit = self._max_in
-                    elif self._parted:
-                        return
-                    room = self.inbound.free
-                    continue
-                flags = flags_table[first & 0x0F]
-                if flags is None:
-                    raise refused_flags(first, self._announced)
-                qos, retain, dup = flags
-                if length < 2:
-                    raise malformed("PUBLISH without a topic")
-                at = start + 2 + (buffer[start] << 8 | buffer[start + 1])
-                topic = known.get(buffer[start + 2 : at])
-                packet_id = 0
-                if qos:
-                    if at + 2 > end:
-                        raise malformed("PUBLISH ends inside its topic or packet identifier")
-                    packet_id = buffer[at] << 8 | buffer[at + 1]
-                    at += 2
-                    if not packet_id:
-                        raise protocol_error("packet identifier 0")  # [MQTT-2.2.1-3]
-                elif at > end:
-                    raise malformed("PUBLISH ends inside its topic")
-                if topic is None:
-                    topic = self._learn(buffer[start + 2 : at - 2 if qos else at])
-                properties = None
-                if v5:
-                    if at < end and not buffer[at]:
-                        at += 1
-                        if not topic:
-                            raise protocol_error("neither topic nor topic alias")  # section 3.3.2.1
-                    else:
-                        properties, at = decode_properties(buffer, at, end, 3)
-                        topic = resolve_topic(topic, properties, self._aliases, aliases)
-                elif not topic:
-                    raise malformed("an empty topic")  # [MQTT-4.7.3-1]
-                if qos and not (qos == 2 and packet_id in self._qos2):
-                    taken += 1
-                    if taken > room:
-                        raise PeerError(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, "more messages on the way than allowed")
-                    if qos == 2:
-                        self._qos2[packet_id] = True
-                found.append(received(topic, buffer[at:end], qos, retain, dup, packet_id, properties))
+                self._packet(buffer[position], buffer, start, end, found)
                 position = end
-                if properties is None and qos != 2 and end < size and buffer[end] == first and misses < MISSES:
-                    before = len(found)
-                    position = self._parse_alike(buffer, start, end, room - taken, found)
-                    if qos:
-                        taken += len(found) - before
-                    misses += position == end
+                if self.state is State.CONNECTING:
+                    needed = 0
+                    break
+                if self._parted or self.state is State.CLOSED:
+                    return
         except PeerError as fault:
             found.append(self._fail(fault))
             return
-        if taken:
-            self.inbound.take(taken)
-        if freed:
-            self.outbound.release(freed)
         if position:
             self._heard_at = self._now
         if position < size:
             self._frames.keep(buffer[position:] if position else buffer, needed)
 
+    def _frame(self, buffer: bytes, position: int) -> tuple[int, int]:
+        """Judge a packet before it is whole: where its body begins and ends, as far as its length is there.
+
+        The flags of a PUBLISH are judged when it is whole.
+        """
+        first = buffer[position]
+        if self.state is not OPEN or first & 0xF0 != 0x30:
+            check_legal(first, self.state, self.version, self._method)
+        header = read_length(buffer, position + 1, len(buffer))
+        if header is None:
+            return position, len(buffer) + 1
+        length, start, overlong = header
+        if overlong and self.version is Version.V5:
+            raise malformed("a remaining length longer than it needs to be")
+        end = start + length
+        if end - position > self._max_in:
+            raise self._too_large(end - position)
+        return start, end
+
+    def _too_large(self, size: int) -> PeerError:
+        return PeerError(ReasonCode.PACKET_TOO_LARGE, f"a packet of {size} bytes, {self._max_in} are allowed")
+
+    def _parse_usual(self, buffer: bytes, position: int, found: list[Any]) -> tuple[int, int]:
+        """Take what most packets are: PUBLISH, and acknowledgements that say nothing but their identifiers.
+
+        Returns:
+            Where the first other packet begins, or the first PUBLISH that is not whole; and how many bytes there must
+            be before that is looked at again.
+        """
+        size, limit = len(buffer), self._max_in
+        taken = freed = misses = 0
+        needed = SMALLEST
+        room = self.inbound.free
+        known, flags_table, awaited = self._topics, self._flags, self._awaited
+        v5 = self.version is Version.V5
+        received, acknowledged = events.PublishReceived, events.PubackReceived
+        while position + 1 < size:
+            first = buffer[position]
+            length = buffer[position + 1]
+            start = position + 2
+            if first & 0xF0 != 0x30:
+                if length != 2 or start + 2 > size:
+                    break
+                packet_id = buffer[start] << 8 | buffer[start + 1]
+                if first == 0x40 and awaited.get(packet_id) is PUBACK:
+                    del awaited[packet_id]
+                    freed += 1
+                    found.append(acknowledged(packet_id))
+                elif not self._exchange(first, packet_id, found):
+                    break
+                position = start + 2
+                continue
+            end = start + length
+            if length > 0x7F:
+                if start < size and 0 < buffer[start] < 0x80:  # two bytes, as most have
+                    end += (buffer[start] << 7) - 0x7F
+                    start += 1
+                else:
+                    start, end = self._frame(buffer, position)
+            if end - position > limit:
+                raise self._too_large(end - position)
+            if end > size:
+                needed = end - position
+                break
+            flags = flags_table[first & 0x0F]
+            if flags is None:
+                raise refused_flags(first, self._announced)
+            qos, retain, dup = flags
+            if end - start < 2:
+                raise malformed("PUBLISH without a topic")
+            at = start + 2 + (buffer[start] << 8 | buffer[start + 1])
+            name = buffer[start + 2 : at]
+            packet_id = 0
+            if qos:
+                if at + 2 > end:
+                    raise malformed("PUBLISH ends inside its topic or packet identifier")
+                packet_id = buffer[at] << 8 | buffer[at + 1]
+                at += 2
+                if not packet_id:
+                    raise protocol_error("packet identifier 0")  # [MQTT-2.2.1-3]
+            elif at > end:
+                raise malformed("PUBLISH ends inside its topic")
+            topic = known.get(name)
+            if topic is None:
+                topic = self._learn(name)
+            properties = None
+            if v5 and (at >= end or buffer[at]):
+                properties, at = decode_properties(buffer, at, end, 3)
+                topic = resolve_topic(topic, properties, self._aliases, self._announced.topic_alias_maximum or 0)
+            else:
+                at += v5  # no properties: a length of 0
+                if not topic:
+                    raise _no_topic(v5)
+            if qos and not (qos == 2 and packet_id in self._qos2):
+                taken += 1
+                if taken > room:
+                    raise PeerError(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, "more messages on the way than allowed")
+                if qos == 2:
+                    self._qos2[packet_id] = True
+            found.append(received(topic, buffer[at:end], qos, retain, dup, packet_id, properties))
+            position = end
+            if properties is None and qos != 2 and end < size and buffer[end] == first and misses < MISSES:
+                before = len(found)
+                position = self._parse_alike(buffer, start, end, room - taken, found)
+                if qos:
+                    taken += len(found) - before
+                misses += position == end
+        if taken:
+            self.inbound.take(taken)
+        if freed:
+            self.outbound.release(freed)
+        return position, needed
+
     def _parse_alike(self, buffer: bytes, start: int, end: int, room: int, found: list[Any]) -> int:
         """Take the PUBLISH packets at `end` that have the flags and the topic of the last one found.
 
         Both are judged already. Where there is anything else to say of a packet (properties, a packet identifier
-        of 0, no room for more), it is left to `_parse`.
+        of 0, no room for more), it is left to `_parse_usual`.
 
         Args:
             buffer: the packets.
@@ -406,6 +414,11 @@ _EVENTS: Final[dict[type, type]] = {
     packets.Disconnect: events.DisconnectReceived,
     packets.Auth: events.AuthReceived,
 }
+
+
+def _no_topic(v5: bool) -> PeerError:
+    """A PUBLISH has an empty topic: section 3.3.2.1; [MQTT-4.7.3-1] in 3.1.1, which has no aliases."""
+    return protocol_error("neither topic nor topic alias") if v5 else malformed("an empty topic")
 
 
 def _event(packet: Packet) -> Any:
