@@ -58,7 +58,7 @@ class AmqpFront(SocketFront):
         await super().stop(timeout / 2)
         self._services.nodes.close()
 
-    def goodbye(self) -> None:
+    def close_connections(self) -> None:
         """Close every connection with `amqp:connection:forced` (part 2.8.16)."""
         for connection in tuple(self._open):
             connection.goodbye("the gateway is stopping")

@@ -67,7 +67,7 @@ class MqttFront(SocketFront):
         connection = Connection(self._limits)
         return connection, Client(connection, self._services)
 
-    def goodbye(self) -> None:
+    def close_connections(self) -> None:
         """DISCONNECT 0x8B on every connection; 3.1.1 has no words for it."""
         if self._services.echoes is not None:
             self._services.echoes.release()

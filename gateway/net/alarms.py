@@ -1,8 +1,8 @@
 """Wakes pumps whose time may have come: one timer of the loop for all that wait for the same few seconds.
 
-A timer of its own costs an idle connection 0.9 KB, a place here a tenth of it. The price is that a pump is woken up to
-`WIDTH_S` too early: it looks, and sets its alarm anew. Nearly always it would have to anyway, because what was heard
-or said meanwhile has moved its deadline.
+A timer of its own costs an idle connection 0.9 KB, an alarm here a tenth of it. The price is that a pump is woken up to
+`WIDTH_S` too early: it looks, and sets its alarm anew. Nearly always it would have to anyway, because bytes that were
+received or sent meanwhile have moved its deadline.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final, NamedTuple, Protocol
 from gateway.failures import failures
 
 WIDTH_S: Final = 4.0  # of a slot; deadlines nearer than two of them are for a timer of one's own
-WAKES_PER_TURN: Final = 128  # about a millisecond
+WAKES_PER_ITERATION: Final = 128  # about a millisecond
 
 
 class Sleeper(Protocol):
-    """What is to be woken."""
+    """A pump; a Protocol, because `gateway.net.pump` needs this module."""
 
     def wake(self) -> None:
-        """It is time, or soon will be."""
+        """Called at the time that was set, or a little before."""
         ...
 
 
@@ -30,12 +30,12 @@ class _Slot(NamedTuple):
 
 
 class Alarms:
-    """Who is to be woken when, in slots of `WIDTH_S`. Times are the running loop's, in seconds."""
+    """The pumps to wake, by time, in slots of `WIDTH_S`. Times are the running loop's, in seconds."""
 
     __slots__ = ("_slots",)
 
     def __init__(self) -> None:
-        """Nobody is to be woken."""
+        """No alarms."""
         self._slots: dict[int, _Slot] = {}
 
     def __len__(self) -> int:
@@ -62,13 +62,13 @@ class Alarms:
                 del self._slots[number]
 
     def _ring(self, number: int) -> None:
-        """Wake a slot's sleepers, a bounded number in each turn of the loop."""
+        """Wake a slot's sleepers, a bounded number in each iteration of the event loop."""
         slot = self._slots.get(number)
-        if slot is None:  # all of them have cancelled between two turns
+        if slot is None:  # all of them have cancelled between two iterations
             return
         sleepers = slot.sleepers
         try:
-            for _ in range(min(len(sleepers), WAKES_PER_TURN)):
+            for _ in range(min(len(sleepers), WAKES_PER_ITERATION)):
                 if sleepers:  # one that was woken may cancel another's alarm
                     sleeper = sleepers.pop()
                     try:

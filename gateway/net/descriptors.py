@@ -26,7 +26,7 @@ TELL_S: Final = 60.0
 
 
 class Pausable(Protocol):
-    """A listener."""
+    """A listener; a Protocol, because `gateway.net.listener` needs this module."""
 
     def pause(self) -> None:
         """Accept nothing; clients wait."""
@@ -38,7 +38,7 @@ class Pausable(Protocol):
 
 
 class DescriptorStatistics(msgspec.Struct, frozen=True):
-    """What the metrics tell."""
+    """The limit of open files, and how often listeners have waited for it."""
 
     limit: Annotated[int, gauge("open files that the process may have")]
     paused: Annotated[int, gauge("1 while listeners wait for free descriptors")]
@@ -49,7 +49,7 @@ class Descriptors:
     """The process's open files."""
 
     def __init__(self) -> None:
-        """Nobody listens yet."""
+        """No listeners."""
         self.paused = False
         self._pauses = 0
         self._told = float("-inf")
@@ -113,7 +113,7 @@ class Descriptors:
         return number >= max(limit - RESERVE, limit // 2)
 
     def statistics(self) -> DescriptorStatistics:
-        """See `DescriptorStatistics`."""
+        """The limit, and whether listeners wait now."""
         return DescriptorStatistics(_limit(), int(self.paused), self._pauses)
 
 

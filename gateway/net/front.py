@@ -1,4 +1,4 @@
-"""What the fronts of protocols on bare sockets have in common: listen, make pumps, stop taking, say goodbye, close."""
+"""The common part of the listeners for protocols on bare sockets: accept, make pumps, drain, close."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STOPPING: Final = "stopping"
 
 
 class SocketFront(abc.ABC):
-    """One protocol's side of the gateway; a subclass says what a connection is and how goodbye is said."""
+    """One protocol's side of the gateway; a subclass makes its connections and closes them in its protocol's way."""
 
     def __init__(
         self, name: str, address: Address, spawn: Spawn, tls: ssl.SSLContext | None, strangers: Strangers | None
     ) -> None:
-        """Nothing is opened before `start`.
+        """Make a listener that `start` opens.
 
         Args:
             name: the configuration's section.
@@ -49,7 +49,7 @@ class SocketFront(abc.ABC):
         """The sans-io connection of a new socket, and the session that gives it meaning."""
 
     @abc.abstractmethod
-    def goodbye(self) -> None:
+    def close_connections(self) -> None:
         """Tell every client, in the protocol's own way, that the gateway stops."""
 
     @abc.abstractmethod
@@ -77,8 +77,8 @@ class SocketFront(abc.ABC):
             pump.pause_reading(STOPPING)
 
     async def stop(self, timeout: float) -> None:
-        """Say goodbye and close every connection within `timeout` seconds."""
-        self.goodbye()
+        """Close every connection in its protocol's way within `timeout` seconds."""
+        self.close_connections()
         await self.listener.wait_closed(timeout)
 
     def _make_pump(self, lost: Callable[[Pump], None]) -> Pump:

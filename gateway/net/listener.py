@@ -1,4 +1,4 @@
-"""Accepts sockets for one protocol: bind, TLS, count, stop accepting, say goodbye, close."""
+"""Accepts sockets for one protocol: bind, TLS, count, stop accepting, wait until all are closed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ListenError(Exception):
     """An address cannot be listened on; the text says which and why."""
 
 
-class NoRoomError(ForeseenError):
+class NoDescriptorsError(ForeseenError):
     """A socket was accepted in the turn of the loop in which open files were used up."""
 
 
@@ -43,7 +43,7 @@ class Listening:
     """
 
     def __init__(self, factory: Factory, tls: ssl.SSLContext | None, strangers: Strangers | None) -> None:
-        """Nothing is bound before `open`."""
+        """Make connections by `factory`; `open` binds."""
         self._handshakes = None if tls is None else Handshakes(tls, factory, strangers)
         self._factory = factory if self._handshakes is None else self._handshakes.accept
         self._servers: list[asyncio.Server] = []
@@ -62,7 +62,7 @@ class Listening:
 
     def _accept(self) -> asyncio.BaseProtocol:
         if descriptors.paused:
-            raise NoRoomError  # libuv accepts nothing more then, until the server is closed in this very turn
+            raise NoDescriptorsError  # libuv accepts nothing more then, until the server is closed in this very turn
         descriptors.accepted()
         return self._factory()
 
@@ -72,13 +72,13 @@ class Listening:
         return any(server.is_serving() for server in self._servers)
 
     def pause(self) -> None:
-        """See `descriptors.Pausable`."""
+        """Accept nothing; clients wait in the kernel's backlog."""
         for server in self._servers:
             server.close()
         self._servers = []
 
     async def resume(self) -> None:
-        """See `descriptors.Pausable`."""
+        """Accept again, on the same sockets."""
         for one in self._sockets:
             copy = one.dup()
             server = await asyncio.get_running_loop().create_server(self._accept, sock=copy, backlog=BACKLOG)

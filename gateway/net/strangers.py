@@ -1,8 +1,9 @@
-"""What peers that have not logged in yet may make us hold, all of them together, whatever protocol they speak.
+"""Limits the bytes held for all peers that have not logged in yet, whatever protocol they speak.
 
-What such a peer has sent is counted: the beginning of an MQTT CONNECT, SASL frames, the head of a request and what of
-its body comes before the client is judged. Over the limit, the oldest connection of the address that holds the most is
-cut off, until there is room: an address that fills the room loses its own. Who has logged in counts elsewhere.
+Counted are the bytes that such a peer has sent: the beginning of an MQTT CONNECT, SASL frames, the head of a request,
+and the part of its body that comes before the login. Over the limit, the oldest connection of the address that holds
+the most is cut off, until the bytes are below it: an address that fills the limit loses its own connections. Bytes of
+clients that have logged in count elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class StrangersStatistics(msgspec.Struct, frozen=True):
 
 
 class Stranger:
-    """One connection of somebody who has sent something and has not logged in."""
+    """One connection that has sent bytes and has not logged in."""
 
     __slots__ = ("_strangers", "address", "bytes", "drop", "share")
 
@@ -34,19 +35,19 @@ class Stranger:
         self.address = address
         self.drop = drop
         self.bytes = 0
-        self.share: _Share | None = None  # its address's, while it holds something
+        self.share: _Share | None = None  # that of its address, while it holds bytes
 
     def took(self, size: int) -> bool:
-        """Count what came; False: the connection was cut off for it."""
+        """Count received bytes; False: the connection was cut off for them."""
         return self._strangers.take(self, size)
 
     def leave(self) -> None:
-        """It has logged in, or is gone."""
+        """Stop counting: the peer has logged in, or is gone."""
         self._strangers.leave(self)
 
 
 class _Share:
-    """What one address holds."""
+    """The bytes and connections of one address."""
 
     __slots__ = ("bytes", "members")
 
@@ -56,10 +57,10 @@ class _Share:
 
 
 class Strangers:
-    """All of them."""
+    """All connections that have not logged in."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Nobody is there; `limit_bytes` of all of them together."""
+        """Count nothing yet; allow `limit_bytes` for all connections together."""
         self._limit = limit_bytes
         self._bytes = 0
         self._shares: dict[str, _Share] = {}
@@ -75,7 +76,7 @@ class Strangers:
         return Stranger(self, address, drop)
 
     def take(self, stranger: Stranger, size: int) -> bool:
-        """See `Stranger.took`."""
+        """Count bytes of a connection and cut off the oldest of the heaviest address while there are too many."""
         share = stranger.share
         if share is None:
             share = self._shares.get(stranger.address)
@@ -98,7 +99,7 @@ class Strangers:
         return stays
 
     def leave(self, stranger: Stranger) -> None:
-        """See `Stranger.leave`; without effect for one that holds nothing."""
+        """Give back the bytes of a connection, if it holds any."""
         share = stranger.share
         if share is None:
             return

@@ -135,7 +135,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         return self._socket.get_extra_info(name, default)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Who gets the bytes."""
+        """The protocol that gets the bytes."""
         return self._user
 
     # inside

@@ -47,7 +47,7 @@ Step = Continue | Done | Failed
 
 
 class Judge(Protocol):
-    """What an exchange needs of `gateway.security.authentication.Authenticator`."""
+    """`gateway.security.authentication.Authenticator`; a Protocol, because that module needs this one."""
 
     def check_busy(self, address: str) -> None:
         """Raise Busy where an exchange of this address is refused unchecked."""
@@ -94,7 +94,7 @@ class ScramExchange:
         self._user = user
 
     async def step(self, data: bytes | None) -> Step:
-        """See `Exchange`; only a failure waits."""
+        """Take the client's next message; only a failure waits."""
         try:
             self._judge.check_busy(self._address)
         except Busy as busy:

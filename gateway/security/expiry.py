@@ -36,7 +36,7 @@ class Expiry:
             self._arm()
 
     def release(self) -> None:
-        """Nobody is to be told any more."""
+        """Cancel the call."""
         self.set(None)
         del self._ended
 

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
-from typing import Annotated, Final, Protocol
+from collections.abc import Callable
+from typing import Annotated, Final
 from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
 
 from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
+from gateway.kafka.groups.membership import Groups
 from gateway.kafka.state import StateTopic, StateTopics, Written
 from gateway.security.authorization import Grant
 from gateway.security.identity import ANONYMOUS_NAME
@@ -66,51 +68,26 @@ class GroupNamesStatistics(msgspec.Struct, frozen=True):
     undecodable_total: Annotated[int, counter("records of their table that cannot be read; they are ignored")]
 
 
-class KafkaGroups(Protocol):
-    """What is asked of `gateway.kafka.groups.membership.Groups`."""
-
-    async def exists(self, group: str) -> bool:
-        """Whether Kafka knows it."""
-        ...
-
-    async def names(self) -> Collection[str]:
-        """All that Kafka knows."""
-        ...
-
-    async def delete(self, group: str, topic: str) -> bool:
-        """Delete it, unless it has members or is for other topics too."""
-        ...
-
-
-class KnownTopics(Protocol):
-    """What is asked of `gateway.kafka.cluster.topics.Topics`."""
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Those that there are."""
-        ...
-
-
 class GroupNames:
-    """See the module; bind it to the process's state topics before they are started."""
+    """The owners of consumer groups; `bind` it to the process's state topics before these are started."""
 
     def __init__(
         self,
-        groups: KafkaGroups,
-        topics: KnownTopics,
+        groups: Groups,
+        topics: Topics,
         lookup: Lookup,
         *,
         anonymous: bool,
         wall_clock: Callable[[], int],
         random_id: Callable[[], str],
     ) -> None:
-        """Nothing is known before the table is loaded.
+        """An empty table, which the state topics load.
 
         Args:
-            groups: Kafka's.
-            topics: whose names are queues'.
+            groups: asks Kafka which groups there are, and deletes them.
+            topics: a group with the name of a topic is the topic's queue.
             lookup: knows where the log ends.
-            anonymous: whether clients may say nothing about themselves; if not, what was theirs is nobody's.
+            anonymous: whether anonymous clients are allowed; if not, the groups that they owned have no owner.
             wall_clock: epoch milliseconds.
             random_id: gives the id of a claim.
         """
@@ -137,7 +114,7 @@ class GroupNames:
         self._table = state.open(TOPIC, self.apply, self.restarted)
 
     def apply(self, record: Received) -> None:
-        """See `StateTopics`: the first claim counts until the name is given up."""
+        """Take a record of the table over: the first claim counts until the name is given up."""
         group = (record.key or b"").decode(errors="replace")
         if record.value is None:
             self._drop(group)
@@ -153,7 +130,7 @@ class GroupNames:
             self._counts[owned.principal] += 1
 
     def restarted(self, _partition: int) -> None:
-        """See `StateTopics`: the topic was made anew, and what is in memory is what there was."""
+        """Write the table in memory to its topic, which was made anew."""
         for group, owned in self._owned.items():
             self._write(group, owned)
 
@@ -178,12 +155,12 @@ class GroupNames:
     # what clients ask
 
     async def admit(self, grant: Grant, group: str, topic: str | None = None) -> None:
-        """Let a client be a member of a group, and commit for it. A name that is nobody's becomes its own.
+        """Allow a client to be a member of a group and to commit for it; a name without an owner becomes its own.
 
         Args:
             grant: the client's.
-            group: by its name.
-            topic: which the client reads in it, and may read; None: that is not known yet.
+            group: the group's name.
+            topic: the topic that the client reads in it, and may read; None: not known yet.
 
         Raises:
             Refused: DENIED: it is somebody else's; BUSY: Kafka does not answer, or the client has too many names.
@@ -226,7 +203,7 @@ class GroupNames:
         return True
 
     def _give_up(self, group: str) -> None:
-        """The name is nobody's; at once, for whoever claims it now writes after us."""
+        """Free a name at once: a claim that comes now is written behind this."""
         if group in self._owned:
             self._write(group, None)
             self._drop(group)
@@ -236,7 +213,7 @@ class GroupNames:
         return Refused(Outcome.DENIED, f"the group {group!r} is not this client's")
 
     async def _owner(self, group: str, principal: str) -> Owned:
-        """Whose the name is, after claiming it for `principal` where it is nobody's."""
+        """The owner of a name, after claiming it for `principal` where it has none."""
         owned = self._find(group)
         if owned is not None:
             return owned

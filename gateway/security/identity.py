@@ -1,4 +1,4 @@
-"""Who a client is: one name for the three protocols, and how it was proven."""
+"""A client's identity: one name for the three protocols, and how the client proved it."""
 
 from __future__ import annotations
 

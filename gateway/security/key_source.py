@@ -57,7 +57,7 @@ class FileKeys:
         self._keys = keys
 
     async def find(self, kid: str | None, algorithm: str) -> PyJWK | None:
-        """See `KeySource`."""
+        """The key of this name; None when the issuer has none like that."""
         return self._keys.find(kid, algorithm)
 
 
@@ -96,7 +96,7 @@ class UrlKeys:
         self._fetched = asyncio.Event()  # of the next fetch; then another one takes its place
 
     async def find(self, kid: str | None, algorithm: str) -> PyJWK | None:
-        """See `KeySource`."""
+        """The key of this name; None when the issuer has none like that."""
         key = self._keys.find(kid, algorithm)
         may_come = self._fetching or self._clock() - self._began >= self._retry_s
         if key is None and may_come and self._waiting < WAITING_LIMIT:

@@ -54,7 +54,7 @@ class MqttPermission:
         return next(fitting, False)
 
     def of_topic(self, text: str) -> bool:
-        """As a call, for a topic name alone (a will, a retained message): the mapping says where it lies."""
+        """Whether a topic name alone is allowed (a will, a retained message), by its Kafka topic and key."""
         if self._everything:
             return True
         destination = self._mapping.destination(text)

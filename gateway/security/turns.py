@@ -35,7 +35,7 @@ class _Line:
 
 
 class Turns:
-    """Who has a turn, and who waits for one. A line lives as long as its address has an attempt under way."""
+    """The login attempts that are checked, and those that wait. An address has a line while it has an attempt."""
 
     def __init__(self, *, at_once: int, of_address: int, waiting_of_address: int, waiting: int) -> None:
         """Nobody waits.

@@ -44,11 +44,6 @@ class CloudEvent(msgspec.Struct, frozen=True, gc=False):
     content_type: str | None
 
 
-def is_event(essence: str) -> bool:
-    """Whether a media type says that the body is an event itself, or several."""
-    return essence in {EVENT_TYPE, BATCH_TYPE}
-
-
 def from_fields(fields: Iterable[tuple[str, str]], content_type: str | None, body: bytes) -> CloudEvent:
     """An event in binary mode: attributes are header fields, the body is the data.
 

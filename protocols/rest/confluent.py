@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from protocols.rest.consuming import CreateConsumer, Partition, PartitionOffset
+from protocols.rest.consuming import CreateConsumer, PartitionOffset
 from protocols.rest.errors import Fault, RestError, unprocessable
 from protocols.rest.media import Format
 from protocols.rest.requests import decode
@@ -150,10 +150,6 @@ class Positions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timestamps: list[PartitionTime] = []
 
 
-class _Partitions(msgspec.Struct, forbid_unknown_fields=True):
-    partitions: list[Partition]
-
-
 class _Commit(msgspec.Struct, forbid_unknown_fields=True):
     offsets: list[PartitionOffset] | None = None
 
@@ -161,7 +157,6 @@ class _Commit(msgspec.Struct, forbid_unknown_fields=True):
 _CONSUMER: Final = msgspec.json.Decoder(ConsumerConfig)
 _POSITIONS: Final = msgspec.json.Decoder(Positions, strict=False)
 _COMMIT: Final = msgspec.json.Decoder(_Commit, strict=False)
-_PARTITIONS: Final = msgspec.json.Decoder(_Partitions, strict=False)
 _FORMATS: Final = frozenset(one.value for one in Format)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -205,11 +200,6 @@ def decode_positions(body: bytes) -> Positions:
 def decode_commit(body: bytes) -> list[PartitionOffset] | None:
     """The offsets to commit; None, also for `{}`: of all that was delivered. It fits the contract, or RestError 400."""
     return decode(_COMMIT, body).offsets if body else None
-
-
-def decode_partitions(body: bytes) -> list[Partition]:
-    """Partitions that are asked about. The body fits the contract, or RestError 400."""
-    return decode(_PARTITIONS, body).partitions
 
 
 def epoch_ms(text: str) -> int:

@@ -96,7 +96,7 @@ def decode_subscription(body: bytes) -> Subscription:
 
 
 def decode_partitions(body: bytes) -> list[Partition]:
-    """The partitions to be assigned, or to seek in. The body fits the contract, or RestError 400."""
+    """The partitions of a request to assign, seek or look up. The body fits the contract, or RestError 400."""
     return decode(_PARTITIONS, body).partitions
 
 

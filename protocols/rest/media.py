@@ -21,7 +21,8 @@ CONTROL_TYPE: Final = "application/vnd.kafka.v2+json"
 """Everything that is not a list of records: consumers, offsets, topics, errors."""
 PLAIN_JSON_TYPE: Final = "application/json"
 RECORD_TYPES: Final = {kind: f"application/vnd.kafka.{kind.value}.v2+json" for kind in Format}
-_PRODUCE_FORMATS: Final = {media: kind for kind, media in RECORD_TYPES.items()} | {PLAIN_JSON_TYPE: Format.JSON}
+FORMATS: Final = {media: kind for kind, media in RECORD_TYPES.items()}
+_PRODUCE_FORMATS: Final = FORMATS | {PLAIN_JSON_TYPE: Format.JSON}
 _UNSUPPORTED: Final = "The format of the request body is not supported"
 _ACCEPT_LIMIT: Final = 64  # ranges that are looked at: no browser sends ten
 _NO_PARAMETERS: Final[dict[str, str]] = {}

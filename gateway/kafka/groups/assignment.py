@@ -128,7 +128,7 @@ class AssignedPartition:
         return found
 
     def leave(self, offset: int, tries: Tries) -> None:
-        """Nobody here selects a record that was read: it stays for others."""
+        """Leave a record that no subscriber here selects to others."""
         if offset in self.flying:
             self.flying.remove(offset)
         else:

@@ -60,7 +60,7 @@ class _Catching:
 
     @property
     def demand(self) -> int:
-        """As the member's own."""
+        """How many records the member's subscriber takes."""
         return self._member.subscriber.demand
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:

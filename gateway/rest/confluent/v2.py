@@ -7,8 +7,6 @@ Strimzi's bridge does not have.
 
 from __future__ import annotations
 
-from typing import Final
-
 from aiohttp import web
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
@@ -32,7 +30,6 @@ from protocols.rest.confluent import (
     SCHEMA_TYPES,
     decode_commit,
     decode_consumer,
-    decode_partitions,
     decode_positions,
     epoch_ms,
     message,
@@ -40,12 +37,10 @@ from protocols.rest.confluent import (
     poll_wanted,
     produce_results,
 )
-from protocols.rest.consuming import PollLimits
+from protocols.rest.consuming import PollLimits, decode_partitions
 from protocols.rest.errors import Fault, RestError, not_found
-from protocols.rest.media import CONTROL_TYPE, RECORD_TYPES, body_type
+from protocols.rest.media import CONTROL_TYPE, FORMATS, body_type
 from protocols.rest.responses import ErrorBody, encode
-
-_FORMATS: Final = {media: embedded for embedded, media in RECORD_TYPES.items()}
 
 
 class ConfluentV2(OperationSet):
@@ -76,7 +71,7 @@ class ConfluentV2(OperationSet):
             "v2GetOffsets": topics.get_offsets,
             "v2ListBrokers": self.list_brokers,
             "v2Send": self.send,
-            "v2SendToPartition": self.send_to_partition,
+            "v2SendToPartition": self.send,
             "v2CreateConsumer": self.create,
             "v2DeleteConsumer": consumers.delete,
             "v2Subscribe": subscriptions.subscribe,
@@ -98,22 +93,15 @@ class ConfluentV2(OperationSet):
 
     # Producing
 
-    async def send(self, call: Call, topic: str) -> web.StreamResponse:
-        """`POST /v2/topics/{topicname}`."""
-        return await self._produce(call, topic, None)
-
-    async def send_to_partition(self, call: Call, topic: str, partition: int) -> web.StreamResponse:
-        """`POST /v2/topics/{topicname}/partitions/{partitionid}`."""
-        return await self._produce(call, topic, partition)
-
-    async def _produce(self, call: Call, topic: str, partition: int | None) -> web.StreamResponse:
+    async def send(self, call: Call, topic: str, partition: int | None = None) -> web.StreamResponse:
+        """`POST /v2/topics/{topicname}`, and `POST /v2/topics/{topicname}/partitions/{partitionid}`."""
         grant, fields = call.grant, call.request.headers
-        media = body_type(fields.get("Content-Type"), (*_FORMATS, *SCHEMA_TYPES))
+        media = body_type(fields.get("Content-Type"), (*FORMATS, *SCHEMA_TYPES))
         if media in SCHEMA_TYPES:
             raise RestError(422, NO_REGISTRY, fault=Fault.SCHEMA, close=True)
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
-        embedded = _FORMATS[media]
+        embedded = FORMATS[media]
         with self._overload.enter(topic):
             info = self._publisher.known_topic(topic) or await self._publisher.topic(
                 topic, principal=grant.identity.name
@@ -179,20 +167,15 @@ class ConfluentV2(OperationSet):
         """`POST .../offsets`: the offset in the body is that of the last record, so that Kafka gets the next one."""
         member = self._consumers.find(call.grant, group, name).member
         wanted = decode_commit(await call.body())
-        try:
-            if wanted is None:
-                await member.commit_delivered()
-            else:
-                await member.commit(
-                    {
-                        TopicPartition(entry.topic, entry.partition): OffsetAndMetadata(
-                            entry.offset + 1, entry.metadata or ""
-                        )
-                        for entry in wanted
-                    }
-                )
-        except NotAssignedError as error:
-            raise not_found(str(error), Fault.NOT_ASSIGNED) from error
+        if wanted is None:
+            await member.commit_delivered()
+        else:
+            await member.commit(
+                {
+                    TopicPartition(entry.topic, entry.partition): OffsetAndMetadata(entry.offset + 1, entry.metadata)
+                    for entry in wanted
+                }
+            )
         return no_content()
 
     async def committed(self, call: Call, group: str, name: str) -> web.StreamResponse:
@@ -221,16 +204,13 @@ class ConfluentV2(OperationSet):
         times: dict[int, list[TopicPartition]] = {}
         for entry in wanted.timestamps:
             times.setdefault(epoch_ms(entry.timestamp), []).append(TopicPartition(entry.topic, entry.partition))
-        try:
-            foreign = {one for partitions in times.values() for one in partitions} - set(member.assignment())
-            if foreign:
-                raise NotAssignedError(foreign)
-            for timestamp, partitions in times.items():
-                offsets |= await self._lookup.ends(partitions)  # where nothing is as new
-                offsets |= await self._lookup.since(partitions, timestamp)
-            member.seek(offsets)
-        except NotAssignedError as error:
-            raise not_found(str(error), Fault.NOT_ASSIGNED) from error
+        foreign = {one for partitions in times.values() for one in partitions} - set(member.assignment())
+        if foreign:
+            raise NotAssignedError(foreign)
+        for timestamp, partitions in times.items():
+            offsets |= await self._lookup.ends(partitions)  # where nothing is as new
+            offsets |= await self._lookup.since(partitions, timestamp)
+        member.seek(offsets)
         return no_content()
 
     async def list_brokers(self, call: Call) -> web.StreamResponse:

@@ -345,18 +345,15 @@ class Consumers(OperationSet):
         """`POST .../offsets`: those in the body, as they are given; without a body all that was delivered."""
         instance = self.find(call.grant, group, name)
         body = await call.body()
-        try:
-            if body:
-                await instance.member.commit(
-                    {
-                        TopicPartition(entry.topic, entry.partition): OffsetAndMetadata(entry.offset, entry.metadata)
-                        for entry in decode_offsets(body)
-                    }
-                )
-            else:
-                await instance.member.commit_delivered()
-        except NotAssignedError as error:
-            raise not_found(str(error), Fault.NOT_ASSIGNED) from error
+        if body:
+            await instance.member.commit(
+                {
+                    TopicPartition(entry.topic, entry.partition): OffsetAndMetadata(entry.offset, entry.metadata)
+                    for entry in decode_offsets(body)
+                }
+            )
+        else:
+            await instance.member.commit_delivered()
         return no_content()
 
     # Housekeeping

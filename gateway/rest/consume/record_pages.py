@@ -30,7 +30,7 @@ from gateway.statistics import counter, gauge
 from mapping.record import Received
 from mapping.rest_view import RecordFilter, view, view_line
 from protocols.rest.errors import busy
-from protocols.rest.media import RECORD_TYPES, Format
+from protocols.rest.media import FORMATS, Format
 from protocols.rest.positions import BEGINNING, format_position, wanted
 from protocols.rest.responses import Page
 from protocols.rest.streaming import LINES_TYPE, Lines
@@ -39,7 +39,6 @@ PAGES_AT_ONCE: Final = 8  # being filled; with `http.poll_max_bytes` the bound o
 FILL_S: Final = 10.0  # the longest time for one page; what it has then is the page
 SCANNED: Final = 100_000  # records looked at for one page, wanted or not
 CHUNK: Final = 500  # records that a page takes in one turn
-_FORMATS: Final = {media: embedded for embedded, media in RECORD_TYPES.items()}
 
 
 class RecordPagesStatistics(msgspec.Struct, frozen=True):
@@ -183,7 +182,7 @@ class RecordPages(OperationSet):
         if not subscribe.some(topic):
             raise forbidden(f"read {topic}")
         media = call.negotiate()
-        embedded = _FORMATS.get(media) or Format(query["format"])
+        embedded = FORMATS.get(media) or Format(query["format"])
         chosen = RecordFilter(query.get("key", ()), query.get("header", ()))
         allowed = None if subscribe.uniform(topic) else subscribe
         limit, max_bytes = query["limit"], min(query.get("max_bytes", 2**63), self._config.poll_max_bytes)

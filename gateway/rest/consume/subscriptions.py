@@ -9,7 +9,6 @@ from aiohttp import web
 from aiokafka import TopicPartition
 
 from gateway.kafka.contracts import Refused
-from gateway.kafka.groups.polled_member import NotAssignedError
 from gateway.rest.consume.instances import Consumers, Instance
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.call import Call
@@ -150,10 +149,7 @@ class Subscriptions(OperationSet):
         """`POST .../positions`."""
         instance = self._consumers.find(call.grant, group, name)
         wanted = decode_offsets(await call.body())
-        try:
-            instance.member.seek({TopicPartition(entry.topic, entry.partition): entry.offset for entry in wanted})
-        except NotAssignedError as error:
-            raise not_found(str(error), Fault.NOT_ASSIGNED) from error
+        instance.member.seek({TopicPartition(entry.topic, entry.partition): entry.offset for entry in wanted})
         return no_content()
 
     async def seek_to_beginning(self, call: Call, group: str, name: str) -> web.StreamResponse:
@@ -167,10 +163,7 @@ class Subscriptions(OperationSet):
     async def _seek_to_edge(self, call: Call, group: str, name: str, *, end: bool) -> web.StreamResponse:
         instance = self._consumers.find(call.grant, group, name)
         wanted = decode_partitions(await call.body())
-        try:
-            await instance.member.seek_to_edge(_partitions(wanted), end=end)
-        except NotAssignedError as error:
-            raise not_found(str(error), Fault.NOT_ASSIGNED) from error
+        await instance.member.seek_to_edge(_partitions(wanted), end=end)
         return no_content()
 
     async def stop(self) -> None:

@@ -172,7 +172,7 @@ class Uploads(OperationSet):
 
 
 class _Writer(msgspec.Struct, frozen=True):
-    """Who uploads where, and what each record gets."""
+    """The client of an upload, its topic, and the headers of each record."""
 
     topic: str
     grant: Grant

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from gateway.failures import failures
 from gateway.kafka.contracts import Refused
+from gateway.kafka.groups.polled_member import NotAssignedError
 from gateway.net.http_server import SERVER, HttpConnection
 from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
 from gateway.observe.tracing import Tracing
@@ -25,7 +26,7 @@ from gateway.rest.server.request_login import TOKEN_PARAMETER, RequestLogin
 from mapping.outcomes import ANSWERS, Outcome
 from protocols.rest.confluent import Dialect
 from protocols.rest.contract import Contract
-from protocols.rest.errors import Fault, RestError, busy, retry_after
+from protocols.rest.errors import Fault, RestError, busy, not_found, retry_after
 from protocols.rest.routes import Router
 
 log = structlog.get_logger(__name__)
@@ -129,6 +130,8 @@ class RequestDispatcher:
             answer = refuse(error)
         except Refused as refused:
             answer = refuse(refusal(refused))
+        except NotAssignedError as error:
+            answer = refuse(not_found(str(error), Fault.NOT_ASSIGNED))
         except UpgradeError as refused:
             answer = error_answer(RestError(refused.status, str(refused), headers=refused.headers, close=True))
         except (asyncio.CancelledError, ConnectionError):
