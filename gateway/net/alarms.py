@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 from gateway.failures import failures
 
 WIDTH_S: Final = 4.0  # of a slot; deadlines nearer than two of them are for a timer of one's own
-WAKES_PER_ITERATION: Final = 128  # about a millisecond
+WAKES_PER_TURN: Final = 128  # about a millisecond
 
 
 class Sleeper(Protocol):
@@ -68,7 +68,7 @@ class Alarms:
             return
         sleepers = slot.sleepers
         try:
-            for _ in range(min(len(sleepers), WAKES_PER_ITERATION)):
+            for _ in range(min(len(sleepers), WAKES_PER_TURN)):
                 if sleepers:  # one that was woken may cancel another's alarm
                     sleeper = sleepers.pop()
                     try:
