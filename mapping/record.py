@@ -107,7 +107,6 @@ reserved headers are properties of a message, which a client that writes Kafka's
 RESERVED_PREFIXES: Final = (*VOUCHED_PREFIXES, USER_PREFIX)
 
 INTERNAL_TOPIC_PREFIX: Final = "__"
-TOPIC_NAME_LIMIT: Final = 249
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 

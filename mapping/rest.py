@@ -314,7 +314,3 @@ def _shown_key(record: Received, content: bytes) -> msgspec.Raw | str:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _shown_text(record, content, "key")
     return _shown_text(record, content, "key")
-
-
-def _shown_headers(headers: Headers) -> tuple[RecordHeader, ...]:
-    return tuple([RecordHeader(name, content) for name, content in headers])

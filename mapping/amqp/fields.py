@@ -48,7 +48,7 @@ from mapping.record import (
 )
 from protocols.amqp.primitives import DecodeError, Pairs, decode, decode_items, symbol
 
-DEFAULT_PRIORITY: Final = 4  # part 3.2.1
+DEFAULT_PRIORITY: Final = 4  # part 3.2.1, and JMS 3.4.10
 KEY_ANNOTATIONS: Final = ("x-opt-bridge.key", "x-opt-partition-key")
 KEY_ALONE: Final = b"\x02" + symbol("x-opt-bridge.key") + b"\xa1"
 """What follows the size of annotations that are a key of below 256 bytes and nothing else."""

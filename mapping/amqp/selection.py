@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
+from mapping.amqp.fields import DEFAULT_PRIORITY
 from mapping.amqp.values import BINARY_ID, ID_PREFIX, STRING_ID, ULONG_ID, header_name, property_name
 from mapping.record import (
     AMQP_DURABLE,
@@ -42,7 +43,6 @@ from protocols.amqp.selectors.parser import compile_selector
 
 AMQP_PREFIX: Final = "amqp."
 ANNOTATION_PREFIX: Final = "amqp.annotation."
-DEFAULT_PRIORITY: Final = 4  # AMQP part 3.2.1 and JMS 3.4.10
 _NUMBER_LIMIT: Final = 20  # digits: no 64-bit integer has more
 _INTEGERS: Final = frozenset("BHILghilt")  # letters of `amqp.types`
 _FLOATS: Final = frozenset("fd")

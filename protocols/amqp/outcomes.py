@@ -15,7 +15,6 @@ RESOURCE_LIMIT_EXCEEDED: Final = "amqp:resource-limit-exceeded"
 NOT_ALLOWED: Final = "amqp:not-allowed"
 INVALID_FIELD: Final = "amqp:invalid-field"
 NOT_IMPLEMENTED: Final = "amqp:not-implemented"
-RESOURCE_LOCKED: Final = "amqp:resource-locked"
 PRECONDITION_FAILED: Final = "amqp:precondition-failed"
 RESOURCE_DELETED: Final = "amqp:resource-deleted"
 ILLEGAL_STATE: Final = "amqp:illegal-state"
@@ -26,19 +25,15 @@ FRAMING_ERROR: Final = "amqp:connection:framing-error"
 # session-error (part 2.8.17)
 WINDOW_VIOLATION: Final = "amqp:session:window-violation"
 # link-error (part 2.8.18)
-DETACH_FORCED: Final = "amqp:link:detach-forced"
 TRANSFER_LIMIT_EXCEEDED: Final = "amqp:link:transfer-limit-exceeded"
 MESSAGE_SIZE_EXCEEDED: Final = "amqp:link:message-size-exceeded"
 STOLEN: Final = "amqp:link:stolen"
 
 # Descriptors of the delivery states (part 3.4); proton uses the same numbers.
-RECEIVED: Final = 0x23
 ACCEPTED: Final = 0x24
 REJECTED: Final = 0x25
 RELEASED: Final = 0x26
 MODIFIED: Final = 0x27
-
-ALL_OUTCOMES: Final = ("amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list")
 
 
 class Error(msgspec.Struct, frozen=True, gc=False):

@@ -15,8 +15,7 @@ from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
 from protocols.amqp.primitives import DecodeError, Described, Symbol
 
 HEADER: Final = b"AMQP\x03\x01\x00\x00"  # part 5.3.1
-FRAME_LIMIT: Final = 512  # part 5.3.1: a SASL frame is never above 512 bytes ...
-LENIENT_FRAME_LIMIT: Final = 16384  # ... but bearer tokens are: OAUTHBEARER peers send them in one frame
+FRAME_LIMIT: Final = 16384  # part 5.3.1 says 512, but OAUTHBEARER peers send a longer token in one frame
 
 MECHANISMS, INIT, CHALLENGE, RESPONSE, OUTCOME = 0x40, 0x41, 0x42, 0x43, 0x44  # part 5.3.3
 
@@ -53,7 +52,7 @@ class SaslLayer:
         events: list[Any] = []
         while not (self._waiting or self.done or self.failure) and len(buffer) >= 4:
             size = int.from_bytes(buffer[:4], "big")
-            if size < 8 or size > LENIENT_FRAME_LIMIT:
+            if size < 8 or size > FRAME_LIMIT:
                 self.failure = f"a SASL frame of {size} bytes"
                 break
             if len(buffer) < size:

@@ -100,6 +100,16 @@ def test_the_architecture_names_real_members_and_files():
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
+def test_the_architecture_uses_the_words_of_the_code():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    sources = [ROOT / name for name in listed if name.endswith((".py", ".toml", ".yaml", "Makefile"))]
+    code = {word for path in sources if path.is_file() for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+    text = FENCE.sub("", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    words = {word for span in re.findall(r"`([^`]+)`", text) for word in re.findall(r"[A-Za-z_]\w{2,}", span)}
+    assert len(words) > 200
+    assert sorted(words - code) == []
+
+
 def definitions() -> dict[str, set[str]]:
     """What each module of ours defines at its top, by its dotted name."""
     found = {}

@@ -179,24 +179,10 @@ async def subscribe(consumer: AIOKafkaConsumer, topics: Collection[str], listene
     await consumer._subscription.wait_for_assignment()
 
 
-async def committed_offsets(
-    consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]
-) -> dict[TopicPartition, int]:
-    """What the consumer's group has committed for any partitions, assigned or not; those without are left out.
-
-    Raises:
-        KafkaError: not allowed.
-    """
-    if not partitions:
-        return {}
-    found = await consumer._coordinator.fetch_committed_offsets(list(partitions))
-    return {partition: stored.offset for partition, stored in found.items()}
-
-
 async def committed_positions(
     consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """As `committed_offsets`, with what was committed beside each offset.
+    """What the consumer's group has committed for any partitions, assigned or not; those without are left out.
 
     Raises:
         KafkaError: not allowed.

@@ -31,7 +31,6 @@ from gateway.kafka.driver.kafka_consumer import (
     ISOLATION,
     ConsumerOptions,
     close_consumer,
-    committed_offsets,
     committed_positions,
     is_broken,
     poll,
@@ -296,7 +295,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         """
         found = await self._lookup.existing(self._latest.intersection(topics))
         partitions = [partition for numbers in found.values() for partition in numbers]
-        old = {partition.topic for partition in await committed_offsets(consumer, partitions)}
+        old = {partition.topic for partition in await committed_positions(consumer, partitions)}
         new = [partition for partition in partitions if partition.topic not in old]
         if new:
             self._starts |= await self._lookup.ends(new, existing=True)
