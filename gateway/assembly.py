@@ -223,11 +223,11 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
 async def open_log(process: Process, kafka: KafkaConfig, room: PartitionCapacity = any_capacity) -> Log:
     """Producers and readers; Kafka's first answer is waited for, shortly. `room`: for more partitions."""
     config, spawn, stack = process.config, process.spawn, process.stack
-    topics = Topics(kafka, create=config.creates_topics, spawn=spawn, clock=process.loop.time, room=room)
+    topics = Topics(kafka, create=config.creates_topics, spawn=spawn, clock=process.loop.time, capacity=room)
     process.keep_on("topics", topics.run)
     stack.push_async_callback(topics.stop)
     publisher = Publisher(
-        kafka, config.budget, topics, spawn=spawn, clock=process.loop.time, wall_clock=wall_clock, chance=SystemRandom()
+        kafka, config.budget, topics, spawn=spawn, clock=process.loop.time, wall_clock=wall_clock, rng=SystemRandom()
     )
     stack.push_async_callback(publisher.stop)
     await asyncio.wait([process.end_by_cancelling(spawn(publisher.start()))], timeout=CONNECT_WAIT_S)

@@ -115,7 +115,7 @@ class AmqpConnection:
         self._asked: deque[Link] | None = None  # links whose attach waits for its answer
         self._attaching = 0  # tasks that answer attaches
         self._joining: asyncio.Semaphore | None = None
-        self._parting = False  # somebody has said goodbye
+        self._closed_in_order = False  # a close was sent or came
         self._written = 0
         self._now_ms = 0
 
@@ -202,7 +202,7 @@ class AmqpConnection:
     def _lose_all(self) -> Iterator[None]:
         """Each link that is left, and then what the engine knows of them."""
         links = [incoming.link for incoming in self._incoming] + [outgoing.link for outgoing in self._outgoing]
-        yield from self._lose(links, failed=not self._parting)
+        yield from self._lose(links, failed=not self._closed_in_order)
         self._connection.release()
 
     # Owner
@@ -332,7 +332,7 @@ class AmqpConnection:
         """Whether the peer has left while its attach was being answered."""
         return not link.attached or not self.alive
 
-    # the front's words
+    # the server's calls
 
     def quiesce(self) -> None:
         """Grant no more credit: what is in flight will be answered."""
@@ -354,7 +354,7 @@ class AmqpConnection:
 
     def _close(self, error: Error) -> None:
         if not self.gone and not self._connection.closing:
-            self._parting = True
+            self._closed_in_order = True
             self._connection.close(error)
             self.pump.flush()
 
@@ -396,7 +396,7 @@ class AmqpConnection:
                 self.services.counts.broken += 1
                 self._log.info("connection failed", reason=reason, code=code)
             case ConnectionClosed():
-                self._parting = True  # the engine has answered; the pump closes the socket
+                self._closed_in_order = True  # the engine has answered; the pump closes the socket
             case _:
                 pass  # SessionOpened: the engine has answered, and a session alone means nothing to us
 

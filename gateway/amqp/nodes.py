@@ -288,7 +288,7 @@ class Nodes:
         if self._nodes.pop(node.key, None) is None:
             return
         node.close()
-        self._watch.let_go()
+        self._watch.release()
 
     def close(self) -> None:
         """Timers end."""

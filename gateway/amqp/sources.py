@@ -56,7 +56,7 @@ class Source(msgspec.Struct, frozen=True):
         subscription: the group is the link's own: closing the link for good deletes it.
         exclusive: of a subscription: for one link at a time; a further attach steals it.
         volatile: of a subscription: it ends with its last link, however that goes.
-        capabilities: what of the peer's wishes is true.
+        capabilities: those that the peer asked for and has.
         partition: of the live reader: from this partition alone.
         start: of the live reader: where to begin; None is now.
         condition: which records are wanted; None is all.

@@ -405,7 +405,7 @@ class Transaction:
         self._spawn(self._discharge(delivery, fail))
 
     def give_up(self, error: Error) -> None:
-        """Roll it back for a reason of ours; a discharge will hear of it."""
+        """Roll it back for a reason of ours; its discharge is rejected."""
         self._doom(error)
         self._spawn(self._roll_back())
 

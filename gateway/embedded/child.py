@@ -1,6 +1,6 @@
 """The launcher of our Java children: becomes the given command, which then cannot outlive its parent.
 
-It runs as a file of its own, before the command, because the wish must be made in the child between fork and
+It runs as a file of its own, before the command, because this must be asked for in the child between fork and
 exec, where a threaded parent may not run Python code (docs/adr/0002-child-launcher.md). The kernel sends the
 signal when the *thread* that made the child ends: start children from the main thread.
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"prctl failed: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != int(parent):  # it died before the wish was made
+    if os.getppid() != int(parent):  # it died before it was asked for
         sys.exit(PARENT_IS_GONE)
     os.execvp(command[0], command)  # noqa: S606 - the very purpose
 

@@ -123,7 +123,7 @@ def retrieve(
         settings.write_text(_SETTINGS)
     command += ["-settings", str(settings)]
     command += ["-retrieve", f"{staging}/retrieved/[artifact]-[revision].jar", "-types", "jar", "bundle"]
-    tail: list[str] = []
+    last_lines: list[str] = []
     child = subprocess.Popen(  # noqa: S603 - our own command
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=dict(environment)
     )
@@ -134,7 +134,7 @@ def retrieve(
             elif found := _FOUND.match(line):
                 yield Step(f"{found[1]}-{found[2]}", False)
             elif _TELLING.search(line) or _FULL in line:
-                tail.append(line.strip())
+                last_lines.append(line.strip())
         code = child.wait()
     finally:
         child.kill()
@@ -142,7 +142,7 @@ def retrieve(
         if child.stdout is not None:
             child.stdout.close()
     if code != 0:
-        raise _failure(tail, code)
+        raise _failure(last_lines, code)
 
 
 def _lines(child: subprocess.Popen[bytes]) -> Iterator[str]:
@@ -161,13 +161,13 @@ def _lines(child: subprocess.Popen[bytes]) -> Iterator[str]:
     yield rest.decode(errors="replace")
 
 
-def _failure(tail: Sequence[str], code: int) -> IvyError:
+def _failure(last_lines: Sequence[str], code: int) -> IvyError:
     """Choose the error and the line that says most."""
-    for line in tail:
+    for line in last_lines:
         if _FULL in line:
             return DiskFullError(line)
-    for line in tail:
+    for line in last_lines:
         if _NETWORK.search(line):
             return NetworkError(line.strip(": "))
-    lines = [line for line in (line.strip(": ") for line in tail) if line.upper() not in _HEADINGS]
+    lines = [line for line in (line.strip(": ") for line in last_lines) if line.upper() not in _HEADINGS]
     return IvyError(lines[0] if lines else f"Ivy ended with code {code}")

@@ -93,7 +93,7 @@ def new_cluster_id() -> str:
 def lock(directory: Path) -> int:
     """Take the data directory for us alone and return the lock's file descriptor, which the broker inherits.
 
-    So the lock lasts as long as either lives. Closing the descriptor and the broker's end let go of it.
+    So the lock lasts as long as either lives. Closing the descriptor and the broker's end release it.
 
     Raises:
         BrokerError: a running broker uses the directory.

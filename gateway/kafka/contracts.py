@@ -78,7 +78,7 @@ class Subscriber(Protocol):
 
     @property
     def lossy(self) -> bool:
-        """Whether a record may be dropped when there is no capacity (MQTT QoS 0): it is counted, not replayed."""
+        """Whether a record may be dropped when there is no capacity (MQTT QoS 0): it is counted, and not sent later."""
         ...
 
 

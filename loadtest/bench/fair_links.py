@@ -86,7 +86,7 @@ async def run(arguments: argparse.Namespace) -> None:
             spawn=group.create_task,
             clock=loop.time,
             wall_clock=lambda: int(time.time() * 1000),
-            chance=random.Random(arguments.seed),
+            rng=random.Random(arguments.seed),
         )
         await publisher.start()
         await publisher.topic(topic)

@@ -91,7 +91,7 @@ async def ours(
             spawn=group.create_task,
             clock=loop.time,
             wall_clock=lambda: int(time.time() * 1000),
-            chance=random.Random(1),
+            rng=random.Random(1),
         )
         await publisher.start()
         await publisher.topic(topic)

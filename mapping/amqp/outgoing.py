@@ -123,7 +123,7 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
             last = _KEY_NULL if key is None else _key_item(key)
             return b"".join(
                 (
-                    _front(record.topic, record.partition, _PLACE.size + len(number) + len(last)),
+                    _prefix(record.topic, record.partition, _PLACE.size + len(number) + len(last)),
                     _pack_place(
                         offset, _AFTER_OFFSET, offset, _AFTER_SEQUENCE, record.timestamp, _EVENT_HUBS_OFFSET,
                         len(number),
@@ -204,7 +204,7 @@ def _partition_head(topic: str, partition: int) -> bytes:
 
 
 @functools.lru_cache(maxsize=4096)
-def _front(topic: str, partition: int, rest: int) -> bytes:
+def _prefix(topic: str, partition: int, rest: int) -> bytes:
     """What stands before the offset in a message with no annotations but ours, of which `rest` bytes follow."""
     head = _partition_head(topic, partition)
     return PLAIN_HEADER + _ANNOTATIONS_HEAD.pack(_ANNOTATIONS, len(head) + rest + 4, 2 * _COORDINATES) + head

@@ -1,6 +1,6 @@
 """Messages of one link that differ in their value only: the first is mapped, the others are like it.
 
-Senders of telemetry write the same annotations before each value. What is in front of the value then need not be read
+Senders of telemetry write the same annotations before each value. What stands before the value then need not be read
 again, and the record's key and headers are the same objects, which
 `gateway.kafka.publish.batch_format` writes once.
 """
@@ -24,40 +24,40 @@ _OWN: Final = frozenset({EXPIRY, CREATION_TIME, AMQP_BODY})
 """Headers that depend on the time, or on the value."""
 
 
-class Likeness(msgspec.Struct, frozen=True, gc=False):
-    """What messages have in common.
+class Template(msgspec.Struct, frozen=True, gc=False):
+    """What messages of a run have in common.
 
     Attributes:
-        front: all bytes before the length of the value.
+        prefix: all bytes before the length of the value.
         width: bytes of that length.
         record: the record of one of them.
     """
 
-    front: bytes
+    prefix: bytes
     width: int
     record: Record
 
     def values(self, messages: Sequence[bytes], first: int) -> list[bytes]:
         """The values of the messages from `first` on, up to one that is different."""
-        front, width = self.front, self.width
-        start = len(front) + width
+        prefix, width = self.prefix, self.width
+        start = len(prefix) + width
         # A short value in the long form has to be remembered as that: it is not the usual form.
         least, most = (0, _SHORT_LIMIT - 1) if width == 1 else (_SHORT_LIMIT, _LONGEST)
         found: list[bytes] = []
-        length, head = -1, front
+        length, head = -1, prefix
         for data in itertools.islice(messages, first, None):
             if len(data) != length:
                 length = len(data)
                 if not least <= length - start <= most:
                     break
-                head = front + (length - start).to_bytes(width, "big")
+                head = prefix + (length - start).to_bytes(width, "big")
             if not data.startswith(head):
                 break
             found.append(data[start:])
         return found
 
 
-def likeness(data: bytes, record: Record) -> Likeness | None:
+def template_of(data: bytes, record: Record) -> Template | None:
     """What another message must have in common with this one to become the same record but for the value.
 
     None for a message with properties, which are nearly always its own, and for one whose record depends on the time
@@ -73,7 +73,7 @@ def likeness(data: bytes, record: Record) -> Likeness | None:
     if data != b"".join((before, mark, size.to_bytes(width, "big"), value)) or _PROPERTIES in before:
         return None
     for name, content in record.headers:
-        # The side-car of such a message is all that stands before its value; a footer would be behind it.
+        # The `amqp.sections` header of such a message is all that stands before its value; a footer would be behind it.
         if name in _OWN or (name == AMQP_SECTIONS and content != before):
             return None
-    return Likeness(data[:end], width, record)
+    return Template(data[:end], width, record)

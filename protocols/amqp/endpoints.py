@@ -198,7 +198,7 @@ class Endpoints:
         lib.pn_link_close(link.handle)
 
     def release(self) -> None:
-        """The connection is no more, and nobody will ask for anything: sessions and links let go of each other."""
+        """The connection is gone and no verb will be used: sessions and links drop their references to each other."""
         self.over = True
         # What happens from now on, the end of proton's objects included, is told to nobody.
         native.discard_events()

@@ -66,16 +66,16 @@ class Engine(Transacting):
     # bytes in, events out, bytes out
 
     def receive_data(self, data: bytes) -> list[Any]:
-        """Take bytes; proton takes only as many at a time as it has room for, and raises beyond."""
+        """Take bytes; proton takes only as many at a time as it has space for, and raises beyond."""
         events: list[Any] = []
         native.discard_events()
         base = _from_buffer(data)
         at, size, io = 0, len(data), self._io
         while at < size and not self.over:
-            room = _capacity(io)
-            if room <= 0:
+            capacity = _capacity(io)
+            if capacity <= 0:
                 break
-            taken = _push(io, base + at, min(room, size - at))
+            taken = _push(io, base + at, min(capacity, size - at))
             if taken <= 0:
                 break
             at += taken

@@ -56,7 +56,7 @@ class TransferReceived(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         link: on which it came.
-        delivery: None when the peer settled it already: nothing is owed.
+        delivery: None when the peer settled it already: it needs no outcome.
         data: the message's sections, undecoded.
     """
 
@@ -86,7 +86,7 @@ class TransactionalTransfer(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         link: on which it came.
-        delivery: None when the peer settled it already: nothing is owed.
+        delivery: None when the peer settled it already: it needs no outcome.
         data: the message's sections, undecoded.
         txn_id: as the peer wrote it.
     """

@@ -1,4 +1,4 @@
-"""The SASL layer (AMQP 1.0 part 5.3), server side, in front of the engine: proton's own knows only ANONYMOUS.
+"""The SASL layer (AMQP 1.0 part 5.3), server side, before the engine: proton's own knows only ANONYMOUS.
 
 Sans-io: bytes in, events out, bytes out. The mechanism's meaning is the session's: it gets the initial response and
 each further one as an event, and answers by `challenge` or `outcome`.

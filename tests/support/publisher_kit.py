@@ -101,7 +101,7 @@ async def open_kit(
             spawn=group.create_task,
             clock=loop.time,
             wall_clock=lambda: int(time.time() * 1000),
-            chance=random.Random(7),
+            rng=random.Random(7),
         )
         refreshing = group.create_task(topics.run())
         await publisher.start()

@@ -37,7 +37,7 @@ class StateProcess:
             spawn=self.spawn,
             clock=loop.time,
             wall_clock=lambda: time.time_ns() // 1_000_000,
-            chance=random.Random(7),
+            rng=random.Random(7),
         )
         self.state = StateTopics(
             self.kafka,

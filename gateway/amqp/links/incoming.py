@@ -1,7 +1,7 @@
 """A link on which the peer sends: messages become records, Kafka's answers become outcomes and new credit.
 
-Credit is the only brake: it comes back when Kafka has the record, and while the process or topic budget is shut none
-is granted. What was granted is honoured, and dispositions flow all the time.
+Credit is what slows a sender down: it comes back when Kafka has the record, and none is granted while the gate of the
+process's or the topic's budget is shut. What was granted is honoured, and dispositions flow all the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.amqp.links.credit import CreditGates
 from gateway.amqp.links.peer import Peer
 from gateway.kafka.publish.publisher import Publisher
 from mapping.amqp.incoming import Destination, Unmappable, to_record
-from mapping.amqp.runs import Likeness, likeness
+from mapping.amqp.runs import Template, template_of
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from protocols.amqp.events import TransferReceived
@@ -32,8 +32,8 @@ Allowed = Callable[[str, bytes | None], bool]
 FIRST_LOOKS: Final = 8
 LOOK_EVERY: Final = 64
 LOOK_PRICE: Final = 16
-"""It is tried to find out what messages have in common with the first of those that had nothing in common, and then
-with one of so many; a run of so many messages alike makes up for one. A look costs what half a message costs."""
+"""When a template is made of a message: of the first eight, and then of one in 64 of those that no template fitted. For
+each 16 messages that fit, one that did not is forgotten. Making one costs half of what mapping a message costs."""
 
 
 class OpenTransaction(Protocol):
@@ -86,8 +86,8 @@ class IncomingLink:
     """
 
     __slots__ = (
-        "_allowed", "_ingress", "_largest", "_like", "_peer", "_submit", "_unlike", "destination", "link", "sender",
-        "touched", "window",
+        "_allowed", "_ingress", "_largest", "_peer", "_submit", "_template", "_untemplated", "destination", "link",
+        "sender", "touched", "window",
     )  # fmt: skip
 
     def __init__(
@@ -115,8 +115,8 @@ class IncomingLink:
         self._largest = ingress.largest_body
         self._submit = ingress.publisher.submit
         self._allowed = allowed
-        self._like: Likeness | None = None
-        self._unlike = 0  # messages that were mapped in the general way, less those that runs make up for
+        self._template: Template | None = None
+        self._untemplated = 0  # messages that were mapped in the general way, less those that runs make up for
         self.link = link
         self.destination = destination
         self.sender = peer.sender(link)
@@ -137,9 +137,9 @@ class IncomingLink:
         if size > self._largest and (excess := self._excess(record)):
             self.refuse(delivery, Outcome.TOO_LARGE, excess)
             return
-        look = self._unlike < FIRST_LOOKS or not self._unlike % LOOK_EVERY
-        self._like = likeness(data, record) if look else None
-        self._unlike += 1
+        look = self._untemplated < FIRST_LOOKS or not self._untemplated % LOOK_EVERY
+        self._template = template_of(data, record) if look else None
+        self._untemplated += 1
         if self._allowed is not None and not self._allowed(record.topic, record.key):
             self._deny(delivery, record)
             return
@@ -160,11 +160,11 @@ class IncomingLink:
         position, count = 0, len(run)
         messages = [event.data for event in run] if count > 1 else []
         while position < count:
-            like = self._like
-            if like is not None and messages:
-                values = like.values(messages, position)
+            template = self._template
+            if template is not None and messages:
+                values = template.values(messages, position)
                 if values:
-                    self._receive_like(like.record, values, run[position : position + len(values)], now_ms)
+                    self._receive_like(template.record, values, run[position : position + len(values)], now_ms)
                     position += len(values)
                     continue
             event = run[position]
@@ -180,7 +180,7 @@ class IncomingLink:
                 self.receive(event.delivery, event.data, now_ms)
             return
         count = len(values)
-        self._unlike = max(0, self._unlike - count // LOOK_PRICE)
+        self._untemplated = max(0, self._untemplated - count // LOOK_PRICE)
         self.window.arrive_run(count, size)
         if self._allowed is not None and not self._allowed(like.topic, like.key):
             for event in run:
@@ -241,7 +241,7 @@ class IncomingLink:
             self._peer.engine.settle_delivery(self.link, delivery, state)
 
     def top_up(self) -> None:
-        """Grant credit if there is room and it is worth a frame."""
+        """Grant credit if there is capacity and it is worth a frame."""
         self.touched = False
         link = self.link
         if not link.attached:
@@ -254,16 +254,16 @@ class IncomingLink:
             return
         if self._peer.quiescing:
             return
-        grant = self.window.top_up(link.credit, self._room())
+        grant = self.window.top_up(link.credit, self._capacity())
         if grant:
             self._peer.engine.grant(link, grant)
 
     def gate_opened(self) -> None:
-        """The budget that had shut has room again."""
+        """The gate that had shut is open again."""
         self.top_up()
         self._peer.flush_soon()
 
-    def _room(self) -> int:
+    def _capacity(self) -> int:
         """How many bytes may wait for Kafka because of this link (flow control, part 1)."""
         ingress = self._ingress
         budget = ingress.publisher.budget

@@ -82,8 +82,8 @@ class OutgoingLink:
     """
 
     __slots__ = (
-        "_condition", "_dead_letters", "_draining", "_egress", "_engine", "_left", "_membership", "_none_pending",
-        "_now_ms", "_partition", "_peer", "_pending", "_released", "_room", "_selected", "_settled", "_source",
+        "_burst", "_condition", "_dead_letters", "_draining", "_egress", "_engine", "_left", "_membership",
+        "_none_pending", "_now_ms", "_partition", "_peer", "_pending", "_released", "_selected", "_settled", "_source",
         "_waits", "link", "lossy", "retiring", "topic", "unsettled",
     )  # fmt: skip
 
@@ -104,7 +104,7 @@ class OutgoingLink:
         self._pending = 0  # dead letters on their way to Kafka
         self._none_pending: asyncio.Event | None = None  # after the link's end: set when there are none
         self._released: asyncio.Event | None = None  # after the link's end: set when no transaction has any of it
-        self._room = 0  # that may be sent before demand and time are looked at again
+        self._burst = 0  # that may be sent before demand and time are looked at again
         self._now_ms = 0
         self._waits = True  # said "no capacity", or has not been asked yet
         self.link = link
@@ -127,8 +127,8 @@ class OutgoingLink:
         peer = self._peer
         if self._left or not self.link.accepted or peer.gone or not peer.pump.writable:
             return 0
-        room = self._egress.max_unsettled - self.unsettled
-        return max(0, min(self._engine.credit_of(self.link), room))
+        capacity = self._egress.max_unsettled - self.unsettled
+        return max(0, min(self._engine.credit_of(self.link), capacity))
 
     def select(self, record: Received) -> Collection[tuple[OutgoingLink, None]]:
         """Every record of the topic is for this link, or of the one partition that it reads."""
@@ -149,13 +149,13 @@ class OutgoingLink:
         peer = self._peer
         pump = peer.pump
         # Looked at anew in each turn of the loop in which something is sent.
-        if self._room <= 0 or not pump.flushing or not pump.writable:
-            self._room = min(self.demand, SENDS)
-            if self._room <= 0:
+        if self._burst <= 0 or not pump.flushing or not pump.writable:
+            self._burst = min(self.demand, SENDS)
+            if self._burst <= 0:
                 self._waits = True
                 return False
             self._now_ms = peer.now_ms()
-        self._room -= 1
+        self._burst -= 1
         membership = self._membership
         attempts = membership.attempts(record) if membership is not None else 0
         if (
@@ -189,7 +189,7 @@ class OutgoingLink:
             self._engine.send(self.link, data, record)
         size = len(data)
         if size > LARGE:
-            self._room = 0
+            self._burst = 0
         peer.wrote(size)
         return True
 
@@ -197,7 +197,7 @@ class OutgoingLink:
 
     def credit_changed(self, credit: int, drain: bool) -> None:
         """The peer granted credit, took it back, or wants it drained."""
-        self._room = 0
+        self._burst = 0
         if drain and self._draining is None:
             self._draining = asyncio.get_running_loop().call_later(DRAIN_S, self._drained)
         if credit > 0:
@@ -299,7 +299,7 @@ class OutgoingLink:
         if self._source.group is None or not self._dead_letters.take(self, record, cause):
             return False
         self._pending += 1
-        self._room = 0
+        self._burst = 0
         self.unsettled += 1  # it is bounded as what the peer holds is
         return True
 
@@ -381,6 +381,6 @@ class OutgoingLink:
             self._draining = asyncio.get_running_loop().call_later(DRAIN_S, self._drained)
             return
         if not self._left:
-            self._room = 0
+            self._burst = 0
             self._engine.drained(self.link)
             self._peer.flush_soon()

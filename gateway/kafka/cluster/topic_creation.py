@@ -33,13 +33,13 @@ COUNTED_FOR_S: Final = 5.0
 CREATION_S: Final = 15.0
 """How long a new topic may take until all its partitions have leaders."""
 SETTLED_S: Final = 60.0
-"""A topic that is missing so long after it was made, or wished for, was deleted."""
+"""A topic that is missing so long after it was made, or asked for, was deleted."""
 CREATION_POLL_S: Final = 0.05
 
 Partitions = list[tuple[Any, ...]]
 """A topic's partitions as Kafka's metadata has them."""
 PartitionCapacity = Callable[[int, int], str | None]
-"""Asked whether a broker that has so many partitions has room for so many more; None is yes, a text says why not."""
+"""Whether a broker that has so many partitions can take so many more: None, or the reason why not."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Made(msgspec.Struct, frozen=True):
-    """A topic that is there now. `new`: it was made for this wish."""
+    """A topic that is there now. `new`: it was made by this request."""
 
     partitions: Partitions
     new: bool
@@ -115,7 +115,7 @@ class Catalogue(Protocol):
         ...
 
 
-class _Wish(msgspec.Struct, frozen=True):
+class _Order(msgspec.Struct, frozen=True):
     wanted: Wanted
     principal: str | None
     made: asyncio.Future[Made | Refused]
@@ -131,7 +131,7 @@ class Creation:
         *,
         spawn: Spawn,
         clock: Callable[[], float],
-        room: PartitionCapacity,
+        capacity: PartitionCapacity,
     ) -> None:
         """Nothing is asked yet.
 
@@ -140,14 +140,14 @@ class Creation:
             catalogue: what there is.
             spawn: starts background work.
             clock: monotonic seconds.
-            room: see `PartitionCapacity`.
+            capacity: see `PartitionCapacity`.
         """
         self._config = config
         self._catalogue = catalogue
         self._spawn = spawn
         self._clock = clock
-        self._room = room
-        self._waiting: dict[str | None, deque[_Wish]] = {}  # by principal; the first one's turn is next
+        self._capacity = capacity
+        self._waiting: dict[str | None, deque[_Order]] = {}  # by principal; the first one's turn is next
         self._working = False
         self._makers: dict[str | None, dict[str, float]] = {}  # what each made or waits for, and since when
         self._made = 0
@@ -173,12 +173,12 @@ class Creation:
                 raise self._full(f"principal {principal}", f"{limit} were made for {principal or 'others'} already",
                                  "kafka.max_topics_per_principal")  # fmt: skip
         mine[wanted.name] = self._clock()
-        wish = _Wish(wanted, principal, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault(principal, deque()).append(wish)
+        order = _Order(wanted, principal, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(principal, deque()).append(order)
         if not self._working:
             self._working = True
             self._spawn(self._work())
-        made = await wish.made
+        made = await order.made
         if isinstance(made, Refused):
             raise Refused(made.outcome, made.reason)
         return made
@@ -191,7 +191,7 @@ class Creation:
         return made
 
     def _forget_gone(self, mine: dict[str, float]) -> None:
-        """Topics that are there no longer make room for others of their maker."""
+        """Topics that are gone no longer count for their maker."""
         names = self._catalogue.names
         before = self._clock() - SETTLED_S
         for name in [name for name, since in mine.items() if since < before and name not in names]:
@@ -205,23 +205,23 @@ class Creation:
                 try:
                     answers = await self._serve(batch)
                 except Refused as refused:
-                    answers = {wish.wanted.name: refused for wish in batch}
+                    answers = {order.wanted.name: refused for order in batch}
                 except Exception as error:  # our bug, in one round
                     failures.tell("topic", error)
                     answers = {}
-                for wish in batch:
-                    name = wish.wanted.name
+                for order in batch:
+                    name = order.wanted.name
                     answer = answers.get(name, Refused(Outcome.BROKEN, f"topic {name} could not be made"))
                     if isinstance(answer, Refused) or not answer.new:
-                        self._makers[wish.principal].pop(name, None)
-                    if not wish.made.done():
-                        wish.made.set_result(answer)
+                        self._makers[order.principal].pop(name, None)
+                    if not order.made.done():
+                        order.made.set_result(answer)
         finally:
             self._working = False
 
-    def _next_round(self) -> list[_Wish]:
-        """One wish of each principal in turn, until the round is full."""
-        batch: list[_Wish] = []
+    def _next_round(self) -> list[_Order]:
+        """The oldest order of each principal in turn, until the round is full."""
+        batch: list[_Order] = []
         while self._waiting and len(batch) < ROUND:
             principal = next(iter(self._waiting))
             queue = self._waiting.pop(principal)
@@ -230,7 +230,7 @@ class Creation:
                 self._waiting[principal] = queue  # behind the others
         return batch
 
-    async def _serve(self, batch: list[_Wish]) -> dict[str, Made | Refused]:
+    async def _serve(self, batch: list[_Order]) -> dict[str, Made | Refused]:
         catalogue, config = self._catalogue, self._config
         if self._clock() - catalogue.counted >= COUNTED_FOR_S:
             await catalogue.refresh()
@@ -239,18 +239,18 @@ class Creation:
         answers: dict[str, Made | Refused] = {}
         wanted: list[Wanted] = []
         there: set[str] = set()
-        for wish in batch:
-            if wish.wanted.name in catalogue.names:
-                there.add(wish.wanted.name)
+        for order in batch:
+            if order.wanted.name in catalogue.names:
+                there.add(order.wanted.name)
                 continue
-            more = wish.wanted.partitions or config.topic_partitions
+            more = order.wanted.partitions or config.topic_partitions
             refused = self._refusal(topics + len(wanted), partitions + planned, more)
             if refused is not None:
                 self._refused += 1
-                answers[wish.wanted.name] = refused
+                answers[order.wanted.name] = refused
                 continue
             planned += more
-            wanted.append(wish.wanted)
+            wanted.append(order.wanted)
         if wanted:
             answers |= await self._ask_for(wanted)
         for name, found in (await self._led(there)).items():
@@ -264,8 +264,8 @@ class Creation:
             return self._full("topics", f"Kafka has {topics} topics already", "kafka.max_topics")
         if partitions + more > config.max_partitions:
             return self._full("partitions", f"Kafka would have {partitions + more} partitions", "kafka.max_partitions")
-        why = self._room(partitions, more)
-        return None if why is None else self._full("room", why, "the broker's limit of open files")
+        why = self._capacity(partitions, more)
+        return None if why is None else self._full("capacity", why, "the broker's limit of open files")
 
     def _full(self, what: str, why: str, key: str) -> Refused:
         if what not in self._warned:

@@ -93,7 +93,7 @@ class Topics:
         create: bool,
         spawn: Spawn,
         clock: Callable[[], float],
-        room: PartitionCapacity = any_capacity,
+        capacity: PartitionCapacity = any_capacity,
     ) -> None:
         """Nothing is sent yet.
 
@@ -102,9 +102,9 @@ class Topics:
             create: whether an unknown topic is created at its first use.
             spawn: starts background work in the app's task group.
             clock: monotonic seconds.
-            room: whether the broker can take more partitions.
+            capacity: whether the broker can take more partitions.
         """
-        self.creation = Creation(config, self, spawn=spawn, clock=clock, room=room)
+        self.creation = Creation(config, self, spawn=spawn, clock=clock, capacity=capacity)
         self.patience = Patience(clock)
         self._kafka = AnyBroker(config, "topics", spawn, self.patience.heard)
         self._config = config
@@ -196,7 +196,7 @@ class Topics:
         Args:
             name: the topic.
             internal: it is one of our own topics, which was declared. Without this word an internal name is
-                refused, so that no client's wish reaches such a topic, whatever we ourselves know of it.
+                refused, so that no client reaches such a topic, whatever we ourselves know of it.
             create: whether the topic may be made when it is missing and the policy allows.
             principal: who asks; what is made is counted for them.
             bounded: whether a silent Kafka is BUSY after `SILENT_S`; else when its connection is given up.
@@ -234,7 +234,7 @@ class Topics:
         return await self._made(name, principal, bounded=bounded)
 
     async def _made(self, name: str, principal: str | None, *, bounded: bool) -> TopicInfo:
-        """A topic that was missing. Whoever asks for it meanwhile shares the wish, and not its maker's limit."""
+        """A topic that was missing. Whoever asks for it meanwhile shares the answer, and not the limit of the first."""
         while True:
             making = self._making.get(name)
             if making is None:

@@ -186,14 +186,14 @@ class Batch(WrittenBatch):
     def again(self) -> Batch:
         """The same records and tickets in a fresh batch, for another producer. This one is void then."""
         batch = self._rebuilt(0, self.count)
-        self._bequeath(batch)
+        self._pass_on_taken(batch)
         return batch
 
     def halves(self) -> tuple[Batch, Batch]:
         """Two fresh batches, in order, to find the record that the broker refuses. This one is void then."""
         middle = self.count // 2
         left, right = self._rebuilt(0, middle), self._rebuilt(middle, self.count)
-        self._bequeath(left, right)
+        self._pass_on_taken(left, right)
         return left, right
 
     def apart(self, topic: str, partition: int) -> Iterator[tuple[Record, Owner | None, Any]]:
@@ -228,30 +228,30 @@ class Batch(WrittenBatch):
                 batch.pinned.append(batch.count)
             batch.count += 1
             batch.bytes += size
-        batch._inherit()
+        batch._mark_taken()
         batch.seal()
         return batch
 
     def _resume(self, owner: Owner | None, budget: Budget | None) -> None:
-        self._inherit()
+        self._mark_taken()
         self.switch_owner(owner)
         assert self._share is not None
         self._share.budget = budget
 
-    def _bequeath(self, *heirs: Batch) -> None:
+    def _pass_on_taken(self, *successors: Batch) -> None:
         """What this batch took is theirs to give back, to the byte: the same record is smaller further in front."""
         rest = self._taken_bytes
-        for heir in heirs[:-1]:
-            rest -= heir._taken_bytes
-        heirs[-1]._taken_bytes = rest
+        for successor in successors[:-1]:
+            rest -= successor._taken_bytes
+        successors[-1]._taken_bytes = rest
         for owner, share in self.shares.items():
-            parts = [heir.shares[owner] for heir in heirs if owner in heir.shares]
+            parts = [successor.shares[owner] for successor in successors if owner in successor.shares]
             rest = share.taken_bytes
             for part in parts[:-1]:
                 rest -= part.taken_bytes
             parts[-1].taken_bytes = rest
 
-    def _inherit(self) -> None:
+    def _mark_taken(self) -> None:
         """Count as taken what the budgets know already."""
         self._taken_bytes, self._taken_records = self.bytes, self.count
         share = self._share

@@ -56,7 +56,7 @@ class Records:
     )  # fmt: skip
 
     def __init__(self, limit: int) -> None:
-        """`limit` in bytes, the batch's header included; the first record always has room."""
+        """`limit` in bytes, the batch's header included; the first record always fits."""
         self._limit = limit
         self._out = bytearray(HEADER.size)
         self._first = 0
@@ -74,7 +74,7 @@ class Records:
         """Write a record; `headers` must not be changed afterwards.
 
         Returns:
-            Its size in bytes; 0 when there is no room, and it was not written.
+            Its size in bytes; 0 when the batch is full, and it was not written.
 
         Raises:
             UnicodeEncodeError: a header's name has no UTF-8 form.
@@ -119,7 +119,7 @@ class Records:
         values: Sequence[bytes],
         headers: Sequence[tuple[str, bytes | None]],
         first: int,
-        room: int,
+        most: int,
     ) -> tuple[int, int]:
         """Write records that differ in their values only, behind another one: as `append` for each, in one loop.
 
@@ -129,11 +129,11 @@ class Records:
             values: theirs.
             headers: as `append`.
             first: where in `values` to begin.
-            room: bytes to write at the most, except that the last record may reach beyond.
+            most: bytes to write at the most, except that the last record may reach beyond.
 
         Returns:
-            How many were written, and their size in bytes; none of those behind them has room in the batch or a
-            usual form, or `room` is used up: try the next one with `append`.
+            How many were written, and their size in bytes; the next one does not fit into the batch, has no
+            usual form, or `most` is reached: try the next one with `append`.
         """
         count = self.count
         moment = _ATTRIBUTES_AND_TIME.get(timestamp - self._first)
@@ -159,7 +159,7 @@ class Records:
                 size = body
                 count += 1
                 parts += (head, moment, number, key_part, length, value, tail)
-                if size >= room:
+                if size >= most:
                     break
         except KeyError:
             pass  # one of an unusual form

@@ -57,7 +57,7 @@ Replace = Callable[[str, int, Sequence[Batch]], None]
 class WriterContext:
     """What all queues share: the producers, the clock, and where batches are settled or placed anew."""
 
-    __slots__ = ("chance", "clock", "config", "producers", "replace", "settle", "spawn", "topics")
+    __slots__ = ("clock", "config", "producers", "replace", "rng", "settle", "spawn", "topics")
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class WriterContext:
         *,
         spawn: Spawn,
         clock: Callable[[], float],
-        chance: random.Random,
+        rng: random.Random,
         settle: Settle,
         replace: Replace,
     ) -> None:
@@ -76,7 +76,7 @@ class WriterContext:
         self.topics = topics
         self.spawn = spawn
         self.clock = clock
-        self.chance = chance
+        self.rng = rng
         self.settle = settle
         self.replace = replace
 

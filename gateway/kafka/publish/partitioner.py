@@ -26,9 +26,9 @@ def murmur2(data: bytes) -> int:
         k = (word * _M) & _MASK
         k ^= k >> 24
         hashed = ((hashed * _M) & _MASK) ^ ((k * _M) & _MASK)
-    tail = data[words << 2 :]
-    if tail:
-        hashed = ((hashed ^ int.from_bytes(tail, "little")) * _M) & _MASK
+    rest = data[words << 2 :]
+    if rest:
+        hashed = ((hashed ^ int.from_bytes(rest, "little")) * _M) & _MASK
     hashed ^= hashed >> 13
     hashed = (hashed * _M) & _MASK
     return hashed ^ (hashed >> 15)

@@ -53,7 +53,7 @@ class Publisher:
         spawn: Spawn,
         clock: Callable[[], float],
         wall_clock: Callable[[], int],
-        chance: random.Random,
+        rng: random.Random,
     ) -> None:
         """Nothing is sent yet.
 
@@ -64,7 +64,7 @@ class Publisher:
             spawn: starts background work in the app's task group.
             clock: monotonic seconds; the loop's.
             wall_clock: milliseconds since the epoch.
-            chance: breaks ties where a sender without a name is placed.
+            rng: breaks ties where a sender without a name is placed.
         """
         self.budgets = Budgets(limits)
         self.budget = self.budgets.process
@@ -76,7 +76,7 @@ class Publisher:
         self.stored: Callable[[str, int, int], None] = _nobody
         self._producers = Producers(config, spawn, self._check_partitions)
         self._context = WriterContext(
-            config, self._producers, topics, spawn=spawn, clock=clock, chance=chance, settle=self._settle,
+            config, self._producers, topics, spawn=spawn, clock=clock, rng=rng, settle=self._settle,
             replace=self._replace,
         )  # fmt: skip
         self._writers: dict[str, TopicWriter] = {}
@@ -211,7 +211,7 @@ class Publisher:
                 queue = sender.queues.get(topic)
             if queue is None:
                 continue
-            # Where that record went there is room for more, until there is none.
+            # Its batch takes more of them until it is full.
             batch = queue.open
             if not batch.count or batch.owner is not owner:
                 continue
@@ -333,9 +333,9 @@ class Publisher:
         for name, writer in (*self._writers.items(), *self._internal.items()):
             there = len(cluster.partitions_for_topic(name) or ())
             if any(queue.flying for queue in writer.queues[there:]):
-                self.doubt(name)
+                self.recheck(name)
 
-    def doubt(self, name: str) -> None:
+    def recheck(self, name: str) -> None:
         """A topic may not be as it was: ask Kafka."""
         if name not in self._confirming:
             self._confirming.add(name)
@@ -354,7 +354,7 @@ class Publisher:
         told that there is none.
         """
         sender = Sender()
-        sender.settle_in(topic, self._writers_like(topic)[topic].heir(number))
+        sender.settle_in(topic, self._writers_like(topic)[topic].successor(number))
         for batch in batches:
             for record, owner, token in batch.apart(topic, number):
                 self._submit_again(record, owner, token, sender)

@@ -79,8 +79,8 @@ class TopicWriter:
         what is being gathered for the next batch, else where the fewest batches wait.
         """
         former = None if sender is None else sender.former(self.name)
-        if former is not None and not (heir := self.heir(former)).shut:
-            queue = heir
+        if former is not None and not (successor := self.successor(former)).shut:
+            queue = successor
         elif sender is not None and sender.lasting:
             queue = self._least(_load_and_senders, sender.hint)
         else:
@@ -92,7 +92,7 @@ class TopicWriter:
             sender.settle_in(self.name, queue)
         return queue
 
-    def heir(self, number: int) -> PartitionQueue:
+    def successor(self, number: int) -> PartitionQueue:
         """The queue of a partition; where its senders go, and what waited for it, when there is none any more."""
         return self.queues[number % len(self.queues)]
 
@@ -100,7 +100,7 @@ class TopicWriter:
         """The queue with the least load; among equals the first from that of `hint` on, or from any."""
         numbers = self.info.available or range(len(self.queues))
         count = len(numbers)
-        first = self._context.chance.randrange(count) if hint is None else hint
+        first = self._context.rng.randrange(count) if hint is None else hint
         return min((self.queues[numbers[(first + step) % count]] for step in range(min(count, LOOKED_AT))), key=load)
 
     async def abandon(self) -> None:

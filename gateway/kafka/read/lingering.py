@@ -44,7 +44,7 @@ class LingeringWatch:
                 await self._live_reader.watch(self._topic, self._fanout)
                 self.held = True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Somebody has no more need; whether another has is asked when the time is over."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._linger_s, self._rest)

@@ -303,7 +303,7 @@ class KafkaTransaction:
         except BaseException as failed:
             if isinstance(failed, errors.UnknownTopicOrPartitionError):
                 for topic, _ in partitions:
-                    self._publisher.doubt(topic)
+                    self._publisher.recheck(topic)
             for future, _, _ in flying:
                 future.cancel()  # aiokafka's own goes on; nobody listens
             raise

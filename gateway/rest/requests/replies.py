@@ -91,7 +91,7 @@ class Replies:
             question.answer.cancel()
             self._users -= 1
             if not self._users:
-                self._watch.let_go()
+                self._watch.release()
 
     async def listen(self) -> None:
         """Be sure that what is stored from now on is seen.

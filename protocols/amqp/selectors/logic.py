@@ -186,7 +186,7 @@ def calculation(first: Getter, steps: Sequence[tuple[Calculate, Getter]]) -> Get
     return calculated
 
 
-def likeness(get: Getter, fits: Callable[[str], bool]) -> Getter:
+def matches_like(get: Getter, fits: Callable[[str], bool]) -> Getter:
     """LIKE; `fits` is of `pattern`."""
 
     def like(message: Any) -> Truth:
@@ -227,7 +227,7 @@ def pattern(text: str, escape: str) -> tuple[Callable[[str], bool], int]:
     if not middle:
         return (lambda text: first.fullmatch(text) is not None), wild
     last = middle.pop()
-    tail = len(parts[-1])
+    last_length = len(parts[-1])
 
     def fits(text: str) -> bool:
         found = first.match(text)
@@ -235,7 +235,7 @@ def pattern(text: str, escape: str) -> tuple[Callable[[str], bool], int]:
             if found is None:
                 return False
             found = expression.search(text, found.end())
-        end = len(text) - tail
+        end = len(text) - last_length
         return found is not None and found.end() <= end and last.match(text, end) is not None
 
     return fits, wild

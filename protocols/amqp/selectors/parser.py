@@ -29,7 +29,7 @@ from protocols.amqp.selectors.logic import (
     calculation,
     combination,
     equality,
-    likeness,
+    matches_like,
     membership,
     negation,
     ordering,
@@ -322,7 +322,7 @@ class _Parser:
         self._wild += wild
         if self._wild > WILD_LIMIT:
             raise SelectorError(f"patterns with more than {WILD_LIMIT} characters around _", start)
-        return likeness(value, fits)
+        return matches_like(value, fits)
 
     def _sum(self) -> _Node:
         return self._chain(self._product, "+", "-")

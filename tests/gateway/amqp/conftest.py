@@ -84,7 +84,7 @@ async def kafka_side(
         spawn=spawn,
         clock=loop.time,
         wall_clock=lambda: time.time_ns() // 1_000_000,
-        chance=random.Random(7),
+        rng=random.Random(7),
     )
     await publisher.start()
     lookup = Lookup(client_settings(config, "lookup"), spawn=spawn, ensure=topics.get)

@@ -97,7 +97,7 @@ async def running_gateway(
             spawn=spawn,
             clock=loop.time,
             wall_clock=wall_clock,
-            chance=random.Random(1),
+            rng=random.Random(1),
         )
         authenticator = Authenticator(security)
         await authenticator.start()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mapping.amqp.incoming import Destination, Unmappable, gateway_headers, to_record
-from mapping.amqp.runs import likeness
+from mapping.amqp.runs import template_of
 from mapping.record import Record
 from protocols.amqp import primitives
 
@@ -63,7 +63,7 @@ def mapped(data: bytes, now_ms: int = NOW) -> Record | None:
 def test_what_is_alike_becomes_the_same_record_but_for_its_value(run: list[bytes]) -> None:
     for at, data in enumerate(run):
         record = mapped(data)
-        like = None if record is None else likeness(data, record)
+        like = None if record is None else template_of(data, record)
         if like is None:
             continue
         values = like.values(run, at)
@@ -79,7 +79,7 @@ def test_what_is_alike_becomes_the_same_record_but_for_its_value(run: list[bytes
 def found(*run: bytes) -> int:
     record = mapped(run[0])
     assert record is not None
-    like = likeness(run[0], record)
+    like = template_of(run[0], record)
     return 0 if like is None else len(like.values(run, 0))
 
 
