@@ -245,7 +245,7 @@ async def open_log(process: Process, kafka: KafkaConfig, room: PartitionCapacity
         lookup,
         catch_up_reader,
         random=SystemRandom().random,
-        patience=topics.patience.bound,
+        patience=topics.queries.patience.bound,
     )
     stack.push_async_callback(groups.stop)
     return Log(

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final, Protocol
+from collections.abc import Callable
+from typing import Annotated, Final, Protocol
 
 import msgspec
 from aiokafka import errors
@@ -19,6 +19,7 @@ from aiokafka.protocol.admin import CreateTopicsRequest
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
+from gateway.kafka.cluster.topic_queries import Partitions, TopicQueries, refused_by
 from gateway.kafka.contracts import Refused
 from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
@@ -36,8 +37,6 @@ SETTLED_S: Final = 60.0
 """A topic that is missing so long after it was made, or asked for, was deleted."""
 CREATION_POLL_S: Final = 0.05
 
-Partitions = list[tuple[Any, ...]]
-"""A topic's partitions as Kafka's metadata has them."""
 PartitionCapacity = Callable[[int, int], str | None]
 """Whether a broker that has so many partitions can take so many more: None, or the reason why not."""
 
@@ -106,14 +105,6 @@ class Catalogue(Protocol):
         """Read it now. Raises Refused (BUSY)."""
         ...
 
-    async def request(self, request: Any) -> Any:
-        """Ask any broker. Raises Refused (BUSY)."""
-        ...
-
-    async def describe(self, names: Iterable[str]) -> dict[str, Partitions | Refused]:
-        """Ask Kafka for topics. Raises Refused (BUSY)."""
-        ...
-
 
 class _Order(msgspec.Struct, frozen=True):
     wanted: Wanted
@@ -127,6 +118,7 @@ class Creation:
     def __init__(
         self,
         config: KafkaConfig,
+        queries: TopicQueries,
         catalogue: Catalogue,
         *,
         spawn: Spawn,
@@ -137,12 +129,14 @@ class Creation:
 
         Args:
             config: the limits, and what a topic is made with.
+            queries: how Kafka is asked.
             catalogue: what there is.
             spawn: starts background work.
             clock: monotonic seconds.
             capacity: see `PartitionCapacity`.
         """
         self._config = config
+        self._queries = queries
         self._catalogue = catalogue
         self._spawn = spawn
         self._clock = clock
@@ -294,7 +288,7 @@ class Creation:
             timeout=round(config.request_timeout_s * 1000),
             validate_only=False,
         )
-        response = await self._catalogue.request(request)
+        response = await self._queries.request(request)
         answers: dict[str, Made | Refused] = {}
         partitions = {one.name: one.partitions or config.topic_partitions for one in wanted}
         new: dict[str, bool] = {}
@@ -334,7 +328,7 @@ class Creation:
         done: dict[str, Partitions | Refused] = {}
         deadline = self._clock() + CREATION_S
         while names:
-            for name, found in (await self._catalogue.describe(sorted(names))).items():
+            for name, found in (await self._queries.describe(sorted(names))).items():
                 late = self._clock() > deadline
                 if isinstance(found, Refused):
                     # The broker that we ask may not have heard of the new topic.
@@ -358,24 +352,6 @@ class Creation:
             topics_refused_total=self._refused,
             topics_waiting=sum(map(len, self._waiting.values())),
         )
-
-
-_ERRORS: Final[dict[type[Exception], Outcome]] = {
-    errors.TopicAuthorizationFailedError: Outcome.DENIED,
-    errors.ClusterAuthorizationFailedError: Outcome.DENIED,
-    errors.InvalidTopicError: Outcome.UNKNOWN_TOPIC,
-    errors.UnknownTopicOrPartitionError: Outcome.UNKNOWN_TOPIC,
-    errors.PolicyViolationError: Outcome.UNKNOWN_TOPIC,
-    errors.InvalidReplicationFactorError: Outcome.UNKNOWN_TOPIC,
-    errors.InvalidPartitionsError: Outcome.UNKNOWN_TOPIC,
-}
-"""What a broker's answer about a topic means for a client; everything else is transient: BUSY."""
-
-
-def refused_by(code: int, subject: str) -> Refused:
-    """What the broker's error code means for a client."""
-    error = errors.for_code(code)
-    return Refused(_ERRORS.get(error, Outcome.BUSY), f"{subject}: {error.message}")
 
 
 def any_capacity(_partitions: int, _more: int) -> str | None:

@@ -7,51 +7,26 @@ refresh of everything, which also finds the topics that appeared or disappeared,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
-from aiokafka import errors
-from aiokafka.admin.config_resource import ConfigResourceType
-from aiokafka.protocol.admin import DescribeConfigsRequest
-from aiokafka.protocol.metadata import MetadataRequest
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
-from gateway.kafka.cluster.patience import Patience
-from gateway.kafka.cluster.topic_creation import (
-    Creation,
-    PartitionCapacity,
-    Partitions,
-    Wanted,
-    any_capacity,
-    refused_by,
-)
-from gateway.kafka.cluster.topic_info import (
-    CONFIG_NAMES,
-    InternalTopic,
-    TopicInfo,
-    configured,
-    info_of,
-    led_now,
-)
+from gateway.kafka.cluster.missing_topics import MissingTopics
+from gateway.kafka.cluster.topic_creation import Creation, PartitionCapacity, Wanted, any_capacity
+from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo, info_of, led_now
+from gateway.kafka.cluster.topic_queries import SharedQuestion, TopicQueries
 from gateway.kafka.contracts import Refused
-from gateway.kafka.driver import wire
-from gateway.kafka.driver.any_broker import AnyBroker
 from gateway.kafka.driver.outage import outage
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-UNKNOWN_FOR_S: Final = 5.0
-"""How long an unknown name stays unknown without asking again: a flood of bad names costs one request per name."""
-UNKNOWN_KEPT: Final = 10_000
-"""How many unknown names are remembered; forgotten together when full."""
 WATCHED_REFRESH_S: Final = 5.0
 """Refresh period while somebody watches for new topics: a wildcard subscriber sees a new topic within it."""
 RECONNECT_S: Final = 1.0
@@ -68,14 +43,6 @@ Gone = Callable[[str, Outcome], None]
 """Told a looked-up topic that is gone or forbidden, and what its records get."""
 
 
-class _Missing(msgspec.Struct, frozen=True):
-    """A name that cannot be used, until when, and why. `absent`: there is no such topic; it could be made."""
-
-    until: float
-    refused: Refused
-    absent: bool
-
-
 class Topics:
     """The topics of one Kafka cluster.
 
@@ -83,7 +50,7 @@ class Topics:
 
     Attributes:
         creation: makes topics, within the limits.
-        patience: hears of every answer.
+        queries: what Kafka is asked.
     """
 
     def __init__(
@@ -104,16 +71,15 @@ class Topics:
             clock: monotonic seconds.
             capacity: whether the broker can take more partitions.
         """
-        self.creation = Creation(config, self, spawn=spawn, clock=clock, capacity=capacity)
-        self.patience = Patience(clock)
-        self._kafka = AnyBroker(config, "topics", spawn, self.patience.heard)
+        self.queries = TopicQueries(config, spawn, clock)
+        self.creation = Creation(config, self.queries, self, spawn=spawn, clock=clock, capacity=capacity)
         self._config = config
         self._create = create
         self._spawn = spawn
         self._clock = clock
         self._known: dict[str, TopicInfo] = {}
         self._internal: dict[str, InternalTopic] = {}
-        self._unknown: dict[str, _Missing] = {}
+        self._missing = MissingTopics(clock)
         self._lookups: dict[str, asyncio.Task[TopicInfo | Refused]] = {}
         self._making: dict[str, tuple[str | None, asyncio.Task[TopicInfo | Refused]]] = {}
         self._names: frozenset[str] = frozenset()
@@ -125,9 +91,7 @@ class Topics:
         self._gone: list[Gone] = []
         self._wake = asyncio.Event()
         self._refreshed = float("-inf")
-        self._refreshing = asyncio.Lock()
-        self._refreshes = 0  # that have begun
-        self._refused: Refused | None = None  # what the last of them came to
+        self._refreshing = SharedQuestion(self._refresh)
         self._configs_read = float("-inf")
 
     # Life
@@ -153,9 +117,9 @@ class Topics:
             age = WATCHED_REFRESH_S if self._watchers else self._config.metadata_max_age_s
             try:
                 if not self.reachable or self._clock() - self._refreshed >= age:
-                    await self._refresh_in_turn()
+                    await self._refreshing.answered()
                 else:
-                    await self.request(MetadataRequest([], allow_auto_topic_creation=False))
+                    await self.queries.heartbeat()
             except Refused as refused:
                 outage.notice("topics", refused.reason)
             else:
@@ -163,12 +127,12 @@ class Topics:
 
     async def stop(self) -> None:
         """Close the connection."""
-        await self._kafka.stop()
+        await self.queries.stop()
 
     @property
     def reachable(self) -> bool:
         """Whether Kafka has answered a request of ours within `REACHABLE_S`."""
-        return self.patience.silent_s < REACHABLE_S
+        return self.queries.patience.silent_s < REACHABLE_S
 
     # Looking up
 
@@ -209,24 +173,21 @@ class Topics:
         if internal:
             if name not in self._internal:
                 raise ValueError(f"{name} was not declared")
-        elif name.startswith(INTERNAL_TOPIC_PREFIX):
-            raise Refused(Outcome.DENIED, "topics that begin with __ are internal")
+        elif (refused := _no_topic(name)) is not None:
+            raise refused
         info = self._known.get(name)
         if info is not None:
             return info
-        if not internal and not is_topic_name(name):
-            raise Refused(Outcome.UNKNOWN_TOPIC, "not a legal topic name")
         may_make = internal or (create and self._create)
-        missing = self._unknown.get(name)
-        if missing is None or self._clock() >= missing.until:
-            self._unknown.pop(name, None)
+        missing = self._missing.find(name)
+        if missing is None:
             lookup = self._lookups.get(name)
             if lookup is None:
                 lookup = self._lookups[name] = self._spawn(self._look_up(name))
-            found = await self._answer(lookup, bounded=bounded)
+            found = await self.queries.wait_for(asyncio.shield(lookup), bounded=bounded)
             if isinstance(found, TopicInfo):
                 return found
-            missing = self._unknown.get(name)
+            missing = self._missing.find(name)
             if missing is None:
                 raise Refused(found.outcome, found.reason)
         if not missing.absent or not may_make:
@@ -240,7 +201,7 @@ class Topics:
             if making is None:
                 making = self._making[name] = (principal, self._spawn(self._make(name, principal)))
             maker, task = making
-            found = await self._answer(task, bounded=bounded)
+            found = await self.queries.wait_for(asyncio.shield(task), bounded=bounded)
             if isinstance(found, TopicInfo):
                 return found
             if found.outcome is not Outcome.FULL or maker == principal:
@@ -258,7 +219,7 @@ class Topics:
         refused = {name: why for name in names if (why := _no_topic(name)) is not None}
         asked = set(names) - self._names - refused.keys()
         if asked:
-            described = await self.describe(asked)
+            described = await self.queries.describe(asked)
             refused |= {name: found for name, found in described.items() if isinstance(found, Refused)}
             there = asked - refused.keys() - self._names
             self._learned |= dict.fromkeys(there, self._clock())
@@ -267,18 +228,18 @@ class Topics:
         return refused
 
     def refuse(self, name: str, outcome: Outcome, reason: str) -> None:
-        """Writing to `name` was refused for good: nobody asks again for `UNKNOWN_FOR_S`."""
-        self._remember_unknown(name, Refused(outcome, reason))
+        """Writing to `name` was refused for good: nobody asks again for some seconds."""
+        self._missing.add(name, Refused(outcome, reason))
         self._lost(name, outcome)
 
     async def confirm(self, name: str) -> None:
         """Writing to `name` failed: find out whether it is still as it was. Kafka's silence proves nothing."""
         try:
-            found = info_of(name, await self._partitions(name))
+            found = await self.queries.find(name)
             known = self._known.get(name)
             if known is None or found.partitions >= known.partitions:
                 return
-            found = (await self._with_configs([found]))[0]  # made anew with fewer: nothing need be as it was
+            found = (await self.queries.configured([found]))[0]  # made anew with fewer: nothing need be as it was
         except Refused as refused:
             if refused.outcome is not Outcome.BUSY:
                 self._lost(name, refused.outcome)
@@ -290,20 +251,12 @@ class Topics:
         for callback in tuple(self._gone):
             failures.guard("topics", callback, name, outcome)
 
-    def _remember_unknown(self, name: str, refused: Refused, *, absent: bool = False) -> None:
-        if len(self._unknown) >= UNKNOWN_KEPT:
-            self._unknown.clear()
-        self._unknown[name] = _Missing(self._clock() + UNKNOWN_FOR_S, refused, absent)
-
     async def _look_up(self, name: str) -> TopicInfo | Refused:
         """The answer for everybody who asks for `name` now."""
         try:
-            return await self._settled(name, self._find(name), Outcome.UNKNOWN_TOPIC, "looked up")
+            return await self._settled(name, self.queries.find(name), Outcome.UNKNOWN_TOPIC, "looked up")
         finally:
             del self._lookups[name]
-
-    async def _find(self, name: str) -> TopicInfo:
-        return info_of(name, await self._partitions(name))
 
     async def _settled(
         self, name: str, asked: Coroutine[Any, Any, TopicInfo], absent: Outcome, verb: str
@@ -313,10 +266,10 @@ class Topics:
         `absent`: the refusal after which the topic may still be made. `verb`: for the reason when our own bug is one.
         """
         try:
-            info = (await self._with_configs([await asked]))[0]
+            info = (await self.queries.configured([await asked]))[0]
         except Refused as refused:
             if refused.outcome is not Outcome.BUSY:
-                self._remember_unknown(name, refused, absent=refused.outcome is absent)
+                self._missing.add(name, refused, absent=refused.outcome is absent)
             return refused
         except Exception as error:  # contained: they may ask again
             failures.tell("topic", error, name)
@@ -326,7 +279,7 @@ class Topics:
 
     def _learn(self, info: TopicInfo) -> None:
         name = info.name
-        self._unknown.pop(name, None)
+        self._missing.remove(name)
         self._known[name] = info
         self._learned[name] = self._clock()
         if name not in self._names and name not in self._internal:
@@ -348,28 +301,6 @@ class Topics:
             made = await self.creation.make(Wanted(name), principal)
         return info_of(name, made.partitions)
 
-    async def _partitions(self, name: str) -> Partitions:
-        found = (await self.describe([name]))[name]
-        if isinstance(found, Refused):
-            raise Refused(found.outcome, found.reason)
-        return found
-
-    async def describe(self, names: Iterable[str]) -> dict[str, Partitions | Refused]:
-        """The partitions of topics, or why there are none.
-
-        Raises:
-            Refused: BUSY, Kafka does not answer.
-        """
-        asked = list(names)
-        answers: dict[str, Partitions | Refused] = {
-            name: Refused(Outcome.UNKNOWN_TOPIC, f"Topic {name} not found") for name in asked
-        }
-        response = await self.request(MetadataRequest(asked, allow_auto_topic_creation=False))
-        for code, name, _, partitions in response.topics:
-            if name in answers and code != errors.UnknownTopicOrPartitionError.errno:
-                answers[name] = refused_by(code, f"topic {name}") if code else list(partitions)
-        return answers
-
     async def create(
         self, name: str, partitions: int | None = None, replication: int | None = None, principal: str | None = None
     ) -> bool:
@@ -388,11 +319,9 @@ class Topics:
             Refused: UNFIT (no legal name, or numbers that Kafka does not take), DENIED (an internal name, or Kafka's
                 authorization), FULL (one too many), BUSY.
         """
-        if name.startswith(INTERNAL_TOPIC_PREFIX):
-            raise Refused(Outcome.DENIED, "topics that begin with __ are internal")
-        if not is_topic_name(name):
-            raise Refused(Outcome.UNFIT, "not a legal topic name")
         try:
+            if (illegal := _no_topic(name)) is not None:
+                raise illegal
             made = await self.creation.make(Wanted(name, partitions, replication), principal)
         except Refused as refused:
             if refused.outcome is Outcome.UNKNOWN_TOPIC:
@@ -400,7 +329,7 @@ class Topics:
             raise
         if not made.new:
             return False
-        self._unknown.pop(name, None)
+        self._missing.remove(name)
         self._learned[name] = self._clock()
         self._set_names(self._names | {name})
         return True
@@ -455,33 +384,11 @@ class Topics:
         Raises:
             Refused: BUSY, Kafka does not answer.
         """
-        try:
-            async with self.patience.bound():
-                await self._refresh_in_turn()
-        except TimeoutError:
-            raise _silent() from None
-
-    async def _refresh_in_turn(self) -> None:
-        """As `refresh`, for as long as the request may take: what it comes to is the connection's end, or not."""
-        arrived = self._refreshes
-        async with self._refreshing:
-            if self._refreshes > arrived:  # one has begun since, and is over
-                if self._refused is not None:
-                    raise Refused(self._refused.outcome, self._refused.reason)
-                return
-            self._refreshes, self._refused = self._refreshes + 1, None
-            try:
-                await self._refresh()
-            except BaseException as error:
-                if isinstance(error, Refused):
-                    self._refused = error
-                else:
-                    self._refreshes -= 1  # cancelled with whoever asked: the next one asks anew
-                raise
+        await self.queries.wait_for(self._refreshing.answered())
 
     async def _refresh(self) -> None:
         begun = self._clock()
-        metadata = wire.read_metadata(await self.request(wire.metadata_of(None)))
+        metadata = await self.queries.everything()
         seen = {
             name: topic
             for name, topic in metadata.topics.items()
@@ -498,7 +405,7 @@ class Topics:
         # One with fewer partitions was made anew: nothing need be as it was.
         if fresh and (fewer or self._clock() - self._configs_read >= self._config.metadata_max_age_s):
             self._configs_read = self._clock()
-            fresh = await self._with_configs(fresh)
+            fresh = await self.queries.configured(fresh)
         expected = self._names | self._internal.keys()
         for name in [name for name in self._known if name not in seen and name in expected and name not in in_between]:
             self._lost(name, Outcome.UNKNOWN_TOPIC)
@@ -526,38 +433,6 @@ class Topics:
         if appeared or disappeared:
             for callback in tuple(self._watchers):
                 failures.guard("topics", callback, appeared, disappeared)
-
-    async def _with_configs(self, infos: list[TopicInfo]) -> list[TopicInfo]:
-        resources = [(ConfigResourceType.TOPIC, info.name, CONFIG_NAMES) for info in infos]
-        response = await self.request(DescribeConfigsRequest(resources))
-        configs = {
-            name: {entry[0]: entry[1] for entry in entries}
-            for code, _, _, name, entries in response.resources
-            if code == 0  # without the right to read it, the defaults stand
-        }
-        return [configured(info, configs.get(info.name, {})) for info in infos]
-
-    # Requests
-
-    async def _answer(self, asked: asyncio.Task[T], *, bounded: bool) -> T:
-        """What comes of a question that others may share. It goes on when Kafka is silent: then Refused BUSY."""
-        try:
-            async with self.patience.bound() if bounded else contextlib.nullcontext():
-                return await asyncio.shield(asked)
-        except TimeoutError:
-            raise _silent() from None
-
-    async def request(self, request: Any) -> Any:
-        """Send to any broker.
-
-        Raises:
-            Refused: BUSY, none answers.
-        """
-        return await self._kafka.request(request)
-
-
-def _silent() -> Refused:
-    return Refused(Outcome.BUSY, "Kafka does not answer")
 
 
 def _no_topic(name: str) -> Refused | None:

@@ -97,7 +97,7 @@ async def kafka_side(
         lookup,
         catch_up_reader,
         random=random.Random(7).random,
-        patience=topics.patience.bound,
+        patience=topics.queries.patience.bound,
     )
     failures: list[ConfigError] = []
     state = StateTopics(

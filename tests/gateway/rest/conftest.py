@@ -110,7 +110,7 @@ async def running_gateway(
             lookup,
             catch_up_reader,
             random=random.Random(2).random,
-            patience=topics.patience.bound,
+            patience=topics.queries.patience.bound,
         )
         state = StateTopics(
             client_settings(kafka_config, "state"),

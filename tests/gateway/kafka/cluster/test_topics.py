@@ -12,7 +12,7 @@ from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema, String
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.embedded.jars import ensure_jars
 from gateway.embedded.java import find_java
-from gateway.kafka.cluster.topics import UNKNOWN_FOR_S
+from gateway.kafka.cluster.missing_topics import UNKNOWN_FOR_S
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 from mapping.record import Record
@@ -168,7 +168,7 @@ async def test_what_kafka_denies_is_denied(tmp_path, kit):
             owner = k.recorder()
             k.submit(Record("secret", b"k", b"v"), owner, "allowed")
             await k.until(lambda: owner.fates)
-            answer = await k.topics.request(CreateAcls("secret"))
+            answer = await k.topics.queries.request(CreateAcls("secret"))
             assert answer.results[0][0] == 0
             async with asyncio.timeout(20):  # the new rule needs a moment to reach the broker
                 for number in range(100_000):
