@@ -21,7 +21,7 @@ class Inflight:
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
-            raise ValueError(f"a window needs room for one at least, got {limit}")
+            raise ValueError(f"a window holds one at least, got {limit}")
         self.limit = limit
         self.used = 0
 

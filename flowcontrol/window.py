@@ -1,6 +1,6 @@
 """How much credit an AMQP sender gets: the link window.
 
-    N      = clamp(floor(room / s), 1, W)      s: moving average of message bytes
+    N      = clamp(floor(capacity / s), 1, W)      s: moving average of message bytes
     grant  = max(0, N - unsettled - credit)    sent only if >= N / 2, or when the credit is used up
 
 Credit comes back when Kafka has the record, not when it was read, so the window bounds what is unanswered. Credit
@@ -59,20 +59,20 @@ class Window:
             raise WindowError(f"{count} settled, {self.unsettled} unsettled")
         self.unsettled -= count
 
-    def size(self, room: int) -> int:
-        """N: how many messages may be unanswered or on their way with `room` bytes for them."""
-        return max(1, min(self.limit, int(room / max(self.mean, 1.0))))
+    def size(self, capacity: int) -> int:
+        """N: how many messages may be unanswered or on their way with `capacity` bytes for them."""
+        return max(1, min(self.limit, int(capacity / max(self.mean, 1.0))))
 
-    def top_up(self, credit: int, room: int) -> int:
+    def top_up(self, credit: int, capacity: int) -> int:
         """How much credit to grant now; 0 when it is not worth a frame.
 
         Args:
             credit: granted and not yet used.
-            room: bytes that may be waiting for Kafka because of this link.
+            capacity: bytes that may be waiting for Kafka because of this link.
         """
         if credit < 0:
             raise WindowError(f"a credit of {credit}")
-        size = self.size(room)
+        size = self.size(capacity)
         grant = size - self.unsettled - credit
         if grant <= 0:
             return 0

@@ -220,10 +220,10 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
     )
 
 
-async def open_log(process: Process, kafka: KafkaConfig, room: PartitionCapacity = any_capacity) -> Log:
-    """Producers and readers; Kafka's first answer is waited for, shortly. `room`: for more partitions."""
+async def open_log(process: Process, kafka: KafkaConfig, capacity: PartitionCapacity = any_capacity) -> Log:
+    """Producers and readers; Kafka's first answer is waited for, shortly. `capacity`: for more partitions."""
     config, spawn, stack = process.config, process.spawn, process.stack
-    topics = Topics(kafka, create=config.creates_topics, spawn=spawn, clock=process.loop.time, capacity=room)
+    topics = Topics(kafka, create=config.creates_topics, spawn=spawn, clock=process.loop.time, capacity=capacity)
     process.keep_on("topics", topics.run)
     stack.push_async_callback(topics.stop)
     publisher = Publisher(

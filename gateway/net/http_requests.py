@@ -17,7 +17,7 @@ from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, _ErrInfo
 class Request(web.BaseRequest):
     """aiohttp's request, which knows the task that serves it."""
 
-    def let_go(self) -> None:
+    def drop_references(self) -> None:
         """It is done: an exception that has it in its traceback is no cycle with the task."""
         self._task = cast("asyncio.Task[None]", None)
 
@@ -90,7 +90,7 @@ class RequestsInTurn(web.RequestHandler):
             self.log_exception("Unhandled exception", exc_info=error)
             self.force_close()
         finally:
-            request.let_go()
+            request.drop_references()
         return True
 
     async def _drain(self, payload: StreamReader) -> None:

@@ -53,7 +53,7 @@ class KafkaConfig(Section):
     """the same for partitions, those of Kafka's own topics included; some thousands a broker are usual"""
     max_topics_per_principal: Annotated[int, Field(ge=1)] = 1000
     """how many topics one principal may make at this gateway, counted since its start, less those that were deleted;
-    anonymous clients are one principal. A fifth of all: one client that has gone wrong leaves room for the others"""
+    anonymous clients are one principal. A fifth of all: one client that has gone wrong leaves some for the others"""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """`PLAINTEXT`, `SSL`, `SASL_PLAINTEXT`, `SASL_SSL`"""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
@@ -87,7 +87,7 @@ class BudgetConfig(Section):
     connection_bytes: Annotated[int, Field(ge=65536)] = 32 * MEBIBYTE
     """of one connection, so that one client cannot take the whole budget; and as much for parts of its AMQP messages"""
     topic_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 128 * MEBIBYTE
-    """of one Kafka topic, so that one slow topic brakes its own senders first"""
+    """of one Kafka topic, so that one slow topic slows its own senders first"""
     login_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 64 * MEBIBYTE
     """of all connections that have not logged in: what they have sent, and 48 KiB for each TLS handshake under way (so
     some 1,300 at once). Beyond it the oldest connection of the address that holds the most is cut off"""

@@ -129,7 +129,7 @@ class AmqpConfig(Section):
     # one link's credit. It holds none of those bytes: each transfer is taken out of it as it is read.
     session_window_bytes: Annotated[int, Field(ge=65536)] = 128 * MEBIBYTE
     """a session's incoming window, announced in transfers: these bytes / `max_frame_bytes` = 2,048. Below the credit
-    of all links of a session it is the window that brakes them; it reserves no memory"""
+    of all links of a session it is the window that slows them; it reserves no memory"""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * MEBIBYTE
     """largest body of a message; above it `rejected`, `amqp:link:message-size-exceeded`"""
     # What is announced: AMQP counts all sections. 1 MiB of it is for those beside the body.

@@ -6,7 +6,7 @@ told by `amqp.body`:
     data:5,7        several Data sections of these lengths, concatenated (`data:` alone: no body at all)
     v:str v:bin     an amqp-value string or binary, as it is
     v:null          an amqp-value null: a tombstone
-    json:<crc>      another amqp-value or sequences, as JSON; the exact bytes are in the side-car, valid as long as
+    json:<crc>      another amqp-value or sequences, as JSON; the exact bytes are in `amqp.sections`, valid as long as
                     the value has this CRC-32
     raw             sections that JSON cannot show, as they were encoded
 
@@ -42,7 +42,7 @@ class Body(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         value: the record's value.
         form: the header `amqp.body`; None when it is not needed.
-        exact: the body's sections, to be kept in the side-car.
+        exact: the body's sections, to be kept in the sections header.
         is_json: whether the value is JSON of our making.
     """
 
@@ -114,7 +114,7 @@ def from_value(value: bytes | None, form: bytes | None, exact: bytes | None) -> 
     Args:
         value: the record's; None gives an empty Data section unless `form` says `v:null`.
         form: the header `amqp.body`.
-        exact: the body's sections from the side-car.
+        exact: the body's sections from the sections header.
     """
     if value is None:
         return _NULL_VALUE if form == b"v:null" else data_section(b"")

@@ -1,6 +1,6 @@
-"""From an AMQP message to a record: the value as it is, readable headers, and a side-car with the exact bytes.
+"""From an AMQP message to a record: the value as it is, readable headers, and a sections header with exact bytes.
 
-The side-car, header `amqp.sections`, holds what the readable headers may not restore to the byte: header, message
+The sections header, `amqp.sections`, holds what the readable headers may not restore to the byte: header, message
 annotations, properties, application properties and footer (delivery annotations are hop by hop, part 3.2.2). There
 is none when the way back (`mapping.amqp.outgoing`) makes the same message without it: one Data section, with or without
 a header that says `durable` alone and with or without annotations that are coordinates of the record anyway.
@@ -191,7 +191,7 @@ def usual_record(data: bytes, destination: Destination, now_ms: int) -> Record |
     # The body must be all that is left.
     value: bytes | None
     form: Header | None = None
-    exact_end = at  # of the side-car
+    exact_end = at  # of the sections header
     body_is_json = False
     if at + 4 < size and start == _DATA and at + 5 + data[at + 4] == size:
         value = data[at + 5 :]
@@ -239,7 +239,7 @@ def general_record(data: bytes, destination: Destination, now_ms: int) -> Record
     own_key = False
     expiry: int | None = None
     footer = b""
-    exact = False  # whether the side-car is needed
+    exact = False  # whether the sections header is needed
     for section in scan(data):
         code, start, at, end = section
         if code == APPLICATION_PROPERTIES:

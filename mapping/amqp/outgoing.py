@@ -1,8 +1,8 @@
 """From a record to an AMQP message.
 
-With a side-car the sections come back as they were sent; only header.ttl and header.delivery-count are ours, and the
-record's coordinates are added to the message annotations, in which an intermediary may write (part 3.2.3). Without one
-(a record from MQTT, HTTP or any Kafka client) the headers become properties and application properties.
+With a sections header the message comes back as it was sent; only header.ttl and header.delivery-count are ours, and
+the record's coordinates are added to the message annotations, in which an intermediary may write (part 3.2.3). Without
+one (a record from MQTT, HTTP or any Kafka client) the headers become properties and application properties.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ PLAIN_HEADER: Final = b"\x00\x53\x70\xc0\x02\x01\x41"  # durable: it comes from 
 
 
 class _Sidecar(msgspec.Struct, frozen=True):
-    """A side-car, taken apart.
+    """A sections header, taken apart.
 
     Attributes:
         header: its section.
@@ -222,7 +222,7 @@ def _key_item(key: bytes) -> bytes:
 
 
 def _few_headers(headers: tuple[Header, ...]) -> bytes | None:
-    """The bare message's sections of a record without a side-car; None when a header says more than that."""
+    """The bare message's sections of a record without a sections header; None when a header says more than that."""
     if any(name in _SPECIAL for name, _ in headers):
         return None
     bare = _from_headers(headers)
@@ -253,7 +253,7 @@ def _few_without_coordinates(kept: bytes) -> tuple[bytes, int]:
 
 
 def _open_sidecar(data: bytes) -> _Sidecar | None:
-    """A side-car's sections; None when it is not what we write (then the readable headers serve)."""
+    """The sections of a sections header; None when it is not what we write (then the readable headers serve)."""
     try:
         header = annotations = bare = body = footer = b""
         count = 0

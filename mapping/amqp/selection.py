@@ -90,7 +90,7 @@ class _Message:
 
 
 def _annotations(sidecar: bytes) -> Pairs:
-    """The message annotations in a side-car."""
+    """The message annotations in a sections header (`amqp.sections`)."""
     try:
         for code, _, at, end in scan(sidecar):
             if code == MESSAGE_ANNOTATIONS:

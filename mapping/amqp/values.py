@@ -149,7 +149,7 @@ def property_text(data: bytes, at: int, end: int) -> tuple[str, bytes | None, in
     """(type letter, text, where the next value starts) of an application property's value.
 
     A value without a readable text (part 3.2.5 allows simple types only, but peers send others) has the letter
-    `UNREADABLE_TYPE`; it travels in the side-car alone. Raises DecodeError.
+    `UNREADABLE_TYPE`; it travels in the sections header alone. Raises DecodeError.
     """
     quick = FIXED.get(data[at])
     if quick is not None:

@@ -137,7 +137,7 @@ class Connection:
         self._deadline = self.engine.schedule(self._now)
 
     def close(self, error: Error | None = None) -> None:
-        """Say goodbye, at whatever layer the connection is."""
+        """Close, at whatever layer the connection is."""
         if self._buffer is None:
             self.engine.close(error)
         self._dead = True

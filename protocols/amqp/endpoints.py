@@ -50,7 +50,7 @@ class Endpoints:
     Attributes:
         opened: both sides have sent their open.
         over: the last event was given; nothing more is read.
-        closing: nothing more is to be read, and the goodbye is in the output.
+        closing: nothing more is to be read, and our close is in the output.
         transactional: a coordinator was asked for, so that transfers may carry a txn-id.
     """
 
@@ -107,7 +107,7 @@ class Endpoints:
             lib.pn_session_open(session.handle)
 
     def close(self, error: Error | None = None) -> None:
-        """Say goodbye; nothing the peer still sends is looked at."""
+        """Send close; nothing the peer still sends is looked at."""
         if self.over:
             return
         self.over = self.closing = True

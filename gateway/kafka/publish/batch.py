@@ -67,7 +67,7 @@ class Batch(WrittenBatch):
 
     Attributes:
         write: `Records.append`: `write(timestamp ms, key, value, headers)`; returns the record's size, or 0 when
-            there is no room; the first record always has room.
+            the batch is full; the first record always fits.
         count: records in it.
         bytes: their size.
         mark: when `bytes` reaches it, call `account`.

@@ -52,7 +52,7 @@ class Records:
     """
 
     __slots__ = (
-        "_first", "_headers", "_key", "_key_part", "_last", "_limit", "_out", "_state", "_tail", "count",
+        "_first", "_header_part", "_headers", "_key", "_key_part", "_last", "_limit", "_out", "_state", "count",
     )  # fmt: skip
 
     def __init__(self, limit: int) -> None:
@@ -64,7 +64,7 @@ class Records:
         self._key: bytes | None = None
         self._headers: Sequence[tuple[str, bytes | None]] = ()
         self._key_part = _NULL
-        self._tail = _SHORT[0]
+        self._header_part = _SHORT[0]
         self._state = (-1, -1, 0)
         self.count = 0
 
@@ -95,7 +95,7 @@ class Records:
                     self._key_part,
                     _SHORT[len(value)],  # type: ignore[arg-type]  # None is rare: see below
                     value,
-                    self._tail,
+                    self._header_part,
                 )
             )
             head = _SHORT[len(body)]
@@ -141,8 +141,8 @@ class Records:
             return 0, 0
         if headers is not self._headers or key is not self._key:
             self._prepare(key, headers)
-        key_part, tail = self._key_part, self._tail
-        common = len(moment) + len(key_part) + len(tail)
+        key_part, header_part = self._key_part, self._header_part
+        common = len(moment) + len(key_part) + len(header_part)
         space = self._limit - len(self._out)
         short = _SHORT
         parts: list[bytes] = []
@@ -158,7 +158,7 @@ class Records:
                     break
                 size = body
                 count += 1
-                parts += (head, moment, number, key_part, length, value, tail)
+                parts += (head, moment, number, key_part, length, value, header_part)
                 if size >= most:
                     break
         except KeyError:
@@ -172,7 +172,7 @@ class Records:
 
     def _prepare(self, key: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> None:
         if headers is not self._headers:
-            self._tail = _usual_headers(headers) or _encode_headers(headers)
+            self._header_part = _usual_headers(headers) or _encode_headers(headers)
         self._key_part = _NULL if key is None else (_SHORT.get(len(key)) or varint(len(key))) + key
         self._key, self._headers = key, headers
 
@@ -182,7 +182,7 @@ class Records:
             raise OverflowError(f"timestamp {timestamp}")
         content = _NULL if value is None else varint(len(value)) + value
         body = b"".join(
-            (b"\0", varint(timestamp - self._first), varint(self.count), self._key_part, content, self._tail)
+            (b"\0", varint(timestamp - self._first), varint(self.count), self._key_part, content, self._header_part)
         )
         return varint(len(body)), body
 

@@ -148,7 +148,7 @@ class PartitionQueue:
         self._patience: asyncio.Timeout | None = None
 
     def seal_open(self) -> Batch:
-        """The open batch has no room for the next record: queue it, open another."""
+        """The open batch is too full for the next record: queue it, open another."""
         if self.open.count:
             self.open.seal()
             self.full.append(self.open)
