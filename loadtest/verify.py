@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Container
 from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer
+from aiokafka.structs import ConsumerRecord
 
 from loadtest.numbering import Number, Numbering
 
@@ -50,25 +51,47 @@ class Ledger:
         """How many acknowledgements there are."""
         return sum(len(sequences) for sequences in self.acknowledged.values())
 
+    def missing(self, there: Container[Number]) -> list[Number]:
+        """What was acknowledged and is not there."""
+        return [
+            number
+            for sender, sequences in self.acknowledged.items()
+            for sequence in sorted(sequences)
+            if (number := Number(sender, sequence)) not in there
+        ]
+
 
 class Arrivals:
-    """Messages in the order in which one reader saw them, per sender."""
+    """Messages of a run as one reader saw them.
 
-    def __init__(self) -> None:
-        self._seen: dict[int, set[int]] = collections.defaultdict(set)
-        self._highest: dict[int, int] = {}
-        self.duplicated = 0
+    Attributes:
+        counts: how often each came.
+        reordered: first arrivals below an earlier one of their sender.
+        foreign: messages that are not of the run.
+    """
+
+    def __init__(self, numbering: Numbering) -> None:
+        self.counts: collections.Counter[Number] = collections.Counter()
         self.reordered = 0
+        self.foreign = 0
+        self._numbering = numbering
+        self._highest: dict[int, int] = {}
+
+    def take(self, payload: bytes | None) -> bool:
+        """A message came; whether it is of the run."""
+        number = self._numbering.read(payload)
+        if number is None:
+            self.foreign += 1
+            return False
+        self.add(number)
+        return True
 
     def add(self, number: Number) -> None:
-        """A message was read. A first arrival below an earlier one of its sender is out of order."""
-        seen = self._seen[number.sender]
-        if number.sequence in seen:
-            self.duplicated += 1
+        """The same, for one whose number is known."""
+        self.counts[number] += 1
+        if self.counts[number] > 1:
             return
-        seen.add(number.sequence)
-        highest = self._highest.get(number.sender, -1)
-        if number.sequence < highest:
+        if number.sequence < self._highest.get(number.sender, -1):
             self.reordered += 1
         else:
             self._highest[number.sender] = number.sequence
@@ -76,24 +99,31 @@ class Arrivals:
     @property
     def total(self) -> int:
         """How many different messages arrived."""
-        return sum(len(sequences) for sequences in self._seen.values())
+        return len(self.counts)
+
+    @property
+    def duplicated(self) -> int:
+        """How many came again."""
+        return self.counts.total() - len(self.counts)
 
     def judge(self, ledger: Ledger) -> Verdict:
         """Hold what arrived against what was acknowledged."""
-        acknowledged: Mapping[int, set[int]] = ledger.acknowledged
-        lost = sum(len(sequences - self._seen[sender]) for sender, sequences in acknowledged.items())
-        extra = sum(len(seen - acknowledged.get(sender, set())) for sender, seen in self._seen.items())
+        lost = len(ledger.missing(self.counts))
+        extra = self.total - (ledger.total - lost)
         return Verdict(ledger.total, self.total, lost, self.duplicated, self.reordered, extra)
 
 
-async def read_topic(bootstrap: str, topic: str, numbering: Numbering) -> Arrivals:
-    """Read a topic from its beginning to the end it has now.
-
-    Each sender must have kept to one key (or one partition), or reordering between partitions shows as such.
-    """
+async def stored(
+    bootstrap: str, topic: str, isolation: str = "read_uncommitted"
+) -> AsyncIterator[ConsumerRecord[bytes, bytes]]:
+    """The records of a topic, from its beginning to the end it has now; LookupError when there is no such topic."""
     # Without a group the consumer is given every partition of the topic at its start.
     consumer = AIOKafkaConsumer(
-        topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
+        topic,
+        bootstrap_servers=bootstrap,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        isolation_level=isolation,
     )
     try:
         await consumer.start()
@@ -101,13 +131,32 @@ async def read_topic(bootstrap: str, topic: str, numbering: Numbering) -> Arriva
         if not partitions:
             raise LookupError(f"no topic {topic}")
         ends = await consumer.end_offsets(partitions)
-        arrivals = Arrivals()
         while any([await consumer.position(partition) < ends[partition] for partition in partitions]):
             for records in (await consumer.getmany(timeout_ms=1000, max_records=5000)).values():
                 for record in records:
-                    number = numbering.read(record.value)
-                    if number is not None:
-                        arrivals.add(number)
-        return arrivals
+                    yield record
     finally:
         await consumer.stop()
+
+
+async def read_topic(bootstrap: str, topic: str, numbering: Numbering) -> Arrivals:
+    """What a topic has of a run.
+
+    Each sender must have kept to one key (or one partition), or reordering between partitions shows as such.
+    """
+    arrivals = Arrivals(numbering)
+    async for record in stored(bootstrap, topic):
+        arrivals.take(record.value)
+    return arrivals
+
+
+async def read_places(bootstrap: str, topic: str, numbering: Numbering, isolation: str) -> dict[Number, list[str]]:
+    """Where each message of the run is stored."""
+    places: dict[Number, list[str]] = {}
+    async for record in stored(bootstrap, topic, isolation):
+        number = numbering.read(record.value)
+        if number is not None:
+            exchange = b"".join(value for name, value in record.headers if name == "mqtt.exchange")
+            place = f"{record.partition}/{record.offset} at {record.timestamp / 1000:.3f}"
+            places.setdefault(number, []).append(f"{place} {exchange.decode()}".strip())
+    return places

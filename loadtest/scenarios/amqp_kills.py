@@ -32,7 +32,8 @@ from loadtest.clients.kept_amqp import Delivery, KeptReceiver, KeptSender, Place
 from loadtest.clients.kept_proton import ProtonReceiver, ProtonSender
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Number, Numbering
-from loadtest.scenarios.rounds import SHOWN, Rounds, read_counts
+from loadtest.scenarios.rounds import SHOWN, Rounds
+from loadtest.verify import Arrivals, read_places
 
 COMMIT_INTERVAL_S: Final = 1.0  # of the gateway
 RECOVERY_S: Final = 6.0
@@ -116,22 +117,14 @@ class Group:
 
     def __init__(self, name: str, numbering: Numbering) -> None:
         self.name = name
-        self.count = 0
-        self.foreign = 0
-        self._numbering = numbering
-        self.numbers: set[Number] = set()
+        self.arrivals = Arrivals(numbering)
         self._deliveries: dict[Place, list[tuple[int, float]]] = collections.defaultdict(list)  # (born, at)
         self._accepted: dict[Place, list[tuple[int, float]]] = collections.defaultdict(list)
 
     def take(self, delivery: Delivery) -> None:
         """A message came."""
-        self.count += 1
-        number = self._numbering.read(delivery.payload)
-        if number is None:
-            self.foreign += 1
-            return
-        self.numbers.add(number)
-        self._deliveries[delivery.place].append((delivery.born, delivery.at))
+        if self.arrivals.take(delivery.payload):
+            self._deliveries[delivery.place].append((delivery.born, delivery.at))
 
     def accepted(self, delivery: Delivery, at: float) -> None:
         """Its acceptance was written."""
@@ -220,17 +213,17 @@ class AmqpRound(Rounds[Plan, Outcome]):
 
     def received(self) -> int:
         """See `Rounds`."""
-        return sum(group.count for group in self._groups.values())
+        return sum(group.arrivals.counts.total() for group in self._groups.values())
 
     def all_delivered(self) -> bool:
         """See `Rounds`."""
         wanted = sum(sender.total for sender in self._senders)
-        return all(len(group.numbers) >= wanted for group in self._groups.values())
+        return all(group.arrivals.total >= wanted for group in self._groups.values())
 
     def _served(self) -> Callable[[], bool]:
         """A condition: every group has got something new from now on."""
-        before = {name: len(group.numbers) for name, group in self._groups.items()}
-        return lambda: all(len(group.numbers) > before[name] for name, group in self._groups.items())
+        before = {name: group.arrivals.total for name, group in self._groups.items()}
+        return lambda: all(group.arrivals.total > before[name] for name, group in self._groups.items())
 
     async def moment(self, kill: int) -> str:
         """Some kills wait until the groups are served again, which takes Kafka's session time-out."""
@@ -286,18 +279,18 @@ class AmqpRound(Rounds[Plan, Outcome]):
 
     async def judge(self, problems: list[str], seconds: float) -> Outcome:
         """See `Rounds`."""
-        places = await read_counts(self.gateway.kafka, self.topic, self.numbering, "read_committed")
-        lost = self.lost(places)
+        places = await read_places(self.gateway.kafka, self.topic, self.numbering, "read_committed")
+        lost = self.ledger.missing(places)
         _tell(problems, "accepted and not in Kafka", lost)
         twice = [number for number, at in places.items() if len(at) > 1]
         missing: list[Number] = []
         again: list[Again] = []
         for name, group in self._groups.items():
-            absent = [number for number in places if number not in group.numbers]
+            absent = [number for number in places if number not in group.arrivals.counts]
             _tell(problems, f"not delivered to {name}", absent)
             missing += absent
-            if group.foreign:
-                problems.append(f"{name}: {group.foreign} messages that nobody sent")
+            if group.arrivals.foreign:
+                problems.append(f"{name}: {group.arrivals.foreign} messages that nobody sent")
             came_again = group.again(self._kills, self._outages)
             _tell(problems, f"delivered again to {name} though committed", [one for one in came_again if one.below])
             limit = COMMIT_INTERVAL_S + self.plan.grace

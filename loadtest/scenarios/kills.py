@@ -9,16 +9,16 @@ Paho. At the end the log and what each subscriber got are held against what the 
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from loadtest.clients.kept import KeptPublisher, KeptSubscriber
 from loadtest.clients.kept_paho import PahoPublisher, PahoSubscriber
 from loadtest.gateway import GatewayProcess
-from loadtest.numbering import Number, Numbering
-from loadtest.scenarios.rounds import SHOWN, Rounds, read_counts
-from loadtest.verify import Arrivals
+from loadtest.numbering import Number
+from loadtest.scenarios.rounds import SHOWN, Rounds
+from loadtest.verify import Arrivals, read_places
 
 Publisher = KeptPublisher | PahoPublisher
 Subscriber = KeptSubscriber | PahoSubscriber
@@ -55,23 +55,8 @@ class Outcome(NamedTuple):
         return {**self._asdict(), "problems": len(self.problems), "seconds": round(self.seconds, 1)}
 
 
-class Receiver:
-    """What one subscriber got."""
-
-    def __init__(self, numbering: Numbering) -> None:
-        self._numbering = numbering
-        self.counts: collections.Counter[Number] = collections.Counter()
-        self.arrivals = Arrivals()
-        self.foreign = 0
-
-    def take(self, payload: bytes, qos: int) -> None:
-        """A message came."""
-        number = self._numbering.read(payload)
-        if number is None:
-            self.foreign += 1
-            return
-        self.counts[number] += 1
-        self.arrivals.add(number)
+def _take(arrivals: Arrivals, payload: bytes, _qos: int) -> None:
+    arrivals.take(payload)
 
 
 class Round(Rounds[Plan, Outcome]):
@@ -80,7 +65,7 @@ class Round(Rounds[Plan, Outcome]):
     def __init__(self, gateway: GatewayProcess, plan: Plan, say: Callable[[str], None]) -> None:
         super().__init__(gateway, plan, say)
         self._senders: list[tuple[int, Publisher]] = []  # with its QoS; its place is its number
-        self._subscribers: list[tuple[int, Subscriber, Receiver]] = []
+        self._subscribers: list[tuple[int, Subscriber, Arrivals]] = []
 
     def senders(self) -> list[Publisher]:
         """See `Rounds`."""
@@ -109,10 +94,11 @@ class Round(Rounds[Plan, Outcome]):
                 self._senders.append((qos, sender))
         for qos in (1, 2):
             for make in (KeptSubscriber,) * plan.subscribers + (PahoSubscriber,) * (qos == 2):
-                receiver = Receiver(self.numbering)
+                arrivals = Arrivals(self.numbering)
+                take = partial(_take, arrivals)
                 name = f"{run}-subscriber-{len(self._subscribers)}"
-                subscriber = make(address, name, f"{self.topic}/#", qos, receiver.take)
-                self._subscribers.append((qos, subscriber, receiver))
+                subscriber = make(address, name, f"{self.topic}/#", qos, take)
+                self._subscribers.append((qos, subscriber, arrivals))
 
     def all_receive(self) -> bool:
         """Every SUBACK came."""
@@ -120,37 +106,37 @@ class Round(Rounds[Plan, Outcome]):
 
     def received(self) -> int:
         """See `Rounds`."""
-        return sum(receiver.counts.total() for _, _, receiver in self._subscribers)
+        return sum(arrivals.counts.total() for _, _, arrivals in self._subscribers)
 
     def all_delivered(self) -> bool:
         """See `Rounds`."""
         wanted = sum(sender.total for _, sender in self._senders)
-        return all(len(receiver.counts) >= wanted for _, _, receiver in self._subscribers)
+        return all(arrivals.total >= wanted for _, _, arrivals in self._subscribers)
 
     async def judge(self, problems: list[str], seconds: float) -> Outcome:
         """See `Rounds`."""
         sent = sum(sender.total for _, sender in self._senders)
         stored = {
-            isolation: await read_counts(self.gateway.kafka, self.topic, self.numbering, isolation)
+            isolation: await read_places(self.gateway.kafka, self.topic, self.numbering, isolation)
             for isolation in ("read_committed", "read_uncommitted")
         }
         if stored["read_committed"] != stored["read_uncommitted"]:
             problems.append("read_committed and read_uncommitted see different messages")
         places = stored["read_uncommitted"]
-        lost = self.lost(places)
+        lost = self.ledger.missing(places)
         doubled = {qos: [n for n, at in places.items() if len(at) > 1 and self._qos(n) == qos] for qos in (1, 2)}
         self._tell(problems, "acknowledged and not in Kafka", lost, places)
         self._tell(problems, "of a QoS 2 sender and in Kafka more than once", doubled[2], places)
-        for qos, subscriber, receiver in self._subscribers:
+        for qos, subscriber, arrivals in self._subscribers:
             name = f"{type(subscriber).__name__} at QoS {qos}"
-            missing = [number for number in places if number not in receiver.counts]
+            missing = [number for number in places if number not in arrivals.counts]
             self._tell(problems, f"not delivered to {name}", missing, places)
-            twice = [n for n, count in receiver.counts.items() if count > 1 and qos == 2 and self._qos(n) == 2]
+            twice = [n for n, count in arrivals.counts.items() if count > 1 and qos == 2 and self._qos(n) == 2]
             self._tell(problems, f"delivered more than once to {name}", twice, places)
-            if receiver.arrivals.reordered:
-                problems.append(f"{name}: {receiver.arrivals.reordered} messages out of order")
-            if receiver.foreign:
-                problems.append(f"{name}: {receiver.foreign} messages that nobody sent")
+            if arrivals.reordered:
+                problems.append(f"{name}: {arrivals.reordered} messages out of order")
+            if arrivals.foreign:
+                problems.append(f"{name}: {arrivals.foreign} messages that nobody sent")
         reconnects = sum(client.connects - 1 for client in self.clients())
         return Outcome(
             self.plan.kills, seconds, sent, self.ledger.total, len(lost), len(doubled[1]), len(doubled[2]),

@@ -20,6 +20,7 @@ from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import process_resident
 from loadtest.numbering import Numbering
+from loadtest.verify import Arrivals
 
 AT_ONCE: Final = 50
 WARM_UP: Final = 1000  # sessions before the first look at the memory
@@ -116,18 +117,17 @@ class Returning(asyncio.Protocol):
     """Comes back to its session and takes the backlog; QoS 1 is acknowledged at once.
 
     Attributes:
-        sequences: numbers of the messages, as they came.
+        arrivals: the messages that came.
         present: what CONNACK said of the session.
     """
 
     def __init__(self, client_id: str, numbering: Numbering, expected: int) -> None:
         self._client_id = client_id
-        self._numbering = numbering
         self._expected = expected
         self._splitter = Splitter()
         self._transport: asyncio.Transport | None = None
         self.present: bool | None = None
-        self.sequences: list[int] = []
+        self.arrivals = Arrivals(numbering)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -147,12 +147,10 @@ class Returning(asyncio.Protocol):
                 at = 2 + struct.unpack_from(">H", body)[0]
                 acks += b"\x40\2" + body[at : at + 2]
                 length, at = read_varint(body, at + 2)
-                number = self._numbering.read(body[at + length :])
-                if number is not None:
-                    self.sequences.append(number.sequence)
+                self.arrivals.take(body[at + length :])
         if acks and self._transport is not None:
             self._transport.write(bytes(acks))
-        if len(self.sequences) >= self._expected and not self.done.done():
+        if self.arrivals.total >= self._expected and not self.done.done():
             self.done.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -275,7 +273,6 @@ async def _publish(gateway: Scales, topic: str, numbering: Numbering, crowd: Cro
 async def _return(gateway: Scales, numbering: Numbering, crowd: Crowd, problems: list[str]) -> int:
     """Some sessions come back, all at once in groups; returns how many got everything."""
     good = 0
-    expected = list(range(crowd.backlog))
 
     async def come_back(number: int) -> None:
         nonlocal good
@@ -286,11 +283,14 @@ async def _return(gateway: Scales, numbering: Numbering, crowd: Crowd, problems:
             async with asyncio.timeout(STEP_S):
                 await client.done
         except (TimeoutError, ConnectionError) as error:
-            problems.append(f"{name}: {type(error).__name__} after {len(client.sequences)} messages")
+            problems.append(f"{name}: {type(error).__name__} after {client.arrivals.total} messages")
+        arrivals = client.arrivals
         if not client.present:
             problems.append(f"{name}: session present is {client.present}")
-        elif client.sequences != expected:
-            problems.append(f"{name}: {len(client.sequences)} messages, {len(set(client.sequences))} different")
+        elif (arrivals.total, arrivals.duplicated, arrivals.reordered) != (crowd.backlog, 0, 0):
+            problems.append(
+                f"{name}: {arrivals.total} messages, {arrivals.duplicated} again, {arrivals.reordered} out of order"
+            )
         else:
             good += 1
         client.close()

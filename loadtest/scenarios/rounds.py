@@ -9,11 +9,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from aiokafka import AIOKafkaConsumer
-
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
-from loadtest.numbering import Number, Numbering
+from loadtest.numbering import Numbering
 from loadtest.verify import Ledger
 
 PAYLOAD: Final = 64
@@ -212,39 +210,3 @@ class Rounds(abc.ABC, Generic[P, O]):
             elif time.monotonic() - moved > STALLED_S:
                 raise TimeoutError(f"waited in vain for {what}")
             await asyncio.sleep(_TICK_S)
-
-    def lost(self, places: dict[Number, list[str]]) -> list[Number]:
-        """What was acknowledged and is not stored."""
-        return [
-            Number(sender, sequence)
-            for sender, sequences in self.ledger.acknowledged.items()
-            for sequence in sorted(sequences)
-            if Number(sender, sequence) not in places
-        ]
-
-
-async def read_counts(bootstrap: str, topic: str, numbering: Numbering, isolation: str) -> dict[Number, list[str]]:
-    """Where each message of the run is stored."""
-    consumer = AIOKafkaConsumer(
-        topic,
-        bootstrap_servers=bootstrap,
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
-        isolation_level=isolation,
-    )
-    places: dict[Number, list[str]] = {}
-    await consumer.start()
-    try:
-        partitions = sorted(consumer.assignment())
-        ends = await consumer.end_offsets(partitions)
-        while any([await consumer.position(partition) < ends[partition] for partition in partitions]):
-            for records in (await consumer.getmany(timeout_ms=1000, max_records=5000)).values():
-                for record in records:
-                    number = numbering.read(record.value)
-                    if number is not None:
-                        exchange = b"".join(value for name, value in record.headers if name == "mqtt.exchange")
-                        place = f"{record.partition}/{record.offset} at {record.timestamp / 1000:.3f}"
-                        places.setdefault(number, []).append(f"{place} {exchange.decode()}".strip())
-    finally:
-        await consumer.stop()
-    return places

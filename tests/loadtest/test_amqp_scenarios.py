@@ -78,4 +78,4 @@ def test_what_comes_again_from_the_same_gateway_needs_a_reason() -> None:
 def test_what_nobody_sent_is_counted() -> None:
     group = Group("g", NUMBERING)
     group.take(Delivery(b"somebody else's", PLACE, 0, 1.0))
-    assert (group.foreign, group.numbers) == (1, set())
+    assert (group.arrivals.foreign, group.arrivals.total) == (1, 0)

@@ -32,7 +32,7 @@ def test_payloads_of_others_have_no_number() -> None:
 
 
 def judged(acknowledged: list[tuple[int, int]], arrived: list[tuple[int, int]]) -> dict[str, int]:
-    ledger, arrivals = Ledger(), Arrivals()
+    ledger, arrivals = Ledger(), Arrivals(Numbering())
     for sender, sequence in acknowledged:
         ledger.acknowledge(sender, sequence)
     for sender, sequence in arrived:
@@ -74,7 +74,7 @@ def test_stored_without_an_acknowledgement() -> None:
 
 @given(st.permutations(range(12)))
 def test_only_the_sorted_order_counts_as_order(order: list[int]) -> None:
-    arrivals = Arrivals()
+    arrivals = Arrivals(Numbering())
     for sequence in order:
         arrivals.add(Number(0, sequence))
     below_an_earlier_one = sum(any(earlier > one for earlier in order[:at]) for at, one in enumerate(order))
@@ -92,7 +92,7 @@ async def test_a_topic_is_read_to_its_end(bootstrap: str, new_topic) -> None:
     await producer.send_and_wait(topic, b"somebody else's", partition=0)
     await producer.stop()
     arrivals = await read_topic(bootstrap, topic, numbering)
-    assert (arrivals.total, arrivals.duplicated, arrivals.reordered) == (8, 2, 2)
+    assert (arrivals.total, arrivals.duplicated, arrivals.reordered, arrivals.foreign) == (8, 2, 2, 1)
 
 
 def test_a_window_bounds_what_is_unanswered() -> None:
