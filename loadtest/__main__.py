@@ -10,7 +10,7 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,7 +45,20 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
     scenarios = parser.add_subparsers(dest="scenario", required=True)
-    steady = scenarios.add_parser("steady", help="windows kept full, or a rate; then verified")
+
+    def scenario(name: str, text: str, *, starts: Collection[str] = ("kafka", "gateway")) -> argparse.ArgumentParser:
+        """One with the options that all have; `starts`: what it starts by itself."""
+        made = scenarios.add_parser(name, help=text)
+        made.add_argument("--json", type=Path, help="write the report here as well")
+        if starts:
+            made.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
+        if "kafka" in starts:
+            made.add_argument(
+                "--bootstrap", help="Kafka, which is left running with what is in it; without it one is started"
+            )
+        return made
+
+    steady = scenario("steady", "windows kept full, or a rate; then verified", starts=())
     steady.add_argument("--ready-file", type=Path, required=True, help="what `trivium up --ready-file` wrote")
     steady.add_argument("--protocol", choices=(*PROTOCOLS, "all"), default="all")
     steady.add_argument("--connections", type=int, default=10)
@@ -61,10 +74,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     steady.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="MQTT only")
     steady.add_argument("--rate", type=float, help="messages per second in total; default: as fast as answered")
     steady.add_argument("--partitions", type=int, default=3)
-    steady.add_argument("--json", type=Path, help="write the report here as well")
-    kills = scenarios.add_parser("kills", help="the gateway is killed under load; nothing acknowledged may be lost")
+    kills = scenario("kills", "the gateway is killed under load; nothing acknowledged may be lost")
     kills.add_argument("--protocol", choices=("mqtt", "amqp"), default="mqtt")
-    kills.add_argument("--bootstrap", help="Kafka, which is never killed; without it one is started")
     plan, amqp = Plan(), amqp_kills.Plan()
     kills.add_argument("--kills", type=int, help=f"default: {plan.kills}")
     kills.add_argument(
@@ -86,11 +97,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--grace", type=float, help=f"AMQP: seconds that a commit may take beside its interval ({amqp.grace:g})"
     )
     kills.add_argument("--seed", type=int, help=f"default: {plan.seed}")
-    kills.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
-    kills.add_argument("--json", type=Path, help="write the report here as well")
-    memory = scenarios.add_parser("memory", help="resident memory of idle connections and offline sessions")
+    memory = scenario("memory", "resident memory of idle connections and offline sessions")
     memory.add_argument("--protocol", choices=("mqtt", "amqp"), default="mqtt", help="amqp: idle connections only")
-    memory.add_argument("--bootstrap", help="Kafka; without it one is started")
     crowd = Crowd()
     memory.add_argument(
         "--connections",
@@ -103,10 +111,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     memory.add_argument("--returning", type=int, default=crowd.returning, help="sessions that come back for them")
     memory.add_argument("--payload", type=int, default=crowd.payload, help="bytes")
     memory.add_argument("--settle", type=float, default=crowd.settle, help="seconds before each look")
-    memory.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
-    memory.add_argument("--json", type=Path, help="write the report here as well")
-    fuzz = scenarios.add_parser("fuzz", help="damaged AMQP conversations against a gateway that must not mind")
-    fuzz.add_argument("--bootstrap", help="Kafka; without it one is started")
+    fuzz = scenario("fuzz", "damaged AMQP conversations against a gateway that must not mind")
     storm = Storm()
     fuzz.add_argument("--seconds", type=float, default=storm.seconds)
     fuzz.add_argument("--at-once", type=int, default=storm.at_once, help="connections")
@@ -114,10 +119,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     fuzz.add_argument("--warm-up", type=float, default=storm.warm_up, help="share of the time")
     fuzz.add_argument("--silent", type=float, default=storm.silent, help="share of conversations that end in silence")
     fuzz.add_argument("--first", type=int, default=storm.first, help="number of the first conversation")
-    fuzz.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
-    fuzz.add_argument("--json", type=Path, help="write the report here as well")
-    sse = scenarios.add_parser("sse", help="many listeners to server-sent events; nobody may fall behind")
-    sse.add_argument("--bootstrap", help="Kafka; without it one is started")
+    sse = scenario("sse", "many listeners to server-sent events; nobody may fall behind")
     listeners = events.Crowd()
     sse.add_argument("--listeners", type=int, default=listeners.listeners)
     sse.add_argument("--messages", type=int, default=listeners.messages)
@@ -125,28 +127,19 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     sse.add_argument("--size", type=int, default=listeners.size, help="payload bytes")
     sse.add_argument("--late", type=float, default=listeners.late, help="seconds that nobody may ever be behind")
     sse.add_argument("--unpinned", action="store_true", help="leave the processors to the system")
-    sse.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
-    sse.add_argument("--json", type=Path, help="write the report here as well")
-    topics = scenarios.add_parser("many-topics", help="what `#` costs beside many Kafka topics, and absent topics")
-    topics.add_argument("--bootstrap", help="Kafka, whose topics stay; without it one is started")
+    topics = scenario("many-topics", "what `#` costs beside many Kafka topics, and absent topics")
     beside = many_topics.Plan()
     topics.add_argument("--topics", type=int, default=beside.topics)
     topics.add_argument("--partitions", type=int, default=beside.partitions, help="of each")
     topics.add_argument("--others", type=int, default=beside.others, help="subscribers after the first")
     topics.add_argument("--filters", type=int, default=beside.filters, help="whose topics do not exist")
     topics.add_argument("--idle-s", type=float, default=beside.idle_s, help="seconds of doing nothing")
-    topics.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
-    topics.add_argument("--json", type=Path, help="write the report here as well")
-    manys = scenarios.add_parser("many", help="what a client can make many of, beside a modest client's latency")
-    manys.add_argument("--bootstrap", help="Kafka; without it one is started")
+    manys = scenario("many", "what a client can make many of, beside a modest client's latency")
     most = many.Plan()
     for name in most._fields[:-1]:
         manys.add_argument(f"--{name}", type=type(getattr(most, name)), default=getattr(most, name))
     manys.add_argument("--only", default="", help="those whose name contains this")
-    manys.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
-    manys.add_argument("--json", type=Path, help="write the report here as well")
-    long = scenarios.add_parser("soak", help="all protocols in and out for long; nothing in the gateway may grow")
-    long.add_argument("--bootstrap", help="Kafka; without it one is started")
+    long = scenario("soak", "all protocols in and out for long; nothing in the gateway may grow")
     soaking = soak.Plan()
     long.add_argument("--protocol", choices=PROTOCOLS, action="append", help="one alone; default: all at once")
     long.add_argument("--minutes", type=float, default=soaking.minutes, help="at most")
@@ -161,33 +154,25 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     long.add_argument("--settle", type=float, default=soaking.settle, help="seconds before anything is judged")
     long.add_argument("--csv", type=Path, help="write the samples here; default: soak.csv in the directory")
     long.add_argument("--plot", type=Path, help="draw them here, as SVG; default: soak.svg in the directory")
-    long.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
-    long.add_argument("--json", type=Path, help="write the report here as well")
-    recoveries = scenarios.add_parser(
-        "recovery", help="the embedded Kafka is killed with many GB that it had not flushed"
+    recoveries = scenario(
+        "recovery",
+        "the embedded Kafka, whose data are deleted at the end, is killed with many GB that it had not flushed",
+        starts=("gateway",),
     )
     back = recovery.Plan()
     recoveries.add_argument("--gigabytes", type=float, default=back.gigabytes)
     recoveries.add_argument("--kills", type=int, default=back.kills, help="of starts, while Kafka recovers")
-    recoveries.add_argument("--directory", type=Path, help="for logs and data; the data are deleted at the end")
-    recoveries.add_argument("--json", type=Path, help="write the report here as well")
-    again = scenarios.add_parser("reads", help="HTTP consumers read the same again and again; nothing of it may stay")
-    again.add_argument("--bootstrap", help="Kafka; without it one is started")
+    again = scenario("reads", "HTTP consumers read the same again and again; nothing of it may stay")
     reading = http_reads.Plan()
     again.add_argument("--rounds", type=int, default=reading.rounds)
     again.add_argument("--records", type=int, default=reading.records, help="that each round reads")
     again.add_argument("--size", type=int, default=reading.size, help="bytes of a record's value")
-    again.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
-    again.add_argument("--json", type=Path, help="write the report here as well")
     for name, protocol in (("table", "MQTT"), ("amqp", "AMQP")):
-        table = scenarios.add_parser(name, help=f"every figure of docs/performance.md about {protocol}'s speed")
-        table.add_argument("--bootstrap", help="Kafka; without it one is started")
+        table = scenario(name, f"every figure of docs/performance.md about {protocol}'s speed")
         table.add_argument("--rounds", type=int, default=3, help="of each row; the one with the least CPU counts")
         table.add_argument("--share", type=float, default=1.0, help="of the messages, for a quick look")
         table.add_argument("--only", default="", help="rows whose name contains this")
         table.add_argument("--unpinned", action="store_true", help="leave the processors to the system")
-        table.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
-        table.add_argument("--json", type=Path, help="write the report here as well")
     return parser.parse_args(argv)
 
 
