@@ -3,15 +3,22 @@
 A trie whose edges are levels, with no node where nothing branches: a name that is alone below an edge hangs there
 itself, and levels that a whole branch has in common are the `skip` of its node. So there are fewer nodes than names,
 however many levels the names have.
+
+A search goes on while names come and go: a node that another one takes the place of stays as it is, and shares its
+children with it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+STEP: Final = 256  # edges that a search looks at before it gives the turn away
 
 _MULTI = "#"
 _SINGLE = "+"
+_ELSEWHERE = -1
 
 
 class _Node:
@@ -29,6 +36,12 @@ class _Node:
         self.skip = skip
         self.children: dict[str, _Node | str] = {}
         self.name: str | None = None
+
+    def with_skip(self, skip: tuple[str, ...]) -> _Node:
+        """What takes the place of this node, which a search may have come to."""
+        node = _Node(skip)
+        node.children, node.name = self.children, self.name
+        return node
 
     def hang(self, levels: Sequence[str], depth: int, name: str) -> None:
         """Put in a name of which `depth` levels lead here, and that is alone with its next one."""
@@ -63,42 +76,48 @@ class NameTrie:
         self._size -= removed
         return removed
 
-    def match(self, topic_filter: str) -> list[str]:
-        """The names that a valid topic filter matches, in their order.
+    def search(self, topic_filter: str) -> Iterator[list[str]]:
+        """The names that a valid topic filter matches, in pieces, in no order.
+
+        A piece is what the next `STEP` edges have led to, which may be nothing. Names may be put in and taken out in
+        between: what is there from begin to end is found, and found once.
 
         Wildcards at the first level match no name that begins with `$` [MQTT-4.7.2-1]. `sport/#` matches `sport`
         as well (section 4.7.1.2).
         """
         levels = topic_filter.split("/")
         found: list[str] = []
-        waiting: list[tuple[_Node, int]] = [(self._root, 0)]
+        looked = 0
+        # Edges to be followed, and the level of the filter that is next behind them; None: everything there matches.
+        waiting: list[tuple[Iterator[_Node | str], int | None]] = [(iter((self._root,)), 0)]
         while waiting:
-            node, depth = waiting.pop()
-            if depth == len(levels):
-                if node.name is not None:
-                    found.append(node.name)
+            branches, depth = waiting[-1]
+            child = next(branches, None)
+            if child is None:
+                waiting.pop()
                 continue
-            level = levels[depth]
+            looked += 1
+            if looked > STEP:
+                yield found
+                found, looked = [], 1
+            if isinstance(child, str):
+                if depth is None or _goes_on(child.split("/"), levels, depth):
+                    found.append(child)
+                continue
+            reached = None if depth is None else _pass(child, levels, depth)
+            if reached == _ELSEWHERE:
+                continue
+            level = _MULTI if reached is None else levels[reached] if reached < len(levels) else None
+            if level in {_MULTI, None} and child.name is not None:
+                found.append(child.name)
             if level == _MULTI:
-                _collect(node, found, reserved=depth > 0)
-                continue
-            if level == _SINGLE:
-                branches = [child for key, child in node.children.items() if depth > 0 or not key.startswith("$")]
-            else:
-                only = node.children.get(level)
-                branches = [] if only is None else [only]
-            for child in branches:
-                if isinstance(child, str):
-                    if _goes_on(child.split("/"), levels, depth + 1):
-                        found.append(child)
-                    continue
-                reached = _pass(child, levels, depth + 1)
-                if reached is None:
-                    _collect(child, found)
-                elif reached >= 0:
-                    waiting.append((child, reached))
-        found.sort()
-        return found
+                waiting.append((_branches(child, reached), None))
+            elif level is not None and reached is not None:
+                if level == _SINGLE:
+                    waiting.append((_branches(child, reached), reached + 1))
+                elif level in child.children:
+                    waiting.append((iter((child.children[level],)), reached + 1))
+        yield found
 
     def _add(self, name: str) -> bool:
         levels = name.split("/")
@@ -118,8 +137,7 @@ class NameTrie:
             depth += 1 + shared
             if shared < len(child.skip):
                 above = node.children[level] = _Node(child.skip[:shared])
-                above.children[child.skip[shared]] = child
-                child.skip = child.skip[shared + 1 :]
+                above.children[child.skip[shared]] = child.with_skip(child.skip[shared + 1 :])
                 above.hang(levels, depth, name)
                 return True
             node = child
@@ -173,9 +191,7 @@ def _dissolve(node: _Node, above: _Node, level: str) -> None:
         above.children[level] = node.name
         return
     ((key, child),) = node.children.items()
-    if isinstance(child, _Node):
-        child.skip = (*node.skip, key, *child.skip)
-    above.children[level] = child
+    above.children[level] = child.with_skip((*node.skip, key, *child.skip)) if isinstance(child, _Node) else child
 
 
 def _common(skip: Sequence[str], levels: Sequence[str], start: int) -> int:
@@ -201,30 +217,24 @@ def _pass(node: _Node, wanted: Sequence[str], depth: int) -> int | None:
     """Match a node's `skip` from level `depth` of a filter on.
 
     Returns:
-        The level of the filter that is next; -1 when it does not match; None when everything below does.
+        The level of the filter that is next; `_ELSEWHERE` when it does not match; None when everything below does.
     """
     for level in node.skip:
         if depth == len(wanted):
-            return -1
+            return _ELSEWHERE
         want = wanted[depth]
         if want == _MULTI:
             return None
         if want not in (_SINGLE, level):
-            return -1
+            return _ELSEWHERE
         depth += 1
     return depth
 
 
-def _collect(node: _Node, found: list[str], *, reserved: bool = True) -> None:
-    """All names at and below `node`; without `reserved` none that begins with `$` (the node is the root then)."""
-    if node.name is not None:
-        found.append(node.name)
-    waiting = [child for key, child in node.children.items() if reserved or not key.startswith("$")]
-    while waiting:
-        child = waiting.pop()
-        if isinstance(child, str):
-            found.append(child)
-            continue
-        if child.name is not None:
-            found.append(child.name)
-        waiting.extend(child.children.values())
+def _branches(node: _Node, depth: int | None) -> Iterator[_Node | str]:
+    """The edges below `node` as they are now; where a wildcard is the first level, those of names without `$`."""
+    children = list(node.children.values())
+    if depth != 0:
+        return iter(children)
+    keys = list(node.children)
+    return (child for key, child in zip(keys, children, strict=True) if not key.startswith("$"))

@@ -80,9 +80,8 @@ async def subscribe(
             return
     explained = Properties(reason_string=answer.reason) if answer.reason is not None else None
     connection.send_suback(event.packet_id, answer.codes, explained)
-    for wish, owed in answer.retained:
-        session.deliveries.send_retained(wish, owed)
     if answer.retained:
+        session.deliveries.send_retained(answer.retained)
         session.feed()
 
 

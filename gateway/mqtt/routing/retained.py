@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -39,7 +39,7 @@ ENTRY_BYTES: Final = 500
 """What a message is counted for beside its topic, payload and headers."""
 SWEEP_S: Final = 1.0
 SWEEP_MOST: Final = 1000
-"""Tombstones for expired messages per sweep: a start may find very many of them."""
+"""Messages that expire in one turn of the loop, and tombstones per sweep: there may be very many of both."""
 GRACE_MS: Final = 60_000
 """Expired messages stay in the log for so long: clocks differ, and topics are often refreshed just as they expire."""
 STALE_DEADLINES: Final = 1000
@@ -49,6 +49,9 @@ _EXPIRY_DIGITS: Final = 15
 _DROPPED: Final = frozenset({MQTT_TOPIC, MQTT_RETAIN})  # the key says it, the topic says it
 _RETAIN_SET: Final = (MQTT_RETAIN, b"1")
 _OWN, _COPY = "own", "copy"  # the tokens of a message's two records
+
+Place = tuple[int, int]
+"""Partition and offset in the topic of retained messages."""
 
 _Packed = tuple[bytes, Headers]
 _pack = msgspec.msgpack.encode
@@ -210,24 +213,31 @@ class Retained:
 
     # Reading
 
-    def matching(self, topic_filter: str) -> list[str]:
-        """The topics with a message that a valid filter (not a shared one) matches, in their order.
+    def search(self, topic_filter: str, after: Place = (-1, -1)) -> Iterator[list[tuple[str, Place]]]:
+        """The topics with a message that a valid filter (not a shared one) matches, and the places of the messages.
 
-        Wildcards at the first level match no topic that begins with `$` [MQTT-4.7.2-1]. The look-up costs what it
-        finds, and what a wildcard in the middle has to try; it does not look at all topics.
+        They come in pieces, in no order, those behind `after` only; each piece is a short step of the search, and may
+        be empty. A message that is retained from begin to end is found. Wildcards at the first level match no topic
+        that begins with `$` [MQTT-4.7.2-1]. The search costs what it finds, and what a wildcard in the middle has to
+        try; it does not look at all topics.
         """
-        now, kept = self._wall_clock(), self._kept
-        if "+" not in topic_filter and "#" not in topic_filter:
-            entry = kept.get(topic_filter)
-            return [] if entry is None or _is_over(entry, now) else [topic_filter]
-        return [name for name in self._names.match(topic_filter) if not _is_over(kept[name], now)]
-
-    def placed(self, topic_filter: str, after: tuple[int, int] = (-1, -1)) -> list[tuple[str, tuple[int, int]]]:
-        """As `matching`, with their places (partition and offset) and in their order, those behind `after` only."""
+        is_name = "+" not in topic_filter and "#" not in topic_filter
         kept = self._kept
-        names = self.matching(topic_filter)
-        found = [(name, (kept[name].partition, kept[name].offset)) for name in names]
-        return sorted((one for one in found if one[1] > after), key=lambda one: one[1])
+        for piece in ([topic_filter],) if is_name else self._names.search(topic_filter):
+            now = self._wall_clock()
+            found = []
+            for name in piece:
+                entry = kept.get(name)
+                if entry is not None and not _is_over(entry, now):
+                    place = entry.partition, entry.offset
+                    if place > after:
+                        found.append((name, place))
+            yield found
+
+    def may_match(self, topic_filter: str) -> bool:
+        """Whether a filter matches messages; True also when that takes more than a step of the search to find out."""
+        pieces = self.search(topic_filter)
+        return bool(next(pieces)) or next(pieces, None) is not None
 
     def get(self, topic: str) -> Kept | None:
         """The message of a topic; None when there is none (any more)."""
@@ -343,24 +353,28 @@ class Retained:
         self, name: str, partition: int, offset: int, timestamp: int, value: bytes | None, headers: Headers
     ) -> None:
         """The topic's last version is this one."""
-        entry = self._kept.get(name)
-        if entry is not None:
-            if entry.partition != partition and entry.timestamp > timestamp:
-                return  # of another partitioner's partition, where offsets say nothing
-            self._remove(name, entry)
+        former = self._kept.get(name)
+        if former is not None and former.partition != partition and former.timestamp > timestamp:
+            return  # of another partitioner's partition, where offsets say nothing
         self._tombstones.pop(name, None)
-        if not value:
-            return
-        expires = _expiry(headers)
-        packed = _pack((value, tuple(header for header in headers if header[0] not in _DROPPED)))
-        entry = _Entry(partition, offset, timestamp, expires, packed)
-        if expires is not None:
+        entry: _Entry | None = None
+        if value:
+            packed = _pack((value, tuple(header for header in headers if header[0] not in _DROPPED)))
+            entry = _Entry(partition, offset, timestamp, _expiry(headers), packed)
             if _is_over(entry, self._wall_clock()):
                 self._plan_tombstone(name, entry)
-                return
-            heapq.heappush(self._deadlines, (expires, name))
+                entry = None
+        if entry is None:
+            if former is not None:
+                self._remove(name, former)
+            return
+        if entry.expires is not None:
+            heapq.heappush(self._deadlines, (entry.expires, name))
+        if former is None:
+            self._names.add(name)
+        else:
+            self._bytes -= _size(name, former)
         self._kept[name] = entry
-        self._names.add(name)
         self._bytes += _size(name, entry)
 
     def _remove(self, name: str, entry: _Entry) -> None:
@@ -383,26 +397,35 @@ class Retained:
     async def _run(self) -> None:
         await self._state.loaded.wait()
         while True:
-            self._sweep(self._wall_clock())
+            now = self._wall_clock()
+            for _ in self._expire(now):
+                await asyncio.sleep(0)
+            self._delete(now)
             await asyncio.sleep(SWEEP_S)
 
-    def _sweep(self, now: int) -> None:
-        """Remove what has expired from memory, and some time later from the log [MQTT-3.3.2-5].
-
-        The tombstone is written by any gateway, for what it has seen. A message that another gateway stores in the
-        moment between is deleted with it; nothing that is retained by this one is.
-        """
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now:
-            expires, name = heapq.heappop(deadlines)
+    def _expire(self, now: int) -> Iterator[None]:
+        """Remove what has expired from memory, in steps [MQTT-3.3.2-5]."""
+        expired = 0
+        while self._deadlines and self._deadlines[0][0] <= now:
+            expires, name = heapq.heappop(self._deadlines)
             entry = self._kept.get(name)
             if entry is not None and entry.expires == expires:
                 self._expired += 1
                 self._remove(name, entry)
                 self._plan_tombstone(name, entry)
-        if len(deadlines) > 2 * len(self._kept) + STALE_DEADLINES:
+            expired += 1
+            if expired % SWEEP_MOST == 0:
+                yield
+        if len(self._deadlines) > 2 * len(self._kept) + STALE_DEADLINES:
             self._deadlines = [(entry.expires, name) for name, entry in self._kept.items() if entry.expires is not None]
             heapq.heapify(self._deadlines)
+
+    def _delete(self, now: int) -> None:
+        """Delete from the log what has expired some time ago.
+
+        The tombstone is written by any gateway, for what it has seen. A message that another gateway stores in the
+        moment between is deleted with it; nothing that is retained by this one is.
+        """
         due: list[tuple[str, int]] = []
         for name, (at, partition) in self._tombstones.items():
             if at > now or len(due) == SWEEP_MOST:

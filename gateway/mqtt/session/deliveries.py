@@ -5,7 +5,8 @@ A kept session notes each delivery at QoS 1 and 2 in its `Flights`; at QoS 2 tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -17,11 +18,12 @@ from gateway.mqtt.routing.shared_groups import Share
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.inflight import Flights
 from gateway.mqtt.session.journal import Journal
-from gateway.mqtt.session.pending_retained import RetainedQueue
+from gateway.mqtt.session.pending_retained import Pending, RetainedQueue
 from gateway.mqtt.session.self_delivery import OwnCopies
 from gateway.mqtt.session.shared_inflight import AT_LEAST_ONCE, SharedInflight
 from gateway.mqtt.session.subscriptions import Subscriptions
 from gateway.mqtt.state.records import PUBACK, PUBCOMP, PUBREC, Flight, Owed, Wish
+from gateway.turns import in_turns
 from mapping.mqtt import Delivery, for_subscriber
 from mapping.record import Received
 from protocols.mqtt.encoding import PreparedPublish, prepare_publish
@@ -108,11 +110,8 @@ class Deliveries:
         for flight in lost:
             self._abandon(flight)
         if self._retained is not None:
-            for owed in self._retained.owed:
-                wish = self._subscriptions.by_filter.get(owed.topic_filter)
-                after = owed.partition, owed.offset
-                found = self._parts.retained.placed(owed.topic_filter, after) if wish is not None else ()
-                self._retained.add(wish or _NOTHING, found, owed)
+            wishes = self._subscriptions.by_filter
+            self.send_retained([(wishes.get(owed.topic_filter, _NOTHING), owed) for owed in self._retained.owed])
         self.feed_retained()
 
     def forget_topic(self, topic: str) -> None:
@@ -198,15 +197,36 @@ class Deliveries:
             What `send_retained` is to be given; None where no note is needed: at QoS 0, or there are no messages.
         """
         topic_filter = wish.options.topic_filter
-        if self.flights is None or not wish.options.qos or not self._parts.retained.matching(topic_filter):
+        if self.flights is None or not wish.options.qos or not self._parts.retained.may_match(topic_filter):
             return None
         return self._retained_queue().owe(topic_filter)
 
-    def send_retained(self, wish: Wish, owed: Owed | None) -> None:
-        """Queue the retained messages that a new subscription gets (section 3.3.1.3)."""
-        found = self._parts.retained.placed(wish.options.topic_filter)
-        if found or owed is not None:
-            self._retained_queue().add(wish, found, owed)
+    def send_retained(self, subscriptions: Iterable[tuple[Wish, Owed | None]]) -> None:
+        """Queue the retained messages that subscriptions get (section 3.3.1.3); they are sent as there is room."""
+        queue = self._retained_queue()
+        pending = [queue.add(wish, owed) for wish, owed in subscriptions]
+        in_turns(itertools.chain.from_iterable(map(self._search, pending)))
+
+    def _search(self, pending: Pending) -> Iterator[None]:
+        """Find them in steps, then send them in the order of their places, which is how `owed` notes what was sent."""
+        queue, owed = self._retained_queue(), pending.owed
+        after = (-1, -1) if owed is None else (owed.partition, owed.offset)
+        found: dict[int, list[tuple[int, str]]] = {}  # by partition
+        for piece in self._parts.retained.search(pending.wish.options.topic_filter, after):
+            if pending.is_dropped:
+                return
+            for topic, (partition, offset) in piece:
+                found.setdefault(partition, []).append((offset, topic))
+            yield
+        for partition, messages in sorted(found.items()):
+            messages.sort()
+            pending.found.extend((topic, (partition, offset)) for offset, topic in messages)
+            yield
+        if not pending.is_dropped:
+            queue.send(pending)
+            self.feed_retained()
+            if not queue:
+                self._retained = None
 
     def forget_retained(self, topic_filter: str) -> None:
         """The client has unsubscribed."""
@@ -216,9 +236,8 @@ class Deliveries:
     def feed_retained(self) -> None:
         """Send what is queued as it is now: a message that was replaced meanwhile is not sent in its old form."""
         retained, queue = self._parts.retained, self._retained
-        while queue:  # None: there is nothing
-            first = queue.first()
-            topic, wish = first.topic, first.wish
+        while queue is not None and (first := queue.first) is not None:
+            topic, wish = first.found[0][0], first.wish
             kept = retained.get(topic)
             flight = self.flights.find(first.packet_id) if self.flights is not None else None
             version = (kept.partition, kept.offset) if kept is not None else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mqtt.session.pending_retained import RetainedQueue
+from gateway.mqtt.session.pending_retained import Pending, RetainedQueue
 from gateway.mqtt.state.records import Owed, Wish
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Publish, Subscription
@@ -23,24 +23,36 @@ def wish(topic_filter: str) -> Wish:
     return Wish(Subscription(topic_filter, 1))
 
 
+def add(queue: RetainedQueue, owed: Owed, found: list[tuple[str, tuple[int, int]]]) -> None:
+    pending = queue.add(wish(owed.topic_filter), owed)
+    pending.found.extend(found)
+    queue.send(pending)
+
+
+def first(queue: RetainedQueue) -> Pending:
+    pending = queue.first
+    assert pending is not None
+    return pending
+
+
 def test_what_is_owed_is_a_place() -> None:
     queue = RetainedQueue()
-    first, second, empty = (queue.owe(name) for name in ("a/+", "b/+", "c/+"))
-    queue.add(wish("a/+"), [("a/1", (0, 7)), ("a/2", (0, 9)), ("a/3", (1, 2))], first)
-    queue.add(wish("b/+"), [("b/1", (0, 3))], second)
-    queue.add(wish("c/+"), [], empty)
+    one, two, empty = (queue.owe(name) for name in ("a/+", "b/+", "c/+"))
+    add(queue, one, [("a/1", (0, 7)), ("a/2", (0, 9)), ("a/3", (1, 2))])
+    add(queue, two, [("b/1", (0, 3))])
+    add(queue, empty, [])
     assert queue.owed == (Owed("a/+"), Owed("b/+"))
     queue.add_again("x", wish("x"), 5)
     queue.pop()
     queue.pop()
     assert queue.owed == (Owed("a/+", 0, 9), Owed("b/+"))
     again = RetainedQueue(queue.owed)
-    assert not again
+    assert again.first is None
     queue.pop()
     assert queue.owed == (Owed("b/+"),)
     queue.pop()
     assert queue.owed == ()
-    assert queue.first().packet_id == 5
+    assert first(queue).packet_id == 5
     queue.pop()
     assert not queue
 
@@ -48,13 +60,34 @@ def test_what_is_owed_is_a_place() -> None:
 def test_what_was_unsubscribed_is_not_owed() -> None:
     queue = RetainedQueue([Owed("a/+", 0, 9), Owed("b/+")])
     for owed in queue.owed:
-        queue.add(wish(owed.topic_filter), [("x", (0, 10)), ("y", (0, 11))], owed)
+        add(queue, owed, [("x", (0, 10)), ("y", (0, 11))])
     queue.add_again("a/+", wish("a/+"), 5)
     queue.forget("a/+")
     assert queue.owed == (Owed("b/+"),)
-    assert [queue.first().wish.options.topic_filter for _ in range(2) if queue.pop() is None] == ["b/+", "a/+"]
+    queue.pop()
+    assert first(queue).wish.options.topic_filter == "b/+"
+    queue.pop()
+    assert first(queue).wish.options.topic_filter == "a/+"
     queue.clear()
     assert not queue
+
+
+def test_nothing_is_sent_before_all_is_found() -> None:
+    queue = RetainedQueue()
+    owed = queue.owe("a/#")
+    searched = queue.add(wish("a/#"), owed)
+    add(queue, queue.owe("b"), [("b", (0, 3))])
+    searched.found.append(("a/1", (0, 7)))
+    assert queue.first is None
+    queue.send(searched)
+    assert queue.first is searched
+    queue.pop()
+    assert first(queue).found[0][0] == "b"
+    left = queue.add(wish("c/#"), queue.owe("c/#"))
+    queue.forget("c/#")
+    assert left.is_dropped
+    queue.clear()
+    assert queue.owed == (Owed("b"),)
 
 
 async def some_retained(gateway: GatewayProcess, name: str, qos: int) -> list[bytes]:
