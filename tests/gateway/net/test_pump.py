@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import pytest
 
 from gateway.config import Address
 from gateway.net.listener import Listener, ListenError
-from gateway.net.pump import WRITES_PER_TURN, Pump, Writes
+from gateway.net.pump import LITTLE_S, PIECE, WRITES_PER_TURN, Pump, Writes
 from tests.support.gateway import wait_until
 from tests.support.lines import Echo, Lines
 
@@ -119,6 +120,28 @@ async def test_an_address_in_use_is_named_with_its_key() -> None:
         with pytest.raises(ListenError) as caught:
             await twice.start()
         assert str(caught.value) == f"amqp.address: {server.listener.bound} is in use by another program"
+
+
+async def test_many_things_of_one_read_are_done_a_few_in_each_turn() -> None:
+    async with serving() as server:
+        reader, writer = await server.connect()
+        writer.write(b"first\n")
+        assert await reader.readline() == b"first!\n"
+        session = server.sessions[0]
+        handle, together = session.handle, []
+
+        def work(events: list[Any]) -> Any:
+            together.append(len(events))
+            until = time.thread_time() + 2 * LITTLE_S
+            while time.thread_time() < until:
+                pass  # what came is much work, however little of it is handed over
+            return handle(events)
+
+        session.handle = work  # type: ignore[method-assign]
+        writer.write(b"x\n" * 40_000)
+        await reader.readexactly(40_000 * len(b"x!\n"))
+        assert max(together) <= PIECE // 2
+        writer.close()
 
 
 async def test_a_thousand_that_are_to_write_do_so_in_turns_and_each_once(caplog: pytest.LogCaptureFixture) -> None:
