@@ -59,7 +59,7 @@ class LoopLag:
         self._former: Any = None  # handler of the signal
         self._interrupts = False
         self._cpu = 0.0  # of the loop's thread when the timer was called last
-        self._seen = ""  # what ran when the timer was overdue
+        self._seen: collections.Counter[str] = collections.Counter()  # what ran when the timer was overdue
         self._told = float("-inf")
         self._untold = 0
 
@@ -95,7 +95,7 @@ class LoopLag:
             took = min(lag, time.thread_time() - self._cpu)
             if took >= SLOW_S:
                 self._tell(took, lag)
-        self._seen = ""
+        self._seen.clear()
         self._arm()
 
     def _tell(self, took: float, lag: float) -> None:
@@ -106,18 +106,22 @@ class LoopLag:
             self._untold += 1
             return
         self._told = now
+        seen = self._seen.most_common(1)
         log.warning(
             "slow turn of the event loop",
             cpu_s=round(took, 3),
             lag_s=round(lag, 3),
-            running=self._seen or "it was over before it was seen",
+            running=seen[0][0] if seen else "it was over before it was seen",
             untold=self._untold,
         )
         self._untold = 0
 
     def _see(self, _number: int, frame: FrameType | None) -> None:
-        """So much of the processor was used since the timer was called last: what runs?"""
-        self._seen = running(frame)
+        """So much of the processor was used since the timer was called last: what runs?
+
+        What was seen most often is told: the last look may be behind what took long.
+        """
+        self._seen[running(frame)] += 1
 
     def statistics(self) -> LagStatistics:
         """The last measurement, the worst of the last minute, the slow turns, and the tasks of this moment."""

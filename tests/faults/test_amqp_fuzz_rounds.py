@@ -14,7 +14,7 @@ from loadtest.gateway import GatewayProcess
 from loadtest.scenarios.fuzz import SETTINGS, Fuzz, Plan
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_damaged_conversations_are_answered_or_closed_and_leave_nothing(bootstrap: str, tmp_path: Path) -> None:
     gateway = GatewayProcess(tmp_path, bootstrap, environment=SETTINGS)
     try:

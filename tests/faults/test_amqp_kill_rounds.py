@@ -10,7 +10,7 @@ from loadtest.gateway import GatewayProcess
 from loadtest.scenarios.amqp_kills import COMMIT_INTERVAL_S, AmqpRound, Plan
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 async def test_nothing_accepted_is_lost_and_what_was_committed_does_not_come_again(
     bootstrap: str, tmp_path: Path
 ) -> None:

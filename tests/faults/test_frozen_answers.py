@@ -22,7 +22,7 @@ from tests.support.gateway import GatewayProcess
 
 CONFIG = "drain_timeout_s = 2\n[kafka]\ncreate_topics = true\n"
 
-BOUND_S = 15.0  # 8, or 10 where a commit is asked for, and a slow machine; Kafka's requests themselves wait 30
+BOUND_S = 26.0  # 8, or 10 where a commit is asked for, and a slow machine; Kafka's requests themselves wait 30
 WAIT_S = 60  # with Kafka
 CONTROL = {"Content-Type": "application/vnd.kafka.v2+json"}
 RECORDS = {"Content-Type": "application/vnd.kafka.json.v2+json"}

@@ -24,7 +24,7 @@ from tests.support.mqtt import RawClient
 
 CONFIG = "drain_timeout_s = 2\n[kafka]\ncreate_topics = true\n"
 KEPT: dict[str, Any] = {"clean_start": False, "session_expiry_interval": 600}
-PATIENT_S = 40
+PATIENT_S = 60
 
 
 @contextmanager

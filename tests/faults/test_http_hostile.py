@@ -12,7 +12,7 @@ from loadtest.gateway import GatewayProcess
 from loadtest.scenarios.http_hostile import SETTINGS, Hostile
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 async def test_hostile_requests_are_answered_or_closed_and_nothing_is_lost_or_left(
     bootstrap: str, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from loadtest.gateway import GatewayProcess
 from loadtest.scenarios.kills import Plan, Round
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 async def test_nothing_acknowledged_is_lost_and_qos_2_is_exactly_once(bootstrap: str, tmp_path: Path) -> None:
     plan = Plan(kills=3, senders=1, subscribers=1, rate=100, window=20, between=0.5, early=0.3, seed=2)
     gateway = GatewayProcess(tmp_path, bootstrap)

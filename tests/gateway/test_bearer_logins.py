@@ -26,7 +26,7 @@ from tests.support.topics import until_led
 
 METHOD = "OAUTHBEARER"
 TOPIC = f"bearer-{uuid.uuid4().hex[:8]}"
-TIMEOUT = 30
+TIMEOUT = 60
 LIFE_S = 6  # of a token whose end is waited for
 CONFIG = """
 [security]

@@ -31,7 +31,7 @@ OURS = (
 )
 """What connections and messages are made of. aiokafka's own cycles end with an assignment or a consumer; they hold no
 records (`kafka/driver/test_fetching.py`)."""
-WAIT_S = 40
+WAIT_S = 60
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 CONSUMERS = {"Content-Type": "application/vnd.kafka.v2+json"}
 

@@ -88,7 +88,7 @@ async def test_an_amqp_client_answers(gateway: GatewayProcess, new_topic: Any, p
     loop = asyncio.get_running_loop()
 
     def answer_one() -> Message:
-        connection = BlockingConnection(f"amqp://{gateway.addresses['amqp']}", timeout=40)
+        connection = BlockingConnection(f"amqp://{gateway.addresses['amqp']}", timeout=60)
         try:
             receiver = connection.create_receiver(topic, credit=1)
             loop.call_soon_threadsafe(attached.set)
@@ -143,7 +143,7 @@ async def test_nobody_answers_in_time(gateway: GatewayProcess, new_topic: Any) -
         properties = Properties(PacketTypes.PUBLISH)
         properties.CorrelationData = mute.messages[0].properties.CorrelationData  # type: ignore[union-attr]
         mute.paho.publish(mute.messages[0].properties.ResponseTopic, b"late", 1, properties=properties)  # type: ignore[union-attr]
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             while await late_answers(gateway) == late:  # noqa: ASYNC110 - a count has no event
                 await asyncio.sleep(0.05)
 

@@ -97,12 +97,12 @@ async def record_mqtt_websocket(relay: Relay, topic: str) -> None:
 
 async def record_amqp(relay: Relay, topic: str) -> None:
     def work() -> None:
-        connection = BlockingConnection("amqp://{}:{}".format(*relay.address), timeout=20)
+        connection = BlockingConnection("amqp://{}:{}".format(*relay.address), timeout=60)
         receiver = connection.create_receiver(topic, credit=10)
         sender = connection.create_sender(topic)
         for number in range(3):
             sender.send(Message(body=b"recorded", properties={"number": number}))
-        receiver.receive(timeout=20)
+        receiver.receive(timeout=60)
         receiver.accept()
         connection.close()
 

@@ -26,7 +26,7 @@ from tests.support.topics import until_led
 INTERNAL = ("__trivium_sessions", "__trivium_retained")
 RECORDS = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 CONTROL = {"Content-Type": "application/vnd.kafka.v2+json"}
-WAIT_S = 20
+WAIT_S = 60
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ class AmqpReceiver:
 
     def __init__(self, gateway: GatewayProcess, address: str) -> None:
         host, port = gateway.address("amqp")
-        self.connection = BlockingConnection(f"amqp://{host}:{port}", timeout=20)
+        self.connection = BlockingConnection(f"amqp://{host}:{port}", timeout=60)
         self.link = self.connection.create_receiver(address, credit=1000)
 
     def receive(self, count: int) -> list[bytes]:
@@ -135,7 +135,7 @@ async def test_members_of_four_kinds(
         await mqtt.subscribe(Subscription(f"$share/{group}/{topic}/#", 1))
         amqp = await asyncio.to_thread(AmqpReceiver, gateway, f"{topic}/group.id/{group}")
         await wait_until(lambda: len(native.assignment()) == 1)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await http.assigned() != 1:
                 await http.poll()
         assert await http.poll() == []
@@ -147,7 +147,7 @@ async def test_members_of_four_kinds(
         by_amqp = await receiving
         by_http: list[bytes] = []
         by_native: list[bytes] = []
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             while len(by_http) < 30:
                 by_http += [base64.b64decode(record["value"]) for record in await http.poll()]
             while len(by_native) < 30:

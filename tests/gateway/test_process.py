@@ -92,7 +92,7 @@ async def values(bootstrap: str, topic: str, count: int) -> list[bytes]:
     consumer = aiokafka.AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
-        return sorted([(await asyncio.wait_for(consumer.getone(), 30)).value for _ in range(count)])
+        return sorted([(await asyncio.wait_for(consumer.getone(), 60)).value for _ in range(count)])
     finally:
         await consumer.stop()
 
@@ -126,7 +126,7 @@ class Trio:
     async def answers(self) -> tuple[int | None, str, int]:
         """What the last send was answered."""
         mid, amqp, http = self.sent[-1]
-        await asyncio.wait([amqp, http], timeout=30)
+        await asyncio.wait([amqp, http], timeout=60)
         await wait_until(lambda: mid in self.mqtt.pubacks or self.mqtt.disconnected is not None)
         puback = self.mqtt.pubacks.get(mid)
         return (None if puback is None else puback.value), amqp.result(), http.result()
@@ -146,7 +146,7 @@ STORED = (0, "ACCEPTED", 200)
 # with the embedded broker
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_alone_with_its_broker_from_start_to_crash(
     new_gateway: Callable[..., GatewayProcess], tmp_path: Path
 ) -> None:
@@ -250,7 +250,7 @@ async def in_flight(gateway: GatewayProcess, count: int) -> None:
     await until(reached)
 
 
-async def until(condition: Callable[[], Awaitable[bool]], timeout: float = 30) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], timeout: float = 60) -> None:
     """Ask again and again, without haste, until the answer is yes."""
     pause = asyncio.Event()
     async with asyncio.timeout(timeout):
@@ -376,7 +376,7 @@ async def test_without_kafka_it_listens_and_is_not_ready_until_kafka_answers(
         assert [f'"protocol": "{name}", "address"' in gateway.log.read_text() for name in LISTENERS[:3]] == [True] * 3
     finally:
         os.kill(freezable.pid, signal.SIGCONT)
-    await asyncio.wait_for(starting, 30)
+    await asyncio.wait_for(starting, 60)
     assert await is_ready(gateway)
     assert await gateway.stop() == 0
 

@@ -100,7 +100,7 @@ def stored(partitions: int) -> Callable[[Any], bool]:
     return lambda answer: all(isinstance(one, dict) and one.get("partition", 9) < partitions for one in answer)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 async def test_whoever_writes_goes_on(
     served: GatewayProcess, new_topic: Any, admin: AIOKafkaAdminClient, bootstrap: str
 ) -> None:

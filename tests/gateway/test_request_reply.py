@@ -14,7 +14,7 @@ from proton.utils import BlockingConnection
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 
-WAIT_S = 20
+WAIT_S = 60
 RECORDS = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
 
 

@@ -126,7 +126,7 @@ async def test_a_head_is_bounded_as_a_whole(gateway: GatewayProcess, crowd: Crow
     for _ in range(9):
         writer.write(FIELD)
         await writer.drain()
-    said = await asyncio.wait_for(reader.readline(), 30)
+    said = await asyncio.wait_for(reader.readline(), 60)
     writer.close()
     assert b" 431 " in said
     await wait_until(lambda: crowd.gone == 2)
@@ -141,7 +141,7 @@ async def test_large_bodies_and_many_requests_of_one_connection_are_no_head(gate
     get = HEAD + FIELD * 7 + b"\r\n"
 
     async def status() -> int:
-        line = await asyncio.wait_for(reader.readline(), 30)
+        line = await asyncio.wait_for(reader.readline(), 60)
         size = 0
         while (field := await reader.readline()) not in (b"\r\n", b""):
             name, _, value = field.partition(b":")

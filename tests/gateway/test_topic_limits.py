@@ -45,7 +45,7 @@ async def attach(gateway: GatewayProcess, user: str, topic: str) -> str:
     """Attach as a sender; the condition of the refusal, "" for none."""
 
     def run() -> str:
-        connection = BlockingConnection(f"amqp://{user}:secret@{gateway.addresses['amqp']}", timeout=30)
+        connection = BlockingConnection(f"amqp://{user}:secret@{gateway.addresses['amqp']}", timeout=60)
         try:
             connection.create_sender(topic)
         except LinkDetached as detached:
@@ -61,7 +61,7 @@ async def relay(gateway: GatewayProcess, user: str, topic: str) -> bool:
     """Send by the anonymous relay; whether the message was accepted."""
 
     def run() -> bool:
-        connection = BlockingConnection(f"amqp://{user}:secret@{gateway.addresses['amqp']}", timeout=30)
+        connection = BlockingConnection(f"amqp://{user}:secret@{gateway.addresses['amqp']}", timeout=60)
         try:
             connection.create_sender(None).send(Message(address=topic, body=b"x"))
         except SendException:

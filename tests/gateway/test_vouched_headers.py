@@ -15,7 +15,7 @@ from mapping.record import RESERVED_HEADERS, RESERVED_PREFIXES, VOUCHED_HEADERS,
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 
-WAIT_S = 20
+WAIT_S = 60
 FORGED = "forged"
 VOUCHED = sorted(VOUCHED_HEADERS | {f"{prefix}topic" for prefix in VOUCHED_PREFIXES})
 RESERVED = sorted(RESERVED_HEADERS | {f"{prefix}topic" for prefix in RESERVED_PREFIXES} | {"dead-letter.reason"})

@@ -112,7 +112,7 @@ async def test_two_runs_on_the_same_data_one_interrupted_and_one_judged(tmp_path
         await second.kill()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("environment", "named"),
     [
@@ -135,7 +135,7 @@ async def test_a_child_that_cannot_start_is_told_in_one_line(
         await demo.kill()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 async def test_stopped_while_everything_starts(tmp_path: Path, number: signal.Signals) -> None:
     demo = await DemoProcess(tmp_path).start()

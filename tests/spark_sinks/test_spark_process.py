@@ -65,7 +65,7 @@ class JobProcess:
                 lines.append(json.loads(await self.process.stdout.readline()))  # type: ignore[union-attr]
         return lines
 
-    async def wait_gone(self, limit_s: float = 40) -> None:
+    async def wait_gone(self, limit_s: float = 60) -> None:
         """Until neither the process nor a JVM of its is left."""
         async with asyncio.timeout(limit_s):
             while processes_with(self.mark):  # noqa: ASYNC110 - nobody tells when it is gone
@@ -100,7 +100,7 @@ async def job_process(spark_jars: list[Path], bootstrap: str, tmp_path: Path) ->
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 async def test_killed_in_mid_load_and_started_again(
     *, job_process: Start, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Any, new_topic: Any
 ) -> None:
@@ -152,7 +152,7 @@ async def test_killed_in_mid_load_and_started_again(
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 async def test_waits_for_missing_topics_and_stops_while_it_waits(job_process: Start, new_topic: Any) -> None:
     source = await new_topic()
     job = job_process(f"--source={source}", "--target=not-there", f"--dead-letter={source}-dlq")

@@ -13,8 +13,8 @@ from proton.utils import BlockingConnection
 
 from gateway.amqp.front import AmqpFront
 
-WAIT_S = 40
-TIMEOUT = 20
+WAIT_S = 60
+TIMEOUT = 60
 T = TypeVar("T")
 
 

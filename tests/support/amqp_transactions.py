@@ -13,7 +13,7 @@ from proton.handlers import TransactionHandler
 from proton.reactor import Transaction
 from proton.utils import BlockingConnection, BlockingReceiver
 
-WAIT_S = 40
+WAIT_S = 60
 TRANSACTIONAL_STATE = 0x34
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.gateway import wait_until
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 def freeze(pid: int) -> None:

@@ -61,7 +61,7 @@ class GatewayProcess:
         assert self.process is not None
         return self.process.pid
 
-    async def stop(self, timeout: float = 30) -> int:
+    async def stop(self, timeout: float = 60) -> int:
         """SIGTERM; the exit code."""
         assert self.process is not None
         if self.process.returncode is None:
@@ -79,7 +79,7 @@ class GatewayProcess:
             await self.process.wait()
 
 
-async def wait_until(condition: Any, timeout: float = 30) -> None:
+async def wait_until(condition: Any, timeout: float = 60) -> None:
     """Wait for a condition that nobody announces; TimeoutError when it does not come true."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout

@@ -131,7 +131,7 @@ class RawClient:
         self._next_id += 1
         return self._next_id
 
-    async def receive(self, timeout: float = 30) -> packets.Packet:
+    async def receive(self, timeout: float = 60) -> packets.Packet:
         """Wait for the next packet; EOFError when the server has closed."""
         if self._aside:
             return self._aside.popleft()
@@ -151,13 +151,13 @@ class RawClient:
             raise EOFError from None
         return decode_packet(head[0], body, self.version)
 
-    async def expect(self, kind: type[T], timeout: float = 30) -> T:
+    async def expect(self, kind: type[T], timeout: float = 60) -> T:
         """Wait for the next packet, which must be of this kind."""
         packet = await self.receive(timeout)
         assert isinstance(packet, kind), packet
         return packet
 
-    async def answer(self, kind: type[A], packet_id: int, timeout: float = 30) -> A:
+    async def answer(self, kind: type[A], packet_id: int, timeout: float = 60) -> A:
         """Wait for the answer to a packet; what comes before it is kept for `receive`."""
         while True:
             packet = await self._read(timeout)
@@ -202,7 +202,7 @@ class RawClient:
             assert await self.answer(packets.Pubcomp, packet_id) == packets.Pubcomp(packet_id)
         return pubrec.reason_code
 
-    async def message(self, timeout: float = 30) -> packets.Publish:
+    async def message(self, timeout: float = 60) -> packets.Publish:
         """Wait for the next packet, which must be a message, and acknowledge it to the end."""
         message = await self.expect(packets.Publish, timeout)
         if message.qos == 1:

@@ -56,7 +56,7 @@ class Recorder:
         return {token: result.outcome for token, result in self.fates.items()}
 
 
-async def until(condition: Callable[[], Any], limit_s: float = 30.0) -> None:
+async def until(condition: Callable[[], Any], limit_s: float = 60.0) -> None:
     """Wait for a condition, with a deadline."""
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110 - any condition at all

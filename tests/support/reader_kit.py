@@ -94,7 +94,7 @@ class Fan:
         return tuple((subscriber, None) for subscriber in self.subscribers)
 
 
-async def wait_until(condition: Callable[[], Any], within: float = 40.0) -> float:
+async def wait_until(condition: Callable[[], Any], within: float = 60.0) -> float:
     """Wait until `condition()` holds; seconds it took. Fails after `within`."""
     start = time.monotonic()
     while not condition():

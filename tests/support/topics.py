@@ -14,7 +14,7 @@ from aiokafka.errors import TopicAlreadyExistsError
 async def until_led(admin: AIOKafkaAdminClient, name: str) -> None:
     """A new topic needs a moment until the broker that is asked knows it and its leaders."""
     pause = asyncio.Event()
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(60):
         while True:
             (topic,) = await admin.describe_topics([name])
             if topic["error_code"] == 0 and all(partition["leader"] >= 0 for partition in topic["partitions"]):
@@ -30,14 +30,16 @@ async def remake(admin: AIOKafkaAdminClient, topic: str, partitions: int) -> Non
         try:
             await admin.create_topics([NewTopic(topic, partitions, 1)])
         except TopicAlreadyExistsError:
-            await _until_gone(admin, topic)
+            await until_gone(admin, topic)
         else:
             return await until_led(admin, topic)
 
 
-async def _until_gone(admin: AIOKafkaAdminClient, topic: str) -> None:
-    while topic in await admin.list_topics():
-        pass
+async def until_gone(admin: AIOKafkaAdminClient, topic: str) -> None:
+    """A deleted topic is there for a moment longer."""
+    async with asyncio.timeout(60):
+        while topic in await admin.list_topics():
+            pass
 
 
 async def read_all(bootstrap: str, topic: str) -> list[Any]:
@@ -46,7 +48,7 @@ async def read_all(bootstrap: str, topic: str) -> list[Any]:
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             while not (numbers := consumer.partitions_for_topic(topic)):
                 await consumer._client.force_metadata_update()
             partitions = [TopicPartition(topic, number) for number in sorted(numbers)]

@@ -20,7 +20,7 @@ from tests.support.amqp import body_of, data
 from tests.support.amqp_transactions import Transacted, TransactedClient
 from tests.support.gateway import wait_until
 
-WAIT_S = 40.0
+WAIT_S = 60.0
 MARK = b"mark "
 ACCEPTED = (outcomes.ACCEPTED, "")
 

@@ -24,7 +24,7 @@ from tests.support.amqp_transactions import Transacted, TransactedClient
 from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import RawClient
 
-WAIT_S = 40
+WAIT_S = 60
 PATIENCE_S = 5.0  # of a copier with a gateway that may be dead
 RECORDS = 500
 V2 = "application/vnd.kafka.v2+json"

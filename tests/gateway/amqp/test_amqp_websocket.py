@@ -19,7 +19,7 @@ from tests.support.gateway import GatewayProcess
 LISTENERS = {"http": "/amqp", "amqp_websocket": "/anything"}
 SASL = b"AMQP\x03\x01\x00\x00"
 OUTCOME = b"\x00\x53\x44\xc0\x03\x01\x50"  # and its code
-TIMEOUT = 30
+TIMEOUT = 60
 
 
 class Peer:

@@ -11,7 +11,7 @@ from proton.utils import BlockingConnection
 
 from gateway.amqp.front import AmqpFront
 
-TIMEOUT = 20
+TIMEOUT = 60
 
 
 async def read(bootstrap: str, topic: str, count: int) -> list[Any]:

@@ -16,7 +16,7 @@ from gateway.amqp.front import AmqpFront
 from protocols.amqp import outcomes
 from tests.support.frozen import freeze
 
-TIMEOUT = 30
+TIMEOUT = 60
 FROZEN_S = 1.5
 COUNT = 50
 

@@ -26,7 +26,7 @@ from mapping.amqp.addresses import AddressError, SourceAddress, TargetAddress, p
 from protocols.amqp import outcomes
 from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
 
-TIMEOUT = 20
+TIMEOUT = 60
 
 
 @pytest.fixture(scope="module")

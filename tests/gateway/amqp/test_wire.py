@@ -16,7 +16,7 @@ from tests.gateway.amqp.conftest import amqp_front, kafka_side
 from tests.support.amqp_frames import Frames, WireClient
 from tests.support.topics import read_all
 
-TIMEOUT = 30
+TIMEOUT = 60
 ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, CLOSE = 0x12, 0x13, 0x14, 0x15, 0x16, 0x18
 ACCEPTED, REJECTED = b"\x00\x53\x24", b"\x00\x53\x25"
 EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"

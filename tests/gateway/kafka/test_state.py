@@ -23,7 +23,7 @@ from tests.support.gateway import wait_until
 from tests.support.state import Answers, Table, state_process
 from tests.support.topics import until_led
 
-WITHIN_S = 30
+WITHIN_S = 60
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ async def test_who_says_nothing_is_cut_off_in_time(door: Door, begun: bytes, mon
     reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
     writer.write(begun)
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-        await asyncio.wait_for(reader.readexactly(1), 30)
+        await asyncio.wait_for(reader.readexactly(1), 60)
     writer.close()
     await wait_until(lambda: door.held == 0)
     assert door.came == []

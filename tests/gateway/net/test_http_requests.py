@@ -52,7 +52,7 @@ async def converse(server: HttpServer, *parts: bytes) -> list[tuple[int, bytes]]
     reader, writer = await asyncio.open_connection(host, int(port))
     answers = []
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for part in parts:
                 writer.write(part)
                 await writer.drain()

@@ -59,7 +59,7 @@ class Server:
         """Status and fields (names in lower case) of the answer."""
         reader, writer = await self.connect()
         writer.write(request)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             head = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
             if not head[0].startswith("HTTP/1.1 101"):
                 await reader.read()  # it closes
@@ -84,7 +84,7 @@ async def serving(tls: ssl.SSLContext | None = None, timeout_s: float = 20.0) ->
 
 
 async def frames_until_close(reader: asyncio.StreamReader) -> list[tuple[int, bytes]]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         frames, rest = parse(await reader.read())
     assert rest == b""
     return frames
@@ -245,7 +245,7 @@ async def test_a_damaged_handshake_harms_nobody(one_server: Server, data: bytes,
     reader, writer = await one_server.connect()
     writer.write(good[:at] + data + good[at + length :])
     writer.write_eof()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with contextlib.suppress(ConnectionResetError):
             await reader.read()
     writer.close()
@@ -272,7 +272,7 @@ async def test_a_slow_handshake_times_out() -> None:
     async with serving(timeout_s=1) as server:
         reader, writer = await server.connect()
         writer.write(handshake()[:-2])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await reader.read() == b""
         writer.close()
         reader, writer = await server.open()  # the time limit is the handshake's alone

@@ -166,7 +166,7 @@ async def test_event_loop_lag() -> None:
     blocked_until = loop.time() + 0.3
     while loop.time() < blocked_until:
         pass
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while lag.statistics().worst_lag_s < 0.05:  # noqa: ASYNC110 - the timer says when
             await asyncio.sleep(0.005)
     assert samples(metrics)["trivium_event_loop_worst_lag_seconds", ()] >= 0.05
@@ -184,7 +184,7 @@ async def test_a_turn_that_takes_long_is_counted_and_named(capsys: pytest.Captur
     lag.start()
     try:
         take_processor(0.5)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not lag.statistics().longest_turn_s:  # noqa: ASYNC110 - the timer says when
                 await asyncio.sleep(0.005)
         told = capsys.readouterr().out

@@ -226,14 +226,14 @@ async def read_topic(bootstrap: str, topic: str, count: int) -> list[ConsumerRec
     consumer = AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             records = [await consumer.getone() for _ in range(count)]
     finally:
         await consumer.stop()
     return sorted(records, key=lambda record: (record.partition, record.offset))
 
 
-async def until(condition: Callable[[], Any], limit_s: float = 40.0) -> None:
+async def until(condition: Callable[[], Any], limit_s: float = 60.0) -> None:
     """Wait for a condition, with a deadline."""
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110 - counters have no events
@@ -265,7 +265,7 @@ async def raw_exchange(address: str, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(data)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await reader.read()
     finally:
         writer.close()

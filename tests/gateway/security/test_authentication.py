@@ -85,7 +85,7 @@ def write(path: Path, text: str) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in a plugin's thread
             await asyncio.sleep(0.001)
 

@@ -28,7 +28,7 @@ from tests.support.state import state_process
 
 ANN = AccessList().for_identity(Identity("ann", "password"))
 BOB = AccessList().for_identity(Identity("bob", "password"))
-WITHIN_S = 30
+WITHIN_S = 60
 
 
 class Clock:

@@ -150,7 +150,7 @@ async def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_source, "WAIT_LIMIT_S", 0.1)
     async with issuing() as issuer:
         issuer.open.clear()
-        async with fetching(issuer.url) as keys, asyncio.timeout(20):
+        async with fetching(issuer.url) as keys, asyncio.timeout(60):
             assert await keys.find("ec", "ES256") is None
             await wait_until(lambda: keys.failures == 1, 20)
 
@@ -159,7 +159,7 @@ async def test_few_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_source, "WAITING_LIMIT", 2)
     async with issuing() as issuer:
         issuer.open.clear()
-        async with fetching(issuer.url) as keys, asyncio.timeout(20):
+        async with fetching(issuer.url) as keys, asyncio.timeout(60):
             waiting = [asyncio.ensure_future(keys.find("ec", "ES256")) for _ in range(2)]
             await wait_until(lambda: issuer.asked == 1)
             assert await keys.find("ec", "ES256") is None
@@ -168,7 +168,7 @@ async def test_few_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_nobody_there() -> None:
-    async with fetching("http://127.0.0.1:1/jwks") as keys, asyncio.timeout(20):
+    async with fetching("http://127.0.0.1:1/jwks") as keys, asyncio.timeout(60):
         assert await keys.find("ec", "ES256") is None
         assert keys.failures >= 1
 

@@ -91,7 +91,7 @@ async def serve() -> AsyncIterator[Serve]:
 
 async def visit(port: int, context: ssl.SSLContext) -> tuple[bytes, bytes, str]:
     """Connect; the greeting, the server's certificate (DER) and the TLS version."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         reader, writer = await asyncio.open_connection(HOST, port, ssl=context)
         try:
             greeting = await reader.readline()

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from tests.interop.driver import Driver, encode
 
-WAIT_S = 30
+WAIT_S = 60
 Message = dict[str, Any]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.interop.driver import Driver
 
-WAIT_S = 40
+WAIT_S = 60
 RECEIVE_MS = 30_000
 Message = dict[str, Any]
 

@@ -179,7 +179,7 @@ async def test_a_shared_subscription_of_jms(new_jms: NewJms, own: str, kind: str
         while sum(map(len, seen)) < 30:
             seen[at] += bodies(await consumer.some(1, 200))
 
-    await asyncio.wait_for(asyncio.gather(*(take(at, one) for at, one in enumerate(consumers))), 40)
+    await asyncio.wait_for(asyncio.gather(*(take(at, one) for at, one in enumerate(consumers))), 60)
     assert sorted(int(one) for mine in seen for one in mine) == list(range(30))
     assert all(seen), "both have a part"
     for consumer in consumers:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tests.interop.driver import Driver, RefusedError, encode
 
-WAIT_S = 40
+WAIT_S = 60
 
 
 class Message(NamedTuple):

@@ -17,7 +17,7 @@ from tests.support.gateway import GatewayProcess
 pytestmark = pytest.mark.skipif(shutil.which("mosquitto_rr") is None, reason="mosquitto-clients is not installed")
 
 VERSIONS = ["mqttv5", "mqttv311", "mqttv31"]
-WAIT_S = 40
+WAIT_S = 60
 
 
 class Tools:

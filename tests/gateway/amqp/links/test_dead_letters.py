@@ -29,7 +29,7 @@ def headers(record: Any) -> dict[str, str]:
 
 async def dead_lettered(bootstrap: str, topic: str) -> Any:
     """The only letter; nobody waits for the dead letter, so it may lie there a moment later."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (letters := await read_all(bootstrap, topic)):
             pass
     (letter,) = letters

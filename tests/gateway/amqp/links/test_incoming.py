@@ -17,7 +17,7 @@ from protocols.amqp import outcomes
 from tests.support.amqp import as_client, data
 from tests.support.topics import read_all
 
-TIMEOUT = 20
+TIMEOUT = 60
 
 
 async def test_keys_headers_and_partitions(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:

@@ -15,7 +15,7 @@ from proton.utils import BlockingConnection, LinkDetached
 from gateway.amqp.front import AmqpFront
 from protocols.amqp import outcomes
 
-TIMEOUT = 20
+TIMEOUT = 60
 T = TypeVar("T")
 
 

@@ -15,7 +15,7 @@ from protocols.amqp import outcomes
 from tests.support.amqp import as_client, data
 from tests.support.topics import read_all
 
-TIMEOUT = 20
+TIMEOUT = 60
 
 
 def outcome(connection: BlockingConnection, link: Any, message: Message) -> tuple[int, str | None]:

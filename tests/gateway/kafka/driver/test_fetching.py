@@ -16,7 +16,7 @@ from gateway.kafka.driver.kafka_consumer import close_consumer
 from gateway.kafka.driver.lifecycle import start_consumer
 from mapping.record import Received
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 HEADERS = [("one", b"1"), ("one", None), ("two", b"")]
 
 

@@ -140,7 +140,7 @@ async def test_a_too_large_record_is_refused_alone(bootstrap, new_topic, kit, re
 
 async def until_refused(k, record, owner):
     """A change of a topic needs a moment to reach the broker's log: submit until it does."""
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(60):
         for probe in itertools.count():
             k.submit(record, owner, f"probe {probe}")
             await k.until(lambda probe=probe: f"probe {probe}" in owner.fates)
@@ -206,7 +206,7 @@ async def test_what_waits_for_an_unknown_topic_is_not_overtaken(bootstrap, kit, 
     async with kit(bootstrap) as k:
         owner = k.recorder()
         submitted = 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not owner.fates:  # one record in every turn of the loop: no gap between asking and knowing is missed
                 k.submit(Record(topic, b"k", b"%d" % submitted), owner, submitted)
                 submitted += 1
@@ -349,7 +349,7 @@ async def test_new_partitions_are_used_after_the_next_refresh(bootstrap, new_top
         await k.until(lambda: len(owner.fates) == 2)
         assert owner.outcomes() == {"too early": Outcome.UNKNOWN_TOPIC, "known": Outcome.STORED}
         await admin.create_partitions({topic: NewPartitions(3)})
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while k.publisher.known_topic(topic).partitions < 3:
                 await k.topics.refresh()
         k.submit(Record(topic, None, b"v", partition=2), owner, "now")

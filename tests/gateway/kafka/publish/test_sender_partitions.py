@@ -130,7 +130,7 @@ async def test_new_partitions_are_for_new_senders(bootstrap, new_topic, kit, adm
         owner, old = k.recorder(), Sender(lasting=True)
         assert await send(k, topic, old, owner, "before") == 0
         await admin.create_partitions({topic: NewPartitions(3)})
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while k.publisher.known_topic(topic).partitions < 3:
                 await k.topics.refresh()
         assert {await send(k, topic, Sender(lasting=True), owner, number) for number in range(2)} == {1, 2}

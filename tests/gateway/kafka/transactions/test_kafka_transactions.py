@@ -23,7 +23,7 @@ from gateway.kafka.transactions.transactional_producers import TransactionalProd
 from mapping.outcomes import Outcome
 from mapping.record import Record
 
-WAIT_S = 40.0
+WAIT_S = 60.0
 SENDER = Sender()
 BUSY = Result(outcome=Outcome.BUSY, reason="rolled back")
 

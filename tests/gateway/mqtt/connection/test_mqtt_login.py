@@ -246,7 +246,7 @@ async def test_a_new_user_after_sighup(secured: tuple[GatewayProcess, Path], ope
     path.write_text(path.read_text() + line("eve", "new"))
     process.process.send_signal(signal.SIGHUP)  # type: ignore[union-attr]
     found: list[int] = []
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(60):
         while 0 not in found:
             found.append((await log_in(await open_client(), scram("eve", "new"))).reason_code)
 

@@ -18,7 +18,7 @@ from gateway.mqtt.registry.qos2_scan import find_exchanges, parse
 from mapping.record import MQTT_EXCHANGE
 from tests.support.gateway import wait_until
 
-WITHIN_S = 30
+WITHIN_S = 60
 
 
 @pytest.fixture

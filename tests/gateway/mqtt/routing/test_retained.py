@@ -24,7 +24,7 @@ from protocols.mqtt.properties import Properties
 from tests.support.gateway import wait_until
 from tests.support.state import Answers, StateProcess, state_process
 
-WITHIN_S = 30
+WITHIN_S = 60
 RULES = Rules()
 
 

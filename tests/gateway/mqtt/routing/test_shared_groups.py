@@ -31,10 +31,10 @@ from mapping.record import MQTT_QOS, Received
 from mapping.rules import Rules, RuleText
 from protocols.mqtt.packets import Subscription
 from protocols.mqtt.topics import Shared
-from tests.support.topics import until_led
+from tests.support.topics import until_gone, until_led
 
 
-async def wait_until(condition: Callable[[], Any], within: float = 40.0) -> float:
+async def wait_until(condition: Callable[[], Any], within: float = 60.0) -> float:
     start = time.monotonic()
     while not condition():
         assert time.monotonic() - start < within, f"not within {within} s"
@@ -378,6 +378,7 @@ async def test_topics_of_a_wildcard_come_and_go(new_process, admin: AIOKafkaAdmi
     await wait_until(lambda: process.group.committed == {first: {0: 13}, second: {0: 5}})
     assert process.group.late == 0
     await admin.delete_topics([first])
+    await until_gone(admin, first)
     await process.topics.refresh()
     await wait_until(lambda: process.group.topics == (second,))
     await publish(producer, second, 1, f"{prefix}/y/temp", first=105)

@@ -151,7 +151,7 @@ async def test_a_gateway_starts_and_serves_beside_them(
         await producer.flush()
         count = len(KEYS[1:]) + len(SESSIONS) + len(FLIGHTS) + 1
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             now = before
             while now[0] < before[0] + count or now[1] < before[1] + bad_keys:
                 now = await invalid(first)

@@ -77,7 +77,7 @@ async def test_a_topic_is_configured(http: aiohttp.ClientSession, new_topic: Any
 
     async def until_it_is(name: str, value: str) -> None:
         """The controller has stored a change when it answers; the broker shows it a moment later."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await entry(name))["value"] != value:
                 pass
 
@@ -110,7 +110,7 @@ async def test_a_topic_is_deleted(
         await gateway.topics.refresh()
         return topic not in gateway.topics.names
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not await gone():
             pass
     assert (await ask(http, "DELETE", f"/admin/topics/{topic}"))[0] == 404

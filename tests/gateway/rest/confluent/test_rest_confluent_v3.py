@@ -145,7 +145,7 @@ async def test_reports_come_while_the_request_is_being_sent(http: aiohttp.Client
     path = f"/v3/clusters/{await cluster_of(http)}/topics/{topic}/records"
     document = b'{"value":{"type":"STRING","data":"x"}}'
     sent.put_nowait(document[:9])  # aiohttp's client sends the request's head with the first part
-    async with asyncio.timeout(20), http.post(path, data=body(), headers=JSON) as response:
+    async with asyncio.timeout(60), http.post(path, data=body(), headers=JSON) as response:
         for number in range(3):
             sent.put_nowait(document[9:])
             sent.put_nowait(document[:9])
@@ -166,7 +166,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(
     document = b'{"value":{"type":"STRING","data":"a"}}'
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     writer.write(head.encode() + b"%x\r\n%s\r\n" % (len(document) + 5, document + b'{"val'))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await reader.readuntil(b'"offset":0')
     before = gateway.listener.statistics().uploads
     assert before.active >= 1
@@ -267,5 +267,5 @@ async def test_a_fault_of_ours_in_the_middle_of_a_stream_ends_the_connection(
 
     monkeypatch.setattr(RecordStream, "feed", broken)
     with pytest.raises(aiohttp.ClientError):
-        async with asyncio.timeout(20), http.post(path, data=b"{}", headers=JSON) as response:
+        async with asyncio.timeout(60), http.post(path, data=b"{}", headers=JSON) as response:
             await response.read()

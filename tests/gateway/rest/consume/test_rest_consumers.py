@@ -34,7 +34,7 @@ class Consumer:
     async def read(self, count: int, **query: int) -> list[Any]:
         """Poll until `count` records came."""
         records: list[Any] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(records) < count:
                 status, page = await self.poll(**{"timeout": 5000, **query})
                 assert status == 200
@@ -211,7 +211,7 @@ async def test_a_record_that_is_no_json_stops_its_partition_and_nothing_else(
         assert status == 406
         assert f"offset 1 of {topic}, partition 0" in error["message"]
     await send(http, topic, "elsewhere", partition=1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (answer := await consumer.poll(timeout=100))[0] == 406:
             pass
     assert [record["value"] for record in answer[1]] == ["elsewhere"]
@@ -243,7 +243,7 @@ async def test_nothing_holds_a_commit_or_a_deletion_while_a_poll_waits(
     await send(http, topic, 1, 2, 3)
     consumer = await make(topic)
     await consumer.read(3)
-    async with asyncio.timeout(40), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         poll = group.create_task(consumer.poll(timeout=60_000))
         second = group.create_task(consumer.poll(timeout=50))  # waits for its turn no longer than it may
         assert await second == (200, [])
@@ -320,7 +320,7 @@ async def test_two_members_share_the_partitions(http: aiohttp.ClientSession, mak
             counts.append(sum(len(numbers) for entry in subscription["partitions"] for numbers in entry.values()))
         return counts
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await shares() != [1, 1]:
             await asyncio.gather(one.poll(timeout=100), other.poll(timeout=100))
     await send(http, topic, "a", partition=0)
@@ -406,7 +406,7 @@ async def test_a_waiting_poll_ends_when_the_gateway_goes(bootstrap: str, new_top
     topic = await new_topic(partitions=1)
     async with running_gateway(bootstrap) as gateway, aiohttp.ClientSession(gateway.url) as http:
         consumer = await new_consumer(http, topic)
-        async with asyncio.timeout(40), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             poll = group.create_task(consumer.poll(timeout=60_000))
             await until(lambda: gateway.listener.statistics().consumers.polling == 1)
             gateway.listener.stop_taking()

@@ -161,14 +161,14 @@ async def test_a_consumer_outlives_a_stopped_broker_and_can_be_deleted_under_one
         kept, deleted = paths
         freeze(broker.pid)
         try:
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(60):
                 assert await ask(http, "GET", f"{kept}/records?timeout=500") == (200, [])
                 assert (await ask(http, "DELETE", deleted))[0] == 204
                 assert (await ask(http, "GET", f"{deleted}/records"))[0] == 404
         finally:
             thaw(broker)
         assert (await ask(http, "POST", "/topics/outage", BODY, headers=JSON_RECORDS))[0] == 200
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (answer := await ask(http, "GET", f"{kept}/records?timeout=5000")) == (200, []):
                 pass
         assert answer[0] == 200

@@ -84,7 +84,7 @@ async def test_what_an_attempt_left_unfinished_is_finished(
             host, _, port = gateway.listener.bound.rpartition(":")
             _, writer = await asyncio.open_connection(host, int(port))
             writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await died.wait()
             writer.close()
             await until(lambda: gateway.listener.statistics().connections == 0)
@@ -152,7 +152,7 @@ async def test_a_second_request_while_the_first_is_under_way(
     monkeypatch.setattr(KeyedRequests, "_send", wait)
     async with running_gateway(bootstrap, name=name) as gateway, aiohttp.ClientSession(gateway.url) as http:
         first = asyncio.create_task(ask(http, "POST", f"/topics/{topic}", RECORDS, headers=keyed("k")))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await begun.wait()
         async with http.post(f"/topics/{topic}", json=RECORDS, headers=keyed("k")) as second:
             assert (second.status, second.headers["Retry-After"]) == (409, "1")

@@ -130,7 +130,7 @@ async def test_an_unknown_topic_is_a_404_at_once_where_none_may_be_created(boots
     async with running_gateway(bootstrap, create=False) as gateway, aiohttp.ClientSession(gateway.url) as http:
         for topic in ("no-such-topic", "bad name", "x" * 300):
             body = {"records": [{"value": 1}]}
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert (await ask(http, "POST", f"/topics/{topic}", body, headers=JSON_RECORDS))[0] == 404
 
 
@@ -203,7 +203,7 @@ async def test_a_client_that_expects_100_is_told_to_go_on(gateway: Gateway, new_
         f"POST /topics/{topic} HTTP/1.1\r\nHost: x\r\nContent-Type: application/vnd.kafka.json.v2+json\r\n"
         f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n".encode()
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(body)
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")

@@ -40,7 +40,7 @@ class Conversation:
 
     async def line(self) -> Any:
         """The next line of the answer; None behind the last one."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             if not self.head:
                 self.head = await self._reader.readuntil(b"\r\n\r\n")
             while b"\n" not in self._text:

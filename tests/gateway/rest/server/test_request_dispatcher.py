@@ -132,7 +132,7 @@ async def test_parameters_come_typed_and_what_is_wrong_is_refused_in_the_modules
 async def test_an_operation_answers_while_its_body_is_still_coming(served: HttpServer) -> None:
     host, _, port = served.bound.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         writer.write(
             b"POST /stream HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n"
             b"Expect: 100-continue\r\nConnection: close\r\n\r\n"

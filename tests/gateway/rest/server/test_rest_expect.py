@@ -17,7 +17,7 @@ async def first_answer(gateway: Gateway, topic: str, length: int, more: str = ""
             f"POST /topics/{topic} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
             f"Expect: 100-continue\r\nContent-Length: {length}\r\n{more}\r\n".encode()
         )
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await reader.readuntil(b"\r\n\r\n")
     finally:
         writer.close()
@@ -47,6 +47,6 @@ async def test_nobody_while_kafka_is_slow_or_the_gateway_stops(bootstrap: str, n
         assert (await first_answer(gateway, topic, 100)).split()[1] == b"100"
         gateway.listener.stop_taking()
         writer.write(b"POST /topics/t HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert (await reader.readuntil(b"\r\n\r\n")).split()[1] == b"503"
         writer.close()

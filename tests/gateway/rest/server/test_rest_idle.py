@@ -77,7 +77,7 @@ async def test_what_is_stored_while_a_poll_falls_asleep_is_delivered(
             answer = group.create_task(poll(http, path))
             await asyncio.wait([answer], timeout=number * 0.008)
             await send(http, topic, number)
-            assert await asyncio.wait_for(answer, 20) == [number]
+            assert await asyncio.wait_for(answer, 60) == [number]
 
 
 async def test_polls_that_do_not_wait_get_what_is_fetched_between_them(
@@ -88,7 +88,7 @@ async def test_polls_that_do_not_wait_get_what_is_fetched_between_them(
     path = await made(http, {"topics": [topic]})
     await send(http, topic, 1)
     got: list[Any] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not got:
             got = await poll(http, path, timeout=0)
             await asyncio.sleep(0.3)  # longer than fetching goes on
@@ -123,7 +123,7 @@ async def test_records_of_an_open_transaction_wake_at_the_latest_by_a_look(
             await asyncio.wait([answer], timeout=0.5)
             await producer.begin_transaction()
             await producer.send_and_wait(topic, b"1")
-            assert await asyncio.wait_for(answer, 20) == [1]
+            assert await asyncio.wait_for(answer, 60) == [1]
         await producer.abort_transaction()
 
 
@@ -152,9 +152,9 @@ async def test_a_look_at_what_the_tail_knows_wakes_nobody(
     async with asyncio.TaskGroup() as group:
         answer = group.create_task(poll(http, path))
         # The first looks may come before the live reader's first fetch, which wakes it once.
-        await until(lambda: looks[-6:] == [(False, len(falls))] * 6, limit_s=40)
+        await until(lambda: looks[-6:] == [(False, len(falls))] * 6, limit_s=60)
         await send(http, topic, 1)
-        assert await asyncio.wait_for(answer, 40) == [1]
+        assert await asyncio.wait_for(answer, 60) == [1]
 
 
 async def test_a_pattern_is_followed(
@@ -175,7 +175,7 @@ async def test_a_pattern_is_followed(
     await until_led(admin, later)
     await gateway.topics.refresh()
     await send(http, later, 2)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (got := await poll(http, path)) == []:
             pass
     assert got == [2]
@@ -196,4 +196,4 @@ async def test_a_pattern_that_fits_nothing_yet_waits_for_topics(
         await until_led(admin, topic)
         await gateway.topics.refresh()
         await send(http, topic, "first")
-        assert await asyncio.wait_for(answer, 40) == ["first"]
+        assert await asyncio.wait_for(answer, 60) == ["first"]

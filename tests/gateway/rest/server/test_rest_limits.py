@@ -47,7 +47,7 @@ async def test_a_body_that_trickles_is_given_up(bootstrap: str) -> None:
         writer.write(HEAD + b"Content-Length: 5000\r\n\r\n")
         # To its end, not the connection's: a byte of ours that crosses with the answer resets that.
         answer = asyncio.create_task(reader.readuntil(b"}"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not answer.done():
                 writer.write(b" ")
                 await asyncio.wait([answer], timeout=0.05)
@@ -61,7 +61,7 @@ async def test_a_head_that_trickles_is_given_up(bootstrap: str) -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ")
         closed = asyncio.create_task(reader.read())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not closed.done():
                 writer.write(b"a")
                 await asyncio.wait([closed], timeout=0.05)

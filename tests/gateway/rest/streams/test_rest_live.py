@@ -30,7 +30,7 @@ class Talk:
         await self.socket.send_str(json.dumps({"type": kind, "id": name, **more}))
 
     async def hear(self, kind: str | None = None) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             message = await self.socket.receive()
         assert message.type is aiohttp.WSMsgType.TEXT, message
         heard = json.loads(message.data)
@@ -242,7 +242,7 @@ async def test_byte_by_byte_through_the_pump(gateway: Gateway, new_topic: NewTop
     for byte in said:
         writer.write(bytes((byte,)))
         await asyncio.sleep(0)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
         frames, rest = parse(await reader.read())
     writer.close()
@@ -266,7 +266,7 @@ async def test_who_is_not_let_in(gateway: Gateway, fields: dict[str, Any], statu
     host, _, port = gateway.listener.bound.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(handshake("/stream", **{"Sec_WebSocket_Protocol": "trivium.v1", **fields}))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert (await reader.readline()).split()[1] == str(status).encode()
     writer.close()
 
@@ -312,7 +312,7 @@ async def test_a_gateway_that_stops_answers_and_says_goodbye(bootstrap: str, new
         await client.say("produce", "p", topic=topic, records=[{"value": 1}])
         await until(lambda: gateway.listener.statistics().live.records_in_total == 1)
         gateway.listener.stop_taking()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             heard = [message async for message in client.socket]
         assert "produced" in [json.loads(message.data)["type"] for message in heard]
         assert client.socket.close_code == 1001
@@ -342,7 +342,7 @@ async def test_a_token_may_come_in_the_query_and_with_its_end_streams_end(
         async with http.get(f"/topics/{topic}/stream?access_token={shown}") as events:
             assert events.status == 200
             async with http.ws_connect(f"/stream?access_token={shown}", protocols=["trivium.v1"]) as socket:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     message = await socket.receive()
                     assert message.type is aiohttp.WSMsgType.CLOSE
                     assert socket.close_code == 1008

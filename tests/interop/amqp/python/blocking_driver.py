@@ -24,7 +24,7 @@ from tests.interop.amqp.python.messages import (
 )
 from tests.interop.python.lines import decode, say
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 class Client:
