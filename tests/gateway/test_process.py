@@ -26,7 +26,7 @@ from tests.support.frozen import freeze
 from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import PahoClient
 
-STOP_LIMIT_S = 10.0
+STOP_LIMIT_S = 25.0  # ten by `drain_timeout_s`, and a slow machine; Kafka's requests themselves wait 30
 FORCED = "amqp:connection:forced"
 LISTENERS = ("mqtt", "amqp", "http", "management", "kafka")
 CREATE = "[kafka]\ncreate_topics = true\n"
@@ -181,7 +181,7 @@ async def test_alone_with_its_broker_from_start_to_crash(
 
     # A broker that dies is started again; clients wait meanwhile.
     os.kill(ready["kafka_pid"], signal.SIGKILL)
-    await wait_until(lambda: json.loads(gateway.ready_file.read_text())["kafka_pid"] != ready["kafka_pid"], 40)
+    await wait_until(lambda: json.loads(gateway.ready_file.read_text())["kafka_pid"] != ready["kafka_pid"])
     again = json.loads(gateway.ready_file.read_text())
     assert is_alive(again["kafka_pid"])
     assert again["kafka"] == ready["kafka"]
@@ -274,7 +274,8 @@ async def refuses(address: str) -> bool:
 async def test_sigterm_settles_what_is_in_flight_before_each_protocols_goodbye(
     freezable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    gateway = await new_gateway(freezable.bootstrap_servers, config=CREATE).start()
+    # Half of the time is for Kafka's answers: more than we need, before we let it go on, on a slow machine.
+    gateway = await new_gateway(freezable.bootstrap_servers, config=f"drain_timeout_s = 60\n{CREATE}").start()
     trio = await Trio(gateway).connect()
     trio.send()
     assert await trio.answers() == STORED
@@ -295,7 +296,7 @@ async def test_sigterm_settles_what_is_in_flight_before_each_protocols_goodbye(
             loop = asyncio.get_running_loop()
             began = loop.time()
             stopping = loop.create_task(gateway.stop())
-            await until(lambda: refuses(gateway.addresses["mqtt"]), 5)
+            await until(lambda: refuses(gateway.addresses["mqtt"]))
             assert trio.unanswered()
             refused = await idle_answer(idle, gateway)
         finally:
@@ -307,7 +308,7 @@ async def test_sigterm_settles_what_is_in_flight_before_each_protocols_goodbye(
         assert order == ["puback", "disconnect"]
         assert refused in (503, None)
         assert await stopping == 0
-        assert loop.time() - began < STOP_LIMIT_S
+        assert loop.time() - began < STOP_LIMIT_S, "nobody waits any more when Kafka has answered"
     assert not gateway.ready_file.exists()
     assert "Traceback" not in gateway.log.read_text()
     await trio.mqtt.close()
@@ -347,7 +348,7 @@ async def test_with_kafka_frozen_it_stops_in_time_and_is_not_ready(
         assert await one.amqp.end() == FORCED
         assert one.mqtt.disconnected.value == 0x8B
 
-        await until(lambda: is_not_ready(waiting), 30)
+        await until(lambda: is_not_ready(waiting))
         status, text = await get(waiting, "/ready")
         assert (status, json.loads(text)["kafka"]) == (503, False)
         assert (await get(waiting, "/healthy"))[0] == 200
@@ -355,7 +356,7 @@ async def test_with_kafka_frozen_it_stops_in_time_and_is_not_ready(
     finally:
         os.kill(freezable.pid, signal.SIGCONT)
     assert await other.answers() == STORED
-    await until(lambda: is_ready(waiting), 30)
+    await until(lambda: is_ready(waiting))
     await other.close()
     await one.mqtt.close()
     assert await waiting.stop() == 0
@@ -370,7 +371,7 @@ async def test_without_kafka_it_listens_and_is_not_ready_until_kafka_answers(
     freeze(freezable.pid)
     try:
         starting = asyncio.create_task(gateway.start())
-        await until(lambda: accepts(free_address), 30)
+        await until(lambda: accepts(free_address))
         assert await is_not_ready(gateway)
         assert not gateway.ready_file.exists()
         assert [f'"protocol": "{name}", "address"' in gateway.log.read_text() for name in LISTENERS[:3]] == [True] * 3

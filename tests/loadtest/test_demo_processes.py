@@ -135,7 +135,7 @@ async def test_a_child_ends_with_its_parent_however_that_ends() -> None:
     await wait_until(lambda: b"sleep(60)" in Path(f"/proc/{child_id}/cmdline").read_bytes())
     parent.kill()
     await parent.wait()
-    await wait_until(lambda: not runs(child_id), 20)
+    await wait_until(lambda: not runs(child_id))
 
 
 def runs(process: int) -> bool:
