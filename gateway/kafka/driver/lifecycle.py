@@ -17,12 +17,15 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from gateway.failures import failures
+from gateway.kafka.driver.broker_connection import use_broker_connections
 from gateway.kafka.driver.fetching import convert_arrivals
 from gateway.kafka.driver.kafka_consumer import close_consumer
 from gateway.kafka.driver.outage import outage
 from gateway.spawn import Spawn
 
 C = TypeVar("C")
+
+use_broker_connections()
 
 RETRY_S: Final = 0.5
 """Pause between attempts to reach Kafka; a frequent attempt costs little and finds Kafka soon after it is back."""
@@ -153,10 +156,15 @@ async def start_consumer(consumer: AIOKafkaConsumer, spawn: Spawn) -> None:
         KafkaError: Kafka is away, or refuses us.
     """
 
+    async def start() -> None:
+        await consumer.start()
+        if not consumer._client.cluster.brokers():  # a member of a group would end by it: nobody to ask
+            raise KafkaConnectionError("Kafka names no broker: it has just started")
+
     async def close() -> None:
         await close_consumer(consumer)
 
-    await start_client(consumer.start, close, spawn)
+    await start_client(start, close, spawn)
     convert_arrivals(consumer)
 
 

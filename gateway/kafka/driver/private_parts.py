@@ -65,6 +65,9 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_md_update_fut": "ended when a producer is closed by force: its tasks wait for it",
         "_metadata_update": "replaced: 15,000 partitions cost 125 ms of the event loop there, 15 ms by `wire`",
     },
+    "aiokafka.conn.AIOKafkaConnection": {
+        "_send_sasl_token": "as `send`: a socket that uvloop has closed is a broken connection",
+    },
     "aiokafka.admin.AIOKafkaAdminClient": {
         "_send_request": "requests that the client has no verb for",
     },
