@@ -120,6 +120,7 @@ class Consumers(OperationSet):
         self._clock = services.clock
         self._arrivals = Arrivals(services.live_reader, services.lookup)
         self._instances: dict[tuple[str, str], Instance | None] = {}  # None: being created
+        self._deletions: dict[tuple[str, str], tuple[Identity, asyncio.Task[None]]] = {}  # under way, and whose
         self._timer: asyncio.TimerHandle | None = None
         self._draining = False
         self._polling = 0
@@ -227,10 +228,24 @@ class Consumers(OperationSet):
         ]
 
     async def delete(self, call: Call, group: str, name: str) -> web.StreamResponse:
-        """`DELETE /consumers/{groupid}/instances/{name}`; a running poll ends."""
-        instance = self.find(call.grant, group, name)
-        await asyncio.shield(self._spawn(self._close(instance, delivered=True)))
+        """`DELETE /consumers/{groupid}/instances/{name}`; a running poll ends.
+
+        Who asks again before that is done (Kafka is slow to answer, and the connection was cut) waits for the same.
+        """
+        key = (group, name)
+        owner, deletion = self._deletions.get(key, (None, None))
+        if key in self._instances or deletion is None or owner is None or not owner.is_same_client(call.grant.identity):
+            instance = self.find(call.grant, group, name)
+            deletion = self._spawn(self._close(instance, delivered=True))
+            self._deletions[key] = (instance.owner, deletion)
+            deletion.add_done_callback(lambda done: self._deleted(key, done))
+        await asyncio.wait((deletion,))  # the consumer is gone, however it went: a failure of ours is told by its task
         return no_content()
+
+    def _deleted(self, key: tuple[str, str], deletion: asyncio.Task[None]) -> None:
+        _, last = self._deletions.get(key, (None, None))
+        if last is deletion:  # else another consumer of this name was deleted meanwhile
+            del self._deletions[key]
 
     async def _close(self, instance: Instance, *, delivered: bool) -> None:
         """Take the instance away at once, then commit for it and leave the group."""

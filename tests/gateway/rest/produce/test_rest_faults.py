@@ -10,6 +10,8 @@ import aiohttp
 import pytest
 
 from gateway.embedded.broker import EmbeddedBroker
+from gateway.kafka.driver.kafka_consumer import close_consumer
+from gateway.kafka.groups import polled_member
 from tests.conftest import make_broker
 from tests.gateway.rest.conftest import JSON_RECORDS, ask, raw_exchange, read_topic, running_gateway, until
 from tests.support.frozen import freeze
@@ -149,16 +151,8 @@ async def test_hostile_bytes_get_the_dialects_error_and_nothing_else(gateway: An
 
 
 async def test_a_consumer_outlives_a_stopped_broker_and_can_be_deleted_under_one(broker: EmbeddedBroker) -> None:
-    control = {"Content-Type": "application/vnd.kafka.v2+json"}
     async with running_gateway(broker.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
-        paths = []
-        for group in ("kept", "deleted"):
-            settings = {"name": "c", "format": "json", "auto.offset.reset": "earliest"}
-            assert (await ask(http, "POST", f"/consumers/{group}", settings, headers=control))[0] == 200
-            paths.append(f"/consumers/{group}/instances/c")
-            subscription = {"topics": ["outage"]}
-            assert (await ask(http, "POST", f"{paths[-1]}/subscription", subscription, headers=control))[0] == 204
-        kept, deleted = paths
+        kept, deleted = [await made_consumer(http, group) for group in ("kept", "deleted")]
         freeze(broker.pid)
         try:
             async with asyncio.timeout(60):
@@ -173,3 +167,43 @@ async def test_a_consumer_outlives_a_stopped_broker_and_can_be_deleted_under_one
                 pass
         assert answer[0] == 200
         assert [record["value"] for record in answer[1]] == [1]
+
+
+async def made_consumer(http: aiohttp.ClientSession, group: str) -> str:
+    """The path of a new consumer."""
+    control = {"Content-Type": "application/vnd.kafka.v2+json"}
+    settings = {"name": "c", "format": "json", "auto.offset.reset": "earliest"}
+    path = f"/consumers/{group}/instances/c"
+    while (made := await ask(http, "POST", f"/consumers/{group}", settings, headers=control))[0] == 503:
+        continue  # Kafka goes on after a pause
+    assert made[0] == 200
+    assert (await ask(http, "POST", f"{path}/subscription", {"topics": ["outage"]}, headers=control))[0] == 204
+    return path
+
+
+async def test_a_deletion_that_is_asked_for_again_is_the_same_one(broker: EmbeddedBroker) -> None:
+    """As clients do whose connection was cut while Kafka does not answer."""
+    async with running_gateway(broker.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        path = await made_consumer(http, "deleted-twice")
+        freeze(broker.pid)
+        try:
+            answers = await asyncio.gather(ask(http, "DELETE", path), ask(http, "DELETE", path))
+        finally:
+            thaw(broker)
+        assert answers == [(204, None)] * 2
+        assert (await ask(http, "DELETE", path))[0] == 404
+
+
+async def test_a_consumer_that_does_not_end_well_is_deleted_all_the_same(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled(consumer: Any, timeout: float) -> None:
+        """As aiokafka lets out what it has cancelled itself."""
+        await close_consumer(consumer, timeout)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(polled_member, "close_consumer", cancelled)
+    async with running_gateway(broker.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        path = await made_consumer(http, "ends-badly")
+        assert await ask(http, "DELETE", path) == (204, None)
+        assert (await ask(http, "DELETE", path))[0] == 404
