@@ -132,6 +132,8 @@ class Shell:
         await self.live_reader.stop()
         await self.catch_up_reader.stop()
         await self.lookup.stop()
+        if self.tasks:  # what was cancelled while it connected goes on to its end by itself
+            await asyncio.wait(self.tasks, timeout=60)
         for task in self.tasks:
             assert task.done(), task
             if not task.cancelled():

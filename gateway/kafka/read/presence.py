@@ -52,6 +52,7 @@ class Presence:
         self._refreshing: asyncio.Task[None] | None = None
         self._leading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False  # metadata may come until those who bring them are closed
 
     def start(self) -> None:
         """Follow the metadata."""
@@ -59,6 +60,7 @@ class Presence:
 
     async def stop(self) -> None:
         """Ask no more."""
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
         tasks = [task for task in (self._refreshing, self._leading) if task is not None]
@@ -90,11 +92,11 @@ class Presence:
 
     def _refresh(self) -> None:
         self._timer = None
-        if self._refreshing is None or self._refreshing.done():
+        if not self._stopped and (self._refreshing is None or self._refreshing.done()):
             self._refreshing = self._spawn(self._lookup.refresh())
 
     def _recheck(self) -> None:
-        if self._timer is None:
+        if self._timer is None and not self._stopped:
             self._timer = asyncio.get_running_loop().call_later(RECHECK_S, self._refresh)
 
     def _check(self, cluster: Brokers) -> None:
@@ -133,7 +135,7 @@ class Presence:
                     self._include(place, Partition(topic, 0))
         if missing:
             self._recheck()
-        if led and (self._leading is None or self._leading.done()):
+        if led and not self._stopped and (self._leading is None or self._leading.done()):
             self._leading = self._spawn(self._lead(led))
 
     def _include(self, place: TopicPartition, part: Partition) -> None:

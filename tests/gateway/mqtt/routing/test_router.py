@@ -70,6 +70,7 @@ class Parts:
         await self.catch_up_reader.stop()
         await self.lookup.stop()
         await self.topics.stop()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
 @pytest.fixture
