@@ -139,6 +139,7 @@ class CatchUpReader:
         self._queues: dict[Subscriber, _Queue] = {}
         self._ready: deque[_Queue] = deque()
         self._workers: set[_Worker] = set()
+        self._stopped = False
 
     def start(self, reading: Reading) -> None:
         """Begin to serve a reading, in turn with all others; the subscriber may have at most one per partition."""
@@ -177,6 +178,7 @@ class CatchUpReader:
 
     async def stop(self) -> None:
         """Close all consumers."""
+        self._stopped = True
         workers = list(self._workers)
         for worker in workers:
             worker.task.cancel()
@@ -224,8 +226,10 @@ class CatchUpReader:
             self._ready.append(queue)
 
     def closed(self, worker: _Worker) -> None:
-        """A worker has ended."""
+        """A worker has ended; who became ready while it closed its consumer, and found no other, needs a new one."""
         self._workers.discard(worker)
+        if self._ready and not self._stopped:
+            self._hire()
 
     def _drop(self, queue: _Queue, reading: Reading) -> None:
         del queue.readings[reading.partition]
@@ -244,13 +248,16 @@ class CatchUpReader:
         idle = [worker for worker in self._workers if worker.idle]
         spare = next((worker for worker in idle if worker.serves is None or not worker.serves.readings), None)
         if spare is None and len(self._workers) < self._limit:
-            worker = _Worker(self)
-            self._workers.add(worker)
-            worker.task = self.spawn(worker.serve())
+            self._hire()
         elif spare is not None or idle:
             worker = spare or idle[0]
             worker.idle = False
             worker.wake.set()
+
+    def _hire(self) -> None:
+        worker = _Worker(self)
+        self._workers.add(worker)
+        worker.task = self.spawn(worker.serve())
 
 
 class _Worker:

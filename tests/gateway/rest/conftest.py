@@ -174,10 +174,10 @@ async def running_gateway(
         listener = RestListener(services, tls=tls)
         try:
             started = await publisher.start()
+            background.append(spawn(topics.run()))
             if wait and not started:  # a broker that goes on after a pause is not there at once
                 await until(lambda: publisher.reachable)
                 started = True
-            background.append(spawn(topics.run()))
             await live_reader.start()
             if started:
                 await state.start()
