@@ -104,7 +104,7 @@ class RestListener:
         self._devices = DeviceRequests(services, overload, bodies)
         self._live = Live(services, self._feeds)
         subscriptions = Subscriptions(self._consumers, services)
-        topics = TopicOperations(services.topics, services.publisher, services.kafka, services.spawn)
+        topics = TopicOperations(services)
         self._operations: tuple[OperationSet, ...] = (
             Documents(contract),
             topics,

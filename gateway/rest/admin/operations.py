@@ -12,9 +12,7 @@ import msgspec
 from aiohttp import web
 from aiokafka import TopicPartition
 
-from gateway.kafka.cluster.cluster_admin import ClusterAdmin, ConfigEntry
-from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.cluster.cluster_admin import ClusterAdmin
 from gateway.kafka.groups.group_admin import DEAD
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.call import Call
@@ -80,8 +78,8 @@ class Administration(OperationSet):
     def __init__(self, services: RestServices) -> None:
         """Connect to Kafka's administration with the first request."""
         self._admin = ClusterAdmin(services.kafka, services.spawn)
-        self._lookup: Lookup = services.lookup
-        self._topics: Topics = services.topics
+        self._lookup = services.lookup
+        self._topics = services.topics
         self.operations = {
             "listGroups": self.list_groups,
             "getGroup": self.get_group,
@@ -130,8 +128,7 @@ class Administration(OperationSet):
     async def get_configs(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /admin/topics/{topicname}/configs`."""
         self._check(call.grant, topic, "look at the configuration of")
-        configs: list[ConfigEntry] = await self._admin.configs(topic)
-        return control_answer(encode(configs))
+        return control_answer(encode(await self._admin.configs(topic)))
 
     async def alter_configs(self, call: Call, topic: str) -> web.StreamResponse:
         """`PATCH /admin/topics/{topicname}/configs`."""

@@ -12,15 +12,12 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from gateway.kafka.cluster.admin_connection import AdminConnection
-from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.cluster.topics import Topics
-from gateway.kafka.publish.publisher import Publisher
 from gateway.rest.server.answers import control_answer
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
+from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
-from gateway.spawn import Spawn
 from mapping.record import is_topic_name
 from protocols.rest.admin import decode_topic
 from protocols.rest.errors import Fault, RestError, not_found
@@ -44,14 +41,13 @@ class PartitionView(msgspec.Struct, frozen=True):
 
 
 class TopicOperations(OperationSet):
-    """The reading operations on topics."""
+    """The operations that show topics, and the one that creates them."""
 
-    def __init__(self, topics: Topics, publisher: Publisher, kafka: dict[str, Any], spawn: Spawn) -> None:
-        """Names come from `topics`; the rest is asked for over one connection, made with the first question."""
-        self._topics = topics
-        self._publisher = publisher
-        self._lookup = Lookup(kafka, spawn=spawn)
-        self._admin = AdminConnection(kafka, spawn)
+    def __init__(self, services: RestServices) -> None:
+        """Ask Kafka for configurations and partitions over one connection, made with the first question."""
+        self._topics = services.topics
+        self._lookup = services.lookup
+        self._admin = AdminConnection(services.kafka, services.spawn)
         self.operations = {
             "listTopics": self.list_topics,
             "getTopic": self.get_topic,
@@ -118,8 +114,7 @@ class TopicOperations(OperationSet):
         return described
 
     async def stop(self) -> None:
-        """Close the connections."""
-        await self._lookup.stop()
+        """Close the connection."""
         await self._admin.stop()
 
     async def _readable(self, grant: Grant) -> list[str]:

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.groups.membership import Groups, OffsetReset
+import msgspec
+
+from gateway.kafka.groups.membership import OffsetReset
 from gateway.rest.consume.start_positions import find_span
 from gateway.rest.server.request_login import forbidden
+from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds, FeedSubscriber
 from gateway.rest.streams.group_subscriber import GroupSubscriber
 from gateway.security.authorization import Grant
-from gateway.security.group_names import GroupNames
-from gateway.spawn import Spawn
 from mapping.record import Received
 from mapping.rest_view import RecordFilter, view_line
 from protocols.rest.errors import RestError, unprocessable
@@ -67,17 +67,12 @@ class MessageStream(Protocol):
         """Send a record's frame soon."""
 
 
-class Readers:
+class Readers(msgspec.Struct, frozen=True):
     """The parts of the gateway that the subscriptions of all live WebSockets read through."""
 
-    def __init__(self, feeds: Feeds, lookup: Lookup, groups: Groups, names: GroupNames, spawn: Spawn) -> None:
-        """`feeds` for topics, `groups` for shares of consumer groups by `names`; `spawn` runs a share's leaving."""
-        self.feeds = feeds
-        self.forms = LiveForms()
-        self.lookup = lookup
-        self.groups = groups
-        self.names = names
-        self.spawn = spawn
+    services: RestServices
+    feeds: Feeds
+    forms: LiveForms
 
 
 class Subscription:
@@ -126,9 +121,9 @@ class Subscription:
         topic = message.topic
         if message.group is not None:
             reset: OffsetReset = "earliest" if message.start == BEGINNING else "latest"
-            await readers.names.admit(self._grant, message.group, topic)
-            member = GroupSubscriber(self, self._chosen, readers.spawn)
-            membership = await readers.groups.join(message.group, [topic], member, offset_reset=reset)
+            await readers.services.names.admit(self._grant, message.group, topic)
+            member = GroupSubscriber(self, self._chosen, readers.services.spawn)
+            membership = await readers.services.groups.join(message.group, [topic], member, offset_reset=reset)
             if self._left:
                 await membership.leave(failed=False)
                 return
@@ -136,7 +131,7 @@ class Subscription:
             self._source = member
             member.joined(membership)
             return
-        span = await find_span(readers.lookup, topic, self._wanted, END)
+        span = await find_span(readers.services.lookup, topic, self._wanted, END)
         subscribe = self._grant.subscribe
         subscriber = await readers.feeds.join(
             topic,

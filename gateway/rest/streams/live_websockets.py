@@ -28,7 +28,7 @@ from gateway.rest.server.request_dispatcher import refusal
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
-from gateway.rest.streams.live_subscription import Readers, Subscription
+from gateway.rest.streams.live_subscription import LiveForms, Readers, Subscription
 from gateway.security.authorization import Grant
 from gateway.security.expiry import Expiry
 from gateway.statistics import counter, gauge
@@ -305,7 +305,7 @@ class Live(OperationSet):
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
         """Read topics through `feeds`."""
         self.services = services
-        self.readers = Readers(feeds, services.lookup, services.groups, services.names, services.spawn)
+        self.readers = Readers(services, feeds, LiveForms())
         self.messages = self.records_in = self.records_out = self.errors = 0
         self._sessions: dict[Pump, LiveSession] = {}
         self._writes = Writes()
