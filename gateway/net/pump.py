@@ -24,7 +24,7 @@ from protocols.connection import Connection, ConnectionFailed
 
 WRITE_HIGH: Final = 256 * 1024  # stop producing above it, credit or not (flow control, part 2)
 WRITE_LOW: Final = 64 * 1024
-LINGER_S: Final = 1.0  # how long a closed connection is drained, so that the goodbye is not lost in a reset
+LINGER_S: Final = 1.0  # how long a closed connection is drained, so that its last bytes are not lost in a reset
 AHEAD_BYTES: Final = 16 * 1024
 """What is read while a session waits: the events of it are held, which take some ten times as much."""
 HELD: Final = "held"
@@ -81,7 +81,7 @@ class Flushed(Protocol):
 
 
 class Writes:
-    """Pumps and the like that are to be flushed soon: at the end of the loop turn, a bounded number in each.
+    """Pumps and streams to be flushed at the end of the event loop's iteration, a bounded number in each.
 
     A fan-out to many makes more of them than one turn should write. Then the others wait for the next turn, and what
     comes for them meanwhile leaves with the same write: the busier, the fewer system calls for each message.
@@ -355,7 +355,7 @@ class Pump(asyncio.Protocol):
             self._arm(deadline)
 
     def flush_soon(self) -> None:
-        """Flush once at the end of this loop turn, or of a later one when there is much to write."""
+        """Flush once at the end of this iteration of the event loop, or of a later one when there is much to write."""
         if not self.flushing:
             self.flushing = True
             self._writes.add(self)
@@ -417,7 +417,7 @@ class Pump(asyncio.Protocol):
     def close(self) -> None:
         """Send what is queued, then close; what the peer still sends is read and thrown away for a moment.
 
-        Closing a socket with unread input makes the kernel send a reset, which can destroy the goodbye on its way.
+        Closing a socket with unread input makes the kernel send a reset, which can destroy the last bytes on their way.
         """
         transport = self.transport
         if transport is None or self._closed or self.lingering:
