@@ -1,5 +1,7 @@
 """When Python looks for reference cycles: seldom while there is work, and when there is none (ADR 0030).
 
+The C library is tidied in the same breath: what broken TLS handshakes leave behind is holes between what is held.
+
 What connections and messages are made of is freed by counting (`tests/gateway/test_cycles.py`). Cycles are left by rare
 things: a Kafka consumer that ends, an assignment that changes, an exception with its traceback.
 """
@@ -7,8 +9,11 @@ things: a Kafka consumer that ends, an assignment that changes, an exception wit
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import gc
 import time
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -48,6 +53,7 @@ class Collector:
         self._cpu = 0.0
         self._full_took = 0.0
         self._full_at = float("-inf")
+        self._trim = trimmer()
 
     def start(self) -> None:
         """What there is now lives as long as the process, and is never looked at again; look at the rest when idle."""
@@ -75,6 +81,7 @@ class Collector:
             if now - self._full_at >= max(FULL_S, FULL_SHARE * self._full_took):
                 self._idle += 1
                 gc.collect()
+                self._trim(0)
                 self._full_at = self._loop.time()
                 self._full_took = self._full_at - now
             elif gc.get_count()[0] >= WORTH:
@@ -102,6 +109,14 @@ class Collector:
             paused_s_total=self._paused,
             longest_pause_s=self._longest,
         )
+
+
+def trimmer() -> Callable[[int], int]:
+    """What gives free memory back to the system: glibc's `malloc_trim(3)`; elsewhere nothing is done."""
+    with contextlib.suppress(OSError, AttributeError):
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        return trim
+    return lambda _pad: 0
 
 
 def calm() -> None:
