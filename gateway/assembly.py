@@ -53,7 +53,7 @@ from gateway.mqtt.routing.shared_groups import Sharing
 from gateway.mqtt.session.deliveries import DeliveryParts
 from gateway.mqtt.session.qos2 import Floors, Qos2Parts
 from gateway.mqtt.session.self_delivery import Echoes
-from gateway.mqtt.session.session import SessionParts, topics_changed
+from gateway.mqtt.session.session import SessionParts, topic_made_anew, topics_changed
 from gateway.mqtt.session.shared import ShareParts
 from gateway.mqtt.state.store import SessionStore
 from gateway.net.strangers import Strangers
@@ -274,6 +274,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         client_settings(log.kafka, "state"),
         log.topics,
         log.publisher,
+        log.lookup,
         spawn=process.spawn,
         partitions=config.mqtt.state_partitions,
         largest_bytes=config.mqtt.max_packet_bytes + MEBIBYTE,
@@ -293,7 +294,6 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     groups = GroupNames(
         log.groups,
         log.topics,
-        log.lookup,
         anonymous=config.security.allow_anonymous,
         wall_clock=wall_clock,
         random_id=partial(secrets.token_hex, 8),
@@ -309,7 +309,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         accounting,
         wall_clock=wall_clock,
         nonce=partial(secrets.token_hex, 6),
-        follow=lambda client_id: state.follow(SESSIONS, client_id.encode(), log.lookup),
+        follow=lambda client_id: state.follow(SESSIONS, client_id.encode()),
     )
     upkeep = Upkeep(sessions, accounting, opening.ready)
     sessions.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
@@ -322,6 +322,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     requests.bind(state)
     groups.bind(state)
     log.topics.watch(partial(topics_changed, sessions.live))
+    router.listen(partial(topic_made_anew, sessions.live))
     await state.start()
     stack.push_async_callback(state.stop)
     await retained.start()

@@ -83,7 +83,10 @@ class Subscriber(Protocol):
 
 
 class Fanout(Protocol):
-    """Chooses, for one record at the end of the log, who might want it (the MQTT subscription trie is one)."""
+    """Chooses, for one record at the end of the log, who might want it (the MQTT subscription trie is one).
+
+    One that keeps offsets has a method `made_anew(topic)`, too: the topic was deleted and made again, they are void.
+    """
 
     def select(self, record: Received) -> Collection[tuple[Subscriber, Any]]:
         """The candidates, each with the context that its `offer_nowait` is to be given, where it still decides."""

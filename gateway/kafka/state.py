@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -22,10 +22,11 @@ from aiokafka.errors import OffsetOutOfRangeError
 from gateway.config import ConfigError
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topic_identity import TopicIdentity
 from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Owner, Refused, Result
-from gateway.kafka.driver.kafka_consumer import ConsumerOptions, log_consumer, poll
+from gateway.kafka.driver.kafka_consumer import ConsumerOptions, log_consumer, on_metadata, poll
 from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.kafka.publish.partitioner import partition_of
 from gateway.kafka.publish.publisher import Publisher
@@ -43,11 +44,15 @@ DIRTY_RATIO: Final = "0.1"
 DELETE_RETENTION_MS: Final = 24 * 3_600_000
 """How long a deletion stays in the log: a gateway that was frozen for less still learns of it."""
 RETRY_S: Final = 0.5
+DOUBT_S: Final = 0.5
+"""After a first sign that a topic was deleted; there are many, and the metadata are asked for once."""
 
 Apply = Callable[[Received], None]
 """Told each record; a value of None deletes its key. Must be cheap, and must not raise for a record's sake."""
 Restarted = Callable[[int], None]
 """Told a partition that is read from its beginning once more: what came from it before may not be there any more."""
+Reread = Callable[[int], None]
+"""Told a partition that was read to its end once more: what did not come again is not there any more."""
 
 
 class TopicStatistics(msgspec.Struct, frozen=True):
@@ -87,11 +92,19 @@ class StateTopic:
     Attributes:
         name: the topic.
         partitions: how many it has; 0 until the topic was looked up. It must not change: a key's versions would be
-            in two partitions, and nobody could tell which is the last.
+            in two partitions, and nobody could tell which is the last. It may be another one in a topic made anew.
+        identity: of the topic that is read.
     """
 
     def __init__(
-        self, name: str, publisher: Publisher, apply: Apply, restarted: Restarted, *, forgets: bool = False
+        self,
+        name: str,
+        publisher: Publisher,
+        apply: Apply,
+        restarted: Restarted,
+        reread: Reread,
+        *,
+        forgets: bool = False,
     ) -> None:
         """`forgets`: what is old may be deleted."""
         self.name = name
@@ -99,6 +112,8 @@ class StateTopic:
         self.partitions = 0
         self.apply = apply
         self.restarted = restarted
+        self.reread = reread
+        self.identity = TopicIdentity(b"")
         self.records = self.failed = self.restarts = self._written = 0
         self._publisher = publisher
 
@@ -135,6 +150,10 @@ class StateTopic:
         self._written += 1
         self._publisher.submit(Record(self.name, key, value, headers, None, partition), owner, token, internal=True)
 
+    def partition_of(self, key: bytes) -> int:
+        """Where a key belongs that has no other place; the topic was looked up."""
+        return partition_of(key, self.partitions)
+
     def statistics(self, lag: int) -> TopicStatistics:
         """See `TopicStatistics`."""
         return TopicStatistics(self.records, self.failed, self.restarts, self._written, lag)
@@ -161,6 +180,7 @@ class StateTopics:
         kafka: ConsumerOptions,
         topics: Topics,
         publisher: Publisher,
+        lookup: Lookup,
         *,
         spawn: Spawn,
         partitions: int,
@@ -173,6 +193,7 @@ class StateTopics:
             kafka: see `ConsumerOptions`.
             topics: declares and finds the topics.
             publisher: writes them.
+            lookup: tells where they end, and whether they were made anew; not stopped by us.
             spawn: starts a task of the application's task group.
             partitions: of a topic that is created.
             largest_bytes: the largest record (and request) that a created topic takes.
@@ -181,6 +202,7 @@ class StateTopics:
         self._kafka = dict(kafka)
         self._topics = topics
         self._publisher = publisher
+        self._lookup = lookup
         self._spawn = spawn
         self._partitions = partitions
         self._largest_bytes = largest_bytes
@@ -188,19 +210,32 @@ class StateTopics:
         self._tables: dict[str, StateTopic] = {}
         self._positions: dict[TopicPartition, int] = {}  # the next offset to apply; absent: the beginning
         self._goals: dict[TopicPartition, int] = {}  # until loaded: what must be reached
+        self._rereading: dict[TopicPartition, int | None] = {}  # once more: what must be reached, when it is known
+        self._remade: set[str] = set()  # topics that were made anew, until the reader has begun with them
+        self._lacked = False  # the reading consumer's last metadata lacked a topic
+        self._doubting: asyncio.TimerHandle | None = None
         self._consumer: AIOKafkaConsumer | None = None
         self._task: asyncio.Task[None] | None = None
         self._complaint = ""
         self._read_on = asyncio.Event()  # replaced with each answer of Kafka
         self.loaded = asyncio.Event()
 
-    def open(self, name: str, apply: Apply, restarted: Restarted, *, retention_ms: int | None = None) -> StateTopic:
+    def open(
+        self,
+        name: str,
+        apply: Apply,
+        restarted: Restarted,
+        reread: Reread = lambda partition: None,
+        *,
+        retention_ms: int | None = None,
+    ) -> StateTopic:
         """A table in the topic `name`, which begins with `__`; before `start`.
 
         Args:
             name: the topic.
             apply: told each record, in the order of offsets in each partition.
             restarted: told when a partition is read from its beginning once more: the topic was made anew.
+            reread: told when that is done.
             retention_ms: how long a record is kept at least, where it need not be kept for ever.
         """
         if self._task is not None:
@@ -216,7 +251,7 @@ class StateTopics:
         )
         self._topics.declare(InternalTopic(name, self._partitions, configs))
         forgets = retention_ms is not None
-        table = self._tables[name] = StateTopic(name, self._publisher, apply, restarted, forgets=forgets)
+        table = self._tables[name] = StateTopic(name, self._publisher, apply, restarted, reread, forgets=forgets)
         return table
 
     async def start(self) -> None:
@@ -224,26 +259,34 @@ class StateTopics:
 
         Kafka need not be there: it is tried until it is.
         """
+        self._lookup.listen(self._compare_ids)
         self._task = self._spawn(keep_on(self._run, "state"))
 
-    async def follow(self, name: str, place: bytes, lookup: Lookup) -> None:
+    async def follow(self, name: str, place: bytes) -> None:
         """Wait until everything that is stored now for a place of a table is applied, whoever wrote it.
 
         Args:
             name: of the table, which is loaded.
             place: as in `StateTopic.write`.
-            lookup: knows where the log ends.
 
         Raises:
-            Refused: Kafka does not answer.
+            Refused: Kafka does not answer, or the topic is not there at this moment.
         """
-        partition = TopicPartition(name, partition_of(place, self._tables[name].partitions))
-        end = (await lookup.ends([partition]))[partition]
-        while self._consumer is None or await self._consumer.position(partition) < end:
-            await self._read_on.wait()
+        table = self._tables[name]
+        while True:
+            partition, restarts = TopicPartition(name, partition_of(place, table.partitions)), table.restarts
+            end = (await self._lookup.ends([partition]))[partition]
+            while self._consumer is None or await self._consumer.position(partition) < end:
+                if table.restarts != restarts:
+                    break  # that was the end of another topic
+                await self._read_on.wait()
+            else:
+                return
 
     async def stop(self) -> None:
         """Stop reading."""
+        if self._doubting is not None:
+            self._doubting.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -268,6 +311,7 @@ class StateTopics:
         await keep_consumer(lambda: log_consumer(self._kafka), self._read_all, "state", self._spawn)
 
     async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
+        on_metadata(consumer, self._compare)
         try:
             await self._begin(consumer)
             self._consumer = consumer
@@ -310,17 +354,23 @@ class StateTopics:
             self._positions |= await consumer.beginning_offsets(unread)
         if not self.loaded.is_set():
             self._goals = await consumer.end_offsets(everything)
+        if unknown := [partition for partition, goal in self._rereading.items() if goal is None]:
+            self._rereading |= await consumer.end_offsets(unknown)
         consumer.assign(everything)
         for partition in everything:
             consumer.seek(partition, self._positions[partition])
         await self._check_goals(consumer)
+        await self._check_rereading(consumer)
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         try:
             batches = await poll(consumer, wait_ms=1000)
         except OffsetOutOfRangeError as error:
-            self._restart(error.args[0])
-            await self._begin(consumer)
+            await self._lookup.refresh()  # was the topic made anew, all of its partitions were
+            await self._restart(consumer, error.args[0])
+            return
+        if self._remade:
+            await self._restart(consumer, ())
             return
         self._complaint = ""
         for partition, records in batches.items():
@@ -328,11 +378,17 @@ class StateTopics:
             for record in records:
                 table.take(record)
             self._positions[partition] = records[-1].offset + 1
-        self._read_on.set()
-        self._read_on = asyncio.Event()
+        self._wake()
         if not self.loaded.is_set():
             await self._check_goals(consumer)
+        if self._rereading:
+            await self._check_rereading(consumer)
         await asyncio.sleep(0)
+
+    def _wake(self) -> None:
+        """Whoever follows looks again."""
+        self._read_on.set()
+        self._read_on = asyncio.Event()
 
     async def _check_goals(self, consumer: AIOKafkaConsumer) -> None:
         """Loaded, when every goal is reached; also past what compaction left of the log's end."""
@@ -344,17 +400,65 @@ class StateTopics:
             counts = ", ".join(f"{table.records} records of {table.name}" for table in self._tables.values())
             log.info("state is loaded: %s", counts)
 
-    def _restart(self, partitions: dict[TopicPartition, int]) -> None:
-        """Positions that are not in the log: it was deleted and made anew, or truncated."""
-        for partition, offset in partitions.items():
+    async def _check_rereading(self, consumer: AIOKafkaConsumer) -> None:
+        """Tell the partitions that were read to their end once more."""
+        for partition, goal in tuple(self._rereading.items()):
+            if goal is not None and await consumer.position(partition) >= goal:
+                del self._rereading[partition]
+                self._tables[partition.topic].reread(partition.partition)
+
+    # Topics that are deleted, and made again by the next who writes.
+
+    def doubt(self) -> None:
+        """There is a sign that a topic was deleted: ask soon."""
+        if self._doubting is None:
+            self._doubting = asyncio.get_running_loop().call_later(DOUBT_S, self._ask)
+
+    def _ask(self) -> None:
+        self._doubting = None
+        self._spawn(self._lookup.refresh())
+
+    def _compare(self, cluster: Any) -> None:
+        """The reading consumer's metadata came: one that lacks, or is there again, may be another one."""
+        lacks = any(cluster.partitions_for_topic(name) is None for name in self._tables)
+        if lacks or self._lacked:
+            self.doubt()
+        self._lacked = lacks
+
+    def _compare_ids(self, _: object) -> None:
+        """Metadata of all topics came."""
+        for name, table in self._tables.items():
+            if table.identity.becomes(self._lookup.identity(name)):
+                self._remade.add(name)
+
+    async def _restart(self, consumer: AIOKafkaConsumer, outside: Iterable[TopicPartition]) -> None:
+        """Read topics that were made anew from the beginning, and partitions whose log does not have our position."""
+        remade, self._remade = self._remade, set()
+        again = {partition for partition in outside if partition.topic not in remade}
+        for name in remade:
+            table = self._tables[name]
+            former = table.partitions
+            try:
+                table.partitions = (await self._found(table)).partitions
+            except ConfigError as error:
+                log.error("%s", error)
+            again |= {TopicPartition(name, number) for number in range(max(former, table.partitions))}
+        for partition in again:
             table = self._tables[partition.topic]
             log.warning(
-                "%s-%d has no offset %d: it was made anew; reading it from its beginning",
-                partition.topic, partition.partition, offset,
+                "%s-%d was made anew, or cut below offset %d; reading it from its beginning",
+                partition.topic, partition.partition, self._positions.pop(partition, 0),
             )  # fmt: skip
-            self._positions.pop(partition, None)
+            self._goals.pop(partition, None)
+            self._rereading.pop(partition, None)
             table.restarts += 1
             table.restarted(partition.partition)
+            if partition.partition < table.partitions:
+                self._rereading[partition] = None
+            else:
+                table.reread(partition.partition)
+        self._wake()
+        await self._begin(consumer)
 
     def _complain(self, text: str) -> None:
         """Once for each reason, not at each attempt."""

@@ -21,7 +21,6 @@ from weakref import WeakValueDictionary
 import msgspec
 import structlog
 
-from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.membership import Groups
@@ -75,7 +74,6 @@ class GroupNames:
         self,
         groups: Groups,
         topics: Topics,
-        lookup: Lookup,
         *,
         anonymous: bool,
         wall_clock: Callable[[], int],
@@ -86,14 +84,12 @@ class GroupNames:
         Args:
             groups: asks Kafka which groups there are, and deletes them.
             topics: a group with the name of a topic is the topic's queue.
-            lookup: knows where the log ends.
             anonymous: whether anonymous clients are allowed; if not, the groups that they owned have no owner.
             wall_clock: epoch milliseconds.
             random_id: gives the id of a claim.
         """
         self._groups = groups
         self._topics = topics
-        self._lookup = lookup
         self._anonymous = anonymous
         self._wall_clock = wall_clock
         self._random_id = random_id
@@ -129,10 +125,12 @@ class GroupNames:
             self._owned[group] = owned
             self._counts[owned.principal] += 1
 
-    def restarted(self, _partition: int) -> None:
-        """Write the table in memory to its topic, which was made anew."""
+    def restarted(self, partition: int) -> None:
+        """Write what the table in memory has of a partition to its topic, which was made anew."""
+        assert self._table is not None, "it is not bound"
         for group, owned in self._owned.items():
-            self._write(group, owned)
+            if self._table.partition_of(group.encode()) == partition:
+                self._write(group, owned)
 
     def _drop(self, group: str) -> None:
         owned = self._owned.pop(group, None)
@@ -236,7 +234,7 @@ class GroupNames:
         self._write(group, mine, written)
         if (await written.done).outcome is not Outcome.STORED:
             raise Refused(Outcome.BUSY, "whose the group is could not be stored")
-        await self._state.follow(TOPIC, group.encode(), self._lookup)
+        await self._state.follow(TOPIC, group.encode())
         first = self._find(group)
         if first is None:
             raise Refused(Outcome.BUSY, "whose the groups are is being read anew")

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import aiohttp
+import paho.mqtt.client as paho
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
-from proton import Message, ProtonException
+from proton import Message, ProtonException, Timeout
 from proton.utils import BlockingConnection
 
 from gateway.kafka.publish.partitioner import partition_of
 from tests.gateway.test_containment import contained
-from tests.support.amqp import ThreadedSender
+from tests.support.amqp import ThreadedSender, body_of
 from tests.support.amqp_transactions import Transacted
 from tests.support.gateway import GatewayProcess, wait_until
-from tests.support.topics import read_all, remake
+from tests.support.mqtt import PahoClient
+from tests.support.topics import produce, read_all, remake
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+CONTROL = {"Content-Type": "application/vnd.kafka.v2+json"}
+BINARY = "application/vnd.kafka.binary.v2+json"
 
 
 @pytest.fixture
@@ -148,6 +154,180 @@ async def test_whoever_writes_goes_on(
     assert {(one["partition"], one["offset"]) for answer in kept for one in answer} <= there
 
 
+class Readers:
+    """Everyone who reads a topic over HTTP, and what each has had."""
+
+    def __init__(self, gateway: GatewayProcess, topic: str) -> None:
+        self.gateway = gateway
+        self.topic = topic
+        self.got: dict[str, list[Any]] = {}
+        self.http = aiohttp.ClientSession(
+            f"http://{gateway.addresses['http']}", timeout=aiohttp.ClientTimeout(total=None)
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def begin(self, name: str, read: Callable[[Callable[[Any], None]], Awaitable[None]]) -> None:
+        """Returns when it reads."""
+        got = self.got[name] = []
+        begun = asyncio.Event()
+
+        async def run() -> None:
+            await read(lambda value: begun.set() if value is None else got.append(value))
+
+        self._tasks.append(asyncio.create_task(run()))
+        async with asyncio.timeout(60):
+            await begun.wait()
+
+    async def stream(self, take: Callable[[Any], None]) -> None:
+        async with self.http.get(f"/topics/{self.topic}/stream?from=end&format=text") as response:
+            assert response.status == 200
+            take(None)
+            async for line in response.content:
+                if line.startswith(b"data:"):
+                    take(json.loads(line[5:])["value"])
+
+    async def socket(self, take: Callable[[Any], None], place: str) -> None:
+        async with self.http.ws_connect("/stream", protocols=["trivium.v1"]) as socket:
+            wanted = {"type": "subscribe", "id": "s", "topic": self.topic, "format": "text", "from": place}
+            await socket.send_json(wanted)
+            async for message in socket:
+                heard = json.loads(message.data)
+                take(heard["record"]["value"] if heard["type"] == "record" else None)
+
+    async def pages(self, take: Callable[[Any], None]) -> None:
+        """Without a consumer; what it is told that is no page is noted, and it begins anew then."""
+        place = "from=end"
+        while True:
+            query = f"/topics/{self.topic}/records?{place}&wait=1000&format=text"
+            async with self.http.get(query, headers={"Accept": "application/x-ndjson"}) as response:
+                text = await response.text()
+                if response.status == 200:
+                    place = "from=" + response.headers["Next-Position"]
+                    take(None)
+                    for line in text.splitlines():
+                        take(json.loads(line)["value"])
+                else:
+                    assert response.status in {404, 416, 503}, text
+                    place = "from=beginning"
+
+    async def consumer(self, take: Callable[[Any], None], reset: str) -> None:
+        base = f"/consumers/{self.topic}-{reset}"
+        body = json.dumps({"auto.offset.reset": reset, "format": "binary", "enable.auto.commit": False})
+        async with self.http.post(base, data=body, headers=CONTROL) as response:
+            place = f"{base}/instances/{(await response.json(content_type=None))['instance_id']}"
+        topics = json.dumps({"topics": [self.topic]})
+        async with self.http.post(f"{place}/subscription", data=topics, headers=CONTROL) as response:
+            assert response.status == 204
+        take(None)
+        while True:
+            async with self.http.get(f"{place}/records?timeout=1000", headers={"Accept": BINARY}) as response:
+                assert response.status in {200, 503}, await response.text()
+                page = await response.json(content_type=None) if response.status == 200 else []
+            for record in page:
+                take(base64.b64decode(record["value"]).decode())
+            async with self.http.post(f"{place}/offsets", headers=CONTROL) as response:
+                assert response.status in {204, 503}, await response.text()
+
+    async def receive(self, take: Callable[[Any], None], address: str, source: str) -> None:
+        """An AMQP receiver that accepts everything."""
+        loop = asyncio.get_running_loop()
+
+        def run() -> None:
+            connection = BlockingConnection(f"amqp://{address}", timeout=60)
+            try:
+                receiver = connection.create_receiver(source, credit=100)
+                loop.call_soon_threadsafe(take, None)
+                while not self.ended:
+                    with contextlib.suppress(Timeout):
+                        take(body_of(receiver.receive(timeout=1)).decode())
+                        receiver.accept()
+            finally:
+                connection.close()
+
+        await asyncio.to_thread(run)
+
+    ended = False
+
+    async def end(self) -> None:
+        self.ended = True
+        threads = [task for task in self._tasks if not task.done()]
+        for task in threads:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.http.close()
+
+    async def have(self, wanted: set[str], *names: str) -> None:
+        for name in names or self.got:
+            try:
+                await wait_until(lambda name=name: wanted <= set(self.got[name]), 60)
+            except TimeoutError:
+                log = self.gateway.log.read_text()[-6000:]
+                raise AssertionError((name, sorted(wanted - set(self.got[name])), log)) from None
+
+
+async def fill(bootstrap: str, topic: str, partitions: int, name: str, count: int) -> set[str]:
+    """As many records in each partition; their values."""
+    values: set[str] = set()
+    for partition in range(partitions):
+        made = [f"{name} {partition} {number}" for number in range(count)]
+        await produce(bootstrap, topic, [value.encode() for value in made], key=b"k", partition=partition)
+        values.update(made)
+    return values
+
+
+@pytest.mark.timeout(280)
+async def test_whoever_reads_goes_on(
+    new_gateway: Callable[..., GatewayProcess], new_topic: Any, admin: AIOKafkaAdminClient, bootstrap: str
+) -> None:
+    """In the new topic a position tells nothing: it has as many records as the former one, and then more."""
+    served = await new_gateway(bootstrap, config="[kafka]\nmetadata_max_age_s = 5\n").start()
+    topic = await new_topic(2)
+    readers = Readers(served, topic)
+    amqp = served.addresses["amqp"]
+    mqtt = await PahoClient(served.address("mqtt"), client_id=topic).connect(clean_start=False)
+
+    async def back() -> PahoClient:
+        """With its kept session."""
+        options = {"client_id": f"{topic}-away", "protocol": paho.MQTTv311, "clean_session": False}
+        return await PahoClient(served.address("mqtt"), **options).connect()
+
+    away = await back()
+
+    async def arrived(client: PahoClient, wanted: set[str]) -> None:
+        await wait_until(lambda: wanted <= {message.payload.decode() for message in client.messages}, 60)
+
+    try:
+        await mqtt.subscribe(f"{topic}/#")
+        await away.subscribe(f"{topic}/#")
+        await readers.begin("stream", readers.stream)
+        await readers.begin("socket", partial(readers.socket, place="end"))
+        await readers.begin("pages", readers.pages)
+        await readers.begin("earliest", partial(readers.consumer, reset="earliest"))
+        await readers.begin("latest", partial(readers.consumer, reset="latest"))
+        await readers.begin("tail", partial(readers.receive, address=amqp, source=topic))
+        await readers.begin("group", partial(readers.receive, address=amqp, source=f"{topic}/group.id/{topic}"))
+        wanted = await fill(bootstrap, topic, 2, "first", 3)
+        await readers.have(wanted)
+        await arrived(mqtt, wanted)
+        await arrived(away, wanted)
+        for name, partitions, count in (("same", 2, 3), ("more", 3, 5)):
+            await away.close()
+            await remake(admin, topic, partitions)
+            wanted = await fill(bootstrap, topic, partitions, name, count)
+            await readers.have(wanted, "stream", "socket", "tail", "group", "earliest", "latest")
+            await arrived(mqtt, wanted)
+            away = await back()
+            await arrived(away, wanted)
+        # A page's position is the client's, and says nothing of the topic: it goes on from there.
+        await readers.have(await fill(bootstrap, topic, 3, "later", 3))
+    finally:
+        await readers.end()
+        await mqtt.close()
+        await away.close()
+    assert (await contained(served)).keys() <= {"callback"}
+    assert await served.stop() == 0
+
+
 def transact(address: str, topic: str, key: str) -> str:
     """One record in a transaction of AMQP; what became of it."""
     connection = BlockingConnection(f"amqp://{address}", timeout=60)
@@ -171,3 +351,44 @@ async def test_transactions_go_on(served: GatewayProcess, new_topic: Any, admin:
     async with asyncio.timeout(50):  # its own time-out would be 60 s
         while await asyncio.to_thread(transact, address, topic, last) != "committed":
             pass
+
+
+async def admitted(served: GatewayProcess, client_id: str, topic_filter: str) -> PahoClient:
+    """A subscriber with a kept session; it comes again while it is told that the gateway cannot keep it."""
+    while True:
+        client = await PahoClient(served.address("mqtt"), client_id=client_id).connect(clean_start=False)
+        if client.connack.value == 0 and await client.subscribe(topic_filter) < 0x80:
+            return client
+        await client.close()
+
+
+@pytest.mark.timeout(240)
+async def test_what_is_acknowledged_after_our_own_topics_were_deleted_is_there(
+    served: GatewayProcess, new_topic: Any, admin: AIOKafkaAdminClient
+) -> None:
+    topic = await new_topic(1)
+    client = await admitted(served, topic, f"{topic}/#")
+    codes: set[int] = set()
+
+    async def retain(text: bytes) -> None:
+        while True:
+            mid = client.paho.publish(f"{topic}/r", text, 1, retain=True).mid
+            await wait_until(lambda mid=mid: mid in client.pubacks, 60)
+            codes.add(client.pubacks[mid].value)
+            if client.pubacks[mid].value == 0:
+                return
+
+    for number in range(3):
+        await retain(b"before %d" % number)
+    for name in ("__trivium_retained", "__trivium_sessions", "__trivium_groups", "__trivium_requests"):
+        await admin.delete_topics([name])
+        text = name.encode()
+        await retain(text)
+        for _ in range(2):  # at once, and when the new topics have been read
+            newcomer = await admitted(served, f"{topic}-{name}", f"{topic}/#")
+            await wait_until(
+                lambda text=text, newcomer=newcomer: text in [one.payload for one in newcomer.messages], 60
+            )
+            await newcomer.close()
+    assert codes <= {0, 0x97}  # it is no fault of the topic that the client named
+    await client.close()

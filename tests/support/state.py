@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gateway.config import BudgetConfig, ConfigError, KafkaConfig
+from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.publish.publisher import Publisher
@@ -39,10 +40,12 @@ class StateProcess:
             wall_clock=lambda: time.time_ns() // 1_000_000,
             rng=random.Random(7),
         )
+        self.lookup = Lookup(client_settings(config, "lookup"), spawn=self.spawn)
         self.state = StateTopics(
             self.kafka,
             self.topics,
             self.publisher,
+            self.lookup,
             spawn=self.spawn,
             partitions=partitions,
             largest_bytes=config.max_request_bytes,
@@ -64,6 +67,7 @@ async def state_process(bootstrap: str, *, create: bool = False, partitions: int
             await process.state.stop()
             await process.publisher.stop()
             refreshing.cancel()
+            await process.lookup.stop()
             await process.topics.stop()
 
 

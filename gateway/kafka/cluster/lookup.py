@@ -42,6 +42,7 @@ class Lookup:
 
     Attributes:
         requests: how many were sent for offsets, and answered with metadata.
+        topics: those that exist, as of the last answer; another object with each.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Lookup:
         self._ensure = ensure
         self._timeout_s = timeout_s
         self._asking = asyncio.Lock()
-        self._topics: Mapping[str, wire.Topic] = {}  # as of the last answer
+        self.topics: Mapping[str, wire.Topic] = {}
         self._next_batches = {False: _Batch(), True: _Batch()}  # by whether only those with a leader are asked for
         self._listeners: list[Callable[[Brokers], None]] = []
         self.requests = 0
@@ -74,6 +75,10 @@ class Lookup:
     def listen(self, listener: Callable[[Brokers], None]) -> None:
         """Call `listener(brokers)` after each update of the metadata, which cover every topic."""
         self._listeners.append(listener)
+
+    def forget(self, listener: Callable[[Brokers], None]) -> None:
+        """Call it no more."""
+        self._listeners.remove(listener)
 
     async def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
         """The partitions of a topic that somebody has asked for by name.
@@ -112,6 +117,11 @@ class Lookup:
             for topic in topics
             if (numbers := client.partitions_for_topic(topic)) is not None
         }
+
+    def identity(self, topic: str) -> bytes:
+        """What tells a topic from another one of its name, as of the last answer; b"" where that is not known."""
+        found = self.topics.get(topic)
+        return b"" if found is None else found.id
 
     async def refresh(self) -> None:
         """Fetch the metadata of all topics now; listeners learn of it. Nothing happens when Kafka is away."""
@@ -162,7 +172,7 @@ class Lookup:
 
     def has(self, place: TopicPartition) -> bool:
         """Whether there is such a partition, with a leader or without, as far as is known; nobody is asked."""
-        topic = self._topics.get(place.topic)
+        topic = self.topics.get(place.topic)
         return topic is not None and place.partition < len(topic.leaders)
 
     async def since(self, partitions: Collection[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
@@ -250,9 +260,9 @@ class Lookup:
         await self._update(client)  # the first answer of aiokafka's bootstrap lists brokers only
 
     def _updated(self, client: Brokers) -> None:
-        self._topics = client.topics
+        self.topics = client.topics
         self.requests += 1
-        for listener in self._listeners:
+        for listener in tuple(self._listeners):
             listener(client)
 
     async def stop(self) -> None:

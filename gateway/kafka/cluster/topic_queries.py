@@ -66,7 +66,8 @@ class TopicQueries:
 
     async def everything(self) -> wire.Metadata:
         """All topics and their partitions."""
-        return wire.read_metadata(await self.request(wire.metadata_of(None)))
+        metadata: wire.Metadata = await self.request(wire.metadata_of(None))
+        return metadata
 
     async def describe(self, names: Iterable[str]) -> dict[str, Partitions | Refused]:
         """The partitions of topics, or why there are none."""

@@ -55,7 +55,7 @@ class Brokers(AIOKafkaClient):  # type: ignore[misc]  # aiokafka carries no type
             if connection is None:
                 continue
             try:
-                answer = wire.read_metadata(await connection.send(wire.metadata_of(None)))
+                answer = await connection.send(wire.metadata_of(None))
             except (KafkaError, TimeoutError):
                 continue
             if not answer.brokers:

@@ -9,14 +9,16 @@ is treated by aiokafka as before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from io import BytesIO
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.consumer.fetcher import READ_COMMITTED, Fetcher
+from aiokafka.errors import UnknownTopicOrPartitionError
 from aiokafka.protocol.fetch import FetchResponse_v7
 
+from gateway.failures import failures
 from gateway.kafka.driver import wire
 from gateway.kafka.driver.fetching import convert_arrivals
 
@@ -133,7 +135,8 @@ class SessionFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no type
         named: partitions in them.
     """
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
+    def __init__(self, *arguments: Any, doubted: Callable[[], None], **settings: Any) -> None:
+        """As aiokafka's; `doubted` is called when a broker says that it does not have a partition."""
         self._sessions: dict[int, FetchSession] = {}  # by node
         self._places: dict[int, list[TopicPartition]] = {}  # by leader
         self._leaders: dict[TopicPartition, int] = {}
@@ -144,6 +147,7 @@ class SessionFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no type
         self.fetches = self.named = 0
         self.leaderless = 0
         self._asked_for_leaders = float("-inf")
+        self._doubted = doubted
         super().__init__(*arguments, **settings)
 
     def seek_to(self, tp: TopicPartition, offset: int) -> None:
@@ -262,15 +266,19 @@ class SessionFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no type
             else:
                 request.session.answered(response.error_code, response.session_id)
                 self._answered[node_id] = asyncio.get_running_loop().time()
+                unknown = False
                 for topic, partitions in response.topics:
-                    for number, *_ in partitions:
+                    for number, error, *_ in partitions:
                         place = TopicPartition(topic, number)
                         self._note(place)
                         self.news.add(place)
+                        unknown = unknown or error == UnknownTopicOrPartitionError.errno
+                if unknown:
+                    failures.guard("metadata", self._doubted)
 
 
-async def use_sessions(consumer: AIOKafkaConsumer) -> SessionFetcher:
-    """Let a consumer that was just started fetch so; see `SessionFetcher` for what it must keep to."""
+async def use_sessions(consumer: AIOKafkaConsumer, doubted: Callable[[], None]) -> SessionFetcher:
+    """Let a consumer that was just started fetch so; see `SessionFetcher` for what it must keep to, and `doubted`."""
     before = consumer._fetcher
     await before.close()
     fetcher = consumer._fetcher = SessionFetcher(
@@ -284,6 +292,7 @@ async def use_sessions(consumer: AIOKafkaConsumer) -> SessionFetcher:
         fetcher_timeout=before._fetcher_timeout,
         auto_offset_reset="none",
         isolation_level="read_committed" if before._isolation_level == READ_COMMITTED else "read_uncommitted",
+        doubted=doubted,
     )
     convert_arrivals(consumer)
     return fetcher

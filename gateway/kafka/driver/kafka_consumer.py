@@ -38,6 +38,9 @@ ASSIGNORS: Final = (RangePartitionAssignor,)
 """The one strategy that the default settings of the Java client and of librdkafka know too; members of one group
 must have one in common. (aiokafka 0.14 joins twice when it is given two.)"""
 
+MISSING_S: Final = 2.0
+"""Between two looks for a topic that is not there."""
+
 _METADATA_TRIES: Final = 20
 _METADATA_RETRY_S: Final = 0.1
 
@@ -153,6 +156,29 @@ def on_metadata(consumer: AIOKafkaConsumer, listener: Callable[[Any], None]) -> 
     """Call `listener(cluster)` after each metadata update of the consumer."""
     # Guarded: aiokafka's task, which calls us, must not end by it.
     consumer._client.cluster.add_listener(partial(failures.guard, "metadata", listener))
+
+
+def follow_missing(consumer: AIOKafkaConsumer, doubted: Callable[[], object] | None = None) -> None:
+    """Look again for topics that the consumer of a group wants and that are not there: they may be made again.
+
+    aiokafka itself would look when its metadata are old. `doubted` is called with each look.
+    """
+    loop = asyncio.get_running_loop()
+    waiting: list[asyncio.TimerHandle] = []
+
+    def again() -> None:
+        waiting.clear()
+        if not consumer._closed:
+            consumer._client.force_metadata_update()
+            if doubted is not None:
+                doubted()
+
+    def look(cluster: Any) -> None:
+        missing = any(cluster.partitions_for_topic(topic) is None for topic in consumer.subscription())
+        if missing and not waiting and not consumer._closed:
+            waiting.append(loop.call_later(MISSING_S, again))
+
+    on_metadata(consumer, look)
 
 
 def is_broken(consumer: AIOKafkaConsumer) -> bool:

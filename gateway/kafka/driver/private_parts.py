@@ -11,6 +11,7 @@ from typing import Final
 
 PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "aiokafka.AIOKafkaConsumer": {
+        "_closed": "nothing is asked for a consumer that was closed meanwhile",
         "_client": "metadata updates; requests to one broker; closed without `stop`, which waits for Kafka",
         "_coordinator": "commits, committed offsets and rejoining, also during a rebalance",
         "_fetcher": "see Fetcher",

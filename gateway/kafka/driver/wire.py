@@ -2,7 +2,7 @@
 
 aiokafka makes objects of every field: 15,000 partitions cost 125 ms of the event loop for their metadata and 85 ms for
 their offsets, here 15 and 25. A version is fixed for each request, the oldest that says what is needed here; brokers
-since Kafka 2.1 know all of them.
+since Kafka 2.1 know all of them. Those since 2.8 tell the ids of topics, too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from io import BytesIO
 from struct import Struct as Layout
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from aiokafka import TopicPartition
 from aiokafka.errors import IncompatibleBrokerVersion
@@ -33,6 +33,9 @@ _OFFSET: Final = Layout(">ihqq")  # partition, error, time, offset
 _WANTED: Final = Layout(">iqqi")  # of Fetch: partition, offset, first offset of a follower's log, most bytes
 _LIMITS: Final = Layout(">iiiibii")  # replica, wait, least, most bytes, isolation, session, epoch
 _PARTITION: Final = Layout(">hiii")  # of Metadata: error, partition, leader, number of replicas
+_NULL_LENGTH: Final = b"\0"
+_NO_TAGS: Final = b"\0"
+_NO_ID: Final = bytes(16)
 
 
 class Topic(NamedTuple):
@@ -42,11 +45,13 @@ class Topic(NamedTuple):
         error: Kafka's code; 0 when there is none.
         internal: Kafka's own.
         leaders: by partition, the node; `NO_LEADER` where there is none.
+        id: another one when it was deleted and made again (KIP-516); b"" where the broker does not tell.
     """
 
     error: int
     internal: bool
     leaders: tuple[int, ...]
+    id: bytes = b""
 
 
 class Metadata(NamedTuple):
@@ -76,7 +81,7 @@ class Question(RequestStruct):  # type: ignore[misc]  # aiokafka carries no type
 
     API_KEY = -1
     API_VERSION = -1
-    RESPONSE_TYPE = _Answer
+    RESPONSE_TYPE: Any = _Answer
     SCHEMA = Schema()
 
     def __init__(self, body: bytes) -> None:
@@ -95,9 +100,51 @@ class Question(RequestStruct):  # type: ignore[misc]  # aiokafka carries no type
         return self._body
 
 
+class _MetadataAnswer:
+    """See `_Answer`."""
+
+    @staticmethod
+    def decode(frame: BytesIO) -> Metadata:
+        return read_metadata(frame.read())
+
+
+class _MetadataAnswerWithIds:
+    """See `_Answer`."""
+
+    @staticmethod
+    def decode(frame: BytesIO) -> Metadata:
+        return read_metadata_with_ids(frame.read())
+
+
+class _MetadataQuestionWithIds(Question):
+    API_KEY = 3
+    API_VERSION = 10
+    FLEXIBLE_VERSION = True
+    RESPONSE_TYPE = _MetadataAnswerWithIds
+
+
 class _MetadataQuestion(Question):
     API_KEY = 3
     API_VERSION = 4
+    RESPONSE_TYPE = _MetadataAnswer
+
+    def __init__(self, topics: Collection[str] | None) -> None:
+        if topics is None:
+            super().__init__(_INT32.pack(-1) + b"\0")
+        else:
+            super().__init__(b"".join([_INT32.pack(len(topics)), *map(_text, topics), b"\0"]))
+        self._topics = topics
+
+    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> Question:
+        """With ids, where the broker tells them."""
+        if versions.get(self.API_KEY, (0, -1))[1] < _MetadataQuestionWithIds.API_VERSION:
+            return super().prepare(versions)
+        asked = [_NULL_LENGTH]
+        if self._topics is not None:
+            asked = [_length(len(self._topics))]
+            asked += [b"".join((_NO_ID, _compact_text(topic), _NO_TAGS)) for topic in self._topics]
+        # None is created, nobody's rights are asked for.
+        return _MetadataQuestionWithIds(b"".join([*asked, b"\0\0\0", _NO_TAGS]))
 
 
 class _OffsetsQuestion(Question):
@@ -113,14 +160,52 @@ class FetchQuestion(Question):
 
 
 def metadata_of(topics: Collection[str] | None) -> Question:
-    """Ask for the metadata of some topics, or of all (None); none is created by it."""
-    if topics is None:
-        return _MetadataQuestion(_INT32.pack(-1) + b"\0")
-    return _MetadataQuestion(b"".join([_INT32.pack(len(topics)), *map(_text, topics), b"\0"]))
+    """Ask for the metadata of some topics, or of all (None); none is created by it. The answer is a `Metadata`."""
+    return _MetadataQuestion(topics)
+
+
+def read_metadata_with_ids(data: bytes) -> Metadata:
+    """The answer to `metadata_of` in version 10."""
+    brokers: list[tuple[int, str, int, str | None]] = []
+    count, at = _read_length(data, 4)
+    for _ in range(count):
+        (node,) = _INT32.unpack_from(data, at)
+        host, at = _read_compact_text(data, at + 4)
+        (port,) = _INT32.unpack_from(data, at)
+        rack, at = _read_compact_text(data, at + 4)
+        brokers.append((node, host or "", port, rack))
+        at = _behind_tags(data, at)
+    _, at = _read_compact_text(data, at)  # the cluster's id
+    (controller,) = _INT32.unpack_from(data, at)
+    count, at = _read_length(data, at + 4)
+    topics: dict[str, Topic] = {}
+    for _ in range(count):
+        (error,) = _INT16.unpack_from(data, at)
+        name, at = _read_compact_text(data, at + 2)
+        topic_id = data[at : at + 16]
+        internal = bool(data[at + 16])
+        partitions, at = _read_length(data, at + 17)
+        found: dict[int, int] = {}
+        for _ in range(partitions):
+            _, number, leader, _ = _PARTITION.unpack_from(data, at)  # the last one is the leader's epoch
+            at += _PARTITION.size
+            for _ in range(3):  # replicas, those in sync, those offline
+                nodes = data[at]
+                if 0 < nodes <= 0x7F:  # as `_read_length`: a call costs, and there are three for each partition
+                    at += 4 * nodes - 3
+                else:
+                    nodes, at = _read_length(data, at)
+                    at += 4 * nodes
+            at = _behind_tags(data, at) if data[at] else at + 1
+            found[number] = leader
+        leaders = tuple(found.get(number, NO_LEADER) for number in range(max(found, default=-1) + 1))
+        topics[name or ""] = Topic(error, internal, leaders, topic_id)
+        at = _behind_tags(data, at + 4)  # behind the rights
+    return Metadata(brokers, controller, topics)
 
 
 def read_metadata(data: bytes) -> Metadata:
-    """The answer to `metadata_of`."""
+    """The answer to `metadata_of` in version 4, of a broker that tells no ids."""
     brokers: list[tuple[int, str, int, str | None]] = []
     (count,), at = _INT32.unpack_from(data, 4), 8
     for _ in range(count):
@@ -231,3 +316,60 @@ def _read_text(data: bytes, at: int) -> tuple[str | None, int]:
     if size < 0:
         return None, at
     return data[at : at + size].decode(), at + size
+
+
+# Since KIP-482 lengths are unsigned integers of variable size, one more than they say, and fields can be added as tags.
+
+
+def _length(count: int) -> bytes:
+    return _unsigned(count + 1)
+
+
+def _unsigned(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_unsigned(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while (byte := data[at]) > 0x7F:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        at += 1
+    return value | byte << shift, at + 1
+
+
+def _read_length(data: bytes, at: int) -> tuple[int, int]:
+    """Null counts as none."""
+    byte = data[at]
+    if 0 < byte <= 0x7F:  # nearly all
+        return byte - 1, at + 1
+    value, at = _read_unsigned(data, at)
+    return max(0, value - 1), at
+
+
+def _compact_text(value: str) -> bytes:
+    encoded = value.encode()
+    return _length(len(encoded)) + encoded
+
+
+def _read_compact_text(data: bytes, at: int) -> tuple[str | None, int]:
+    size, at = _read_unsigned(data, at)
+    if not size:
+        return None, at
+    return data[at : at + size - 1].decode(), at + size - 1
+
+
+def _behind_tags(data: bytes, at: int) -> int:
+    if not data[at]:
+        return at + 1
+    count, at = _read_unsigned(data, at)
+    for _ in range(count):
+        _, at = _read_unsigned(data, at)
+        size, at = _read_unsigned(data, at)
+        at += size
+    return at

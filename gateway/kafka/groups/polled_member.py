@@ -35,10 +35,12 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import OffsetAndMetadata
 
+from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.fetching import fetch, position
-from gateway.kafka.driver.kafka_consumer import ASSIGNORS, close_consumer, committed_positions
+from gateway.kafka.driver.kafka_consumer import ASSIGNORS, close_consumer, committed_positions, follow_missing
 from gateway.kafka.driver.lifecycle import start_consumer
+from gateway.kafka.groups.remade_topics import RemadeTopics
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
@@ -122,6 +124,7 @@ class Member:
         settings: MemberSettings,
         kafka: dict[str, Any],
         arrivals: Arrivals,
+        lookup: Lookup,
         *,
         auto_commit: bool,
         spawn: Spawn,
@@ -133,6 +136,7 @@ class Member:
             settings: see `MemberSettings`.
             kafka: connection arguments of an aiokafka consumer.
             arrivals: wakes a poll that sleeps.
+            lookup: knows which topics were made again.
             auto_commit: whether what is confirmed is committed when its partitions are revoked.
             spawn: starts background work.
             clock: monotonic seconds; the loop's.
@@ -144,6 +148,10 @@ class Member:
         self._spawn = spawn
         self._clock = clock
         self._arrivals = arrivals
+        self._lookup = lookup
+        self._remade = RemadeTopics(lookup)
+        # Topics that were made again: by partition, where we are; None where the group has committed since.
+        self._anew: dict[str, dict[int, int | None]] = {}
         self._consumer = AIOKafkaConsumer(
             **options,
             group_id=settings.group,
@@ -180,6 +188,7 @@ class Member:
         try:
             async with asyncio.timeout(START_S):
                 await start_consumer(self._consumer, self._spawn)
+                follow_missing(self._consumer, lambda: self._spawn(self._lookup.refresh()))
         except (TimeoutError, KafkaError) as error:
             raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
 
@@ -225,6 +234,7 @@ class Member:
         """
         had = self._topics
         self._topics = tuple(topics)
+        self._remade.follow(self._topics)
         self._subscribed = True
         self._joined.clear()
         self._forget()
@@ -241,6 +251,7 @@ class Member:
     async def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read exactly `partitions`, without the group's agreement; their positions are fixed as in `subscribe`."""
         self._manual = True
+        self._remade.follow({partition.topic for partition in partitions})
         self._forget()
         self._consumer.assign(list(partitions))
         self._begin_to_fetch()
@@ -260,6 +271,10 @@ class Member:
 
     def partitions_assigned(self) -> None:
         """The group has agreed; called by the rebalance listener."""
+        for partition in self._consumer.assignment() if self._anew else ():
+            place = self._anew.get(partition.topic, {partition.partition: None}).get(partition.partition, 0)
+            if place is not None:
+                self._consumer.seek(partition, place)
         self._joined.set()
         self._begin_to_fetch()
 
@@ -311,6 +326,7 @@ class Member:
         Raises:
             Refused: Kafka's answer; nothing is lost by it.
         """
+        self._leave_remade()
         if any(partition not in stuck for partition in self._held):
             return
         deadline = self._clock() + timeout_s
@@ -403,6 +419,20 @@ class Member:
             raise _refused(error) from error
         for partition, records in fetched.items():
             self._held.setdefault(partition, []).extend(records)
+        self._leave_remade()
+
+    def _leave_remade(self) -> None:
+        """Topics that were deleted and made again are read from their beginning, whatever the reset is."""
+        for topic in self._remade.look():
+            log.warning("a topic was made anew, and is read from its beginning", topic=topic)
+            self._anew[topic] = {}
+            self.seek({partition: 0 for partition in self._consumer.assignment() if partition.topic == topic})
+
+    def _note(self, partition: TopicPartition, offset: int | None) -> None:
+        """Where we are in a topic that was made again, until the group has committed in it."""
+        places = self._anew.get(partition.topic)
+        if places is not None and places.get(partition.partition, 0) is not None:
+            places[partition.partition] = offset
 
     def interrupt(self) -> None:
         """End a running `wait` now."""
@@ -421,6 +451,7 @@ class Member:
             if not records or records[0] is not chunk.first:
                 continue
             self._delivered[chunk.partition] = records[chunk.count - 1].offset + 1
+            self._note(chunk.partition, self._delivered[chunk.partition])
             if chunk.count == len(records):
                 del self._held[chunk.partition]
             else:
@@ -454,6 +485,7 @@ class Member:
             raise _refused(error) from error
         for partition, offset in offsets.items():
             self._committed[partition] = offset.offset
+            self._note(partition, None)
 
     async def commit_delivered(self) -> None:
         """Commit everything that was delivered; raises as `commit`."""
@@ -528,6 +560,7 @@ class Member:
         self._held.pop(partition, None)
         self._delivered[partition] = offset
         self._confirmed.pop(partition, None)
+        self._note(partition, offset)
 
 
 def _refused(error: KafkaError) -> Refused:

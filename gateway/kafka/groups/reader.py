@@ -32,6 +32,7 @@ from gateway.kafka.driver.kafka_consumer import (
     ConsumerOptions,
     close_consumer,
     committed_positions,
+    follow_missing,
     is_broken,
     poll,
     rejoin,
@@ -43,6 +44,7 @@ from gateway.kafka.groups.assignment import AssignedPartition, Condition, GroupS
 from gateway.kafka.groups.catch_up import Readings
 from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, Commits, ours
 from gateway.kafka.groups.dispatch import Dispatch
+from gateway.kafka.groups.remade_topics import RemadeTopics
 from gateway.spawn import Spawn, keep_on
 
 log = logging.getLogger(__name__)
@@ -123,6 +125,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._tasks: list[asyncio.Task[None]] = []
         self._latest: set[str] = set()  # topics that a new group begins at their end
         self._starts: dict[TopicPartition, int] = {}  # and where that was
+        self._remade = RemadeTopics(lookup)
         self._push_due = False
         self._paused = False
         self._own_change = False
@@ -139,12 +142,15 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def start(self) -> None:
         """Begin to work; the group is joined with the first `subscribe` that has topics."""
+        self._lookup.listen(self._check_topic_ids)
         parts = (self._run, self._follow, self.commits.run, self.commits.follow_retention)
         self._tasks = [self._spawn(keep_on(part, "group", self.group)) for part in parts]
 
     async def close(self) -> None:
         """Commit what is settled and leave the group."""
         self._closed = True
+        if self._tasks:
+            self._lookup.forget(self._check_topic_ids)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -264,6 +270,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         if self._closed:
             await close_consumer(consumer)
             raise KafkaError(REPLACED)
+        follow_missing(consumer, lambda: self._spawn(self._lookup.refresh()))
         self._consumer = consumer
         return consumer
 
@@ -275,6 +282,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._own_change = True
         self._assigned.clear()
         self.topics = topics
+        self._remade.follow(topics)
         try:
             await subscribe(consumer, topics, self)
             await self._assigned.wait()
@@ -372,10 +380,32 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             part = parts.get(partition)
             if part is None:
                 continue
+            if part.position is not None and records[0].offset < part.position:
+                part = self._begin_anew(part, records[0].offset)
+                parts = dispatch.parts
             take(records, part)
             part.position = records[-1].offset + 1
             if part.span > SPAN:
                 self._stall(part)
+
+    def _check_topic_ids(self, _: object) -> None:
+        """Metadata of all topics came. One that was made anew is read from its beginning, whatever was committed."""
+        for topic in self._remade.look():
+            self._starts = {place: start for place, start in self._starts.items() if place.topic != topic}
+            for part in [part for part in self._dispatch.parts.values() if part.partition.topic == topic]:
+                self._begin_anew(part, 0)
+                if self._consumer is not None and part.partition in self._consumer.assignment():
+                    self._consumer.seek(part.partition, 0)
+            self._dispatch.progress.set()  # so that nobody begins where we were in the former one
+            self._push_soon()
+
+    def _begin_anew(self, part: AssignedPartition, offset: int) -> AssignedPartition:
+        """The topic was deleted and made again: by its id, or since its log ends below our position."""
+        log.warning("group %s: %s was made anew, going on from %d", self.group, part.partition, offset)
+        fresh = AssignedPartition(part.partition, offset, None)
+        self._starts.pop(part.partition, None)
+        self._dispatch.keep([fresh if one is part else one for one in self._dispatch.parts.values()])
+        return fresh
 
     def _stall(self, part: AssignedPartition) -> None:
         log.warning(
@@ -456,11 +486,19 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             return
         if begun:
             await self.commits.commit()  # where the group begins, if it has just begun
+            # From then on a partition without a committed offset is a new one.
+            parts = self._dispatch.parts
+            self._starts = {
+                place: start
+                for place, start in self._starts.items()
+                if place not in parts or parts[place].committed is None
+            }
             self._assigned.set()
             self._push_soon()
 
     async def _begin(self, consumer: AIOKafkaConsumer, partitions: set[TopicPartition]) -> bool:
         """Set the positions of what was assigned, and let it flow; False when it is not ours any more."""
+        self._remade.committed(self._dispatch.parts.values())
         committed = {
             partition: ours(stored) for partition, stored in (await committed_positions(consumer, partitions)).items()
         }
@@ -471,9 +509,11 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         parts = []
         for partition in partitions:
             part = dispatch.parts.get(partition)
-            stored = committed.get(partition)
+            stored, start = committed.get(partition), starts.get(partition)
+            if not self._remade.believes(partition.topic):  # it may have been noticed just now
+                stored, start = None, 0
             if part is None or part.position is None or part.committed != stored:
-                part = AssignedPartition(partition, starts.get(partition) if stored is None else stored.offset, stored)
+                part = AssignedPartition(partition, start if stored is None else stored.offset, stored)
             if part.position is not None:
                 consumer.seek(partition, part.position)
             parts.append(part)

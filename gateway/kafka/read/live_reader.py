@@ -83,7 +83,13 @@ class LiveReader:
         self._reassign_timer: asyncio.TimerHandle | None = None
         self._reassigned_at = float("-inf")
         self._presence = Presence(
-            lookup, spawn, self._topics, self._partitions, self._change_assignment, self._cancel_readings
+            lookup,
+            spawn,
+            self._topics,
+            self._partitions,
+            self._change_assignment,
+            self._cancel_readings,
+            self._begin_anew,
         )
         self._denied: set[str] = set()
         self.passed: Callable[[str, int, int], None] | None = None
@@ -134,6 +140,8 @@ class LiveReader:
         Raises:
             Refused: Kafka does not answer.
         """
+        if beginning:
+            await self._lookup.refresh()  # what is known of their names may be of others, which are deleted
         found = await self._lookup.existing(topics)
         partitions = [partition for numbers in found.values() for partition in numbers]
         return found.keys() - await self._begin(partitions, fanout, beginning=beginning)
@@ -159,7 +167,7 @@ class LiveReader:
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(name)
         if topic is None:
-            topic = self._topics[name] = Topic(name)
+            topic = self._topics[name] = Topic(name, self._lookup.identity(name))
         return topic
 
     def _add(self, fanout: Fanout, offsets: Mapping[TopicPartition, int], beginning: bool = False) -> None:
@@ -312,6 +320,11 @@ class LiveReader:
         end: int | None = self._consumer.highwater(partition)
         return end
 
+    def identity(self, topic: str) -> bytes:
+        """Of a watched topic: what tells it from another one of its name; b"" where that is not known."""
+        state = self._topics.get(topic)
+        return b"" if state is None else state.identity.current
+
     def is_behind(self, topic: str, subscriber: Subscriber) -> bool:
         """Whether a subscriber has yet to be brought what the fan-out has passed."""
         state = self._topics.get(topic)
@@ -410,8 +423,8 @@ class LiveReader:
 
     async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
         """Read until nobody watches anything."""
-        self._fetcher = await use_sessions(consumer)
-        on_metadata(consumer, self._presence.doubt)
+        self._fetcher = await use_sessions(consumer, self._presence.doubt)
+        on_metadata(consumer, self._presence.compare)
         self._consumer = consumer
         try:
             for part in self._partitions.values():
@@ -510,16 +523,19 @@ class LiveReader:
         self._catch_up_reader.start(reading)
 
     async def _skip_gap(self, consumer: AIOKafkaConsumer, positions: dict[TopicPartition, int]) -> None:
+        missed = {place: part for place in positions if (part := self._partitions.get(place)) is not None}
         try:
-            firsts = await self._lookup.beginnings(positions)
+            firsts = await self._lookup.beginnings(missed)
         except Refused as refused:
             log.warning("tail: %s", refused.reason)
             return
+        if any(first < missed[place].position for place, first in firsts.items()):
+            await self._lookup.refresh()  # a topic that was made anew is begun with that, all of it
         for partition, first in firsts.items():
-            part = self._partitions.get(partition)
-            if part is None or partition not in consumer.assignment():
+            part = missed[partition]
+            if self._partitions.get(partition) is not part or partition not in consumer.assignment():
                 continue
-            # Below the first record: retention was faster. Above the last: the topic was made anew.
+            # Below the first record: retention was faster. Above the last: the topic was made anew, or its log was cut.
             lost = max(0, first - part.position)
             self._gaps += lost
             log.warning(
@@ -559,6 +575,18 @@ class LiveReader:
             self._partitions.pop(partition, None)
             self._cancel_readings(part)
         self._change_assignment()
+
+    def _begin_anew(self, topic: Topic) -> None:
+        """A topic was deleted and made again: all that is in it came after the watches began."""
+        log.warning("tail: %s was made anew, and is read from its beginning", topic.name)
+        for part in topic.partitions.values():
+            self._cancel_readings(part)
+        topic.begin_anew()
+        for partition, part in topic.partitions.items():
+            if partition in self._partitions:
+                self._partitions[partition] = part
+            if self._consumer is not None and partition in self._consumer.assignment():
+                self._consumer.seek(partition, 0)
 
     def _cancel_readings(self, part: Partition) -> None:
         for watch, reading in part.behind.values():

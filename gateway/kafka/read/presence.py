@@ -1,4 +1,4 @@
-"""What Kafka's metadata says of watched partitions: which appear, which are gone, which have a leader again."""
+"""What Kafka's metadata says of watched partitions: which appear, are gone, have a leader again, or are made anew."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class Presence:
         read: MutableMapping[TopicPartition, Partition],
         changed: Callable[[], None],
         deleted: Callable[[Partition], None],
+        made_anew: Callable[[Topic], None],
     ) -> None:
         """Nothing is followed before `start`.
 
@@ -42,6 +43,7 @@ class Presence:
             read: their partitions that can be read; the live reader's, which adds and removes too.
             changed: told when `read` is another.
             deleted: told a partition that has been missing for `GONE_S`.
+            made_anew: told a topic that was deleted and made again, before its partitions are looked at.
         """
         self._lookup = lookup
         self._spawn = spawn
@@ -49,6 +51,8 @@ class Presence:
         self._read = read
         self._changed = changed
         self._deleted = deleted
+        self._made_anew = made_anew
+        self._doubted = float("-inf")
         self._refreshing: asyncio.Task[None] | None = None
         self._leading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -85,13 +89,29 @@ class Presence:
         )  # fmt: skip
         self._recheck()
 
-    def doubt(self, cluster: Any) -> None:
+    def compare(self, cluster: Any) -> None:
         """The reading consumer's metadata came; if it lacks a topic, ask for all topics: that answer decides."""
         if any(cluster.partitions_for_topic(topic) is None for topic in {place.topic for place in self._read}):
             self._refresh()
 
+    def doubt(self) -> None:
+        """A broker said in an answer to a fetch that it does not have a topic: it may be another one by now.
+
+        The next fetch may go on in the other log as if nothing had happened. So ask at once, and once more soon, since
+        brokers learn of it one after the other; not more often, however many fetches fail.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._stopped:
+            return
+        if now - self._doubted >= RECHECK_S:
+            self._doubted = now
+            self._refresh()
+        self._recheck()
+
     def _refresh(self) -> None:
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if not self._stopped and (self._refreshing is None or self._refreshing.done()):
             self._refreshing = self._spawn(self._lookup.refresh())
 
@@ -102,13 +122,15 @@ class Presence:
     def _check(self, cluster: Brokers) -> None:
         """Metadata of all topics came: begin with what is new, leave out what is gone.
 
-        A broker that has just started may not know a topic yet, so positions outlive the absence; a topic that
-        was really made anew is noticed by a position beyond its end.
+        A broker that has just started may not know a topic yet, so positions outlive the absence; a topic that was
+        really made anew has another id. Where brokers tell none, it is noticed by a position beyond its end.
         """
         now = asyncio.get_running_loop().time()
         missing = False
         led: dict[TopicPartition, int] = {}
         for topic in self._topics.values():
+            if topic.identity.becomes(self._lookup.identity(topic.name)):
+                self._made_anew(topic)
             found = cluster.partitions_for_topic(topic.name) or ()
             for place, part in topic.partitions.items():
                 if place.partition in found:

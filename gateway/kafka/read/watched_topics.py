@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import msgspec
 from aiokafka import TopicPartition
 
+from gateway.failures import failures
+from gateway.kafka.cluster.topic_identity import TopicIdentity
 from gateway.kafka.contracts import Fanout, Subscriber
 from gateway.kafka.read.catch_up_reader import CatchUpStatistics, Reading
 from gateway.statistics import counter, gauge
@@ -82,14 +84,16 @@ class Topic:
     """Who watches a topic, and its partitions.
 
     Attributes:
+        identity: of the topic that the positions are of.
         leaderless: partitions that had no leader when their watch began, and since when (ms) what is stored is wanted.
         watching: by fan-out; changed by `add` and `remove`. There may be thousands: every receiver of AMQP is one.
     """
 
-    __slots__ = ("_watches", "leaderless", "name", "partitions", "watching")
+    __slots__ = ("_watches", "identity", "leaderless", "name", "partitions", "watching")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, identity: bytes) -> None:
         self.name = name
+        self.identity = TopicIdentity(identity)
         self.watching: dict[Fanout, Watch] = {}
         self._watches: tuple[Watch, ...] | None = ()
         self.partitions: dict[TopicPartition, Partition] = {}
@@ -113,6 +117,21 @@ class Topic:
         if watch is not None:
             self._watches = None
         return watch
+
+    def begin_anew(self) -> None:
+        """All positions are the beginning, and fan-outs forget theirs.
+
+        The partitions are other objects then: what was fetched for those before is not fanned out any more.
+        """
+        for partition, part in self.partitions.items():
+            fresh = self.partitions[partition] = Partition(self, 0)
+            fresh.missing_since = part.missing_since
+        self.leaderless = dict.fromkeys(self.leaderless, 0)
+        for watch in self.watches:
+            watch.since.clear()
+            made_anew = getattr(watch.fanout, "made_anew", None)
+            if made_anew is not None:
+                failures.guard("delivery", made_anew, self.name)
 
 
 class LiveStatistics(msgspec.Struct, frozen=True):

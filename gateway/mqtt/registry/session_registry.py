@@ -139,7 +139,7 @@ class Sessions:
         What is in memory is what there was, so it is written down again.
         """
         log.warning("the topic of sessions was made anew", topic=TOPIC, partition=partition)
-        self._store.put_all()
+        self._store.put_all(partition)
 
     def _apply_session(self, client_id: str, value: bytes | None) -> None:
         """The highest epoch is right, and of equals the last in the log; what is written late is written over."""

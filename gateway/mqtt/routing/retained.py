@@ -42,6 +42,8 @@ SWEEP_MOST: Final = 1000
 """Messages that expire in one turn of the loop, and tombstones per sweep: there may be very many of both."""
 GRACE_MS: Final = 60_000
 """Expired messages stay in the log for so long: clocks differ, and topics are often refreshed just as they expire."""
+NOTICED_MS: Final = 60_000
+"""Twice the usual age of metadata: it is noticed within this time that the topic was deleted and made again."""
 STALE_DEADLINES: Final = 1000
 """The heap of deadlines may hold so many of replaced messages, beside as many as there are messages in it."""
 
@@ -96,11 +98,13 @@ class _Put:
         principal: the client's.
         own, copy: what became of each; None: not known yet.
         is_written: whether the copy was given to the publisher.
+        read: to which offset the copy's partition was read when it was written, and in which of the topics of the name
+            (see `Retained._restarts`): the copy lies behind that.
     """
 
     __slots__ = (
-        "_offset", "_owner", "_retained", "_token", "budget", "copy", "is_written", "own", "principal", "record",
-        "topic",
+        "_offset", "_owner", "_retained", "_token", "budget", "copy", "is_written", "own", "principal", "read",
+        "record", "topic",
     )  # fmt: skip
 
     def __init__(self, retained: Retained, record: Record, topic: str, owner: Owner | None, token: Any) -> None:
@@ -111,6 +115,7 @@ class _Put:
         self.own: Result | None = None
         self.copy: Result | None = None
         self.is_written = False
+        self.read = (0, -1)
         self._retained = retained
         self._owner = owner
         self._token = token
@@ -181,12 +186,15 @@ class Retained:
         self._limit_bytes = limit_bytes
         self._spawn = spawn
         self._wall_clock = wall_clock
-        self._table = state.open(name, self._apply, self._restarted)
+        self._table = state.open(name, self._apply, self._restarted, self._reread)
         self._kept: dict[str, _Entry] = {}
         self._names = NameTrie()
         self._bytes = 0
         self._applied: dict[int, int] = {}  # partition -> the offset up to which the follower has come
         self._ahead: dict[str, tuple[int, int]] = {}  # topic -> version that Kafka's answer told before the follower
+        self._restarts = 0  # how often a partition was read from its beginning once more
+        self._stale: dict[int, set[str]] = {}  # partition -> topics of messages that were in it before it was made anew
+        self._known_anew: set[int] = set()  # of these, where an own message told so before the follower
         self._writing: dict[str, int] = {}  # topic -> messages on their way to Kafka
         self._deadlines: list[tuple[int, str]] = []
         self._tombstones: dict[str, tuple[int, int]] = {}  # expired topic -> when its tombstone is due, its partition
@@ -296,19 +304,27 @@ class Retained:
     def _write(self, put: _Put) -> None:
         """The copy goes to the partition where the topic's last version is: another client may have put it there."""
         put.is_written = True
-        record, entry = put.record, self._kept.get(put.topic)
+        record, key = put.record, put.topic.encode()
+        partition = self._partition_of(put.topic)
+        put.read = (self._restarts, self._applied.get(partition, -1))
         headers = tuple(header for header in record.headers if header[0] != MQTT_EXCHANGE)
-        self._table.write(
-            put.topic.encode(),
-            record.value or None,
-            headers,
-            owner=put,
-            token=_COPY,
-            partition=None if entry is None else entry.partition,
-        )
+        self._table.write(key, record.value or None, headers, owner=put, token=_COPY, partition=partition)
+
+    def _partition_of(self, topic: str) -> int:
+        """Where the last version of a message is, so that the next one is behind it."""
+        entry = self._kept.get(topic)
+        if entry is not None and entry.partition < self._table.partitions:
+            return entry.partition
+        return self._table.partition_of(topic.encode())
 
     def stored(self, put: _Put, partition: int, offset: int) -> None:
         """Kafka has a message's copy: it counts from now on, unless the follower has come further already."""
+        if 0 <= offset <= put.read[1] and put.read[0] == self._restarts:  # so it is in another topic
+            self._applied.pop(partition, None)
+            if partition not in self._known_anew:
+                self._doubt(partition)
+                self._known_anew.add(partition)
+            self._state.doubt()
         if offset >= 0 and self._applied.get(partition, -1) < offset:
             record = put.record
             self._ahead[put.topic] = (partition, offset)
@@ -379,18 +395,40 @@ class Retained:
 
     def _remove(self, name: str, entry: _Entry) -> None:
         del self._kept[name]
+        for stale in self._stale.values():
+            stale.discard(name)
         self._names.remove(name)
         self._bytes -= _size(name, entry)
 
+    # The topic was deleted and made again. A message that was acknowledged just before that was noticed may have been
+    # stored in the former one: what is older was deleted on purpose, that one not.
+
     def _restarted(self, partition: int) -> None:
-        """The partition was made anew (contract: `gateway.kafka.state.Restarted`)."""
+        """The partition is read from its beginning once more (contract: `gateway.kafka.state.Restarted`)."""
+        self._restarts += 1
+        if partition in self._known_anew:
+            self._known_anew.remove(partition)
+        else:
+            self._doubt(partition)
         self._applied.pop(partition, None)
+
+    def _doubt(self, partition: int) -> None:
+        """What is kept of a partition is not in the log any more, unless it comes again."""
         for name, ahead in list(self._ahead.items()):
             if ahead[0] == partition:
                 del self._ahead[name]
-        for name, entry in list(self._kept.items()):
-            if entry.partition == partition:
+        self._stale[partition] = {name for name, entry in self._kept.items() if entry.partition == partition}
+
+    def _reread(self, partition: int) -> None:
+        """All that is in the log has come again (contract: `gateway.kafka.state.Reread`)."""
+        since = self._wall_clock() - NOTICED_MS
+        for name in self._stale.pop(partition, ()):
+            entry = self._kept[name]
+            if entry.timestamp < since:
                 self._remove(name, entry)
+            elif name not in self._writing:
+                value, headers = _unpack(entry.packed)
+                self._table.write(name.encode(), value, headers, owner=None, partition=self._partition_of(name))
 
     # Expiry
 

@@ -7,6 +7,7 @@ once, matched once, and offered to each session once, whatever number of its fil
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Set
 from functools import partial
 from typing import Any, Final, Protocol
@@ -14,6 +15,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
+from gateway.failures import failures
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.read.live_reader import LiveReader
@@ -33,6 +35,7 @@ AHEAD_S: Final = 3.0  # for Kafka to tell where the logs end that are read alrea
 AGAIN_S: Final = 0.5  # before Kafka is asked again for new topics
 FILTERS_PER_TURN: Final = 500  # compared with new topics between two looks at the event loop
 WILDCARDS: Final = ("+", "#")
+TOPIC_ID_BYTES: Final = 6  # enough, since ids are drawn by chance; a record tells very many of them
 PLANNED: Final = 100_000  # topics and outboxes in plans that are remembered, about 16 bytes each
 
 Since = dict[tuple[str, int], int]
@@ -142,12 +145,25 @@ class Router:
         self._planned = 0
         self._prepared: dict[Version, tuple[Received, PreparedPublish]] = {}
         self._packets: tuple[Received | None, list[bytes | None]] = (None, [])
+        self._listeners: list[Callable[[str], None]] = []
         self.unmapped = 0  # records without an MQTT topic name
         topics.watch(self._topics_changed)
 
     def __len__(self) -> int:
         """Subscriptions."""
         return len(self._trie)
+
+    def listen(self, callback: Callable[[str], None]) -> None:
+        """Call `callback(topic)` when a watched Kafka topic turns out to be another one of its name."""
+        self._listeners.append(callback)
+
+    def made_anew(self, topic: str) -> None:
+        """See `contracts.Fanout`."""
+        for _, _, entry in self._trie:
+            if entry.since is not None:
+                entry.since = {place: first for place, first in entry.since.items() if place[0] != topic} or None
+        for callback in self._listeners:
+            failures.guard("session", callback, topic)
 
     def unsubscribe(self, subscriber: SubscribedSession, topic_filter: str) -> bool:
         """Take a subscription out; False when there was none."""
@@ -291,6 +307,12 @@ class Router:
         """How far the log of the filters' topics was offered to an outbox."""
         topics = {topic for name in filters if name in self._held for topic in self._held[name].topics}
         return {topic: self._live_reader.places(topic, outbox) for topic in topics}
+
+    def topic_ids(self, filters: Collection[str]) -> dict[str, str]:
+        """What tells the filters' topics from others of their names: the first 48 bits of their ids, in base64."""
+        topics = {topic for name in filters if name in self._held for topic in self._held[name].topics}
+        found = {topic: self._live_reader.identity(topic)[:TOPIC_ID_BYTES] for topic in topics}
+        return {topic: b64encode(identity).decode() for topic, identity in found.items() if identity}
 
     async def ends(self, filters: Collection[str], outbox: Subscriber, places: Places) -> Places:
         """Where the log ends in partitions of which more was offered elsewhere, or before, than is read here.

@@ -9,7 +9,8 @@ read again from the first unfinished record: one that is on the way is sent agai
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -19,6 +20,9 @@ from protocols.mqtt.states import UNLIMITED
 
 Place = tuple[str, int]
 """Kafka topic and partition."""
+
+NOWHERE: Final = ""
+"""In the place of the topic of a delivery on the way whose record is gone with its topic."""
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
@@ -45,9 +49,14 @@ UNCLEAR = Verdict(unclear=True)
 class Flights:
     """The deliveries on the way of one session, in the order in which they were sent."""
 
-    __slots__ = ("_floors", "_ids", "_last", "_unclear_until", "_waiting", "reached")
+    __slots__ = ("_floors", "_ids", "_last", "_unclear_until", "_waiting", "reached", "topic_ids")
 
-    def __init__(self, flights: Iterable[Flight] = (), reached: Places | None = None) -> None:
+    def __init__(
+        self,
+        flights: Iterable[Flight] = (),
+        reached: Places | None = None,
+        topic_ids: Mapping[str, str] | None = None,
+    ) -> None:
         """Begin with what a flight record says."""
         self._ids: dict[int, Flight | None] = {flight.packet_id: flight for flight in flights}
         self._last = 0
@@ -55,6 +64,7 @@ class Flights:
         self._floors: dict[Place, int] = {}  # what is below was offered before the session came back
         self._unclear_until = 0
         self.reached: Places = reached if reached is not None else {}
+        self.topic_ids: Mapping[str, str] = topic_ids if topic_ids is not None else {}  # of what is in `reached`
 
     def __len__(self) -> int:
         """Packet identifiers in use."""
@@ -97,12 +107,18 @@ class Flights:
 
     # coming back
 
+    def compare(self, topic_ids: Mapping[str, str]) -> None:
+        """Forget what is of topics that have other ids now: they were deleted and made again meanwhile."""
+        for topic, found in topic_ids.items():
+            if self.topic_ids.get(topic, found) != found:
+                self.forget(topic)
+
     def fit(self, ends: Places) -> None:
         """Fit what was reached into the log.
 
         Args:
             ends: where the log ends, of partitions where it seems to end below what was reached. Where it does, it was
-                made anew, and all of it is new.
+                made anew (its broker tells no ids) or cut, and all of it is new.
         """
         for topic, partitions in ends.items():
             for partition, end in partitions.items():
@@ -160,12 +176,19 @@ class Flights:
         return starts, at_once, lost
 
     def forget(self, topic: str) -> list[Flight]:
-        """A Kafka topic was deleted: of another one nothing was offered, and what waits to be read in it is lost."""
+        """A Kafka topic was deleted: of another one of its name nothing was offered, and what is on the way is lost.
+
+        Returns:
+            What waited to be read again. The rest was sent; should it not be acknowledged, it is lost with `rewind`.
+        """
         lost: list[Flight] = []
         self.reached.pop(topic, None)
         for place in [place for place in self._floors if place[0] == topic]:
             del self._floors[place]
             lost += filter(self._is_unsent, self._waiting.pop(place, ()))
+        for flight in self._ids.values():
+            if flight is not None and flight.topic == topic and not flight.name:
+                flight.topic = NOWHERE
         return lost
 
     @property

@@ -69,6 +69,10 @@ class Floors:
         """As they are now."""
         return {topic: dict(self._ends[topic]) for topic in topics if topic in self._ends}
 
+    def forget(self, topic: str) -> None:
+        """It was deleted: of another one of its name they are to be learned anew."""
+        self._ends.pop(topic, None)
+
     def passed(self, topic: str, partition: int, offset: int) -> None:
         """A record was stored at `offset`."""
         known = self._ends.get(topic)
@@ -439,6 +443,16 @@ class Exchanges:
         del self._held[:submitted]
         for _, _, size in done:  # after taking again, so that the gate does not flap
             self.budget.give(size)
+
+    def forget_topic(self, topic: str) -> None:
+        """A Kafka topic was deleted: what is on its way may be anywhere in another one of its name."""
+        self._floors.forget(topic)
+        self._covered.discard(topic)
+        if topic in self.scan:
+            self.scan = self.scan | {topic: dict.fromkeys(self.scan[topic], 0)}
+            self._fresh = None
+            if self._journal is not None:
+                self._journal.save()
 
     def rest(self) -> bool:
         """Called now and then: a session that is quiet for that long gives up its floors, so that they do not age.

@@ -18,7 +18,7 @@ from gateway.mqtt.counters import Counters
 from gateway.mqtt.routing.router import Match, Router, Since
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.deliveries import Deliveries, DeliveryParts
-from gateway.mqtt.session.inflight import Flights
+from gateway.mqtt.session.inflight import NOWHERE, Flights
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.lifecycle import State
 from gateway.mqtt.session.outbox import Outbox
@@ -140,7 +140,7 @@ class Session:
                 self.subscriptions.put(wish)
         if flight is None or flight.nonce != self.nonce:
             return
-        self._flights = self.deliveries.flights = Flights(flight.flights, flight.reached)
+        self._flights = self.deliveries.flights = Flights(flight.flights, flight.reached, flight.topic_ids)
         self._places = flight.reached
         self.deliveries.restore_owed(flight.owed)
         if flight.open or flight.mark or flight.released:
@@ -155,6 +155,7 @@ class Session:
             reached=self._reached(),
             flights=self._flights.on_the_way(),
             owed=self.deliveries.owed,
+            topic_ids=self._topic_ids(),
             **(self.exchanges.describe(leaving=self.client is None) if self.exchanges is not None else {}),
         )
 
@@ -174,6 +175,13 @@ class Session:
         assert self._flights is not None
         filters = self.subscriptions.lossless.union(self._held)
         return self._flights.places(self._parts.router.places(filters, self._lossless))
+
+    def _topic_ids(self) -> Mapping[str, str]:
+        """The ids of the topics in `_reached`."""
+        assert self._flights is not None
+        if self.client is None or self._lossless is None:
+            return self._flights.topic_ids
+        return self._parts.router.topic_ids(self.subscriptions.lossless.union(self._held))
 
     def _make_exchanges(self) -> Exchanges:
         parts, deliveries = self._parts.qos2, self.deliveries
@@ -206,7 +214,7 @@ class Session:
         router = self._parts.router
         wanted: dict[str, tuple[str, ...] | None] = dict.fromkeys(self.subscriptions.by_filter)
         flights = self._flights.on_the_way() if self._flights is not None else ()
-        for topic in {flight.topic for flight in flights if not flight.name}:
+        for topic in {flight.topic for flight in flights if not flight.name} - {NOWHERE}:
             wanted[f"\0{self.client_id}\0{topic}"] = (topic,)
         for name, refusal in (await router.hold(wanted)).items():
             if isinstance(refusal, Refused):
@@ -215,6 +223,7 @@ class Session:
         self._held = [*wanted]
         try:
             if self._flights is not None:
+                self._flights.compare(router.topic_ids(self._held))
                 reached = self._flights.reached
                 self._flights.fit(await router.ends(self._held, self._make_outboxes(), reached))
         except BaseException:
@@ -254,6 +263,7 @@ class Session:
         if self.kept:
             self._places = self._reached()
             if self._flights is not None:
+                self._flights.topic_ids = self._topic_ids()
                 self._flights.reached = self._places
         self.client = None
         self.deliveries.stop()
@@ -277,6 +287,8 @@ class Session:
         """A Kafka topic was deleted: should there be one of the name again, all of it is new."""
         self._places.pop(topic, None)
         self.deliveries.forget_topic(topic)
+        if self.exchanges is not None:
+            self.exchanges.forget_topic(topic)
 
     def _lost(self, count: int) -> None:
         """Retention was faster than the client."""
@@ -330,5 +342,10 @@ class Session:
 def topics_changed(live: Mapping[str, Session], appeared: Iterable[str], disappeared: Iterable[str]) -> None:
     """Kafka's topics have changed: what `Topics.watch` calls for the sessions that are open."""
     for topic in disappeared:
-        for session in live.values():
-            session.forget_topic(topic)
+        topic_made_anew(live, topic)
+
+
+def topic_made_anew(live: Mapping[str, Session], topic: str) -> None:
+    """A Kafka topic is another one of its name: what `Router.listen` calls for the sessions that are open."""
+    for session in live.values():
+        session.forget_topic(topic)

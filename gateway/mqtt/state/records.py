@@ -7,6 +7,7 @@ written; of two gateways that write one session the higher epoch is right.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -76,7 +77,7 @@ class Flight(msgspec.Struct, array_like=True):
 
     Attributes:
         packet_id: ours.
-        topic: its Kafka topic, or the topic of retained messages.
+        topic: its Kafka topic, or the topic of retained messages; "" when it was deleted.
         partition: of the record.
         offset: of the record.
         stage: 1: PUBACK is awaited, 2: PUBREC, 3: PUBCOMP.
@@ -120,6 +121,8 @@ class FlightRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         scan: where exchanges from `mark` on, and doubts, can be in the log: at or above these offsets.
         doubts: packet identifier -> sequence of exchanges whose fate is unknown, also to the client.
         final: its writer has let go of the session, and this is all there is to know.
+        topic_ids: of the topics in `reached`, where Kafka tells them (`Router.topic_ids`). A topic with another one was
+            deleted and made again.
     """
 
     nonce: str
@@ -133,6 +136,7 @@ class FlightRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     scan: Places = {}
     doubts: dict[int, int] = {}
     final: bool = False
+    topic_ids: Mapping[str, str] = {}
 
 
 class GatewayRecord(msgspec.Struct, frozen=True):

@@ -85,12 +85,12 @@ class SessionStore:
             if not self.stopped:
                 self.put(kind, client_id, (self.records if kind == SESSION else self.flights).get(client_id))
 
-    def put_all(self) -> None:
-        """Write down everything that is known."""
-        for client_id, value in self.records.items():
-            self.put(SESSION, client_id, value)
-        for client_id, value in self.flights.items():
-            self.put(FLIGHT, client_id, value)
+    def put_all(self, partition: int) -> None:
+        """Write down everything that is known of a partition."""
+        for kind, records in ((SESSION, self.records), (FLIGHT, self.flights)):
+            for client_id, value in records.items():
+                if self._table.partition_of(client_id.encode()) == partition:
+                    self.put(kind, client_id, value)
 
     def put_heartbeat(self, name: str, beat: GatewayRecord | None) -> None:
         """Write our heartbeat, or None when this gateway stops; nobody waits for it."""

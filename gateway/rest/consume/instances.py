@@ -119,6 +119,7 @@ class Consumers(OperationSet):
         self._spawn = services.spawn
         self._clock = services.clock
         self._arrivals = Arrivals(services.live_reader, services.lookup)
+        self._lookup = services.lookup
         self._instances: dict[tuple[str, str], Instance | None] = {}  # None: being created
         self._deletions: dict[tuple[str, str], tuple[Identity, asyncio.Task[None]]] = {}  # under way, and whose
         self._timer: asyncio.TimerHandle | None = None
@@ -201,6 +202,7 @@ class Consumers(OperationSet):
             settings,
             self._kafka,
             self._arrivals,
+            self._lookup,
             auto_commit=default.enable_auto_commit if create.enable_auto_commit is None else create.enable_auto_commit,
             spawn=self._spawn,
             clock=self._clock,

@@ -162,7 +162,7 @@ class KeyedRequests:
         else:
             attempt = msgspec.structs.replace(attempt, scan=await self._ends(records[0].topic, grant.identity.name))
         await self._write(name, attempt)
-        await self._state.follow(REQUESTS, name.encode(), self._lookup)
+        await self._state.follow(REQUESTS, name.encode())
         first = self._table.find(name)
         if first is None or first.attempt != attempt.attempt:
             if first is None:

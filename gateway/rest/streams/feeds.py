@@ -94,6 +94,13 @@ class Feed:
         self._selected = None
         return True
 
+    def made_anew(self, topic: str) -> None:
+        """The topic was deleted and made again: all of it is new (`contracts.Fanout`)."""
+        self.offsets.clear()
+        self._position = None
+        for subscriber in self.subscribers:
+            subscriber.made_anew()
+
     def encoded(self, form: Form) -> bytes:
         """The record that was selected last, in a form."""
         data = self._encoded.get(form)
@@ -174,6 +181,10 @@ class FeedSubscriber:
         if own[partition] == self.feed.offsets.get(partition):
             self._rejoin(own)
         return True
+
+    def made_anew(self) -> None:
+        """Be offered everything in a topic that was made again."""
+        self._own = None
 
     def wake(self) -> None:
         """Be offered records again, if there is capacity."""

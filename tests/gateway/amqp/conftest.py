@@ -104,6 +104,7 @@ async def kafka_side(
         client_settings(config, "state"),
         topics,
         publisher,
+        lookup,
         spawn=spawn,
         partitions=1,
         largest_bytes=1 << 20,
@@ -112,7 +113,6 @@ async def kafka_side(
     names = GroupNames(
         groups,
         topics,
-        lookup,
         anonymous=True,
         wall_clock=lambda: time.time_ns() // 1_000_000,
         random_id=lambda: secrets.token_hex(8),

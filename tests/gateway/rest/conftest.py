@@ -116,6 +116,7 @@ async def running_gateway(
             client_settings(kafka_config, "state"),
             topics,
             publisher,
+            lookup,
             spawn=spawn,
             partitions=1,
             largest_bytes=1 << 20,
@@ -132,7 +133,6 @@ async def running_gateway(
         names = GroupNames(
             groups,
             topics,
-            lookup,
             anonymous=security.allow_anonymous,
             wall_clock=wall_clock,
             random_id=partial(secrets.token_hex, 8),

@@ -51,7 +51,6 @@ async def gateway_names(bootstrap: str, clock: Clock) -> AsyncIterator[GroupName
         names = GroupNames(
             groups,
             process.topics,
-            lookup,
             anonymous=True,
             wall_clock=clock,
             random_id=lambda: secrets.token_hex(8),

@@ -95,7 +95,7 @@ async def ask_member(bootstrap: str, spawn: Spawn) -> None:
     kafka = {"bootstrap_servers": bootstrap}
     lookup = Lookup(kafka, spawn=spawn)
     arrivals = Arrivals(LiveReader(kafka, spawn, lookup, CatchUpReader(kafka, spawn, lookup)), lookup)
-    member = Member(settings, kafka, arrivals, auto_commit=False, spawn=spawn, clock=loop.time)
+    member = Member(settings, kafka, arrivals, lookup, auto_commit=False, spawn=spawn, clock=loop.time)
     await member.start()
     await member.stop(2.0)
 

@@ -1,0 +1,47 @@
+"""Metadata as both versions tell them: the ids of topics, and all the rest the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from gateway.kafka.driver import wire
+from gateway.kafka.driver.brokers import Brokers
+from tests.support.topics import until_led
+
+
+class Older:
+    """Asks as if the broker were older than 2.8."""
+
+    def __init__(self, topics: list[str] | None) -> None:
+        self._topics = topics
+
+    def prepare(self, versions: Any) -> wire.Question:
+        return wire.metadata_of(self._topics).prepare({3: (0, 9)})
+
+
+async def test_topics_have_ids_where_the_broker_tells_them(
+    bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
+) -> None:
+    few, long = await new_topic(3), await new_topic(1) + "-" + "x" * 200
+    await admin.create_topics([NewTopic(long, 130, 1)])  # lengths of two bytes
+    await until_led(admin, long)
+    client = Brokers(lambda brokers: None, bootstrap_servers=bootstrap)
+    await client.bootstrap()
+    try:
+        (node,) = [broker.nodeId for broker in client.cluster.brokers()]
+        for asked in ([few, long, "there-is-none"], None):
+            told = await client.send(node, wire.metadata_of(asked))
+            older = await client.send(node, Older(asked))
+            assert (told.brokers, told.controller) == (older.brokers, older.controller)
+            for name in (few, long):
+                assert told.topics[name][:3] == older.topics[name][:3]
+                assert len(told.topics[name].id) == 16
+                assert older.topics[name].id == b""
+            assert [len(told.topics[name].leaders) for name in (few, long)] == [3, 130]
+            assert told.topics[few].id != told.topics[long].id
+            assert asked is None or told.topics["there-is-none"].error == older.topics["there-is-none"].error == 3
+    finally:
+        await client.close()
+        await admin.delete_topics([long])
