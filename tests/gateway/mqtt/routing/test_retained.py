@@ -257,6 +257,7 @@ async def test_an_older_version_never_replaces_a_newer_one(bootstrap: str, name:
             def __init__(self, value: bytes | None) -> None:
                 self.topic = topic
                 self.record = Record(root, key, value)
+                self.read = (0, -1)
 
         retained.stored(Put(b"third"), partition, answered)  # type: ignore[arg-type]
         retained._apply(copy_of(name, key, b"second", partition, answered - 1))
