@@ -21,7 +21,7 @@ from mapping.record import Record
 from tests.support.frozen import freeze
 from tests.support.gateway import wait_until
 from tests.support.state import Answers, Table, state_process
-from tests.support.topics import until_led
+from tests.support.topics import produce, remake, until_led
 
 WITHIN_S = 60
 
@@ -165,6 +165,22 @@ async def test_a_topic_that_was_made_anew_is_read_from_its_beginning(bootstrap: 
         await wait_until(lambda: table.values.get(b"new") == b"%d" % number, WITHIN_S)
         assert table.restarted == [0]
         assert process.topics.known(name, internal=True).cleanup == "compact"
+
+
+async def test_a_topic_that_was_made_anew_with_as_many_records_is_read_too(
+    bootstrap: str, admin: Any, name: str
+) -> None:
+    answers = Answers()
+    async with state_process(bootstrap, partitions=1) as process:
+        table = Table(process, name)
+        await loaded(process)
+        for number in range(3):
+            table.topic.write(b"old%d" % number, b"1", owner=answers, token=number)
+        await wait_until(lambda: len(table.seen) == 3, WITHIN_S)
+        await remake(admin, name, 1)
+        await produce(bootstrap, name, [b"1", b"2", b"3"], key=b"new")
+        await wait_until(lambda: table.values.get(b"new") == b"3", 60)
+        assert set(table.restarted) == {0}
 
 
 async def test_nobody_writes_before_the_topic_is_known_or_opens_one_that_clients_may_use(
