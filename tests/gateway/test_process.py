@@ -274,8 +274,8 @@ async def refuses(address: str) -> bool:
 async def test_sigterm_settles_what_is_in_flight_before_each_protocols_goodbye(
     freezable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    # Half of the time is for Kafka's answers: more than we need, before we let it go on, on a slow machine.
-    gateway = await new_gateway(freezable.bootstrap_servers, config=f"drain_timeout_s = 60\n{CREATE}").start()
+    # Half of it is for Kafka's answers: the most that there is, for a slow machine.
+    gateway = await new_gateway(freezable.bootstrap_servers, config=f"drain_timeout_s = 10\n{CREATE}").start()
     trio = await Trio(gateway).connect()
     trio.send()
     assert await trio.answers() == STORED
