@@ -35,6 +35,7 @@ from gateway.kafka.state import StateTopics
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
 from gateway.mqtt.connection.login import Login
+from gateway.mqtt.connection.refused_again import RefusedAgain, refused_topic
 from gateway.mqtt.connection.services import Services as MqttServices
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
@@ -410,6 +411,7 @@ def make_fronts(process: Process, security: ListenerSecurity, log: Log, state: S
 
 
 def _make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: State) -> MqttFront:
+    log.topics.declare(refused_topic(log.kafka.max_request_bytes))
     services = MqttServices(
         config=process.config.mqtt,
         rules=security.rules,
@@ -420,6 +422,7 @@ def _make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: St
         retained=state.retained,
         login=Login(security.authenticator, wall_clock),
         access=security.access_list,
+        refused_again=RefusedAgain(log.publisher, state.parts.counters),
         counters=state.parts.counters,
         echoes=state.parts.qos2.echoes,
         clock=process.loop.time,

@@ -64,6 +64,17 @@ def dead_letter_topic(template: str, record: Received) -> str | None:
     return name
 
 
+def refused_letter(record: Record, topic: str, condition: str, reason: str) -> Record:
+    """The dead letter, for `topic`, of a message that could not be stored where it should go."""
+    kept = tuple((name, value) for name, value in record.headers if name not in _DROPPED)
+    added: Headers = (
+        (DEAD_LETTER_TOPIC, record.topic.encode()),
+        (DEAD_LETTER_CONDITION, condition.encode()),
+        (DEAD_LETTER_REASON, reason[:REASON_LIMIT].encode(errors="replace")),
+    )
+    return Record(topic, record.key, record.value, (*kept, *added))
+
+
 def dead_letter(record: Received, topic: str, cause: Cause) -> Record:
     """The dead letter of a record, for `topic`."""
     kept = [

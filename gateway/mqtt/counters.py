@@ -15,6 +15,9 @@ class Counters(msgspec.Struct):
     published: Annotated[int, counter("messages that clients have published")] = 0
     acknowledged: Annotated[int, counter("messages answered by PUBACK or PUBCOMP with success")] = 0
     refused: Annotated[int, counter("messages refused, with a reason code where the protocol has one")] = 0
+    dead_letters: Annotated[
+        int, counter("refused messages that clients sent again, stored in `__trivium_refused` and acknowledged")
+    ] = 0
     lost_at_qos_0: Annotated[int, counter("messages at QoS 0 that were not stored")] = 0
     delivered: Annotated[int, counter("messages sent to clients")] = 0
     delivered_acknowledged: Annotated[int, counter("messages that clients have acknowledged")] = 0

@@ -66,8 +66,8 @@ class MqttConfig(Section):
     acknowledge_refused: bool = False
     """what a client of MQTT 3.1.1 is told of a message that can never be stored (no right, no such topic, a limit of
     topics): the protocol has no word for it but closing the connection, after which many clients send the same
-    again for ever. `true` acknowledges it and drops it, counted as refused ([MQTT311-3.3.5-2] allows either);
-    nothing else that is not stored is ever acknowledged"""
+    again; then it is [kept aside](mqtt.md#refused-and-how) and acknowledged. `true` acknowledges it at once and drops
+    it, counted as refused ([MQTT311-3.3.5-2] allows either); nothing else that is not stored is ever acknowledged"""
     response_information: str | None = "replies/{client}"
     """Response Information for clients that ask for it"""
     server_reference: str | None = None

@@ -26,7 +26,9 @@ from protocols.mqtt.reasons import ReasonCode
 EXACTLY_ONCE: Final = 2
 REFUSED: Final = 0x80
 UNHEARD: Final = ReasonCode.NO_MATCHING_SUBSCRIBERS
-FINAL: Final = frozenset({Outcome.DENIED, Outcome.UNKNOWN_TOPIC, Outcome.FULL, Outcome.UNFIT, Outcome.BROKEN})
+NEVER: Final = frozenset(
+    {Outcome.DENIED, Outcome.UNKNOWN_TOPIC, Outcome.FULL, Outcome.UNFIT, Outcome.BROKEN, Outcome.TOO_LARGE}
+)
 """Sending the same again meets the same refusal, until somebody changes a setting or Kafka."""
 STORED: Final = Outcome.STORED  # looked up once: Python 3.11 takes 0.2 us for a member of an enumeration
 _DENIED: Final = Result(Outcome.DENIED, reason="not allowed to publish to this topic")
@@ -54,11 +56,13 @@ class Incoming:
 
     __slots__ = (
         "_acks",
+        "_again",
         "_allowed",
         "_client",
         "_connection",
         "_echoes",
         "_inbound",
+        "_letter",
         "_services",
         "_session",
         "_unanswered",
@@ -81,6 +85,8 @@ class Incoming:
         self._inbound = Inbound(services.rules, client.version, client.client_id)
         self._unanswered = Unanswered(session.budget, session.principal, services.counters)
         self._acks = AckQueue()
+        self._again = services.refused_again.take(client.client_id)  # the packet that was refused last
+        self._letter: Record | None = None  # its message, when it has come again
 
     def publish(self, received: list[Any], position: int) -> int:
         """Hand the publishes from `position` on to Kafka; acknowledged is what every in-sync replica has.
@@ -88,6 +94,8 @@ class Incoming:
         Returns:
             Where the first event stands that is no publish. A run of them is one loop: this is the hot path.
         """
+        if self._again and self._letter is None:
+            self._look_again(received, position)
         services = self._services
         to_record, allowed = self._inbound.to_record, self._allowed
         submit, arrive, unanswered = services.publisher.submit, self._acks.arrive, self._unanswered
@@ -120,6 +128,13 @@ class Incoming:
         if ready:
             self._acknowledge()
         return position
+
+    def _look_again(self, received: list[Any], position: int) -> None:
+        """Keep the message that was refused before, if it is there: it is refused again, or stored by now."""
+        for event in itertools.islice(received, position, None):
+            if type(event) is events.PublishReceived and event.dup and event.packet_id == self._again:
+                to_record, now_ms = self._inbound.to_record, self._services.wall_clock()
+                self._letter = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
 
     def _publish_run(self, received: list[Any], position: int, record: Record) -> int:
         """Hand on the publish at `position`, an ordinary one, and those behind it that differ in their payloads only.
@@ -218,7 +233,8 @@ class Incoming:
         """Send the acknowledgements that are due, in order of arrival."""
         connection, counters = self._connection, self._services.counters
         good: list[int] = []
-        for slot in self._acks.ready():
+        slots = self._acks.ready()
+        for place, slot in enumerate(slots):
             result = slot.result
             assert result is not None
             code = (UNHEARD if slot.unheard else 0) if result.outcome is STORED else ANSWERS[result.outcome].mqtt
@@ -233,17 +249,22 @@ class Incoming:
                 send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
                 send(slot.packet_id, code)
                 continue
+            # A failure cannot be said in 3.1.1, and 0x95 is no code of PUBACK: the connection is the scope left.
+            closes = connection.version is not Version.V5 or code == ReasonCode.PACKET_TOO_LARGE
+            again = closes and result.outcome in NEVER
+            if again and self._letter is not None and slot.packet_id == self._again:
+                letter, self._letter, self._again = self._letter, None, 0
+                self._acks.put_back(slots[place:])
+                self._services.refused_again.store(letter, self, slot, result)
+                return
             counters.refused += 1
-            if (
-                connection.version is not Version.V5
-                and result.outcome in FINAL
-                and self._services.config.acknowledge_refused
-            ):
+            if again and code != ReasonCode.PACKET_TOO_LARGE and self._services.config.acknowledge_refused:
                 send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
                 send(slot.packet_id)  # and dropped [MQTT311-3.3.5-2]
                 continue
-            # A failure cannot be said in 3.1.1, and 0x95 is no code of PUBACK: the connection is the scope left.
-            if connection.version is not Version.V5 or code == ReasonCode.PACKET_TOO_LARGE:
+            if closes:
+                if again:
+                    self._services.refused_again.remember(self._client.client_id, slot.packet_id)
                 self._client.say_goodbye(ReasonCode(code), result.reason)
                 return
             send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback

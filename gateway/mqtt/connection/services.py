@@ -9,6 +9,7 @@ import msgspec
 from gateway.config import MqttConfig
 from gateway.kafka.publish.publisher import Publisher
 from gateway.mqtt.connection.login import Login
+from gateway.mqtt.connection.refused_again import RefusedAgain
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.registry.opening import Opening
 from gateway.mqtt.registry.session_registry import Sessions
@@ -31,6 +32,7 @@ class Services(msgspec.Struct, frozen=True):
     retained: Retained
     login: Login
     access: AccessList
+    refused_again: RefusedAgain
     counters: Counters
     echoes: Echoes | None
     clock: Callable[[], float]

@@ -72,6 +72,11 @@ class AckQueue:
             taken.append(line.popleft())
         return taken
 
+    def put_back(self, slots: Sequence[Slot]) -> None:
+        """Slots that were `ready`, in order, are the head of the line again: the first has no result any more."""
+        slots[0].result = None
+        self._line.extendleft(reversed(slots))
+
     def clear(self) -> None:
         """The connection is gone: nobody waits any more."""
         self._line.clear()

@@ -1,0 +1,88 @@
+"""A client of MQTT 3.1.1 sends again what it was disconnected for; it must not do so for ever, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import paho.mqtt.client as paho
+import pytest
+from aiokafka import AIOKafkaConsumer
+
+from gateway.mqtt.connection.refused_again import REFUSED_TOPIC, REMEMBERED, RefusedAgain
+from gateway.mqtt.counters import Counters
+from protocols.mqtt.packets import Publish
+from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.mqtt import RawClient
+
+NewTopic = Callable[..., Awaitable[str]]
+
+
+async def _find(consumer: AIOKafkaConsumer, payload: bytes) -> Any:
+    while True:
+        record = await consumer.getone()
+        if record.value == payload:
+            return record
+
+
+@pytest.mark.parametrize(("qos", "refused"), [(1, "too-large"), (2, "too-large"), (1, "denied")])
+async def test_paho_goes_on_behind_what_is_refused_for_good(
+    gateway: GatewayProcess, new_topic: NewTopic, bootstrap: str, qos: int, refused: str
+) -> None:
+    """The first time it is disconnected; the second time the message is kept, with the reason, and acknowledged."""
+    good = await new_topic(max_message_bytes="2000")
+    run = uuid.uuid4().hex
+    topic = f"{good}/x" if refused == "too-large" else f"$SYS/{run}"
+    payload = run.encode() * 100
+    ends: list[str] = []
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=run, protocol=paho.MQTTv311)  # type: ignore[attr-defined]
+    client.on_disconnect = lambda *arguments: ends.append(str(arguments[3]))
+    client.reconnect_delay_set(1, 1)
+    client.connect(*gateway.address("mqtt"))
+    client.loop_start()
+    infos = [client.publish(topic, payload, qos), client.publish(f"{good}/y", b"behind", qos)]
+    await wait_until(lambda: all(info.is_published() for info in infos), 120)
+    assert len(ends) == 1
+    client.disconnect()
+    await asyncio.to_thread(client.loop_stop)
+
+    consumer = AIOKafkaConsumer(REFUSED_TOPIC, bootstrap_servers=bootstrap, auto_offset_reset="earliest")
+    await consumer.start()
+    async with asyncio.timeout(60):
+        record = await _find(consumer, payload)
+    await consumer.stop()
+    headers = dict(record.headers)
+    assert headers["dead-letter.condition"] == refused.encode()
+    assert headers["mqtt.topic"] == topic.encode()
+    assert headers["gw.client"] == run.encode()
+    assert headers["dead-letter.reason"]
+
+
+async def test_another_packet_of_the_same_client_is_refused_like_the_first(
+    gateway: GatewayProcess, new_topic: NewTopic
+) -> None:
+    """Only what was refused is taken for it: the same identifier, sent again."""
+    topic = await new_topic(max_message_bytes="2000")
+    client_id = uuid.uuid4().hex
+
+    async def publish(packet_id: int, *, dup: bool) -> list[Any]:
+        client = await RawClient.connect(gateway.address("mqtt"), client_id=client_id, version=4)
+        client.send(Publish(f"{topic}/x", b"x" * 3000, 1, packet_id=packet_id, dup=dup))
+        packets = list(await client.expect_end())
+        client.drop()
+        return packets
+
+    assert await publish(1, dup=False) == []
+    assert await publish(2, dup=True) == []
+    assert await publish(2, dup=False) == []
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    again = RefusedAgain(None, Counters())  # type: ignore[arg-type] # nothing is stored here
+    for number in range(REMEMBERED + 10):
+        again.remember(f"client-{number}", 7)
+    assert again.take("client-9") == 0
+    assert again.take("client-10") == 7
+    assert again.take("client-10") == 0
