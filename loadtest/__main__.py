@@ -30,6 +30,7 @@ from loadtest.scenarios import (
     many_topics,
     recovery,
     soak,
+    topic_flood,
 )
 from loadtest.scenarios.fuzz import SETTINGS, Fuzz
 from loadtest.scenarios.fuzz import Plan as Storm
@@ -134,6 +135,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     topics.add_argument("--others", type=int, default=beside.others, help="subscribers after the first")
     topics.add_argument("--filters", type=int, default=beside.filters, help="whose topics do not exist")
     topics.add_argument("--idle-s", type=float, default=beside.idle_s, help="seconds of doing nothing")
+    flood = scenario(
+        "topics", "clients make Kafka topics until the limits refuse; kills, few files", starts=("gateway",)
+    )
+    flooding = topic_flood.Plan()
+    for name in flooding._fields:
+        flood.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(flooding, name))
     manys = scenario("many", "what a client can make many of, beside a modest client's latency")
     most = many.Plan()
     for name in most._fields[:-1]:
@@ -348,6 +355,19 @@ async def recover(options: argparse.Namespace) -> int:
     return conclude(options, report, outcome.problems)
 
 
+async def flood_topics(options: argparse.Namespace) -> int:
+    """Run it; 0 when every limit was told as it should be, and everybody else was served."""
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    plan = topic_flood.Plan(**chosen(options, topic_flood.Plan._fields))
+    parts, problems = await topic_flood.Flood(directory, plan, say).run()
+    say(f"logs: {directory}")
+    report = Report("topics that clients make")
+    for part in parts:
+        report.add(**part.row())
+    return conclude(options, report, problems)
+
+
 async def reads(options: argparse.Namespace) -> int:
     """Run it; 0 when everything was read and nothing has stayed."""
     plan = http_reads.Plan(**chosen(options, http_reads.Plan._fields))
@@ -411,6 +431,7 @@ RUN: Final = {
     "soak": soak_gateway,
     "recovery": recover,
     "reads": reads,
+    "topics": flood_topics,
 }  # fmt: skip
 
 

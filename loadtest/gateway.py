@@ -33,6 +33,7 @@ class GatewayProcess:
         environment: Mapping[str, str] | None = None,
         processors: set[int] | None = None,
         checkout: Path | None = None,
+        open_files: int | None = None,
     ) -> None:
         """Nothing runs yet.
 
@@ -42,6 +43,7 @@ class GatewayProcess:
             environment: settings, `TRIVIUM_...`.
             processors: where it may run (Linux).
             checkout: whose code it runs; None: that of the working directory.
+            open_files: how many it and its broker may have, at most; None: as many as we.
         """
         self.addresses: dict[str, Any] = {}
         self.starts = 0
@@ -51,6 +53,7 @@ class GatewayProcess:
         self._environment = dict(environment or {})
         self._processors = processors
         self._checkout = checkout
+        self._open_files = open_files
         self._ready = directory / "ready.json"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -62,6 +65,8 @@ class GatewayProcess:
         for listener in LISTENERS:
             argv += [f"--{listener}", self.addresses.get(listener, "127.0.0.1:0")]
         argv += ["--kafka-port", "0"] if self._bootstrap is None else ["--bootstrap-servers", self._bootstrap]
+        if self._open_files is not None:
+            argv = ["sh", "-c", f'ulimit -n {self._open_files}; exec "$@"', "sh", *argv]
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *argv,

@@ -1,0 +1,439 @@
+"""Scenario `topics`: clients of every protocol make Kafka topics until the limits refuse, on an embedded Kafka.
+
+Modest clients send and receive meanwhile in topics that exist. Then gateway and Kafka are killed and start again on
+their data; then there are more topics than the defaults allow, and then fewer open files than the data need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import itertools
+import json
+import os
+import re
+import resource
+import secrets
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+from aiokafka.admin import AIOKafkaAdminClient
+from proton import Message
+from proton.utils import BlockingConnection
+from pwdlib.hashers.argon2 import Argon2Hasher
+
+from loadtest.clients import topic_makers as makers
+from loadtest.clients.mqtt_wire import publish_packet, subscribe_packet
+from loadtest.gateway import GatewayProcess, process_cpu, process_descriptors, process_resident
+from loadtest.report import Latencies
+
+REFUSALS: Final = {
+    "mqtt": "0x97",
+    "amqp sender": "amqp:resource-limit-exceeded",
+    "amqp receiver": "amqp:resource-limit-exceeded",
+    "http": "429",
+}
+SHARE: Final = 0.7
+"""Of the broker's open files, for its topics (docs/configuration.md)."""
+SLACK: Final = 0.1
+"""Of them, that clients, new segments and compaction may take beside."""
+PAUSE_S: Final = 0.05
+_TOPICS: Final = ("modest-mqtt", "modest-amqp", "modest-http")
+
+
+class Plan(NamedTuple):
+    """How much of each.
+
+    Attributes:
+        principals: beside a greedy one, who comes first.
+        files: that gateway and broker may open, each, while they are flooded.
+        enough: refusals that a client takes before it ends.
+        filters: of topics that do not exist, for each principal.
+        topics: in the end, by raised limits, with one partition each.
+        scarce: open files of the start that must be refused; 0: not tried.
+        topic_limit: `kafka.max_topics` of the first part; 0: the default.
+        principal_limit: `kafka.max_topics_per_principal` of it; 0: the default.
+        again: 1: the directory is an earlier run's; begin with the start after the kill.
+    """
+
+    principals: int = 6
+    files: int = 16_000
+    enough: int = 50
+    filters: int = 500
+    topics: int = 6_000
+    scarce: int = 8_000
+    topic_limit: int = 0
+    principal_limit: int = 0
+    again: int = 0
+
+
+class Part(NamedTuple):
+    """One part of the run; `answers` by protocol and answer."""
+
+    name: str
+    seconds: float
+    answers: dict[str, collections.Counter[str]]
+    topics: int
+    partitions: int
+    files: int
+    cpu: float
+    resident: int
+    rounds: Latencies
+
+    def row(self) -> dict[str, Any]:
+        """As columns of a report."""
+        said = {protocol: ", ".join(f"{word or 'made'} {n}" for word, n in found.items())
+                for protocol, found in self.answers.items()}  # fmt: skip
+        return {
+            "part": self.name, "seconds": round(self.seconds, 1), **said, "topics": self.topics,
+            "partitions": self.partitions, "most open files": self.files, "gateway cpu s": round(self.cpu, 1),
+            "gateway MiB": self.resident >> 20, "modest rounds": self.rounds.count,
+            "p50 ms": self.rounds.milliseconds(50), "p99 ms": self.rounds.milliseconds(99),
+            "most ms": self.rounds.milliseconds(100),
+        }  # fmt: skip
+
+
+class Flood:
+    """One run."""
+
+    def __init__(self, directory: Path, plan: Plan, say: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._plan = plan
+        self._say = say
+        self._numbers = itertools.count()
+        self._run = secrets.token_hex(3)
+        self._problems: list[str] = []
+        self._parts: list[Part] = []
+        self._users = ["greedy", *(f"p{number}" for number in range(plan.principals))]
+        line = Argon2Hasher(time_cost=1, memory_cost=1024).hash(makers.PASSWORD)
+        passwords = directory / "passwords"
+        passwords.write_text("".join(f"{user}:{line}\n" for user in self._users))
+        self._settings = {"TRIVIUM_SECURITY__PASSWORD_FILE": str(passwords)}
+        self._limits = dict(self._settings)
+        if plan.topic_limit:
+            self._limits["TRIVIUM_KAFKA__MAX_TOPICS"] = str(plan.topic_limit)
+        if plan.principal_limit:
+            self._limits["TRIVIUM_KAFKA__MAX_TOPICS_PER_PRINCIPAL"] = str(plan.principal_limit)
+
+    async def run(self) -> tuple[list[Part], list[str]]:
+        """All parts; what was measured and what was wrong."""
+        plan = self._plan
+        gateway = self._gateway(self._limits, plan.files)
+        try:
+            if not plan.again:
+                await self._start(gateway, "empty")
+                await self._part(gateway, "one principal", lambda told: self._flood(gateway, self._users[:1], told))
+                await self._part(gateway, "the others", lambda told: self._flood(gateway, self._users[1:], told))
+                await self._part(gateway, "SUBSCRIBE", lambda told: self._subscribe(gateway, told))
+                await self._kill(gateway)
+            await self._start(gateway, "killed")
+            await self._part(gateway, "after the kill", lambda told: self._flood(gateway, self._users, told))
+            await self._kill(gateway)
+            gateway = await self._overfull(gateway)
+        finally:
+            await gateway.stop()
+        return self._parts, self._problems
+
+    async def _overfull(self, gateway: GatewayProcess) -> GatewayProcess:
+        """More topics than the limits allow; returns the gateway that runs at the end."""
+        plan = self._plan
+        raised = self._settings | {
+            "TRIVIUM_KAFKA__MAX_TOPICS": str(plan.topics),
+            "TRIVIUM_KAFKA__MAX_TOPICS_PER_PRINCIPAL": str(plan.topics),
+            "TRIVIUM_KAFKA__TOPIC_PARTITIONS": "1",
+        }
+        gateway = self._gateway(raised, None)
+        await self._start(gateway, "raised limits")
+        try:
+            await self._part(gateway, "raised limits", lambda told: self._flood(gateway, self._users[1:], told))
+        finally:
+            await self._kill(gateway)
+        gateway = self._gateway(self._limits, None)
+        await self._start(gateway, "more topics than allowed")
+        try:
+            await self._part(gateway, "overfull", lambda told: self._flood(gateway, self._users, told))
+        finally:
+            await self._kill(gateway)
+        if not plan.scarce:
+            return gateway
+        least = await self._too_few(plan.scarce)
+        gateway = self._gateway(self._limits, least)
+        await self._start(gateway, f"the {least} open files that it asked for")
+        await self._part(gateway, "as many files as it asks for", lambda told: self._flood(gateway, self._users, told))
+        return gateway
+
+    async def _too_few(self, files: int) -> int:
+        """Start with too few open files; how many it says that it needs."""
+        gateway = self._gateway(self._limits, files)
+        try:
+            await gateway.start()
+        except RuntimeError as error:
+            found = re.search(r"(\d+) log files in .* may open (\d+) files: allow at least (\d+)", str(error))
+            if found is not None:
+                self._say(found[0])
+                return min(int(found[3]), self._most_files())
+            self._problems.append(f"with {files} open files: {error}")
+        else:
+            await gateway.stop()
+            self._problems.append(f"it started with {files} open files")
+        return self._most_files()
+
+    @staticmethod
+    def _most_files() -> int:
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    def _gateway(self, settings: dict[str, str], files: int | None) -> GatewayProcess:
+        return GatewayProcess(self._directory, None, environment=settings, open_files=files)
+
+    async def _start(self, gateway: GatewayProcess, how: str) -> None:
+        began = time.monotonic()
+        await gateway.launch()
+        await gateway.wait_ready(None)  # it gives up by itself when Kafka makes no progress
+        self._say(f"started ({how}) in {time.monotonic() - began:.1f} s")
+
+    async def _kill(self, gateway: GatewayProcess) -> None:
+        """As a machine that goes down: both at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(gateway.addresses["kafka_pid"]), signal.SIGKILL)
+        await gateway.kill()
+
+    async def _part(self, gateway: GatewayProcess, name: str, work: Callable[[Told], Awaitable[None]]) -> None:
+        """Do it beside modest clients, and look."""
+        told: Told = {}
+        watch = _Watch(gateway)
+        began, cpu = time.monotonic(), process_cpu(gateway.pid)
+        async with _modest(gateway, self._problems) as rounds, watch:
+            await work(told)
+        topics = await _count(gateway)
+        figures = await _figures(gateway)
+        part = Part(
+            name, time.monotonic() - began, told, topics, int(figures["trivium_topics_partitions"]), watch.most,
+            process_cpu(gateway.pid) - cpu, process_resident(gateway.pid), rounds,
+        )  # fmt: skip
+        self._parts.append(part)
+        self._say(json.dumps(part.row()))
+        bound = (SHARE + SLACK) * figures["trivium_embedded_kafka_open_files_limit"]
+        if name != "overfull" and watch.most > bound:
+            self._problems.append(f"{name}: the broker had {watch.most} open files, more than {bound:.0f}")
+        if not rounds.count:
+            self._problems.append(f"{name}: the modest clients were not served")
+
+    async def _flood(self, gateway: GatewayProcess, users: list[str], told: Told) -> None:
+        """Everybody makes topics until `enough` refusals; then nothing more may be made."""
+        async with asyncio.TaskGroup() as tasks:
+            for user in users:
+                for protocol, make in _PROTOCOLS.items():
+                    said = told.setdefault(protocol, collections.Counter())
+                    answered = _until(said, self._plan.enough, self._problems, REFUSALS[protocol])
+                    tasks.create_task(make(gateway, user, self._name, answered))
+
+    def _name(self) -> str:
+        return f"flood-{next(self._numbers)}-{self._run}"
+
+    async def _subscribe(self, gateway: GatewayProcess, told: Told) -> None:
+        """Name what does not exist; nothing is made."""
+        before = await _count(gateway)
+        async with asyncio.TaskGroup() as tasks:
+            asked = [
+                tasks.create_task(makers.by_subscribing(gateway, user, self._name, self._plan.filters))
+                for user in self._users
+            ]
+        told["mqtt"] = collections.Counter(granted=sum(one.result() for one in asked))
+        if await _count(gateway) != before:
+            self._problems.append("SUBSCRIBE has made topics")
+
+
+Told = dict[str, collections.Counter[str]]
+
+
+def _until(said: collections.Counter[str], enough: int, problems: list[str], refusal: str) -> makers.Answered:
+    """Count answers; it is enough after so many refusals in a row."""
+    refused = 0
+
+    def answered(word: str) -> bool:
+        nonlocal refused
+        said[word] += 1
+        refused = refused + 1 if word else 0
+        if word and word != refusal:
+            problems.append(f"refused by {word}, not by {refusal}")
+        return refused < enough
+
+    return answered
+
+
+async def _amqp_sender(*arguments: Any) -> None:
+    await makers.by_amqp(*arguments, receiver=False)
+
+
+async def _amqp_receiver(*arguments: Any) -> None:
+    await makers.by_amqp(*arguments, receiver=True)
+
+
+_PROTOCOLS: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {
+    "mqtt": makers.by_mqtt,
+    "amqp sender": _amqp_sender,
+    "amqp receiver": _amqp_receiver,
+    "http": makers.by_http,
+}
+
+
+# Modest clients: a message, its acknowledgement, its arrival; then the next.
+
+
+@contextlib.asynccontextmanager
+async def _modest(gateway: GatewayProcess, problems: list[str]) -> AsyncIterator[Latencies]:
+    """One of each protocol, while the context lasts; how long their rounds took."""
+    rounds = Latencies()
+    clients = [_modest_mqtt(gateway), _modest_http(gateway), _modest_amqp(gateway)]
+    for client in clients:
+        await anext(client)  # topics exist, and receivers are there
+
+    async def go_on(client: AsyncIterator[None]) -> None:
+        while not over.is_set():
+            began = time.perf_counter()
+            try:
+                async with asyncio.timeout(makers.PATIENCE_S):
+                    await anext(client)
+            except Exception as error:  # any of it is what the run looks for
+                problems.append(f"a modest client: {error!r}")
+                return
+            rounds.record(time.perf_counter() - began)
+            await asyncio.sleep(PAUSE_S)
+
+    over = asyncio.Event()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for client in clients:
+                tasks.create_task(go_on(client))
+            try:
+                yield rounds
+            finally:
+                over.set()
+    finally:
+        for client in clients:
+            await client.aclose()
+
+
+async def _subscriber(gateway: GatewayProcess, topic: str) -> makers.MqttConnection:
+    client = await makers.MqttConnection.connect(gateway, f"reads-{topic}")
+    client.writer.write(subscribe_packet(1, [(f"{topic}/#", 0)]))
+    await client.expect(makers.SUBACK)
+    return client
+
+
+async def _arrival(client: makers.MqttConnection, payload: bytes) -> None:
+    got = makers.payload_of(await client.expect(0x30))
+    if got != payload:
+        raise ValueError(f"{got!r} and not {payload!r}")
+
+
+async def _modest_mqtt(gateway: GatewayProcess) -> Any:
+    topic = _TOPICS[0]
+    client = await makers.MqttConnection.connect(gateway, "modest")
+    reader = None
+    for number in _rounds():
+        payload = b"%d" % number
+        client.writer.write(publish_packet(f"{topic}/x", payload, 1, 1))
+        code = makers.reason(await client.expect(makers.PUBACK))
+        if code:
+            raise ValueError(f"PUBACK 0x{code:02x}")
+        if reader is None:
+            reader = await _subscriber(gateway, topic)
+        else:
+            await _arrival(reader, payload)
+        yield
+
+
+async def _modest_http(gateway: GatewayProcess) -> Any:
+    topic = _TOPICS[2]
+    reader = None
+    headers = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+    async with aiohttp.ClientSession(f"http://{gateway.addresses['http']}", headers=headers) as session:
+        for number in _rounds():
+            body = {"records": [{"key": "x", "value": number}]}
+            async with session.post(f"/topics/{topic}", json=body) as response:
+                if response.status != 200:
+                    raise ValueError(f"status {response.status}")
+            if reader is None:
+                reader = await _subscriber(gateway, topic)
+            else:
+                await _arrival(reader, b"%d" % number)
+            yield
+
+
+async def _modest_amqp(gateway: GatewayProcess) -> Any:
+    """By proton's blocking client, each round in a thread."""
+    url = f"amqp://{gateway.addresses['amqp']}"
+    lock = threading.Lock()
+
+    def connect() -> tuple[Any, Any, Any]:
+        connection = BlockingConnection(url, timeout=makers.PATIENCE_S)
+        receiver = connection.create_receiver(_TOPICS[1], credit=10)
+        return connection, connection.create_sender(_TOPICS[1]), receiver
+
+    connection, sender, receiver = await asyncio.to_thread(connect)
+
+    def round_trip(number: int) -> None:
+        with lock:
+            sender.send(Message(body=number))
+            got = receiver.receive()
+            receiver.accept()
+            if got.body != number:
+                raise ValueError(f"{got.body} and not {number}")
+
+    try:
+        for number in _rounds():
+            await asyncio.to_thread(round_trip, number)
+            yield
+    finally:
+        await asyncio.to_thread(connection.close)
+
+
+def _rounds() -> Iterator[int]:
+    return itertools.count(1)
+
+
+class _Watch:
+    """Looks once a second how many files the broker has open."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self._pid = int(gateway.addresses["kafka_pid"])
+        self.most = 0
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(self._look())
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _look(self) -> None:
+        while True:
+            self.most = max(self.most, process_descriptors(self._pid))
+            await asyncio.sleep(1)
+
+
+async def _count(gateway: GatewayProcess) -> int:
+    """Topics, as Kafka itself lists them."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=gateway.kafka, request_timeout_ms=60_000)
+    await admin.start()
+    try:
+        return sum(1 for name in await admin.list_topics() if not name.startswith("__"))
+    finally:
+        await admin.close()
+
+
+async def _figures(gateway: GatewayProcess) -> dict[str, float]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{gateway.addresses['management']}/metrics") as response,
+    ):
+        lines = (line.split() for line in (await response.text()).splitlines() if line[:1] != "#")
+        return {name: float(value) for name, value in lines}
