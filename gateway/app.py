@@ -188,7 +188,7 @@ class App:
         for warning in security.access_list.doubtful():
             log.warning("access list", detail=warning)
         kafka = await self._connect_kafka(process)
-        kafka_log = await open_log(process, kafka, self._room or any_capacity)
+        kafka_log = await open_log(process, kafka, security.rules, self._room or any_capacity)
         self._publisher = kafka_log.publisher
         state = await open_state(process, kafka_log, security.rules, self._give_up)
         self._state = state.topics

@@ -70,6 +70,7 @@ from gateway.security.group_names import GroupNames
 from gateway.security.origins import Hosts, Origins
 from gateway.security.tls import Tls, make_tls
 from gateway.spawn import Spawn, Tasks, keep_on
+from mapping.dead_letters import TOPIC_FIELD
 from mapping.rules import Rules, RuleText
 
 GOODBYE_S: Final = 1.0
@@ -221,10 +222,30 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
     )
 
 
-async def open_log(process: Process, kafka: KafkaConfig, capacity: PartitionCapacity = any_capacity) -> Log:
+def may_make(config: Config, rules: Rules) -> Callable[[str], bool]:
+    """Whether a topic may be made: as the rules choose among names that collide, and all dead letters' topics."""
+    before, found, behind = (config.amqp.dead_letter_topic or "").partition(TOPIC_FIELD)
+
+    def judge(name: str) -> bool:
+        dead = found and len(name) > len(before) + len(behind) and name.startswith(before) and name.endswith(behind)
+        return bool(dead) or name == before or rules.may_make(name)
+
+    return judge
+
+
+async def open_log(
+    process: Process, kafka: KafkaConfig, rules: Rules, capacity: PartitionCapacity = any_capacity
+) -> Log:
     """Producers and readers; Kafka's first answer is waited for, shortly. `capacity`: for more partitions."""
     config, spawn, stack = process.config, process.spawn, process.stack
-    topics = Topics(kafka, create=config.creates_topics, spawn=spawn, clock=process.loop.time, capacity=capacity)
+    topics = Topics(
+        kafka,
+        create=config.creates_topics,
+        spawn=spawn,
+        clock=process.loop.time,
+        capacity=capacity,
+        may_make=may_make(config, rules),
+    )
     process.keep_on("topics", topics.run)
     stack.push_async_callback(topics.stop)
     publisher = Publisher(

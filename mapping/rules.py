@@ -261,6 +261,13 @@ class Rules:
             if anything or topic in literal or any(pattern.fullmatch(topic) for pattern in patterns)
         }
 
+    def may_make(self, topic: str) -> bool:
+        """Whether a client may make a Kafka topic of this name: the chosen one of those that it collides with.
+
+        What everybody makes by the same choice never decides, by coming first, which names are usable.
+        """
+        return self._names.fits(topic)
+
     def is_target(self, topic: str) -> bool:
         """Whether MQTT topics with another first level may lie in a Kafka topic."""
         return topic == self._catch_all or any(rule.may_fill(topic) for rule in self._rules)

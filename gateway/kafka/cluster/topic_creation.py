@@ -300,7 +300,7 @@ class Creation:
                     self._catalogue.made(name, partitions[name])
                 continue
             if error is errors.InvalidTopicError:
-                self._tell_collision(name)
+                self._tell_collision(name, message[0] if message else None)
             detail = f": {message[0]}" if message and message[0] else ""
             answers[name] = refused_by(code, f"topic {name} could not be created{detail}")
         made = sum(new.values())
@@ -311,17 +311,15 @@ class Creation:
             answers[name] = found if isinstance(found, Refused) else Made(found, new=new[name])
         return answers
 
-    def _tell_collision(self, name: str) -> None:
+    def _tell_collision(self, name: str, why: str | None) -> None:
         """Kafka refuses names that differ from another's in `.` and `_` only: say once what to do about it."""
-        folded = name.replace(".", "_")
-        other = next((one for one in self._catalogue.names if one.replace(".", "_") == folded), None)
-        if other is None or f"{name} {other}" in self._warned:
+        if why is None or "collide" not in why or name in self._warned:
             return
         if len(self._warned) >= self._config.max_topics:
             self._warned.clear()
-        self._warned.add(f"{name} {other}")
-        log.warning("topic %s is not made: to Kafka it is the same name as %s, which is there; "
-                    "mapping.dotted_topics or a mapping rule can lead MQTT elsewhere", name, other)  # fmt: skip
+        self._warned.add(name)
+        log.warning("topic %s is not made (%s); mapping.dotted_topics or a mapping rule can lead MQTT elsewhere",
+                    name, why)  # fmt: skip
 
     async def _led(self, names: set[str]) -> dict[str, Partitions | Refused]:
         """New topics' partitions when all have leaders."""

@@ -61,6 +61,7 @@ class Topics:
         spawn: Spawn,
         clock: Callable[[], float],
         capacity: PartitionCapacity = any_capacity,
+        may_make: Callable[[str], bool] = is_topic_name,
     ) -> None:
         """Nothing is sent yet.
 
@@ -70,11 +71,13 @@ class Topics:
             spawn: starts background work in the app's task group.
             clock: monotonic seconds.
             capacity: whether the broker can take more partitions.
+            may_make: whether a legal name is the one of those that Kafka takes for the same that may be made.
         """
         self.queries = TopicQueries(config, spawn, clock)
         self.creation = Creation(config, self.queries, self, spawn=spawn, clock=clock, capacity=capacity)
         self._config = config
         self._create = create
+        self._may_make = may_make
         self._spawn = spawn
         self._clock = clock
         self._known: dict[str, TopicInfo] = {}
@@ -192,6 +195,8 @@ class Topics:
                 raise Refused(found.outcome, found.reason)
         if not missing.absent or not may_make:
             raise Refused(missing.refused.outcome, missing.refused.reason)
+        if not internal and not self._may_make(name):
+            raise Refused(Outcome.UNKNOWN_TOPIC, f"{missing.refused.reason}, and {_not_chosen(name)}")
         return await self._made(name, principal, bounded=bounded)
 
     async def _made(self, name: str, principal: str | None, *, bounded: bool) -> TopicInfo:
@@ -322,6 +327,8 @@ class Topics:
         try:
             if (illegal := _no_topic(name)) is not None:
                 raise illegal
+            if not self._may_make(name):
+                return await self._is_there(name)
             made = await self.creation.make(Wanted(name, partitions, replication), principal)
         except Refused as refused:
             if refused.outcome is Outcome.UNKNOWN_TOPIC:
@@ -333,6 +340,16 @@ class Topics:
         self._learned[name] = self._clock()
         self._set_names(self._names | {name})
         return True
+
+    async def _is_there(self, name: str) -> bool:
+        """False when a topic exists that may not be made; raises Refused else."""
+        try:
+            await self.get(name, create=False)
+        except Refused as refused:
+            if refused.outcome is not Outcome.UNKNOWN_TOPIC:
+                raise
+            raise Refused(Outcome.UNFIT, _not_chosen(name)) from None
+        return False
 
     # Keeping fresh
 
@@ -433,6 +450,13 @@ class Topics:
         if appeared or disappeared:
             for callback in tuple(self._watchers):
                 failures.guard("topics", callback, appeared, disappeared)
+
+
+def _not_chosen(name: str) -> str:
+    return (
+        f"{name} is not made: Kafka takes names that differ in . and _ for one, and mapping.dotted_topics does not"
+        " choose this one"
+    )
 
 
 def _no_topic(name: str) -> Refused | None:

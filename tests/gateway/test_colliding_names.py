@@ -1,0 +1,120 @@
+"""Kafka takes `a.b` and `a_b` for one name: the configuration says which of them may be made, by whichever protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from proton import Message
+from proton.utils import BlockingConnection, LinkDetached
+
+from protocols.mqtt.packets import Puback, Publish
+from tests.support.gateway import GatewayProcess
+from tests.support.mqtt import RawClient
+from tests.support.topics import until_led
+
+RUN = uuid.uuid4().hex[:8]
+CONFIG = f"""
+[kafka]
+create_topics = true
+topic_partitions = 1
+[amqp]
+dead_letter_topic = "{{topic}}.dead"
+[mapping]
+dotted_topics = ["chosen.{RUN}"]
+"""
+
+
+@pytest.fixture(scope="module")
+async def choosing(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
+    process = await GatewayProcess(tmp_path_factory.mktemp("choosing"), bootstrap, config=CONFIG).start()
+    yield process
+    assert await process.stop() == 0
+
+
+async def by_http(gateway: GatewayProcess, path: str, body: Any) -> tuple[int, str]:
+    headers = {"Content-Type": "application/json" if "admin" in path else "application/vnd.kafka.json.v2+json"}
+    async with (
+        aiohttp.ClientSession(f"http://{gateway.addresses['http']}") as session,
+        session.post(path, json=body, headers=headers) as response,
+    ):
+        return response.status, await response.text()
+
+
+async def produce(gateway: GatewayProcess, topic: str) -> int:
+    return (await by_http(gateway, f"/topics/{topic}", {"records": [{"key": "k", "value": 1}]}))[0]
+
+
+async def attach(gateway: GatewayProcess, topic: str) -> str:
+    """The condition of the refusal, "" when a sender's message was accepted."""
+
+    def run() -> str:
+        connection = BlockingConnection(f"amqp://{gateway.addresses['amqp']}", timeout=60)
+        try:
+            connection.create_sender(topic).send(Message(body=b"x"))
+        except LinkDetached as detached:
+            return str(detached.condition)
+        finally:
+            connection.close()
+        return ""
+
+    return await asyncio.to_thread(run)
+
+
+async def publish(gateway: GatewayProcess, topic: str) -> Puback:
+    client = await RawClient.connect(gateway.address("mqtt"))
+    client.send(Publish(topic, b"x", 1, packet_id=1))
+    answer = await client.expect(Puback)
+    client.drop()
+    assert isinstance(answer, Puback)
+    return answer
+
+
+async def test_who_comes_first_decides_nothing(choosing: GatewayProcess) -> None:
+    """What nobody chose is not made, so the name that MQTT makes stays usable, and by everybody."""
+    dotted, plain = f"first.{RUN}", f"first_{RUN}"
+    assert await produce(choosing, dotted) == 404
+    assert await attach(choosing, dotted) == "amqp:not-found"
+    status, why = await by_http(choosing, "/admin/topics", {"topic_name": dotted})
+    assert status == 422
+    assert "mapping.dotted_topics" in why
+    assert (await publish(choosing, f"{dotted}/x")).reason_code == 0  # to the catch-all topic
+    assert (await publish(choosing, f"{plain}/x")).reason_code == 0
+    assert await produce(choosing, plain) == 200
+    assert await attach(choosing, plain) == ""
+
+
+async def test_what_the_configuration_chooses_is_made_by_every_protocol(choosing: GatewayProcess) -> None:
+    dotted, plain = f"chosen.{RUN}", f"chosen_{RUN}"
+    assert await produce(choosing, plain) == 404
+    assert await attach(choosing, plain) == "amqp:not-found"
+    assert (await publish(choosing, f"{plain}/x")).reason_code == 0  # to the catch-all topic
+    assert await produce(choosing, dotted) == 200
+    assert await attach(choosing, dotted) == ""
+    assert (await publish(choosing, f"{dotted}/x")).reason_code == 0
+    assert await produce(choosing, f"{dotted}.dead") == 200, "dead letters wait for their topic"
+
+
+async def test_what_is_there_is_used_and_the_log_tells_of_two_names(
+    choosing: GatewayProcess, admin: AIOKafkaAdminClient
+) -> None:
+    dotted, plain = f"there.{RUN}", f"there_{RUN}"
+    await admin.create_topics([NewTopic(dotted, 1, 1)])
+    await until_led(admin, dotted)
+    assert await produce(choosing, dotted) == 200
+    assert await attach(choosing, dotted) == ""
+    assert (await by_http(choosing, "/admin/topics", {"topic_name": dotted}))[0] == 409
+    for _ in range(2):
+        answer = await publish(choosing, f"{plain}/x")
+        assert answer.reason_code == 0x90
+        assert dotted in str(answer.properties)
+    assert (await by_http(choosing, "/admin/topics", {"topic_name": plain}))[0] == 422
+    told = [line for line in choosing.log.read_text().splitlines() if f"topic {plain} is not made" in line]
+    assert len(told) == 1
+    assert dotted in told[0]
+    assert "mapping.dotted_topics" in told[0]
