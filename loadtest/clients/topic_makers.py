@@ -13,7 +13,7 @@ from typing import Any, Final
 import aiohttp
 from proton.utils import BlockingConnection, LinkDetached
 
-from loadtest.clients.mqtt_wire import Splitter, connect_packet, publish_packet, subscribe_packet
+from loadtest.clients.mqtt_wire import Splitter, connect_packet, publish_packet, read_varint, subscribe_packet
 from loadtest.gateway import GatewayProcess
 
 PASSWORD: Final = "secret"
@@ -148,5 +148,6 @@ async def by_subscribing(gateway: GatewayProcess, user: str, names: Names, count
 
 
 def payload_of(body: bytes) -> bytes:
-    """The payload of a PUBLISH of QoS 0 without properties."""
-    return body[2 + struct.unpack_from(">H", body)[0] + 1 :]
+    """The payload of a PUBLISH of QoS 0."""
+    length, behind = read_varint(body, 2 + struct.unpack_from(">H", body)[0])
+    return body[behind + length :]
