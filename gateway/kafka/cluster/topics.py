@@ -16,7 +16,7 @@ import msgspec
 from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.cluster.missing_topics import MissingTopics
-from gateway.kafka.cluster.topic_creation import Creation, PartitionCapacity, Wanted, any_capacity
+from gateway.kafka.cluster.topic_creation import CREATION_S, Creation, PartitionCapacity, Wanted, any_capacity
 from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo, info_of, led_now
 from gateway.kafka.cluster.topic_queries import SharedQuestion, TopicQueries
 from gateway.kafka.contracts import Refused
@@ -429,10 +429,10 @@ class Topics:
         self._changed(fresh)
         self._refreshed = self._clock()
         self._counted_partitions = sum(len(topic.leaders) for topic in metadata.topics.values())
-        self._uncounted = {  # the answer was made before they were
+        self._uncounted = {  # the broker that answered has not heard of them yet
             name: (partitions, when)
             for name, (partitions, when) in self._uncounted.items()
-            if when >= begun and name not in metadata.topics
+            if name not in metadata.topics and begun - when < CREATION_S
         }
         self._set_names(frozenset((seen.keys() | in_between) - self._internal.keys()))
 
