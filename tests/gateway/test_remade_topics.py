@@ -351,3 +351,44 @@ async def test_transactions_go_on(served: GatewayProcess, new_topic: Any, admin:
     async with asyncio.timeout(50):  # its own time-out would be 60 s
         while await asyncio.to_thread(transact, address, topic, last) != "committed":
             pass
+
+
+async def admitted(served: GatewayProcess, client_id: str, topic_filter: str) -> PahoClient:
+    """A subscriber with a kept session; it comes again while it is told that the gateway cannot keep it."""
+    while True:
+        client = await PahoClient(served.address("mqtt"), client_id=client_id).connect(clean_start=False)
+        if client.connack.value == 0 and await client.subscribe(topic_filter) < 0x80:
+            return client
+        await client.close()
+
+
+@pytest.mark.timeout(240)
+async def test_what_is_acknowledged_after_our_own_topics_were_deleted_is_there(
+    served: GatewayProcess, new_topic: Any, admin: AIOKafkaAdminClient
+) -> None:
+    topic = await new_topic(1)
+    client = await admitted(served, topic, f"{topic}/#")
+    codes: set[int] = set()
+
+    async def retain(text: bytes) -> None:
+        while True:
+            mid = client.paho.publish(f"{topic}/r", text, 1, retain=True).mid
+            await wait_until(lambda mid=mid: mid in client.pubacks, 60)
+            codes.add(client.pubacks[mid].value)
+            if client.pubacks[mid].value == 0:
+                return
+
+    for number in range(3):
+        await retain(b"before %d" % number)
+    for name in ("__trivium_retained", "__trivium_sessions", "__trivium_groups", "__trivium_requests"):
+        await admin.delete_topics([name])
+        text = name.encode()
+        await retain(text)
+        for _ in range(2):  # at once, and when the new topics have been read
+            newcomer = await admitted(served, f"{topic}-{name}", f"{topic}/#")
+            await wait_until(
+                lambda text=text, newcomer=newcomer: text in [one.payload for one in newcomer.messages], 60
+            )
+            await newcomer.close()
+    assert codes <= {0, 0x97}  # it is no fault of the topic that the client named
+    await client.close()

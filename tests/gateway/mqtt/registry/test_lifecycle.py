@@ -128,6 +128,9 @@ class World:
     async def follow(self, client_id: str) -> None:
         """Nothing is on its way here."""
 
+    def topic_ids(self, filters: Any) -> dict[str, str]:
+        return {}
+
     async def hold(self, wanted: Any) -> dict[str, Any]:
         return {}
 
