@@ -19,11 +19,12 @@ async def test_metadata_that_come_during_the_stop_ask_for_nothing(readers: Any) 
         asked.append(readers.spawn(work))
         return asked[-1]
 
-    topic = Topic("gone")
+    topic = Topic("gone", b"")
     read = {TopicPartition("gone", 0): Partition(topic, 0)}
-    presence = Presence(readers.lookup, spawn, {"gone": topic}, read, lambda: None, lambda _: None)
-    presence.doubt(ClusterMetadata())  # it lacks the topic
+    presence = Presence(readers.lookup, spawn, {"gone": topic}, read, lambda: None, lambda _: None, lambda _: None)
+    presence.compare(ClusterMetadata())  # it lacks the topic
     assert len(asked) == 1
     await presence.stop()
-    presence.doubt(ClusterMetadata())
+    presence.compare(ClusterMetadata())
+    presence.doubt()
     assert len(asked) == 1
