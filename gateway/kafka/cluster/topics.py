@@ -309,7 +309,7 @@ class Topics:
     async def create(
         self, name: str, partitions: int | None = None, replication: int | None = None, principal: str | None = None
     ) -> bool:
-        """Create a topic because somebody asks for it by name, whether or not unknown ones are created.
+        """Create a topic because an administrator asks for it, whether or not unknown ones are created, dots or not.
 
         Args:
             name: the topic.
@@ -327,8 +327,6 @@ class Topics:
         try:
             if (illegal := _no_topic(name)) is not None:
                 raise illegal
-            if not self._may_make(name):
-                return await self._is_there(name)
             made = await self.creation.make(Wanted(name, partitions, replication), principal)
         except Refused as refused:
             if refused.outcome is Outcome.UNKNOWN_TOPIC:
@@ -340,16 +338,6 @@ class Topics:
         self._learned[name] = self._clock()
         self._set_names(self._names | {name})
         return True
-
-    async def _is_there(self, name: str) -> bool:
-        """False when a topic exists that may not be made; raises Refused else."""
-        try:
-            await self.get(name, create=False)
-        except Refused as refused:
-            if refused.outcome is not Outcome.UNKNOWN_TOPIC:
-                raise
-            raise Refused(Outcome.UNFIT, _not_chosen(name)) from None
-        return False
 
     # Keeping fresh
 
