@@ -40,10 +40,10 @@ from gateway.mqtt.connection.services import Services as MqttServices
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
 from gateway.mqtt.front import MqttFront
-from gateway.mqtt.registry.crash_recovery import Accounting
+from gateway.mqtt.registry.crash_recovery import CrashRecovery
 from gateway.mqtt.registry.heartbeats import Gateways
 from gateway.mqtt.registry.opening import Opening
-from gateway.mqtt.registry.qos2_scan import find_exchanges
+from gateway.mqtt.registry.qos2_scan import find_qos2_messages
 from gateway.mqtt.registry.session_registry import TOPIC as SESSIONS
 from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.registry.upkeep import Upkeep
@@ -323,17 +323,17 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     gateways = Gateways(identity, process.loop.time, wall_clock)
     parts = _session_parts(process, log, rules, router, retained, groups, SessionStore(gateways.owner))
     sessions = Sessions(gateways, parts, Wills(rules, log.publisher, retained, wall_clock), wall_clock)
-    accounting = Accounting(
-        partial(find_exchanges, client_settings(log.kafka, "recovery"), log.lookup, process.spawn), log.lookup
+    recovery = CrashRecovery(
+        partial(find_qos2_messages, client_settings(log.kafka, "recovery"), log.lookup, process.spawn), log.lookup
     )
     opening = Opening(
         sessions,
-        accounting,
+        recovery,
         wall_clock=wall_clock,
         nonce=partial(secrets.token_hex, 6),
         follow=lambda client_id: state.follow(SESSIONS, client_id.encode()),
     )
-    upkeep = Upkeep(sessions, accounting, opening.ready)
+    upkeep = Upkeep(sessions, recovery, opening.ready)
     sessions.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
     requests = RequestTable(
         gateway=identity.name,
@@ -391,9 +391,9 @@ def _session_parts(  # noqa: PLR0917 - what sessions touch
         qos2=Qos2Parts(
             publisher=log.publisher,
             retained=retained,
-            floors=Floors(log.lookup),
+            start_offsets=StartOffsets(log.lookup),
             spawn=process.spawn,
-            echoes=Echoes(log.live_reader, wait_s, process.loop.time) if wait_s else None,
+            self_delivery=SelfDelivery(log.live_reader, wait_s, process.loop.time) if wait_s else None,
         ),
     )
 
@@ -445,7 +445,7 @@ def _make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: St
         access=security.access_list,
         refused_again=RefusedAgain(log.publisher, state.parts.counters),
         counters=state.parts.counters,
-        echoes=state.parts.qos2.echoes,
+        self_delivery=state.parts.qos2.self_delivery,
         clock=process.loop.time,
         wall_clock=wall_clock,
     )

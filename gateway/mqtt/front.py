@@ -69,8 +69,8 @@ class MqttFront(SocketFront):
 
     def close_connections(self) -> None:
         """DISCONNECT 0x8B on every connection; 3.1.1 has no words for it."""
-        if self._services.echoes is not None:
-            self._services.echoes.release()
+        if self._services.self_delivery is not None:
+            self._services.self_delivery.release()
         for client in self._clients():
             client.shut_down()
 

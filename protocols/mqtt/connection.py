@@ -51,7 +51,7 @@ class Connection(Receiver):
     def receive_data(self, data: bytes) -> list[Any]:
         """Take bytes as they came and return what they mean; a fault ends the list with `ConnectionFailed`."""
         state = self.state
-        if state is CLOSED or self._parted:
+        if state is CLOSED or self._draining:
             return []
         if state is State.CONNECTING:
             return self._hold(data)
@@ -63,7 +63,7 @@ class Connection(Receiver):
 
     def receive_eof(self) -> list[Any]:
         """The client closed without DISCONNECT. What it sent ahead of CONNACK is still heard after `accept`."""
-        if self.state is CLOSED or self._parted:
+        if self.state is CLOSED or self._draining:
             return []
         if self.state is State.CONNECTING:
             self._eof = True
@@ -74,9 +74,9 @@ class Connection(Receiver):
     def next_deadline(self) -> float | None:
         """When `tick` must be called at the latest."""
         state = self.state
-        silent = None if self._grace is None or self._suspended else self._heard_at + self._grace
+        silent = None if self._grace is None or self._suspended else self._received_at + self._grace
         if state is OPEN:
-            return None if self._parted else silent
+            return None if self._draining else silent
         if state in (State.NEW, State.AUTHENTICATING) and self._connected_at is not None:
             deadline = self._connected_at + self._limits.connect_timeout_s
             return deadline if silent is None or self._turn is not Turn.CLIENT else min(deadline, silent)
@@ -86,7 +86,7 @@ class Connection(Receiver):
         """Tell the time. A client that is silent for 1.5 times its keep alive is dropped [MQTT-3.1.2-22]."""
         self._now = now
         if self._connected_at is None:
-            self._connected_at = self._heard_at = now
+            self._connected_at = self._received_at = now
         deadline = self.next_deadline()
         if deadline is None or now < deadline:
             return []
@@ -118,7 +118,7 @@ class Connection(Receiver):
     def resume_keepalive(self, now: float) -> None:
         """The shell reads again; the keep alive begins anew."""
         self._suspended = False
-        self._now = self._heard_at = now
+        self._now = self._received_at = now
 
     # verbs: opening and closing
 
@@ -174,7 +174,7 @@ class Connection(Receiver):
         self._out += data
         self._turn = Turn.NOBODY
         self.state = OPEN
-        self._heard_at = self._now
+        self._received_at = self._now
         held = self._frames.take()
         found: list[Any] = []
         if held:
@@ -189,7 +189,7 @@ class Connection(Receiver):
             if self.state is CLOSED:
                 return
             raise UsageError(f"refuse in state {self.state.name}")
-        self._say_connack(reason_code, reason_string, properties)
+        self._write_connack(reason_code, reason_string, properties)
         self._close()
 
     def send_auth(self, reason_code: int, properties: Properties = NONE) -> None:
@@ -209,16 +209,16 @@ class Connection(Receiver):
         self._say(packets.Auth(reason_code, msgspec.structs.replace(properties, authentication_method=self._method)))
         self._turn = Turn.CLIENT if reason_code else Turn.NOBODY
         if self.state is State.AUTHENTICATING:
-            self._heard_at = self._now  # until now the silence was ours
+            self._received_at = self._now  # until now the silence was ours
 
     def send_disconnect(
         self, reason_code: int, reason_string: str | None = None, properties: Properties = NONE
     ) -> None:
         """Say goodbye and close. 3.1.1 has no words for it; before `accept` CONNACK is the goodbye."""
         if self.state is OPEN:
-            self._say_disconnect(reason_code, reason_string, properties)
+            self._write_disconnect(reason_code, reason_string, properties)
         elif self.state in (State.CONNECTING, State.AUTHENTICATING):
-            self._say_connack(reason_code, reason_string, properties)
+            self._write_connack(reason_code, reason_string, properties)
         self._close()
 
     def give_up(self) -> list[Any]:

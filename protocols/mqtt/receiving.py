@@ -35,8 +35,8 @@ class Receiver(Sender):
     """What a server hears on one connection, held to `LEGAL` and to what CONNACK announced."""
 
     __slots__ = (
-        "_aliases", "_announced", "_flags", "_frames", "_grace", "_heard_at", "_limits", "_max_in", "_method", "_now",
-        "_parted", "_topics", "_turn",
+        "_aliases", "_announced", "_draining", "_flags", "_frames", "_grace", "_limits", "_max_in", "_method", "_now",
+        "_received_at", "_topics", "_turn",
     )  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
@@ -51,9 +51,9 @@ class Receiver(Sender):
         self._topics: dict[bytes, str] = {}
         self._aliases: dict[int, str] = {}
         self._now = 0.0
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self._grace: float | None = None
-        self._parted = False  # DISCONNECT came, and what was asked before it may still be answered
+        self._draining = False  # DISCONNECT came, and what was asked before it may still be answered
 
     def _parse(self, buffer: bytes, found: list[Any]) -> None:
         """Parse whole packets; keep the rest."""
@@ -73,13 +73,13 @@ class Receiver(Sender):
                 if self.state is State.CONNECTING:
                     needed = 0
                     break
-                if self._parted or self.state is State.CLOSED:
+                if self._draining or self.state is State.CLOSED:
                     return
         except PeerError as fault:
             found.append(self._fail(fault))
             return
         if position:
-            self._heard_at = self._now
+            self._received_at = self._now
         if position < size:
             self._frames.keep(buffer[position:] if position else buffer, needed)
 
@@ -115,7 +115,7 @@ class Receiver(Sender):
         size, limit = len(buffer), self._max_in
         taken = freed = misses = 0
         needed = SMALLEST
-        room = self.inbound.free
+        window = self.inbound.free
         known, flags_table, awaited = self._topics, self._flags, self._awaited
         v5 = self.version is Version.V5
         received, acknowledged = events.PublishReceived, events.PubackReceived
@@ -131,7 +131,7 @@ class Receiver(Sender):
                     del awaited[packet_id]
                     freed += 1
                     found.append(acknowledged(packet_id))
-                elif not self._exchange(first, packet_id, found):
+                elif not self._qos2_step(first, packet_id, found):
                     break
                 position = start + 2
                 continue
@@ -178,7 +178,7 @@ class Receiver(Sender):
                     raise _no_topic(v5)
             if qos and not (qos == 2 and packet_id in self._qos2):
                 taken += 1
-                if taken > room:
+                if taken > window:
                     raise PeerError(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, "more messages on the way than allowed")
                 if qos == 2:
                     self._qos2[packet_id] = True
@@ -186,7 +186,7 @@ class Receiver(Sender):
             position = end
             if properties is None and qos != 2 and end < size and buffer[end] == first and misses < MISSES:
                 before = len(found)
-                position = self._parse_alike(buffer, start, end, room - taken, found)
+                position = self._parse_alike(buffer, start, end, window - taken, found)
                 if qos:
                     taken += len(found) - before
                 misses += position == end
@@ -196,7 +196,7 @@ class Receiver(Sender):
             self.outbound.release(freed)
         return position, needed
 
-    def _parse_alike(self, buffer: bytes, start: int, end: int, room: int, found: list[Any]) -> int:
+    def _parse_alike(self, buffer: bytes, start: int, end: int, window: int, found: list[Any]) -> int:
         """Take the PUBLISH packets at `end` that have the flags and the topic of the last one found.
 
         Both are judged already. Where there is anything else to say of a packet (properties, a packet identifier
@@ -206,7 +206,7 @@ class Receiver(Sender):
             buffer: the packets.
             start: where the last one found has its topic, with the length before it.
             end: where it ends.
-            room: how many more the client may have on the way.
+            window: how many more the client may have on the way.
             found: takes the events.
 
         Returns:
@@ -240,12 +240,12 @@ class Receiver(Sender):
                     break
                 head, skip, whole = buffer[end:at], at - end, behind - end
             if qos:
-                if at + 2 > behind or not room:
+                if at + 2 > behind or not window:
                     break
                 packet_id = buffer[at] << 8 | buffer[at + 1]
                 if not packet_id:
                     break
-                room -= 1
+                window -= 1
                 at += 2
             if v5:
                 if at >= behind or buffer[at]:
@@ -257,7 +257,7 @@ class Receiver(Sender):
             end = behind
         return end
 
-    def _exchange(self, first: int, packet_id: int, found: list[Any]) -> bool:
+    def _qos2_step(self, first: int, packet_id: int, found: list[Any]) -> bool:
         """Take a step of a QoS 2 exchange that says nothing but its identifier; False: it needs a closer look."""
         if first == 0x62:
             if not packet_id:
@@ -302,7 +302,7 @@ class Receiver(Sender):
                 check_disconnect(packet, self.connect)
                 found.append(_event(packet))
                 if self.state is OPEN:
-                    self._parted = True
+                    self._draining = True
                     self._frames.clear()
                 else:
                     self._close()
@@ -381,9 +381,9 @@ class Receiver(Sender):
         """Say the version's goodbye for a fault [MQTT-4.13.1-1] and close."""
         assert isinstance(fault.code, int)
         if self.state is State.OPEN:
-            self._say_disconnect(fault.code, fault.reason, NONE)
+            self._write_disconnect(fault.code, fault.reason, NONE)
         elif self.version is not None:
-            self._say_connack(fault.code, fault.reason, NONE)
+            self._write_connack(fault.code, fault.reason, NONE)
         self._close()
         return ConnectionFailed(fault.reason, f"0x{fault.code:02X}")
 

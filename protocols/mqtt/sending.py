@@ -344,14 +344,14 @@ class Sender:
                 return  # [MQTT-3.1.2-24]: it must not be sent at all
         self._out += data
 
-    def _say_disconnect(self, code: int, reason: str | None, properties: Properties) -> None:
+    def _write_disconnect(self, code: int, reason: str | None, properties: Properties) -> None:
         self.release_messages()
         if self.version is _V5:
             if reason is not None:
                 properties = msgspec.structs.replace(properties, reason_string=reason)
             self._say(packets.Disconnect(code, properties))
 
-    def _say_connack(self, code: int, reason: str | None, properties: Properties) -> None:
+    def _write_connack(self, code: int, reason: str | None, properties: Properties) -> None:
         if self.version is _V5:
             if code not in _CONNACK_CODES:
                 code = ReasonCode.UNSPECIFIED_ERROR

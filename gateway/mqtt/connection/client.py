@@ -53,14 +53,13 @@ class Client:
         "_incoming",
         "_pump",
         "_services",
-        "_starved",
+        "_window_opened",
         "client_id",
         "grant",
         "session",
     )
 
     def __init__(self, connection: Connection, services: Services) -> None:
-        """Nobody is known yet."""
         self.client_id = ""
         self.grant: Grant | None = None
         self.session: Session | None = None
@@ -69,7 +68,7 @@ class Client:
         self._pump: Pump | None = None
         self._dialogue: Dialogue | None = None
         self._incoming: Incoming | None = None
-        self._starved = False
+        self._window_opened = False
         self._gone = False
         self._holding: object | None = None  # messages are held back, since then
 
@@ -118,8 +117,8 @@ class Client:
 
     def _feed(self) -> None:
         """The client's window has room again: once for all the acknowledgements of one read."""
-        if self._starved:
-            self._starved = False
+        if self._window_opened:
+            self._window_opened = False
             if self.session is not None:
                 self.session.feed()
 
@@ -192,7 +191,7 @@ class Client:
         method = event.properties.authentication_method if event.properties is not None else None
         if method is not None:
             assert event.properties is not None
-            self._dialogue = login.dialogue(self._connection, method, peer=pump.peer, said=self.flush)
+            self._dialogue = login.dialogue(self._connection, method, peer=pump.peer, flush=self.flush)
             if self._dialogue is None:
                 return self._refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, "this authentication method is not served")
             return await self._judged(event, await self._dialogue.begin(event.properties.authentication_data))
@@ -230,7 +229,7 @@ class Client:
         return []
 
     async def _admit(self, connect: Connect, identity: Identity, proof: Properties) -> list[Any]:
-        """The client is known: give it its session and say CONNACK."""
+        """The client is known: give it its session and send CONNACK."""
         services, pump = self._services, self._pump
         if self._is_over:
             return []
@@ -262,16 +261,16 @@ class Client:
         ahead = self._connection.accept(
             present,
             self._announcement(connect, asked, proof, session.expiry),
-            received=session.exchanges.open_ids if session.exchanges is not None else (),
+            received=session.inbound_qos2.open_ids if session.inbound_qos2 is not None else (),
             reserved=session.reserved_ids,
         )
         pump.identified()
         self.session = session
         self._incoming = Incoming(self, self._connection, session, grant, services)
         if not services.publisher.gate.is_open:
-            self._brake(KAFKA_SHUT)
+            self._pause_reading(KAFKA_SHUT)
         if not session.budget.gate.is_open:
-            self._brake(OWN_SHARE_SHUT)
+            self._pause_reading(OWN_SHARE_SHUT)
         session.budget.gate.subscribe(self._own_gate)
         session.attach(self)
         return ahead
@@ -333,21 +332,21 @@ class Client:
 
     def taken_over(self) -> None:
         """Another connection has the client id now [MQTT-3.1.4-3]."""
-        self.say_goodbye(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
+        self.disconnect(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
 
     def shut_down(self) -> None:
         """The gateway stops; everything acknowledged so far has been said."""
         reference = self._services.config.server_reference
         if reference is None:
-            self.say_goodbye(ReasonCode.SERVER_SHUTTING_DOWN, "the gateway is stopping")
+            self.disconnect(ReasonCode.SERVER_SHUTTING_DOWN, "the gateway is stopping")
         else:
             properties = Properties(server_reference=reference)
-            self.say_goodbye(ReasonCode.USE_ANOTHER_SERVER, "the gateway is stopping", properties)
+            self.disconnect(ReasonCode.USE_ANOTHER_SERVER, "the gateway is stopping", properties)
 
     # what a session needs of its connection (`gateway.mqtt.session.client_port.ClientPort`)
 
     @property
-    def tells_failures(self) -> bool:
+    def reports_failures(self) -> bool:
         """Whether PUBREC can say that a message was not stored."""
         return self._connection.is_open and self.is_v5
 
@@ -357,22 +356,22 @@ class Client:
             self._incoming.answered()
 
     def complete(self, packet_id: int) -> None:
-        """Say PUBCOMP."""
+        """Send PUBCOMP."""
         self._connection.send_pubcomp(packet_id)
         self.flush_soon()
 
     def hold_messages(self) -> None:
         """Send no messages for a moment: the acknowledgement of the client's own comes first."""
-        if self._holding is None and self._services.echoes is not None:
+        if self._holding is None and self._services.self_delivery is not None:
             self._holding = object()
             self._connection.hold_messages()
-            self._services.echoes.later((self._held_long_enough, self._holding))
+            self._services.self_delivery.later((self._held_long_enough, self._holding))
 
     def _held_long_enough(self, since: object) -> None:
         if self._holding is since:
-            self.let_out()
+            self.release_messages()
 
-    def let_out(self) -> None:
+    def release_messages(self) -> None:
         """Send the messages that were held back."""
         if self._holding is not None:
             self._holding = None
@@ -380,7 +379,7 @@ class Client:
             self.flush()
             self.writable()
 
-    def say_goodbye(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> None:
+    def disconnect(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> None:
         """Close from our side; the will is published all the same."""
         self._leave(with_will=True)
         self._connection.send_disconnect(code, reason, properties)
@@ -391,22 +390,22 @@ class Client:
     def kafka_gate(self, is_open: bool) -> None:
         """The process's budget has shut or opened; who is not logged in yet sends nothing that counts."""
         if is_open:
-            self._release(KAFKA_SHUT)
+            self._resume_reading(KAFKA_SHUT)
         elif self._connection.is_open:
-            self._brake(KAFKA_SHUT)
+            self._pause_reading(KAFKA_SHUT)
 
     def _own_gate(self, is_open: bool) -> None:
         if is_open:
-            self._release(OWN_SHARE_SHUT)
+            self._resume_reading(OWN_SHARE_SHUT)
         else:
-            self._brake(OWN_SHARE_SHUT)
+            self._pause_reading(OWN_SHARE_SHUT)
 
-    def _brake(self, reason: str) -> None:
+    def _pause_reading(self, reason: str) -> None:
         if self._pump is not None:
             self._pump.pause_reading(reason)
             self._connection.suspend_keepalive()
 
-    def _release(self, reason: str) -> None:
+    def _resume_reading(self, reason: str) -> None:
         if self._pump is not None:
             self._pump.resume_reading(reason)
             if self._pump.reading:
@@ -502,7 +501,7 @@ class Client:
     def _acknowledged(self, packet_id: int) -> None:
         """PUBACK or PUBCOMP."""
         self._services.counters.delivered_acknowledged += 1
-        self._starved = True
+        self._window_opened = True
         if self.session is not None:
             self.session.deliveries.acknowledged(packet_id)
 
@@ -512,7 +511,7 @@ class Client:
         if session is None:
             return
         if event.reason_code >= REFUSED:
-            self._starved = True
+            self._window_opened = True
             session.deliveries.acknowledged(event.packet_id)
         elif not session.deliveries.received(event.packet_id):
             self._connection.send_pubrel(event.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)

@@ -54,7 +54,7 @@ class Login:
             return ReasonCode.NOT_AUTHORIZED, "authentication is needed"
         return ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is wrong"
 
-    def dialogue(self, connection: Connection, method: str, *, peer: str, said: Callable[[], None]) -> Dialogue | None:
+    def dialogue(self, connection: Connection, method: str, *, peer: str, flush: Callable[[], None]) -> Dialogue | None:
         """Begin enhanced authentication of a client that named a method in CONNECT.
 
         CONNECT's user name, its password and the certificate have no meaning beside a method: who the client is, the
@@ -64,7 +64,7 @@ class Login:
             connection: where AUTH is said.
             method: CONNECT's Authentication Method.
             peer: `host:port` of the client.
-            said: told when something is to be written that nobody waited for.
+            flush: called when something is to be written that nobody waited for.
 
         Returns:
             None: the method is not served; that is CONNACK 0x8C [MQTT-4.12.0-1].
@@ -78,7 +78,7 @@ class Login:
             exchange,
             method=method,
             peer=peer,
-            said=said,
+            flush=flush,
             wall_clock=self._wall_clock,
         )
 
@@ -91,7 +91,7 @@ class Dialogue:
     another one is refused, because its session, its subscriptions and its messages on the way belong to that user.
     """
 
-    __slots__ = ("_authenticator", "_connection", "_exchange", "_expiry", "_method", "_peer", "_said", "_user")
+    __slots__ = ("_authenticator", "_connection", "_exchange", "_expiry", "_flush", "_method", "_peer", "_user")
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Dialogue:
         *,
         method: str,
         peer: str,
-        said: Callable[[], None],
+        flush: Callable[[], None],
         wall_clock: Callable[[], int],
     ) -> None:
         self._authenticator = authenticator
@@ -109,7 +109,7 @@ class Dialogue:
         self._method = method
         self._peer = peer
         self._exchange: Exchange | None = exchange
-        self._said = said
+        self._flush = flush
         self._expiry = Expiry(wall_clock, self._expired)
         self._user: str | None = None
 
@@ -187,4 +187,4 @@ class Dialogue:
             self._connection.send_disconnect(ReasonCode.NOT_AUTHORIZED, "the token has expired")
         else:
             self._connection.refuse(ReasonCode.NOT_AUTHORIZED, "the token has expired")
-        self._said()
+        self._flush()

@@ -46,7 +46,7 @@ class Unanswered:
         self._counters = counters
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """A QoS 0 message is owed no answer; one that was not stored is counted."""
+        """A QoS 0 message has no answer; one that was not stored is counted."""
         if result.outcome is not STORED:
             self._counters.lost_at_qos_0 += len(tokens)
 
@@ -60,7 +60,6 @@ class Incoming:
         "_allowed",
         "_client",
         "_connection",
-        "_echoes",
         "_inbound",
         "_letter",
         "_services",
@@ -80,7 +79,7 @@ class Incoming:
         self._connection = connection
         self._session = session
         self._services = services
-        self._echoes = services.echoes
+        self._self_delivery = services.self_delivery
         self._allowed = grant.mqtt_publish
         self._inbound = Inbound(services.rules, client.version, client.client_id)
         self._unanswered = Unanswered(session.budget, session.principal, services.counters)
@@ -102,7 +101,7 @@ class Incoming:
         now_ms = services.wall_clock()
         first, count = position, len(received)
         special = services.config.report_no_subscribers or (
-            self._echoes is not None and bool(self._session.subscriptions.by_filter)
+            self._self_delivery is not None and bool(self._session.subscriptions.by_filter)
         )
         received_publish = events.PublishReceived
         ready = False
@@ -174,15 +173,19 @@ class Incoming:
             return self._decline(event, _NO_TEXT)
         slot = self._acks.arrive(event.packet_id, event.qos) if event.qos else None
         if slot is not None and services.config.report_no_subscribers and event.qos != EXACTLY_ONCE:
-            slot.unheard = not services.router.has_subscribers(event.topic)
-        echoed = slot is not None and self._echoes is not None and self._session.subscriptions.hears(event.topic)
+            slot.no_subscribers = not services.router.has_subscribers(event.topic)
+        self_delivered = (
+            slot is not None
+            and self._self_delivery is not None
+            and self._session.subscriptions.matches_own(event.topic)
+        )
         if event.qos == EXACTLY_ONCE:
             assert slot is not None
             retained = event.topic if event.retain else ""
-            self._session.receiving().publish(record, event.packet_id, slot, retained, echoed=echoed)
+            self._session.receiving().publish(record, event.packet_id, slot, retained, self_delivered=self_delivered)
             return True
-        if slot is not None and echoed:
-            slot.echo = record.topic
+        if slot is not None and self_delivered:
+            slot.own_topic = record.topic
         owner = self._unanswered if slot is None else self
         if event.retain:
             services.retained.put(record, event.topic, owner, slot)
@@ -200,10 +203,12 @@ class Incoming:
 
     def settle(self, tokens: Sequence[Slot], offsets: Sequence[int], result: Result) -> None:
         """Kafka answered for some publishes (contract: `gateway.kafka.contracts.Owner`)."""
-        if self._echoes is not None and result.outcome is STORED:
+        if self._self_delivery is not None and result.outcome is STORED:
             for slot, offset in zip(reversed(tokens), reversed(offsets), strict=True):
-                if slot.echo:
-                    self._echoes.after(slot.echo, result.partition, offset, (self._settled, (tokens, result)))
+                if slot.own_topic:
+                    self._self_delivery.after(
+                        slot.own_topic, result.partition, offset, (self._settled, (tokens, result))
+                    )
                     return
         self._settled((tokens, result))
 
@@ -237,7 +242,11 @@ class Incoming:
         for place, slot in enumerate(slots):
             result = slot.result
             assert result is not None
-            code = (UNHEARD if slot.unheard else 0) if result.outcome is STORED else ANSWERS[result.outcome].mqtt
+            code = (
+                (NO_SUBSCRIBERS if slot.no_subscribers else 0)
+                if result.outcome is STORED
+                else ANSWERS[result.outcome].mqtt
+            )
             if not code and slot.qos != EXACTLY_ONCE:
                 good.append(slot.packet_id)
                 continue
@@ -273,12 +282,12 @@ class Incoming:
         counters.acknowledged += len(good)
 
     def release(self, packet_id: int) -> None:
-        """PUBREL: the exchange ends when that is stored.
+        """PUBREL: the message is finished when that is stored.
 
         One that is not known has ended before, and its PUBCOMP was lost: success is said again [MQTT-4.3.3-11].
         """
-        exchanges = self._session.exchanges
-        if exchanges is None or not exchanges.release(packet_id):
+        inbound_qos2 = self._session.inbound_qos2
+        if inbound_qos2 is None or not inbound_qos2.release(packet_id):
             self._connection.send_pubcomp(packet_id)
 
 

@@ -15,13 +15,13 @@ from gateway.mqtt.registry.opening import Opening
 from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.routing.router import Router
-from gateway.mqtt.session.self_delivery import Echoes
+from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.security.authorization import AccessList
 from mapping.rules import Rules
 
 
 class Services(msgspec.Struct, frozen=True):
-    """See the module; `clock` counts seconds, `wall_clock` epoch milliseconds."""
+    """Parts of the process; `clock` counts seconds, `wall_clock` epoch milliseconds."""
 
     config: MqttConfig
     rules: Rules
@@ -34,6 +34,6 @@ class Services(msgspec.Struct, frozen=True):
     access: AccessList
     refused_again: RefusedAgain
     counters: Counters
-    echoes: Echoes | None
+    self_delivery: SelfDelivery | None
     clock: Callable[[], float]
     wall_clock: Callable[[], int]

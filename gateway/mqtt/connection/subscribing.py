@@ -10,7 +10,7 @@ from gateway.kafka.contracts import Refused
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
-from gateway.mqtt.state.records import Owed, Wish
+from gateway.mqtt.state.records import PendingRetained, SessionSubscription
 from mapping.outcomes import Outcome
 from protocols.mqtt import events
 from protocols.mqtt.connection import Connection
@@ -31,7 +31,7 @@ _NAMES: Final = {
     Outcome.UNFIT: ReasonCode.TOPIC_FILTER_INVALID,
 }
 _SILENT: Final = "Kafka does not answer"
-_GOODBYES: Final = {Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
+_DISCONNECT_CODES: Final = {Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
 
 
 class _Answer:
@@ -40,7 +40,7 @@ class _Answer:
     def __init__(self, count: int) -> None:
         self.codes: list[int] = [ReasonCode.UNSPECIFIED_ERROR] * count
         self.reason: str | None = None
-        self.retained: list[tuple[Wish, Owed | None]] = []
+        self.retained: list[tuple[SessionSubscription, PendingRetained | None]] = []
         self.new: list[str] = []
 
     def refuse(self, place: int, code: ReasonCode, reason: str) -> None:
@@ -63,8 +63,10 @@ async def subscribe(
     identifier = identifiers[0] if identifiers else 0
     answer = _Answer(len(event.subscriptions))
     allowed = _judge(client, session, services, event.subscriptions, identifier, answer)
-    shared = {place: wish for place, wish in allowed.items() if is_shared(wish.options.topic_filter)}
-    own = {place: wish for place, wish in allowed.items() if place not in shared}
+    shared = {
+        place: subscription for place, subscription in allowed.items() if is_shared(subscription.options.topic_filter)
+    }
+    own = {place: subscription for place, subscription in allowed.items() if place not in shared}
     await asyncio.gather(_hold(client, session, services, own, answer), _join(session, shared, answer))
     if session.client is not client:
         return  # it left meanwhile
@@ -74,7 +76,7 @@ async def subscribe(
             if refused.outcome is Outcome.TOO_LARGE:
                 for topic_filter in answer.new:
                     session.unsubscribed(topic_filter)
-            client.say_goodbye(_GOODBYES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
+            client.disconnect(_DISCONNECT_CODES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
             return
         if session.client is not client:
             return
@@ -104,11 +106,11 @@ def _judge(  # noqa: PLR0917 - who asks, and what
     subscriptions: Sequence[Subscription],
     identifier: int,
     answer: _Answer,
-) -> dict[int, Wish]:
+) -> dict[int, SessionSubscription]:
     """Those that may be granted, by their places in the SUBSCRIBE; the others are refused."""
     assert client.grant is not None
-    known = session.subscriptions.by_filter.keys() | session.shares.wishes.keys()
-    allowed: dict[int, Wish] = {}
+    known = session.subscriptions.by_filter.keys() | session.shares.subscriptions.keys()
+    allowed: dict[int, SessionSubscription] = {}
     for place, options in enumerate(subscriptions):
         topic_filter = options.topic_filter
         share = parse_share(topic_filter) if is_shared(topic_filter) else None
@@ -120,25 +122,33 @@ def _judge(  # noqa: PLR0917 - who asks, and what
             answer.refuse(place, ReasonCode.QUOTA_EXCEEDED, "too many subscriptions")
         else:
             known.add(topic_filter)
-            allowed[place] = Wish(_at(options, min(options.qos, services.config.maximum_qos)), identifier)
+            allowed[place] = SessionSubscription(
+                _at(options, min(options.qos, services.config.maximum_qos)), identifier
+            )
     return allowed
 
 
 async def _hold(
-    client: ClientPort, session: Session, services: Services, wishes: Mapping[int, Wish], answer: _Answer
+    client: ClientPort,
+    session: Session,
+    services: Services,
+    subscriptions: Mapping[int, SessionSubscription],
+    answer: _Answer,
 ) -> None:
     """Let the session have what is stored from now on."""
-    if not wishes:
+    if not subscriptions:
         return
     router = services.router
     try:
         async with asyncio.timeout(ANSWER_S):
-            held = await router.hold(dict.fromkeys(wish.options.topic_filter for wish in wishes.values()))
+            held = await router.hold(
+                dict.fromkeys(subscription.options.topic_filter for subscription in subscriptions.values())
+            )
     except TimeoutError:
         answer.reason = _SILENT
         return
     except Refused as refused:
-        for place in wishes:
+        for place in subscriptions:
             answer.not_now(place, refused)
         return
     if session.client is not client:
@@ -147,8 +157,8 @@ async def _hold(
                 router.drop(topic_filter)
         return
     taken: set[str] = set()
-    for place, wish in wishes.items():
-        options = wish.options
+    for place, subscription in subscriptions.items():
+        options = subscription.options
         since = held[options.topic_filter]
         if isinstance(since, Refused):
             answer.not_now(place, since)
@@ -157,24 +167,24 @@ async def _hold(
             router.hold_again(options.topic_filter)
         taken.add(options.topic_filter)
         known = options.topic_filter in session.subscriptions.by_filter
-        if session.subscribed(wish, since):
+        if session.subscribed(subscription, since):
             answer.new.append(options.topic_filter)
         if options.retain_handling == AT_EACH or (options.retain_handling == IF_NEW and not known):
-            answer.retained.append((wish, session.deliveries.owe_retained(wish)))
+            answer.retained.append((subscription, session.deliveries.expect_retained(subscription)))
         answer.codes[place] = options.qos
 
 
-async def _join(session: Session, wishes: Mapping[int, Wish], answer: _Answer) -> None:
+async def _join(session: Session, subscriptions: Mapping[int, SessionSubscription], answer: _Answer) -> None:
     """Make the session a member of the shared subscriptions, in their order where one stands twice."""
     places: dict[str, list[int]] = {}
-    for place, wish in wishes.items():
-        places.setdefault(wish.options.topic_filter, []).append(place)
+    for place, subscription in subscriptions.items():
+        places.setdefault(subscription.options.topic_filter, []).append(place)
 
     async def join(place: int) -> None:
         try:
             async with asyncio.timeout(JOIN_S):
-                await session.shares.join(wishes[place])
-            answer.codes[place] = wishes[place].options.qos
+                await session.shares.join(subscriptions[place])
+            answer.codes[place] = subscriptions[place].options.qos
         except TimeoutError:
             answer.reason = _SILENT
         except Refused as refused:
@@ -203,7 +213,7 @@ async def unsubscribe(
     for topic_filter in event.topic_filters:
         if session.client is not client:
             return
-        if topic_filter in session.shares.wishes:
+        if topic_filter in session.shares.subscriptions:
             found = await session.shares.part(topic_filter)
         else:
             found = session.unsubscribed(topic_filter)
@@ -211,6 +221,6 @@ async def unsubscribe(
     if session.client is client and session.kept:
         refused = await _save(services, session)
         if refused is not None:
-            client.say_goodbye(_GOODBYES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
+            client.disconnect(_DISCONNECT_CODES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
             return
     connection.send_unsuback(event.packet_id, codes)

@@ -15,7 +15,6 @@ class Deadlines:
     __slots__ = ("_heap", "_noted")
 
     def __init__(self) -> None:
-        """Nothing is noted."""
         self._heap: list[tuple[int, str]] = []
         self._noted: dict[str, int] = {}
 

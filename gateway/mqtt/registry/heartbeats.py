@@ -25,7 +25,7 @@ class Gateways:
     """
 
     def __init__(self, identity: GatewayIdentity, clock: Callable[[], float], wall_clock: Callable[[], int]) -> None:
-        """Nobody is known.
+        """No other gateway is known before `apply`.
 
         Args:
             identity: of this gateway.
@@ -38,7 +38,7 @@ class Gateways:
         self._incarnation = identity.incarnation
         self._clock = clock
         self._wall_clock = wall_clock
-        self._heard: dict[str, tuple[str, float]] = {}  # gateway id -> incarnation, when
+        self._last_beats: dict[str, tuple[str, float]] = {}  # gateway id -> incarnation, when
         self._began = clock()
         self._loaded = False
 
@@ -56,10 +56,10 @@ class Gateways:
         if name == self.name:
             return  # of our predecessor
         if beat is None:
-            self._heard.pop(name, None)
+            self._last_beats.pop(name, None)
             self.changed = True
         elif self._loaded or self._wall_clock() - beat.at < SILENT_S * 1000:
-            self._heard[name] = (beat.incarnation, self._clock())
+            self._last_beats[name] = (beat.incarnation, self._clock())
 
     def is_alive(self, owner: str) -> bool:
         """Whether the gateway process that wrote `owner` into a session lives."""
@@ -68,13 +68,13 @@ class Gateways:
         name, _, incarnation = owner.rpartition("/")
         if name == self.name:
             return False  # we are its successor
-        heard = self._heard.get(name)
-        return heard is not None and heard[0] == incarnation and self._clock() - heard[1] < SILENT_S
+        beat = self._last_beats.get(name)
+        return beat is not None and beat[0] == incarnation and self._clock() - beat[1] < SILENT_S
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other gateway is heard of."""
-        return not self._heard
+        """Whether no other gateway has sent a heartbeat."""
+        return not self._last_beats
 
     def is_predecessor(self, owner: str) -> bool:
         """Whether `owner` was this gateway before it was started again."""
@@ -87,15 +87,15 @@ class Gateways:
         if self.is_predecessor(owner):
             return True
         now = self._clock()
-        others = {name for name, (_, when) in self._heard.items() if now - when < SILENT_S}
+        others = {name for name, (_, when) in self._last_beats.items() if now - when < SILENT_S}
         return owner.rpartition("/")[0] not in others and all(self.name <= name for name in others)  # or its successor
 
     def mark_dead(self) -> bool:
         """Forget who fell silent; whether there may be sessions that nobody has."""
         now = self._clock()
-        for name, (_, when) in list(self._heard.items()):
+        for name, (_, when) in list(self._last_beats.items()):
             if now - when > SILENT_S:
-                del self._heard[name]
+                del self._last_beats[name]
                 self.changed = True
                 log.warning("a gateway fell silent", gateway=name)
         if not self.changed or now - self._began < SILENT_S:

@@ -10,11 +10,11 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from gateway.kafka.contracts import Refused
-from gateway.mqtt.registry.crash_recovery import Accounting, in_time
+from gateway.mqtt.registry.crash_recovery import CrashRecovery, in_time
 from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.session.lifecycle import Event, State
 from gateway.mqtt.session.session import Session
-from gateway.mqtt.state.records import NEVER, PendingWill, SessionRecord, decode_flight
+from gateway.mqtt.state.records import NEVER, PendingWill, SessionRecord, decode_inflight
 from mapping.outcomes import Outcome
 
 RELEASE_S: Final = 3.0  # for another gateway to release a session
@@ -31,27 +31,27 @@ class Opening:
     def __init__(
         self,
         sessions: Sessions,
-        accounting: Accounting,
+        recovery: CrashRecovery,
         *,
         wall_clock: Callable[[], int],
-        nonce: Callable[[], str],
+        new_session_id: Callable[[], str],
         follow: Callable[[str], Awaitable[None]],
     ) -> None:
-        """Nothing is opened before `ready`.
+        """A CONNECT that comes before `ready` waits.
 
         Args:
             sessions: all that this process knows.
-            accounting: finds in the log what a dead gateway stored for QoS 2.
+            recovery: finds in the log what a dead gateway stored for QoS 2.
             wall_clock: epoch milliseconds.
-            nonce: makes names that are not repeated.
+            new_session_id: makes names that are not repeated.
             follow: waits until all that other gateways have stored of a client id is known.
         """
         self.ready = asyncio.Event()
         self._sessions = sessions
         self._store = sessions.parts.store
-        self._accounting = accounting
+        self._recovery = recovery
         self._wall_clock = wall_clock
-        self._nonce = nonce
+        self._new_session_id = new_session_id
         self._follow = follow
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -102,7 +102,7 @@ class Opening:
                 known = sessions.live.get(client_id) or sessions.record(client_id)
                 if sessions.state(client_id) is not State.ABSENT:
                     sessions.end(client_id)
-                session = Session(client_id, principal, self._nonce(), sessions.parts, kept=expiry > 0)
+                session = Session(client_id, principal, self._new_session_id(), sessions.parts, kept=expiry > 0)
                 session.epoch = known.epoch if known is not None else 0  # other gateways may know the former one
             await self._begin(session, expiry, will, present=present)
             return session, present
@@ -141,8 +141,8 @@ class Opening:
         """The session of a client id, from memory or from its records."""
         sessions = self._sessions
         session = sessions.live.get(client_id)
-        if session is not None and session.exchanges is not None and session.exchanges.doubtful:
-            await in_time(self._accounting.confirm(session.exchanges))
+        if session is not None and session.inbound_qos2 is not None and session.inbound_qos2.has_uncertain:
+            await in_time(self._recovery.confirm(session.inbound_qos2))
             session = sessions.live.get(client_id)
             if session is None and sessions.state(client_id) is not State.AWAY:
                 raise _taken()
@@ -151,15 +151,15 @@ class Opening:
         record = sessions.record(client_id)
         if record is None or self._is_over(record):
             return None
-        flight = decode_flight(self._store.flights.get(client_id))
-        if flight is not None and flight.scan:
-            flight = (await in_time(self._accounting.account({client_id: flight})))[client_id]
+        inflight = decode_inflight(self._store.inflight.get(client_id))
+        if inflight is not None and inflight.scan_from:
+            inflight = (await in_time(self._recovery.recover({client_id: inflight})))[client_id]
             now = sessions.record(client_id)
-            if now is None or (now.nonce, now.epoch) != (record.nonce, record.epoch):
+            if now is None or (now.session_id, now.epoch) != (record.session_id, record.epoch):
                 raise _taken()
             record = now
-        session = Session(client_id, record.principal, record.nonce, sessions.parts, kept=True)
-        session.restore(record, flight)
+        session = Session(client_id, record.principal, record.session_id, sessions.parts, kept=True)
+        session.restore(record, inflight)
         return session
 
     async def _begin(self, session: Session, expiry: int, will: PendingWill | None, *, present: bool) -> None:

@@ -23,14 +23,14 @@ from gateway.mqtt.registry.wills import Wills, due_at
 from gateway.mqtt.session.lifecycle import TABLE, Action, Event, State
 from gateway.mqtt.session.session import Session, SessionParts
 from gateway.mqtt.state.records import (
-    FLIGHT,
     GATEWAY,
+    INFLIGHT,
     NEVER,
     SESSION,
-    FlightRecord,
+    InflightRecord,
     SessionRecord,
-    decode_flight,
     decode_gateway,
+    decode_inflight,
     decode_session,
     encode,
 )
@@ -126,8 +126,8 @@ class Sessions:
                 mine = decode_session(record.value)
                 if mine is not None and mine.epoch == self._unread[name]:
                     del self._unread[name]
-        elif kind == FLIGHT:
-            self._apply_flight(name, record.value)
+        elif kind == INFLIGHT:
+            self._apply_inflight(name, record.value)
         elif kind == SESSION:
             self._apply_session(name, record.value)
         elif kind == GATEWAY:
@@ -159,13 +159,13 @@ class Sessions:
             self._store.put(SESSION, client_id, self._store.records[client_id])
         elif action is Action.FORGET:
             self._store.records.pop(client_id, None)
-            self._store.flights.pop(client_id, None)
+            self._store.inflight.pop(client_id, None)
         elif action in {Action.FOLLOW, Action.RELEASE}:
             assert value is not None
             self._store.records[client_id] = value
-            flight = decode_flight(self._store.flights.get(client_id))
-            if action is Action.RELEASE and flight is not None:
-                self._release(client_id, flight)
+            inflight = decode_inflight(self._store.inflight.get(client_id))
+            if action is Action.RELEASE and inflight is not None:
+                self._release(client_id, inflight)
 
     def _judge(self, client_id: str, record: SessionRecord | None, session: Session | None) -> Event | None:
         """What another gateway's record means; None: nothing, for ours is behind it in the log, or has no record."""
@@ -183,19 +183,19 @@ class Sessions:
             return Event.OUTDATED
         return Event.CLAIMED if record.gone_at is None and record.owner != self.owner else Event.MOVED
 
-    def _apply_flight(self, client_id: str, value: bytes | None) -> None:
+    def _apply_inflight(self, client_id: str, value: bytes | None) -> None:
         mine = self.live.get(client_id)
         if mine is not None:
             if mine.journal is not None:
                 mine.journal.save()  # ours is to be the last
             return
         if value is None:
-            self._store.flights.pop(client_id, None)
+            self._store.inflight.pop(client_id, None)
             return
-        self._store.flights[client_id] = value
+        self._store.inflight[client_id] = value
         claim = self._claims.get(client_id)
         if claim is not None and not claim.done():
-            record = decode_flight(value)
+            record = decode_inflight(value)
             if record is not None and record.final:
                 claim.set_result(True)
 
@@ -219,17 +219,17 @@ class Sessions:
                 self._handing_over.pop(client_id, None)
                 kept = session.journal is not None
                 self._release(
-                    client_id, session.flight_record() if kept else FlightRecord(session.nonce, session.epoch)
+                    client_id, session.inflight_record() if kept else InflightRecord(session.session_id, session.epoch)
                 )
 
-        if session.exchanges is None:
+        if session.inbound_qos2 is None:
             idle()
         else:
-            session.exchanges.when_idle(idle)  # else what is on its way to Kafka would come a second time
+            session.inbound_qos2.when_idle(idle)  # else what is on its way to Kafka would come a second time
 
-    def _release(self, client_id: str, flight: FlightRecord) -> None:
+    def _release(self, client_id: str, inflight: InflightRecord) -> None:
         """Write down that this is all we know of a session that another gateway has claimed."""
-        self._store.write_flight(client_id, msgspec.structs.replace(flight, final=True))
+        self._store.write_inflight(client_id, msgspec.structs.replace(inflight, final=True))
 
     # a CONNECT
 
@@ -253,8 +253,8 @@ class Sessions:
         """
         if claimed:
             self._unread[session.client_id] = session.epoch
-        flight = session.flight_record() if session.kept else None
-        await self._store.save(session.client_id, session.describe(self.owner), flight)
+        inflight = session.inflight_record() if session.kept else None
+        await self._store.save(session.client_id, session.describe(self.owner), inflight)
 
     def ready(self, session: Session) -> None:
         """The CONNECT's records are stored: the caller attaches the connection."""
@@ -362,7 +362,7 @@ class Sessions:
         record = self.record(client_id)
         self._on(client_id, Event.END)
         stored = self._store.records.pop(client_id, None) is not None
-        has_flight = self._store.flights.pop(client_id, None) is not None
+        has_inflight = self._store.inflight.pop(client_id, None) is not None
         will, principal = (record.will, record.principal) if record is not None else (None, "")
         if session is not None:
             self._remove(session)
@@ -372,8 +372,8 @@ class Sessions:
         def forget() -> None:
             if stored and client_id not in self._store.records:
                 self._store.put(SESSION, client_id, None)
-                if has_flight:
-                    self._store.put(FLIGHT, client_id, None)
+                if has_inflight:
+                    self._store.put(INFLIGHT, client_id, None)
 
         if will is not None:
             self._wills.publish(client_id, principal, will, forget)  # after a crash in between it is published again

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from gateway.mqtt.registry.crash_recovery import Accounting
+from gateway.mqtt.registry.crash_recovery import CrashRecovery
 from gateway.mqtt.registry.wills import due_at
-from gateway.mqtt.state.records import FlightRecord, SessionRecord, decode_flight, decode_session
+from gateway.mqtt.state.records import InflightRecord, SessionRecord, decode_inflight, decode_session
 from gateway.mqtt.state.store import SessionStore
 
 
 async def find_orphans(
-    store: SessionStore, live: Collection[str], takes_over: Callable[[str], bool], accounting: Accounting, owner: str
+    store: SessionStore, live: Collection[str], takes_over: Callable[[str], bool], recovery: CrashRecovery, owner: str
 ) -> list[tuple[str, SessionRecord]]:
     """The sessions of owners that are gone, after their QoS 2 messages were looked for in the log.
 
@@ -21,31 +21,31 @@ async def find_orphans(
         store: all records.
         live: client ids of sessions that are here.
         takes_over: whether the sessions of an owner are to be taken.
-        accounting: looks into the log.
+        recovery: looks into the log.
         owner: we.
     """
-    unclear: dict[str, FlightRecord] = {}
+    unclear: dict[str, InflightRecord] = {}
     found: list[tuple[str, bytes, bytes | None, SessionRecord]] = []
     for client_id, value in store.records.items():
         if client_id in live or owner.encode() in value:
             continue
         record = decode_session(value)
         if record is not None and record.owner != owner and takes_over(record.owner):
-            stored = store.flights.get(client_id)
+            stored = store.inflight.get(client_id)
             found.append((client_id, value, stored, record))
-            flight = decode_flight(stored)
-            if flight is not None and flight.scan:
-                unclear[client_id] = flight
+            inflight = decode_inflight(stored)
+            if inflight is not None and inflight.scan_from:
+                unclear[client_id] = inflight
     if unclear:
-        unclear = await accounting.account(unclear)
+        unclear = await recovery.recover(unclear)
     orphans = []
     for client_id, value, stored, record in found:
         # Where it took its time the client may be back, here or elsewhere.
         if client_id in live or store.records.get(client_id) is not value:
             continue
         accounted = unclear.get(client_id)
-        if accounted is not None and store.flights.get(client_id) is stored:
-            store.write_flight(client_id, accounted)
+        if accounted is not None and store.inflight.get(client_id) is stored:
+            store.write_inflight(client_id, accounted)
         orphans.append((client_id, record))
     return orphans
 

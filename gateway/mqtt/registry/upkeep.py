@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from gateway.mqtt.registry.crash_recovery import Accounting
+from gateway.mqtt.registry.crash_recovery import CrashRecovery
 from gateway.mqtt.registry.heartbeats import HEARTBEAT_S
 from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.registry.takeover import find_orphans
@@ -26,19 +26,19 @@ CLOSING_S: Final = 3.0
 class Upkeep:
     """The background work for the sessions of a process."""
 
-    def __init__(self, sessions: Sessions, accounting: Accounting, ready: asyncio.Event) -> None:
+    def __init__(self, sessions: Sessions, recovery: CrashRecovery, ready: asyncio.Event) -> None:
         """Nothing runs before `run`.
 
         Args:
             sessions: of this process.
-            accounting: finds in the log what a dead gateway stored for QoS 2.
+            recovery: finds in the log what a dead gateway stored for QoS 2.
             ready: set when the sessions of this gateway's former process are taken over.
         """
         self._sessions = sessions
         self._gateways = sessions.gateways
         self._store = sessions.parts.store
         self._touched = sessions.parts.deliveries.touched
-        self._accounting = accounting
+        self._recovery = recovery
         self._ready = ready
         self._round_of: list[Session] = []
 
@@ -76,7 +76,7 @@ class Upkeep:
     async def _take_orphans(self, takes_over: Callable[[str], bool]) -> None:
         """Take over the sessions of owners that are gone: their clients are gone since now."""
         sessions = self._sessions
-        orphans = await find_orphans(self._store, sessions.live, takes_over, self._accounting, sessions.owner)
+        orphans = await find_orphans(self._store, sessions.live, takes_over, self._recovery, sessions.owner)
         for client_id, record in orphans:
             sessions.take_over(client_id, record, Event.ORPHANED)
 
@@ -86,7 +86,7 @@ class Upkeep:
         self._touched.clear()
         for session in list(self._sessions.saving):
             assert session.journal is not None
-            if session.journal.idle and not (session.exchanges is not None and session.exchanges.busy):
+            if session.journal.idle and not (session.inbound_qos2 is not None and session.inbound_qos2.busy):
                 if session.journal.dirty:
                     session.journal.save()
                 else:
@@ -95,7 +95,7 @@ class Upkeep:
                 session.journal.dirty = True
 
     def _round(self) -> None:
-        """Sessions that got nothing for long still move on with the log; quiet ones give up their floors.
+        """Sessions that got nothing for long still move on with the log; idle ones give up their start offsets.
 
         Each has its turn once in `ROUND_S`, not all at once.
         """
@@ -106,7 +106,7 @@ class Upkeep:
             session = self._round_of.pop()
             if session.journal is None or session.client is None:
                 continue
-            quiet = session.exchanges is not None and session.exchanges.rest()
+            quiet = session.inbound_qos2 is not None and session.inbound_qos2.rest()
             if quiet or session.subscriptions.by_filter:
                 session.journal.save()
 

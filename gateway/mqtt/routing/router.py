@@ -20,7 +20,7 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.routing.needed_topics import needed_topics
-from gateway.mqtt.state.records import Places, Wish
+from gateway.mqtt.state.records import Places, SessionSubscription
 from gateway.spawn import keep_on
 from mapping.mqtt import Delivery, from_record
 from mapping.record import Received
@@ -67,7 +67,7 @@ class SubscribedSession(Protocol):
 class _Entry(msgspec.Struct):
     """A subscription in the trie; `since` holds partitions of which it wants only what lies at or after an offset."""
 
-    wish: Wish
+    subscription: SessionSubscription
     since: Since | None
 
     def is_early(self, record: Received) -> bool:
@@ -270,20 +270,20 @@ class Router:
         """Hold a filter once more that is held."""
         self._held[topic_filter].users += 1
 
-    def add(self, subscriber: SubscribedSession, wish: Wish, since: Since | None = None) -> bool:
+    def add(self, subscriber: SubscribedSession, subscription: SessionSubscription, since: Since | None = None) -> bool:
         """Add or replace a subscription whose filter is held.
 
         Args:
             subscriber: whose it is.
-            wish: the subscription.
+            subscription: the subscription.
             since: what `hold` returned, if messages from before are not wanted.
 
         Returns:
             Whether it is new; if not, the hold is dropped.
         """
-        topic_filter = wish.options.topic_filter
+        topic_filter = subscription.options.topic_filter
         self._forget_plans()
-        new = self._trie.add(topic_filter, subscriber, _Entry(wish, since or None))
+        new = self._trie.add(topic_filter, subscriber, _Entry(subscription, since or None))
         if not new:
             self.drop(topic_filter)
         return new
@@ -386,8 +386,10 @@ class Router:
             return plan.outboxes
         outboxes = list(plan.outboxes)
         for subscriber, entries in plan.judged:
-            wishes = [entry.wish for entry in entries if entry.since is None or not entry.is_early(record)]
-            found = combine(delivery, subscriber.client_id, wishes)
+            subscriptions = [
+                entry.subscription for entry in entries if entry.since is None or not entry.is_early(record)
+            ]
+            found = combine(delivery, subscriber.client_id, subscriptions)
             if found is not None:
                 outboxes.append((subscriber.outbox_for(found), found))
         return outboxes
@@ -404,10 +406,10 @@ class Router:
         plan = self._plans[shape] = _Plan()
         matches: dict[Match, Match] = {}  # those that are alike are one object
         for subscriber, matching in entries.items():
-            if any(entry.since is not None or entry.wish.options.no_local for entry in matching):
+            if any(entry.since is not None or entry.subscription.options.no_local for entry in matching):
                 plan.judged.append((subscriber, matching))
                 continue
-            match = merge(qos, retain, [entry.wish for entry in matching])
+            match = merge(qos, retain, [entry.subscription for entry in matching])
             match = matches.setdefault(match, match)
             plan.outboxes.append((subscriber.outbox_for(match), match))
         return plan
@@ -460,19 +462,23 @@ class Router:
                 await asyncio.sleep(AGAIN_S)
 
 
-def combine(delivery: Delivery, client_id: str, wishes: Iterable[Wish]) -> Match | None:
+def combine(delivery: Delivery, client_id: str, subscriptions: Iterable[SessionSubscription]) -> Match | None:
     """One delivery for all matching subscriptions of a session.
 
     None when no subscription wants it: No Local, and the session published it itself [MQTT-3.8.3-3].
     """
     if delivery.client is not None and delivery.client == client_id:
-        wishes = [wish for wish in wishes if not wish.options.no_local]
-    wishes = list(wishes)
-    return merge(delivery.qos, delivery.retain, wishes) if wishes else None
+        subscriptions = [subscription for subscription in subscriptions if not subscription.options.no_local]
+    subscriptions = list(subscriptions)
+    return merge(delivery.qos, delivery.retain, subscriptions) if subscriptions else None
 
 
-def merge(qos: int, retain: bool, wishes: Collection[Wish]) -> Match:
+def merge(qos: int, retain: bool, subscriptions: Collection[SessionSubscription]) -> Match:
     """One delivery of a message for subscriptions that all want it: the highest QoS, every identifier."""
-    wanted = max(wish.options.qos for wish in wishes)
-    kept = retain and any(wish.options.retain_as_published for wish in wishes)
-    return Match(min(wanted, qos), kept, tuple(wish.identifier for wish in wishes if wish.identifier))
+    wanted = max(subscription.options.qos for subscription in subscriptions)
+    kept = retain and any(subscription.options.retain_as_published for subscription in subscriptions)
+    return Match(
+        min(wanted, qos),
+        kept,
+        tuple(subscription.identifier for subscription in subscriptions if subscription.identifier),
+    )

@@ -1,6 +1,6 @@
 """Shared subscriptions (section 4.8.2): `$share/{group}/{filter}` is the Kafka consumer group `{group}`.
 
-    share = await sharing.join(session, Shared("workers", "jobs/#"), wish)
+    share = await sharing.join(session, Shared("workers", "jobs/#"), subscription)
     share.done(record)        # the client has acknowledged it, or it is settled in another way
     await share.leave()       # what it has not acknowledged goes to another member at once
 
@@ -23,7 +23,7 @@ from gateway.kafka.groups.assignment import SubscriptionFilter
 from gateway.kafka.groups.membership import Groups, Membership
 from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.routing.router import Match, combine
-from gateway.mqtt.state.records import Wish
+from gateway.mqtt.state.records import SessionSubscription
 from mapping.mqtt import Delivery
 from mapping.record import Received
 from mapping.rules import Rules
@@ -42,7 +42,7 @@ class SharedSubscriber(Protocol):
         ...
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Free places in the client's window (QoS 1 and 2); 0 while the socket is full."""
         ...
 
@@ -67,25 +67,35 @@ class Share:
     Attributes:
         group: the share name.
         topic_filter: without `$share/` and the name.
-        wish: the options as of the last SUBSCRIBE.
+        subscription: the options as of the last SUBSCRIBE.
         lossy: False: what has no room waits in Kafka's log, at QoS 0 too.
     """
 
-    __slots__ = ("_delivery", "_entering", "_left", "_membership", "_sharing", "_subscriber", "group", "lossy",
-                 "topic_filter", "wish")  # fmt: skip
+    __slots__ = (
+        "_delivery",
+        "_entering",
+        "_left",
+        "_membership",
+        "_sharing",
+        "_subscriber",
+        "group",
+        "lossy",
+        "subscription",
+        "topic_filter",
+    )  # fmt: skip
 
     def __init__(
         self,
         sharing: Sharing,
         subscriber: SharedSubscriber,
         shared: Shared,
-        wish: Wish,
+        subscription: SessionSubscription,
         delivery: Callable[[Received], Delivery | None],
     ) -> None:
         """Made by `Sharing.join`."""
         self.group = shared.group
         self.topic_filter = shared.topic_filter
-        self.wish = wish
+        self.subscription = subscription
         self.lossy = False
         self._sharing = sharing
         self._subscriber = subscriber
@@ -152,8 +162,8 @@ class Share:
         """How many records the session would take now."""
         if self._membership is None or self._left:
             return 0
-        if self.wish.options.qos:
-            return self._subscriber.room
+        if self.subscription.options.qos:
+            return self._subscriber.capacity
         return BATCH if self._subscriber.takes_more else 0
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
@@ -161,7 +171,7 @@ class Share:
         if self.demand <= 0:
             return False
         delivery = self._delivery(record)
-        match = combine(delivery, self._subscriber.client_id, (self.wish,)) if delivery is not None else None
+        match = combine(delivery, self._subscriber.client_id, (self.subscription,)) if delivery is not None else None
         if match is None:
             self.decline(record)  # the mapping has no topic for it
         else:
@@ -249,7 +259,7 @@ class Sharing:
         """Members of shared subscriptions."""
         return sum(len(one.shares) for group in self._names.values() for one in group.filters.values())
 
-    async def join(self, subscriber: SharedSubscriber, shared: Shared, wish: Wish) -> Share:
+    async def join(self, subscriber: SharedSubscriber, shared: Shared, subscription: SessionSubscription) -> Share:
         """Make a session a member of a shared subscription; replaces its options when it is one already.
 
         Returns when Kafka has assigned this process its part of the group. What is stored from then on is delivered
@@ -266,8 +276,8 @@ class Sharing:
             one = group.filter(shared.topic_filter)
             share = one.shares.get(subscriber)
             if share is None:
-                share = one.shares[subscriber] = Share(self, subscriber, shared, wish, self._delivery)
-            share.wish = wish
+                share = one.shares[subscriber] = Share(self, subscriber, shared, subscription, self._delivery)
+            share.subscription = subscription
             if await share.enter(lambda share=share, one=one: self._enter(share, one)):  # type: ignore[misc]
                 share.wake()
                 return share

@@ -21,8 +21,8 @@ class Slot(msgspec.Struct, gc=False):
     packet_id: int
     result: Result | None = None
     qos: int = 1
-    unheard: bool = False  # there was no subscriber
-    echo: str = ""  # the Kafka topic of a message whose copy the client is to have before (see `self_delivery`)
+    no_subscribers: bool = False  # there was no subscriber
+    own_topic: str = ""  # the Kafka topic of a message whose copy the client is to have before (see `self_delivery`)
 
 
 _NOBODY: Final[collections.deque[Slot]] = collections.deque()
@@ -50,7 +50,7 @@ class AckQueue:
         return slot
 
     def take(self, slots: Sequence[Slot]) -> list[int]:
-        """Take `slots`, which are stored, as far as they are the head of the line and owed a plain PUBACK.
+        """Take `slots`, which are stored, as far as they are the head of the line and pending a plain PUBACK.
 
         Returns:
             Their packet ids. Of the rest the result is to be noted, as of those that wait for others.
@@ -58,7 +58,7 @@ class AckQueue:
         line = self._line
         taken: list[int] = []
         for slot in slots:
-            if not line or line[0] is not slot or slot.qos != 1 or slot.unheard:
+            if not line or line[0] is not slot or slot.qos != 1 or slot.no_subscribers:
                 break
             line.popleft()
             taken.append(slot.packet_id)

@@ -39,7 +39,7 @@ class ClientPort(Protocol):
         ...
 
     @property
-    def tells_failures(self) -> bool:
+    def reports_failures(self) -> bool:
         """Whether PUBREC can say that a message was not stored: not in 3.1.1."""
         ...
 
@@ -103,7 +103,7 @@ class ClientPort(Protocol):
         """Send no messages for a moment: the acknowledgement of the client's own comes first."""
         ...
 
-    def let_out(self) -> None:
+    def release_messages(self) -> None:
         """Send the messages that were held back."""
         ...
 
@@ -135,6 +135,6 @@ class ClientPort(Protocol):
         """Close: another connection has the client id now [MQTT-3.1.4-3]."""
         ...
 
-    def say_goodbye(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> None:
+    def disconnect(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> None:
         """Close with DISCONNECT; the will is published all the same."""
         ...

@@ -1,6 +1,7 @@
-"""What a session sends to its client: new messages, those of before a reconnect, retained ones, and their answers.
+"""What a session sends to its client: new messages, those of before a reconnect, retained ones, and their PUBRELs.
 
-A kept session notes each delivery at QoS 1 and 2 in its `Flights`; at QoS 2 that is stored before the message leaves.
+A kept session notes each delivery at QoS 1 and 2 in its `InflightMessages`; at QoS 2 that is stored before the message
+leaves.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.routing.router import Match, Router
 from gateway.mqtt.routing.shared_groups import Share
 from gateway.mqtt.session.client_port import ClientPort
-from gateway.mqtt.session.inflight import Flights
+from gateway.mqtt.session.inflight import InflightMessages
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.pending_retained import Pending, RetainedQueue
 from gateway.mqtt.session.self_delivery import OwnCopies
 from gateway.mqtt.session.shared_inflight import AT_LEAST_ONCE, SharedInflight
 from gateway.mqtt.session.subscriptions import Subscriptions
-from gateway.mqtt.state.records import PUBACK, PUBCOMP, PUBREC, Flight, Owed, Wish
+from gateway.mqtt.state.records import PUBACK, PUBCOMP, PUBREC, InflightMessage, PendingRetained, SessionSubscription
 from gateway.turns import in_turns
 from mapping.mqtt import Delivery, for_subscriber
 from mapping.record import Received
@@ -31,7 +32,7 @@ from protocols.mqtt.packets import Subscription
 from protocols.mqtt.states import UNLIMITED
 
 _PLAIN: Final = Match(0, False, ())
-_NOTHING: Final = Wish(Subscription("", 0))
+_NOTHING: Final = SessionSubscription(Subscription("", 0))
 
 
 class DeliveryParts(msgspec.Struct, frozen=True):
@@ -59,17 +60,17 @@ class Deliveries:
         client: the session's connection, or None.
         client_id: the session's.
         copies: notes which of the client's own messages come too early; None where nobody asks for it.
-        flights: what is on the way; None: the session ends with its connection.
+        inflight: what is in flight; None: the session ends with its connection.
         shared: what of it consumer groups gave.
     """
 
     __slots__ = ("_back", "_feed", "_journal", "_parts", "_retained", "_subscriptions", "_unsent", "client",
-                 "client_id", "copies", "flights", "shared")  # fmt: skip
+                 "client_id", "copies", "inflight", "shared")  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - the session's parts
         self,
         client_id: str,
-        flights: Flights | None,
+        inflight: InflightMessages | None,
         journal: Journal | None,
         subscriptions: Subscriptions,
         feed: Callable[[], None],
@@ -79,16 +80,16 @@ class Deliveries:
 
         Args:
             client_id: the session's.
-            flights: see the attribute.
-            journal: writes down what is on the way; None as `flights`.
+            inflight: see the attribute.
+            journal: writes down what is in flight; None as `inflight`.
             subscriptions: the session's.
-            feed: called when there is room that was not there before.
+            feed: called when there is capacity that was not there before.
             parts: of the process.
         """
         self.client: ClientPort | None = None
         self.client_id = client_id
         self.copies: OwnCopies | None = None
-        self.flights = flights
+        self.inflight = inflight
         self.shared = SharedInflight()
         self._journal = journal
         self._subscriptions = subscriptions
@@ -101,33 +102,35 @@ class Deliveries:
 
     # with a connection, and without
 
-    def go_on(self, at_once: list[Flight], lost: list[Flight]) -> None:
-        """The session is back: send what needs no reading of the log (see `Flights.rewind`)."""
-        assert self.flights is not None
-        self._back = self.flights.is_back
-        for flight in at_once:
-            self._send_at_once(flight)
-        for flight in lost:
-            self._abandon(flight)
+    def go_on(self, at_once: list[InflightMessage], lost: list[InflightMessage]) -> None:
+        """The session is back: send what needs no reading of the log (see `InflightMessages.rewind`)."""
+        assert self.inflight is not None
+        self._back = self.inflight.is_back
+        for entry in at_once:
+            self._send_at_once(entry)
+        for entry in lost:
+            self._abandon(entry)
         if self._retained is not None:
-            wishes = self._subscriptions.by_filter
-            self.send_retained([(wishes.get(owed.topic_filter, _NOTHING), owed) for owed in self._retained.owed])
+            subscriptions = self._subscriptions.by_filter
+            self.send_retained(
+                [(subscriptions.get(progress.topic_filter, _NOTHING), progress) for progress in self._retained.progress]
+            )
         self.feed_retained()
 
     def forget_topic(self, topic: str) -> None:
         """A Kafka topic was deleted."""
-        if self.flights is not None:
-            for flight in self.flights.forget(topic):
+        if self.inflight is not None:
+            for entry in self.inflight.forget(topic):
                 if self.client is not None:
-                    self._abandon(flight)
-            self._back = self.flights.is_back
+                    self._abandon(entry)
+            self._back = self.inflight.is_back
 
     def stop(self) -> None:
         """The connection is gone."""
         self.client = None
         for packet_id, given in self._unsent.items():
-            if given is not None and self.flights is not None:
-                self.flights.end(packet_id)  # it was not sent: another member of the group gets it
+            if given is not None and self.inflight is not None:
+                self.inflight.end(packet_id)  # it was not sent: another member of the group gets it
         self._unsent.clear()
         if self._retained is not None:
             self._retained.clear()
@@ -136,29 +139,29 @@ class Deliveries:
         """The session is over: what is still to come, from a group that is being left, is for nobody."""
         del self._feed
 
-    def _send_at_once(self, flight: Flight) -> None:
+    def _send_at_once(self, entry: InflightMessage) -> None:
         """A delivery of which the client has the message already, or whose message is a retained one."""
         assert self.client is not None
-        if flight.stage == PUBCOMP:
-            self.client.send_pubrel(flight.packet_id)
+        if entry.stage == PUBCOMP:
+            self.client.send_pubrel(entry.packet_id)
             return
-        wish = Wish(Subscription(flight.name, flight.stage))
-        self._retained_queue().add_again(flight.name, wish, flight.packet_id)
+        subscription = SessionSubscription(Subscription(entry.name, entry.stage))
+        self._retained_queue().add_again(entry.name, subscription, entry.packet_id)
 
-    def _abandon(self, flight: Flight) -> None:
-        """A delivery on the way cannot be sent again: its message is gone, or too large for the client.
+    def _abandon(self, entry: InflightMessage) -> None:
+        """A delivery in flight cannot be sent again: its message is gone, or too large for the client.
 
         At QoS 2 the client may have the message: PUBREL completes that, so that the identifier can be used again.
         """
         client = self.client
         assert client is not None
-        if flight.stage == PUBREC:
-            self._release_when_stored(client, flight)
+        if entry.stage == PUBREC:
+            self._release_when_stored(client, entry)
         else:
-            client.release_reserved(flight.packet_id)
-            self._end(flight.packet_id)
+            client.release_reserved(entry.packet_id)
+            self._end(entry.packet_id)
 
-    # room
+    # capacity
 
     @property
     def takes_more(self) -> bool:
@@ -166,53 +169,53 @@ class Deliveries:
         return self.client is not None and self.client.takes_more
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Free places in the client's window [MQTT-3.3.4-9], 0 while the socket is full."""
         client = self.client
         if client is None or not client.takes_more:
             return 0
-        room = client.window - len(self._unsent)
-        return max(0, room if self.flights is None else min(room, UNLIMITED - len(self.flights)))
+        capacity = client.window - len(self._unsent)
+        return max(0, capacity if self.inflight is None else min(capacity, UNLIMITED - len(self.inflight)))
 
     # retained messages
 
     @property
-    def owed(self) -> tuple[Owed, ...]:
+    def pending_retained(self) -> tuple[PendingRetained, ...]:
         """Subscriptions of a kept session that are still to be sent retained messages."""
-        return self._retained.owed if self._retained is not None and self.flights is not None else ()
+        return self._retained.progress if self._retained is not None and self.inflight is not None else ()
 
-    def restore_owed(self, owed: tuple[Owed, ...]) -> None:
-        """Begin with what the flight record told."""
-        self._retained = RetainedQueue(owed) if owed else None
+    def restore_retained(self, progress: tuple[PendingRetained, ...]) -> None:
+        """Begin with what the in-flight record told."""
+        self._retained = RetainedQueue(progress) if progress else None
 
     def _retained_queue(self) -> RetainedQueue:
         if self._retained is None:
             self._retained = RetainedQueue()
         return self._retained
 
-    def owe_retained(self, wish: Wish) -> Owed | None:
+    def expect_retained(self, subscription: SessionSubscription) -> PendingRetained | None:
         """A new subscription is to be sent retained messages: note it, so that SUBACK promises them.
 
         Returns:
             What `send_retained` is to be given; None where no note is needed: at QoS 0, or there are no messages.
         """
-        topic_filter = wish.options.topic_filter
-        if self.flights is None or not wish.options.qos or not self._parts.retained.may_match(topic_filter):
+        topic_filter = subscription.options.topic_filter
+        if self.inflight is None or not subscription.options.qos or not self._parts.retained.may_match(topic_filter):
             return None
-        return self._retained_queue().owe(topic_filter)
+        return self._retained_queue().expect(topic_filter)
 
-    def send_retained(self, subscriptions: Iterable[tuple[Wish, Owed | None]]) -> None:
-        """Queue the retained messages that subscriptions get (section 3.3.1.3); they are sent as there is room."""
+    def send_retained(self, subscriptions: Iterable[tuple[SessionSubscription, PendingRetained | None]]) -> None:
+        """Queue the retained messages that subscriptions get (section 3.3.1.3); they are sent as there is capacity."""
         queue = self._retained_queue()
-        pending = [queue.add(wish, owed) for wish, owed in subscriptions]
+        pending = [queue.add(subscription, progress) for subscription, progress in subscriptions]
         in_turns(itertools.chain.from_iterable(map(self._search, pending)))
 
     def _search(self, pending: Pending) -> Iterator[None]:
-        """Find them in steps, then send them in the order of their places, which is how `owed` notes what was sent."""
-        queue, owed = self._retained_queue(), pending.owed
-        after = (-1, -1) if owed is None else (owed.partition, owed.offset)
+        """Find them in steps, then send them in the order of their places, as `progress` notes them."""
+        queue, progress = self._retained_queue(), pending.progress
+        after = (-1, -1) if progress is None else (progress.partition, progress.offset)
         found: dict[int, list[tuple[int, str]]] = {}  # by partition
-        for piece in self._parts.retained.search(pending.wish.options.topic_filter, after):
+        for piece in self._parts.retained.search(pending.subscription.options.topic_filter, after):
             if pending.is_dropped:
                 return
             for topic, (partition, offset) in piece:
@@ -237,32 +240,32 @@ class Deliveries:
         """Send what is queued as it is now: a message that was replaced meanwhile is not sent in its old form."""
         retained, queue = self._parts.retained, self._retained
         while queue is not None and (first := queue.first) is not None:
-            topic, wish = first.found[0][0], first.wish
+            topic, subscription = first.found[0][0], first.subscription
             kept = retained.get(topic)
-            flight = self.flights.find(first.packet_id) if self.flights is not None else None
+            entry = self.inflight.find(first.packet_id) if self.inflight is not None else None
             version = (kept.partition, kept.offset) if kept is not None else None
-            if flight is not None and version != (flight.partition, flight.offset):
-                self._abandon(flight)
+            if entry is not None and version != (entry.partition, entry.offset):
+                self._abandon(entry)
                 first.packet_id = 0
                 continue
             if kept is None:
                 queue.pop()
                 continue
-            qos = min(wish.options.qos, kept.delivery.qos)
-            if not (self.room if qos else self.takes_more):
+            qos = min(subscription.options.qos, kept.delivery.qos)
+            if not (self.capacity if qos else self.takes_more):
                 return
             queue.pop()
-            if flight is not None:
-                self._send_again(flight, self._message(kept.delivery, ()), retain=True)
+            if entry is not None:
+                self._send_again(entry, self._message(kept.delivery, ()), retain=True)
                 continue
-            identifiers = (wish.identifier,) if wish.identifier else ()
+            identifiers = (subscription.identifier,) if subscription.identifier else ()
             place = Received(retained.name, topic.encode(), None, (), 0, kept.partition, kept.offset)
             self._deliver(place, kept.delivery, Match(qos, True, identifiers), name=topic)
 
     # deliveries
 
     def send_lossy(self, record: Received, match: Match) -> bool:
-        """Send one message of the log at QoS 0, if there is room ."""
+        """Send one message of the log at QoS 0, if there is capacity ."""
         client = self.client
         if client is None or not client.takes_more:
             return False
@@ -280,7 +283,7 @@ class Deliveries:
         return True
 
     def deliver(self, record: Received, match: Match) -> None:
-        """Send one message of the log ."""
+        """Send one message of the log at QoS 1 or 2."""
         if self._back and match.qos:
             self.deliver_again(record, match)
             return
@@ -291,44 +294,44 @@ class Deliveries:
             self._deliver(record, delivery, match)
 
     def _hold_if_early(self, client: ClientPort, record: Received) -> None:
-        """Have messages wait when the next one is the client's own and its PUBREC was not said."""
+        """Have messages wait when the next one is the client's own and its PUBREC was not sent."""
         assert self.copies is not None
         delivery = self._parts.router.delivery(record)
         if delivery is not None and self.copies.is_early(record, delivery):
             client.hold_messages()
 
     def deliver_again(self, record: Received, match: Match | None = None) -> None:
-        """A record that is caught up on: new, or on the way already, or finished, or for somebody else."""
-        flight, dup = None, False
-        if self.flights is not None and self._back:
-            verdict = self.flights.judge(record)
-            self._back = self.flights.is_back
-            flight, dup = verdict.flight, verdict.unclear
+        """A record that is caught up on: new, or in flight already, or finished, or for somebody else."""
+        entry, dup = None, False
+        if self.inflight is not None and self._back:
+            verdict = self.inflight.judge(record)
+            self._back = self.inflight.is_back
+            entry, dup = verdict.entry, verdict.unclear
             for lost in verdict.lost:
                 self._abandon(lost)
             if verdict.finished:
                 return
         delivery = self._parts.router.delivery(record)
         if delivery is None:
-            if flight is not None:
-                self._abandon(flight)
+            if entry is not None:
+                self._abandon(entry)
             return
         if match is None:
             match = self._subscriptions.match(delivery, self.client_id)
-        if flight is not None:
+        if entry is not None:
             match = match or _PLAIN
             message = self._message(delivery, match.identifiers)  # it was sent: it does not expire [MQTT-4.3.3-7]
-            self._send_again(flight, message, retain=match.retain)
+            self._send_again(entry, message, retain=match.retain)
             return
         if match is not None and match.qos:  # what goes out at QoS 0 is not for those who were away
             self._deliver(record, delivery, match, dup=dup)
 
-    def _send_again(self, flight: Flight, message: PreparedPublish, *, retain: bool) -> None:
-        """Send a delivery on the way under its old identifier [MQTT-4.4.0-1]."""
-        client, packet_id = self.client, flight.packet_id
+    def _send_again(self, entry: InflightMessage, message: PreparedPublish, *, retain: bool) -> None:
+        """Send a delivery in flight under its old identifier [MQTT-4.4.0-1]."""
+        client, packet_id = self.client, entry.packet_id
         assert client is not None
-        if client.send(message, flight.stage, retain=retain, dup=True, packet_id=packet_id) is None:
-            self._abandon(flight)
+        if client.send(message, entry.stage, retain=retain, dup=True, packet_id=packet_id) is None:
+            self._abandon(entry)
 
     def take_shared(self, record: Received, match: Match, share: Share) -> None:
         """Send one message of a group (contract: `gateway.mqtt.routing.shared_groups.SharedSubscriber`)."""
@@ -377,19 +380,19 @@ class Deliveries:
         Returns:
             Its packet identifier, 0 at QoS 0; None: it is larger than the client takes.
         """
-        flights, qos = self.flights, match.qos
-        if flights is None or not qos:
+        inflight, qos = self.inflight, match.qos
+        if inflight is None or not qos:
             packet_id = client.send(message, qos, retain=match.retain)
         elif qos == AT_LEAST_ONCE and (share is not None or not self._unsent):
             # What a group gave is not sent again to this session: it goes to another member.
-            packet_id = flights.begin(record if share is None else None, PUBACK, name)
+            packet_id = inflight.begin(record if share is None else None, PUBACK, name)
             if client.send(message, qos, retain=match.retain, dup=dup, packet_id=packet_id) is None:
-                flights.end(packet_id)
+                inflight.end(packet_id)
                 packet_id = None
         else:
             # The identifier is stored before the message leaves: after a crash it goes out under the same one. A QoS 1
             # message stays behind those that wait for it: sending again has the log's order [MQTT311-4.6.0-1].
-            packet_id = flights.begin(record, PUBACK if qos == AT_LEAST_ONCE else PUBREC, name)
+            packet_id = inflight.begin(record, PUBACK if qos == AT_LEAST_ONCE else PUBREC, name)
             self._unsent[packet_id] = None if share is None else (share, record)
             assert self._journal is not None
             again = dup and qos == AT_LEAST_ONCE
@@ -399,7 +402,7 @@ class Deliveries:
             return packet_id
         if share is not None:
             self.shared.add(packet_id, share, record, qos)
-        elif flights is not None:
+        elif inflight is not None:
             assert self._journal is not None
             self._parts.touched.add(self._journal)
         return packet_id
@@ -431,20 +434,20 @@ class Deliveries:
             share.done(record)  # it is this session's from now on [MQTT-4.8.2-4]
         if client.is_open and client.send(message, qos, retain=retain, dup=dup, packet_id=packet_id) is None:
             self._end(packet_id)
-            self._feed()  # the room that was kept for it
+            self._feed()  # the capacity that was kept for it
 
     # the client's answers to them
 
     def acknowledged(self, packet_id: int) -> None:
         """PUBACK, PUBCOMP, or a PUBREC with an error came: the delivery is over."""
         self.shared.settle(packet_id)
-        if self.flights is not None:
+        if self.inflight is not None:
             self._end(packet_id)
 
     def _end(self, packet_id: int) -> None:
-        assert self.flights is not None
+        assert self.inflight is not None
         assert self._journal is not None
-        self.flights.end(packet_id)
+        self.inflight.end(packet_id)
         self._parts.touched.add(self._journal)
 
     def received(self, packet_id: int) -> bool:
@@ -455,22 +458,22 @@ class Deliveries:
         """
         client = self.client
         assert client is not None
-        if self.flights is None or packet_id in self.shared:
+        if self.inflight is None or packet_id in self.shared:
             client.send_pubrel(packet_id)
             return True
-        flight = self.flights.find(packet_id)
-        if flight is None or packet_id in self._unsent:
+        entry = self.inflight.find(packet_id)
+        if entry is None or packet_id in self._unsent:
             return False
-        self._release_when_stored(client, flight)
+        self._release_when_stored(client, entry)
         return True
 
-    def _release_when_stored(self, client: ClientPort, flight: Flight) -> None:
-        flight.stage = PUBCOMP
+    def _release_when_stored(self, client: ClientPort, entry: InflightMessage) -> None:
+        entry.stage = PUBCOMP
         assert self._journal is not None
-        self._journal.save((self._release, (client, flight.packet_id)))
+        self._journal.save((self._release, (client, entry.packet_id)))
 
     def _release(self, argument: tuple[ClientPort, int]) -> None:
         client, packet_id = argument
-        if client is self.client and self.flights is not None and packet_id in self.flights:
+        if client is self.client and self.inflight is not None and packet_id in self.inflight:
             client.send_pubrel(packet_id)
             client.flush_soon()

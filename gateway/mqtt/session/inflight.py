@@ -1,8 +1,8 @@
 """Deliveries of a kept session that its client has not acknowledged to the end, and how far the log was offered to it.
 
-The queue of such a session is the log. What is kept here is which records are on the way under which packet
+The queue of such a session is the log. What is kept here is which records are in flight under which packet
 identifiers, and per partition the offset below which everything was offered (`reached`). After a reconnect the log is
-read again from the first unfinished record: one that is on the way is sent again under its old identifier
+read again from the first unfinished record: one that is in flight is sent again under its old identifier
 [MQTT-4.4.0-1], one below `reached` was finished, and the rest is new.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.mqtt.state.records import PUBCOMP, Flight, Places
+from gateway.mqtt.state.records import PUBCOMP, InflightMessage, Places
 from mapping.record import Received
 from protocols.mqtt.states import UNLIMITED
 
@@ -29,16 +29,16 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     """What a record that is read again is.
 
     Attributes:
-        flight: it is on the way: send it again as that.
+        entry: it is in flight: send it again as that.
         finished: it was offered before and needs nothing.
         unclear: it may have been sent before, by a gateway that died.
-        lost: deliveries on the way whose records are not in the log any more.
+        lost: deliveries in flight whose records are not in the log any more.
     """
 
-    flight: Flight | None = None
+    entry: InflightMessage | None = None
     finished: bool = False
     unclear: bool = False
-    lost: tuple[Flight, ...] = ()
+    lost: tuple[InflightMessage, ...] = ()
 
 
 NEW = Verdict()
@@ -46,8 +46,8 @@ FINISHED = Verdict(finished=True)
 UNCLEAR = Verdict(unclear=True)
 
 
-class Flights:
-    """The deliveries on the way of one session, in the order in which they were sent."""
+class InflightMessages:
+    """The deliveries in flight of one session, in the order in which they were sent."""
 
     __slots__ = ("_floors", "_ids", "_last", "_unclear_until", "_waiting", "reached", "topic_ids")
 
@@ -60,8 +60,8 @@ class Flights:
         """Begin with what a flight record says."""
         self._ids: dict[int, Flight | None] = {flight.packet_id: flight for flight in flights}
         self._last = 0
-        self._waiting: dict[Place, collections.deque[Flight]] = {}
-        self._floors: dict[Place, int] = {}  # what is below was offered before the session came back
+        self._waiting: dict[Place, collections.deque[InflightMessage]] = {}
+        self._offered: dict[Place, int] = {}  # what is below was offered before the session came back
         self._unclear_until = 0
         self.reached: Places = reached if reached is not None else {}
         self.topic_ids: Mapping[str, str] = topic_ids if topic_ids is not None else {}  # of what is in `reached`
@@ -74,9 +74,9 @@ class Flights:
         """Whether the identifier is in use."""
         return packet_id in self._ids
 
-    def on_the_way(self) -> tuple[Flight, ...]:
-        """What a flight record tells of them."""
-        return tuple(flight for flight in self._ids.values() if flight is not None)
+    def entries(self) -> tuple[InflightMessage, ...]:
+        """What an in-flight record tells of them."""
+        return tuple(entry for entry in self._ids.values() if entry is not None)
 
     # sending
 
@@ -93,11 +93,13 @@ class Flights:
             packet_id = packet_id % UNLIMITED + 1
         self._last = packet_id
         self._ids[packet_id] = (
-            None if record is None else Flight(packet_id, record.topic, record.partition, record.offset, stage, name)
+            None
+            if record is None
+            else InflightMessage(packet_id, record.topic, record.partition, record.offset, stage, name)
         )
         return packet_id
 
-    def find(self, packet_id: int) -> Flight | None:
+    def find(self, packet_id: int) -> InflightMessage | None:
         """The delivery under an identifier."""
         return self._ids.get(packet_id)
 
@@ -127,15 +129,15 @@ class Flights:
 
     def rewind(
         self, unclear_until: int, wanted: Places, others: Places
-    ) -> tuple[dict[Place, int], list[Flight], list[Flight]]:
+    ) -> tuple[dict[Place, int], list[InflightMessage], list[InflightMessage]]:
         """The session has a connection again.
 
         Args:
-            unclear_until: epoch milliseconds up to which a gateway that died may have sent what no flight record
+            unclear_until: epoch milliseconds up to which a gateway that died may have sent what no in-flight record
                 tells; 0: there is nothing such.
             wanted: how far the log is fanned out in the partitions that the subscriptions need. One that is not in
                 the record appeared while the client was away: all of it is wanted.
-            others: the same of those that only deliveries on the way need.
+            others: the same of those that only deliveries in flight need.
 
         Returns:
             Where to read each partition from; what needs no reading: the deliveries that were received already (PUBREL
@@ -144,7 +146,7 @@ class Flights:
         self._waiting.clear()
         self._unclear_until = unclear_until
         # What is not there was deleted while the client was away: should it be there again, all of it is new.
-        self._floors = {
+        self._offered = {
             (topic, partition): offset
             for topic, places in self.reached.items()
             for partition, offset in places.items()
@@ -153,26 +155,26 @@ class Flights:
         starts: dict[Place, int] = {}
         for topic, partitions in wanted.items():
             for partition in partitions:
-                starts[topic, partition] = self._floors.setdefault((topic, partition), 0)
-        at_once: list[Flight] = []
-        lost: list[Flight] = []
-        for packet_id, flight in list(self._ids.items()):
-            if flight is None:
+                starts[topic, partition] = self._offered.setdefault((topic, partition), 0)
+        at_once: list[InflightMessage] = []
+        lost: list[InflightMessage] = []
+        for packet_id, entry in list(self._ids.items()):
+            if entry is None:
                 del self._ids[packet_id]
-            elif flight.stage == PUBCOMP or flight.name:
-                at_once.append(flight)
+            elif entry.stage == PUBCOMP or entry.name:
+                at_once.append(entry)
             else:
-                place = (flight.topic, flight.partition)
-                here = others.get(flight.topic, {}).get(flight.partition)
+                place = (entry.topic, entry.partition)
+                here = others.get(entry.topic, {}).get(entry.partition)
                 if place not in starts:
                     if here is None:
-                        lost.append(flight)
+                        lost.append(entry)
                         continue
-                    self._floors[place] = here  # nothing but what is on the way is wanted of what is there
-                self._waiting.setdefault(place, collections.deque()).append(flight)
-                starts[place] = min(starts.get(place, flight.offset), flight.offset)
+                    self._offered[place] = here  # nothing but what is in flight is wanted of what is there
+                self._waiting.setdefault(place, collections.deque()).append(entry)
+                starts[place] = min(starts.get(place, entry.offset), entry.offset)
         for place, waiting in self._waiting.items():
-            self._waiting[place] = collections.deque(sorted(waiting, key=lambda flight: flight.offset))
+            self._waiting[place] = collections.deque(sorted(waiting, key=lambda entry: entry.offset))
         return starts, at_once, lost
 
     def forget(self, topic: str) -> list[Flight]:
@@ -183,8 +185,8 @@ class Flights:
         """
         lost: list[Flight] = []
         self.reached.pop(topic, None)
-        for place in [place for place in self._floors if place[0] == topic]:
-            del self._floors[place]
+        for place in [place for place in self._offered if place[0] == topic]:
+            del self._offered[place]
             lost += filter(self._is_unsent, self._waiting.pop(place, ()))
         for flight in self._ids.values():
             if flight is not None and flight.topic == topic and not flight.name:
@@ -194,42 +196,42 @@ class Flights:
     @property
     def is_back(self) -> bool:
         """Whether some of the log is still read a second time."""
-        return bool(self._floors)
+        return bool(self._offered)
 
     def judge(self, record: Received) -> Verdict:
         """What a record is to a session that came back; call it once it can be sent."""
         place = (record.topic, record.partition)
-        floor = self._floors.get(place)
-        if floor is None:
+        offered = self._offered.get(place)
+        if offered is None:
             return NEW
         waiting = self._waiting.get(place)
         if waiting and waiting[0].offset < record.offset:
             lost = []
             while waiting and waiting[0].offset < record.offset:
-                flight = waiting.popleft()
-                if self._is_unsent(flight):
-                    lost.append(flight)
+                entry = waiting.popleft()
+                if self._is_unsent(entry):
+                    lost.append(entry)
             return msgspec.structs.replace(self.judge(record), lost=tuple(lost))
         if waiting and waiting[0].offset == record.offset:
-            flight = waiting.popleft()
-            return Verdict(flight) if self._is_unsent(flight) else FINISHED
-        if record.offset < floor:
+            entry = waiting.popleft()
+            return Verdict(entry) if self._is_unsent(entry) else FINISHED
+        if record.offset < offered:
             return FINISHED
         if record.timestamp <= self._unclear_until:
             return UNCLEAR
         if not waiting:
-            del self._floors[place]
+            del self._offered[place]
         return NEW
 
-    def _is_unsent(self, flight: Flight) -> bool:
+    def _is_unsent(self, entry: InflightMessage) -> bool:
         """Whether it is to be sent again; not when the client has answered before."""
-        return self._ids.get(flight.packet_id) is flight and flight.stage != PUBCOMP
+        return self._ids.get(entry.packet_id) is entry and entry.stage != PUBCOMP
 
     def places(self, live: Places) -> Places:
         """How far the log was offered: `live`, but never behind what was reached before."""
-        for (topic, partition), floor in self._floors.items():
+        for (topic, partition), offered in self._offered.items():
             partitions = live.get(topic)
             if partitions is None:
                 partitions = live[topic] = {}
-            partitions[partition] = max(partitions.get(partition, 0), floor)
+            partitions[partition] = max(partitions.get(partition, 0), offered)
         return live

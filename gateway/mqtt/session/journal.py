@@ -20,7 +20,7 @@ Then = tuple[Callable[[Any], None], Any]
 
 
 class Journal:
-    """Writes of one record that replace each other: at most one is on the way, the next one covers all since.
+    """Writes of one record that replace each other: at most one is in flight, the next one covers all since.
 
     A write is made once per loop turn at most, however often it is asked for.
     """
@@ -28,7 +28,7 @@ class Journal:
     __slots__ = ("_busy", "_next", "_scheduled", "_sent", "_stopped", "_too_large", "_write", "dirty")
 
     def __init__(self, write: Callable[[Owner], None], too_large: Callable[[], None]) -> None:
-        """Nothing was written.
+        """A journal of one record.
 
         Args:
             write: submits the record as it is now, with the given owner.

@@ -27,7 +27,7 @@ class Outbox:
         """How many more records would be taken now."""
         if self.lossy:
             return BATCH if self._deliveries.takes_more else 0
-        return self._deliveries.room
+        return self._deliveries.capacity
 
     def offer_nowait(self, record: Received, context: Match | None = None) -> bool:
         """Send the record; False when there is no room. One without a context is caught up on."""
@@ -37,7 +37,7 @@ class Outbox:
                 return True
             self._counters.dropped += 1
             return False
-        if not deliveries.room:
+        if not deliveries.capacity:
             return False
         if context is not None:
             deliveries.deliver(record, context)

@@ -1,13 +1,13 @@
 """The client's QoS 2 messages, from PUBLISH to PUBREL: each is stored once, whatever is repeated or killed.
 
-A session that is kept needs no transaction for it: **the log is the proof**. Every record of such a message carries
-its exchange (session, packet identifier, sequence) in a header. The session's flight record says which sequences are
-accounted for (`mark`, `open`, `released`), and from which offsets the others can be found in the log (`scan`). So
-PUBREC leaves when the record is stored, PUBCOMP when a flight record without the identifier is stored, and after a
-crash `gateway.mqtt.registry.qos2_scan` finds what was stored and not yet accounted for. The offsets are in a stored
-flight record before the first record goes to a topic.
+A session that is kept needs no transaction for it: **the log is the proof**. Every record of such a message carries the
+session's id, the packet identifier and a sequence number in a header. The session's in-flight record says which
+sequences are finished (`low_water_mark`, `open`, `released`), and from which offsets the others can be found in the log
+(`scan_from`). So PUBREC leaves when the record is stored, PUBCOMP when an in-flight record without the identifier is
+stored, and after a crash `gateway.mqtt.registry.qos2_scan` finds what was stored and is in no in-flight record. The
+offsets are in a stored in-flight record before the first record goes to a topic.
 
-The other sessions end with their connection, and with them every exchange: nothing is written for them.
+The other sessions end with their connection, and with them the state of their messages: nothing is written for them.
 
 What happens to one message is the table in `gateway.mqtt.session.qos2_states`.
 """
@@ -29,8 +29,8 @@ from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.qos2_states import TABLE, Action, Event, State
-from gateway.mqtt.session.self_delivery import Echoes, OwnCopies
-from gateway.mqtt.state.records import FlightRecord, Places
+from gateway.mqtt.session.self_delivery import OwnCopies, SelfDelivery
+from gateway.mqtt.state.records import InflightRecord, Places
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Record
 
@@ -40,13 +40,13 @@ _HAS_RECORD: Final = frozenset({State.STORED, State.COPYING})  # and the client 
 # Looked up once: Python 3.11 takes 0.2 us for a member of an enumeration.
 _PUBLISH, _PUBREL, _COPIED, _PERSISTED = Event.PUBLISH, Event.PUBREL, Event.COPIED, Event.PERSISTED
 _STORED_NOW, _REFUSED_NOW = Event.STORED, Event.REFUSED
-_SAY_PUBREC, _REFUSE, _AWAIT_COPY = Action.PUBREC, Action.REFUSE, Action.AWAIT_COPY
+_SEND_PUBREC, _REFUSE, _AWAIT_COPY = Action.PUBREC, Action.REFUSE, Action.AWAIT_COPY
 _PUBREC_AWAIT_COPY, _PERSIST, _PUBCOMP = Action.PUBREC_AWAIT_COPY, Action.PERSIST, Action.PUBCOMP
 _ENDED: Final = State.ENDED
 _BEGUN: Final = TABLE[State.ENDED][Event.PUBLISH][1]
 
 
-class Floors:
+class StartOffsets:
     """Offsets at or above which everything lies that is stored from now on, of the topics that were asked for."""
 
     def __init__(self, lookup: Lookup) -> None:
@@ -80,22 +80,32 @@ class Floors:
             known[partition] = max(known[partition], offset)
 
 
-class Exchange:
+class InboundMessage:
     """One QoS 2 message of the client.
 
     Attributes:
         packet_id: the client's.
-        sequence: counts the exchanges of the session.
+        sequence: counts the QoS 2 messages of the session.
         topic: where it is stored.
         retained: its MQTT topic, if it is to be retained.
         slots: the places of its PUBLISHes in the line of acknowledgements; it may come again before Kafka answers.
         state: changed by `on` alone.
-        echoed: the session is sent a copy, which is to come before PUBCOMP (`gateway.mqtt.session.self_delivery`).
-        place: partition and offset of one that is echoed.
+        self_delivered: the session is sent a copy, which is to come before PUBCOMP; see `self_delivery`.
+        place: partition and offset of one that is sent to the session too.
         connection: which sent PUBREL last.
     """
 
-    __slots__ = ("connection", "echoed", "packet_id", "place", "retained", "sequence", "slots", "state", "topic")
+    __slots__ = (
+        "connection",
+        "packet_id",
+        "place",
+        "retained",
+        "self_delivered",
+        "sequence",
+        "slots",
+        "state",
+        "topic",
+    )
 
     def __init__(self, packet_id: int, sequence: int, topic: str = "", state: State = _ENDED) -> None:
         self.packet_id = packet_id
@@ -104,7 +114,7 @@ class Exchange:
         self.retained = ""
         self.slots: list[Slot] = []
         self.state = state
-        self.echoed = False
+        self.self_delivered = False
         self.place: tuple[int, int] | None = None
         self.connection: ClientPort | None = None
 
@@ -120,24 +130,24 @@ class Qos2Parts(msgspec.Struct, frozen=True):
     Attributes:
         publisher: the way into Kafka.
         retained: the way into Kafka of a message that is to be retained.
-        floors: of the process.
+        start_offsets: of the process.
         spawn: starts a task of the application.
-        echoes: PUBCOMP waits there for the session's own copy, where that is asked for.
+        self_delivery: PUBCOMP waits there for the session's own copy, where that is asked for.
     """
 
     publisher: Publisher
     retained: Retained
-    floors: Floors
+    start_offsets: StartOffsets
     spawn: Callable[[Coroutine[Any, Any, None]], object]
-    echoes: Echoes | None = None
+    self_delivery: SelfDelivery | None = None
 
 
-class Exchanges:
-    """All open exchanges of one session; the publisher's owner of their records."""
+class InboundQos2:
+    """The unfinished QoS 2 messages of one session's client; the publisher's owner of their records."""
 
     def __init__(
         self,
-        nonce: str,
+        session_id: str,
         principal: str,
         parts: Qos2Parts,
         *,
@@ -146,78 +156,79 @@ class Exchanges:
         connection: Callable[[], ClientPort | None],
         copies: OwnCopies | None = None,
     ) -> None:
-        """Nothing is open.
+        """State without a message.
 
         Args:
-            nonce: names the session's life in the header.
+            session_id: names the session's life in the header.
             principal: whose session it is; see `Publisher.submit`.
             parts: of the process.
             budget: what the client has on the way.
-            journal: writes the flight record; None: the session ends with its connection.
+            journal: writes the in-flight record; None: the session ends with its connection.
             connection: gives the one that the session has now.
-            copies: notes which own copies come before PUBREC; goes with `Qos2Parts.echoes`.
+            copies: notes which own copies come before PUBREC; goes with `Qos2Parts.self_delivery`.
         """
         self.budget = budget
-        self.nonce = nonce
+        self.session_id = session_id
         self.principal = principal
         self._parts = parts
-        self._floors = parts.floors
+        self._start_offsets = parts.start_offsets
         self._journal = journal
         self._connection = connection
         self._copies = copies
-        self._known: dict[int, Exchange] = {}
-        self._completing: dict[int, Exchange] = {}  # PUBCOMP waits for the journal
+        self._known: dict[int, InboundMessage] = {}
+        self._completing: dict[int, InboundMessage] = {}  # PUBCOMP waits for the journal
         self._next = 0
         self._unanswered: dict[int, None] = {}  # sequences, ascending
         self._released: set[int] = set()
-        self.scan: Places = {}
+        self.scan_from: Places = {}
         self._fresh: tuple[int, Places] | None = None  # right from this sequence on
-        self._covered: set[str] = set()  # topics whose floor is in a stored flight record
-        self._held: list[tuple[Record, Exchange, int]] = []  # each with what it is counted for
+        self._persisted_topics: set[str] = set()  # topics whose start offsets are in a stored in-flight record
+        self._held: list[tuple[Record, InboundMessage, int]] = []  # each with what it is counted for
         self._learning = False
-        self._quiet = False
-        self._doubts: dict[int, int] = {}  # packet identifier -> sequence of records whose fate is unknown
+        self._idle = False
+        self._uncertain: dict[int, int] = {}  # packet identifier -> sequence of records whose fate is unknown
         self._when_idle: Callable[[], None] | None = None
 
-    def restore(self, record: FlightRecord) -> None:
-        """Begin with what a flight record says; nothing of it is left to be scanned."""
+    def restore(self, record: InflightRecord) -> None:
+        """Begin with what an in-flight record says; nothing of it is left to be scanned."""
         self._known = {
-            packet_id: Exchange(packet_id, sequence, state=State.STORED) for packet_id, sequence in record.open.items()
+            packet_id: InboundMessage(packet_id, sequence, state=State.STORED)
+            for packet_id, sequence in record.open.items()
         }
-        self._next = max((record.mark, *(sequence + 1 for sequence in record.released)))
+        self._next = max((record.low_water_mark, *(sequence + 1 for sequence in record.released)))
 
     def confirm(self, found: Iterable[tuple[int, int]]) -> None:
-        """Settle the doubts: what is found of them (packet identifier, sequence) is stored."""
-        doubts, self._doubts = self._doubts, {}
+        """Settle what is uncertain: what is found of it (packet identifier, sequence) is stored."""
+        uncertain, self._uncertain = self._uncertain, {}
         for packet_id, sequence in found:
-            if doubts.get(packet_id) == sequence and packet_id not in self._known:
-                self._known[packet_id] = Exchange(packet_id, sequence, state=State.STORED)
+            if uncertain.get(packet_id) == sequence and packet_id not in self._known:
+                self._known[packet_id] = InboundMessage(packet_id, sequence, state=State.STORED)
 
     def describe(self, *, leaving: bool) -> dict[str, Any]:
-        """The exchanges' part of the flight record, as of now; `leaving`: the session has no connection."""
-        if leaving and not (self._unanswered or self._held or self._doubts):
-            self.scan, self._fresh = {}, None
-            self._covered.clear()
-        mark = next(iter(self._unanswered), self._next)
-        self._released = {sequence for sequence in self._released if sequence >= mark}
-        if not self._unanswered and not self._doubts:
-            self.scan = self._floors.of(self.scan)
+        """The client's messages' part of the in-flight record, as of now; `leaving`: the session has no connection."""
+        if leaving and not (self._unanswered or self._held or self._uncertain):
+            self.scan_from, self._fresh = {}, None
+            self._persisted_topics.clear()
+        low_water_mark = next(iter(self._unanswered), self._next)
+        self._released = {sequence for sequence in self._released if sequence >= low_water_mark}
+        if not self._unanswered and not self._uncertain:
+            self.scan_from = self._start_offsets.of(self.scan_from)
             self._fresh = None
         elif self._fresh is None:
-            self._fresh = (self._next, self._floors.of(self.scan))
-        elif mark >= self._fresh[0] and not self._doubts:
-            self.scan = self.scan | self._fresh[1]
+            self._fresh = (self._next, self._start_offsets.of(self.scan_from))
+        elif low_water_mark >= self._fresh[0] and not self._uncertain:
+            self.scan_from = self.scan_from | self._fresh[1]
             self._fresh = None
         return {
-            "mark": mark,
+            "low_water_mark": low_water_mark,
             "open": {
                 one.packet_id: one.sequence
                 for one in self._known.values()
-                if one.state in _HAS_RECORD and one.sequence < mark
+                if one.state in _HAS_RECORD and one.sequence < low_water_mark
             },
             "released": tuple(self._released),
-            "scan": self.scan,
-            "doubts": self._doubts,
+            "scan_from": self.scan_from,
+            "uncertain": self._uncertain,
         }
 
     @property
@@ -226,9 +237,9 @@ class Exchanges:
         return list(self._known)
 
     @property
-    def doubtful(self) -> bool:
+    def has_uncertain(self) -> bool:
         """Whether the log must be looked into before the client sends its last messages again."""
-        return bool(self._doubts)
+        return bool(self._uncertain)
 
     @property
     def busy(self) -> bool:
@@ -237,11 +248,11 @@ class Exchanges:
 
     def when_idle(self, then: Callable[[], None]) -> None:
         """The session goes elsewhere: forget what is held, and call `then` when Kafka has answered for the rest."""
-        for _, exchange, _ in self._held:
-            self._unanswered.pop(exchange.sequence, None)
-            if self._known.get(exchange.packet_id) is exchange:
-                del self._known[exchange.packet_id]
-        self._let_go(len(self._held))
+        for _, message, _ in self._held:
+            self._unanswered.pop(message.sequence, None)
+            if self._known.get(message.packet_id) is message:
+                del self._known[message.packet_id]
+        self._drop_held(len(self._held))
         if self._unanswered:
             self._when_idle = then
         else:
@@ -249,7 +260,9 @@ class Exchanges:
 
     # from the client
 
-    def publish(self, record: Record, packet_id: int, slot: Slot, retained: str = "", *, echoed: bool = False) -> None:
+    def publish(
+        self, record: Record, packet_id: int, slot: Slot, retained: str = "", *, self_delivered: bool = False
+    ) -> None:
         """A PUBLISH came: store it, unless it is one that came before [MQTT-4.3.3-10].
 
         Args:
@@ -257,44 +270,44 @@ class Exchanges:
             packet_id: the client's.
             slot: gets its result when PUBREC may be sent, at once or later.
             retained: the MQTT topic, if the message is to be retained.
-            echoed: the session will be sent it.
+            self_delivered: the session will be sent it.
         """
-        exchange = self._known.get(packet_id)
-        if exchange is not None:
-            if exchange.on(_PUBLISH) is _SAY_PUBREC:
+        message = self._known.get(packet_id)
+        if message is not None:
+            if message.on(_PUBLISH) is _SEND_PUBREC:
                 slot.result = _STORED
             else:
-                exchange.slots.append(slot)
+                message.slots.append(slot)
             return
-        self._quiet = False
-        exchange = self._known[packet_id] = Exchange(packet_id, self._next, record.topic, _BEGUN)
-        exchange.slots.append(slot)
-        exchange.retained = retained
-        if echoed and self._copies is not None:
-            exchange.echoed = True
+        self._idle = False
+        message = self._known[packet_id] = InboundMessage(packet_id, self._next, record.topic, _BEGUN)
+        message.slots.append(slot)
+        message.retained = retained
+        if self_delivered and self._copies is not None:
+            message.self_delivered = True
             self._copies.published()
         self._next += 1
-        self._unanswered[exchange.sequence] = None
+        self._unanswered[message.sequence] = None
         if self._journal is None:
-            self._submit(record, exchange)
+            self._submit(record, message)
             return
-        header = (MQTT_EXCHANGE, f"{self.nonce}/{packet_id}/{exchange.sequence}".encode())
+        header = (MQTT_EXCHANGE, f"{self.session_id}/{packet_id}/{message.sequence}".encode())
         record = msgspec.structs.replace(record, headers=(*record.headers, header))
-        if record.topic in self._covered and not self._held:
-            self._submit(record, exchange)
+        if record.topic in self._persisted_topics and not self._held:
+            self._submit(record, message)
             return
         size = HELD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
         self.budget.take(size)
-        self._held.append((record, exchange, size))
+        self._held.append((record, message, size))
         if not self._learning:
             self._learning = True
-            self._parts.spawn(self._cover())
+            self._parts.spawn(self._persist_start_offsets())
 
-    def _submit(self, record: Record, exchange: Exchange) -> None:
-        if exchange.retained:
-            self._parts.retained.put(record, exchange.retained, self, exchange)
+    def _submit(self, record: Record, message: InboundMessage) -> None:
+        if message.retained:
+            self._parts.retained.put(record, message.retained, self, message)
         else:
-            self._parts.publisher.submit(record, self, exchange)
+            self._parts.publisher.submit(record, self, message)
 
     def release(self, packet_id: int) -> bool:
         """PUBREL came; PUBCOMP follows.
@@ -302,61 +315,61 @@ class Exchanges:
         Returns:
             False when the identifier is not known: the caller answers [MQTT-4.3.3-11].
         """
-        exchange = self._known.get(packet_id) or self._completing.get(packet_id)
-        if exchange is None:
+        message = self._known.get(packet_id) or self._completing.get(packet_id)
+        if message is None:
             return False
-        action = exchange.on(_PUBREL)
+        action = message.on(_PUBREL)
         if action is _AWAIT_COPY:
-            self._await_copy(exchange)
+            self._await_copy(message)
         elif action is _PERSIST:
-            self._persist(exchange)
+            self._persist(message)
         return True
 
-    def _await_copy(self, exchange: Exchange) -> None:
-        """The exchange ends when the client was sent its own message; at once where that is not asked for."""
-        if exchange.place is not None and self._parts.echoes is not None:
-            self._parts.echoes.after(exchange.topic, *exchange.place, (self._copied, exchange))
+    def _await_copy(self, message: InboundMessage) -> None:
+        """The message is finished when the client was sent its copy; at once where that is not asked for."""
+        if message.place is not None and self._parts.self_delivery is not None:
+            self._parts.self_delivery.after(message.topic, *message.place, (self._copied, message))
         else:
-            self._copied(exchange)
+            self._copied(message)
 
-    def _copied(self, exchange: Exchange) -> None:
-        _, exchange.state = TABLE[exchange.state][_COPIED]
-        del self._known[exchange.packet_id]
-        if exchange.packet_id in self._completing:  # the client has taken its identifier again before PUBCOMP
-            self._completing[exchange.packet_id].state = _ENDED
-        self._completing[exchange.packet_id] = exchange
+    def _copied(self, message: InboundMessage) -> None:
+        _, message.state = TABLE[message.state][_COPIED]
+        del self._known[message.packet_id]
+        if message.packet_id in self._completing:  # the client has taken its identifier again before PUBCOMP
+            self._completing[message.packet_id].state = _ENDED
+        self._completing[message.packet_id] = message
         if self._journal is not None:
-            self._released.add(exchange.sequence)
-        self._persist(exchange)
+            self._released.add(message.sequence)
+        self._persist(message)
 
-    def _persist(self, exchange: Exchange) -> None:
-        exchange.connection = self._connection()
+    def _persist(self, message: InboundMessage) -> None:
+        message.connection = self._connection()
         if self._journal is None:
-            self._persisted(exchange)
+            self._persisted(message)
         else:
-            self._journal.save((self._persisted, exchange))
+            self._journal.save((self._persisted, message))
 
-    def _persisted(self, exchange: Exchange) -> None:
-        """Say PUBCOMP, once, to the connection that sent PUBREL; another one sends it again, and is answered then."""
-        if exchange.on(_PERSISTED) is _PUBCOMP:
-            del self._completing[exchange.packet_id]
-            connection = exchange.connection
+    def _persisted(self, message: InboundMessage) -> None:
+        """Send PUBCOMP, once, to the connection that sent PUBREL; another one sends it again, and is answered then."""
+        if message.on(_PERSISTED) is _PUBCOMP:
+            del self._completing[message.packet_id]
+            connection = message.connection
             if connection is not None and connection is self._connection():
-                connection.complete(exchange.packet_id)
+                connection.complete(message.packet_id)
 
     # from Kafka
 
-    def settle(self, tokens: Sequence[Exchange], offsets: Sequence[int], result: Result) -> None:
+    def settle(self, tokens: Sequence[InboundMessage], offsets: Sequence[int], result: Result) -> None:
         """Kafka answered (contract: `gateway.kafka.contracts.Owner`)."""
         stored = result.outcome is Outcome.STORED
         if stored:
-            self._floors.passed(tokens[0].topic, result.partition, offsets[-1])
+            self._start_offsets.passed(tokens[0].topic, result.partition, offsets[-1])
             if self._copies is not None:
-                for exchange, offset in zip(tokens, offsets, strict=True):
-                    exchange.place = (result.partition, offset) if exchange.echoed else None
+                for message, offset in zip(tokens, offsets, strict=True):
+                    message.place = (result.partition, offset) if message.self_delivered else None
         connection = self._connection()
-        for exchange in tokens:
-            self._answer(exchange, result, stored, connection)
+        for message in tokens:
+            self._answer(message, result, stored, connection)
         if connection is not None:
             connection.answered()
         if self._copies is not None:
@@ -365,44 +378,44 @@ class Exchanges:
             then, self._when_idle = self._when_idle, None
             then()
 
-    def _answer(self, exchange: Exchange, result: Result, stored: bool, connection: ClientPort | None) -> None:
-        self._unanswered.pop(exchange.sequence, None)
-        action, exchange.state = TABLE[exchange.state][_STORED_NOW if stored else _REFUSED_NOW]
-        for slot in exchange.slots:
+    def _answer(self, message: InboundMessage, result: Result, stored: bool, connection: ClientPort | None) -> None:
+        self._unanswered.pop(message.sequence, None)
+        action, message.state = TABLE[message.state][_STORED_NOW if stored else _REFUSED_NOW]
+        for slot in message.slots:
             slot.result = result
-        exchange.slots.clear()
+        message.slots.clear()
         if action is _REFUSE:
-            # The exchange is over, by PUBREC with an error or by the end of the connection [MQTT-4.3.3-9].
-            if self._known.get(exchange.packet_id) is exchange:
-                del self._known[exchange.packet_id]
+            # The message is over, by PUBREC with an error or by the end of the connection [MQTT-4.3.3-9].
+            if self._known.get(message.packet_id) is message:
+                del self._known[message.packet_id]
                 if result.outcome is Outcome.BUSY and self._journal is not None:
                     # It may be stored after all. A client that is told that it failed takes the identifier for
                     # another message; one that is not told sends this one again.
-                    if connection is None or not connection.tells_failures:
-                        self._doubts[exchange.packet_id] = exchange.sequence
+                    if connection is None or not connection.reports_failures:
+                        self._uncertain[message.packet_id] = message.sequence
                     self._journal.save()
         elif action is _PUBREC_AWAIT_COPY:
-            self._await_copy(exchange)
+            self._await_copy(message)
 
     def _note_copies(
-        self, tokens: Sequence[Exchange], offsets: Sequence[int], result: Result, connection: ClientPort | None
+        self, tokens: Sequence[InboundMessage], offsets: Sequence[int], result: Result, connection: ClientPort | None
     ) -> None:
         assert self._copies is not None
-        count = sum(exchange.echoed for exchange in tokens)
+        count = sum(message.self_delivered for message in tokens)
         may_leave = count and self._copies.answered(count, tokens[0].topic, result.partition, offsets)
         if may_leave and connection is not None:
-            connection.let_out()
+            connection.release_messages()
 
-    # the floors of a topic are stored before its first record
+    # the start offsets of a topic are stored before its first record
 
-    async def _cover(self) -> None:
+    async def _persist_start_offsets(self) -> None:
         for topic in dict.fromkeys(record.topic for record, _, _ in self._held):
-            if topic in self._covered:
+            if topic in self._persisted_topics:
                 continue
             try:
-                if topic not in self._floors:
+                if topic not in self._start_offsets:
                     await self._parts.publisher.topic(topic, principal=self.principal)
-                    await self._floors.learn(topic)
+                    await self._start_offsets.learn(topic)
             except Refused as refused:
                 self._refuse(topic, Result(refused.outcome, reason=refused.reason))
                 continue
@@ -410,34 +423,34 @@ class Exchanges:
                 failures.tell("session", error)
                 self._refuse(topic, Result(Outcome.BUSY, reason="internal error"))
                 continue
-            self.scan |= self._floors.of((topic,))
+            self.scan_from |= self._start_offsets.of((topic,))
         assert self._journal is not None
-        self._journal.save((self._submit_held, frozenset(self.scan)))
+        self._journal.save((self._submit_held, frozenset(self.scan_from)))
 
     def _refuse(self, topic: str, result: Result) -> None:
         refused = [held for held in self._held if held[0].topic == topic]
         self._held = [held for held in self._held if held[0].topic != topic] + refused
-        self._let_go(len(refused))
+        self._drop_held(len(refused))
         if refused:
-            self.settle([exchange for _, exchange, _ in refused], (), result)
-            for _, exchange, _ in refused:
-                self._doubts.pop(exchange.packet_id, None)  # Kafka was not given it
+            self.settle([message for _, message, _ in refused], (), result)
+            for _, message, _ in refused:
+                self._uncertain.pop(message.packet_id, None)  # Kafka was not given it
 
-    def _let_go(self, count: int) -> None:
-        """The last `count` held records are held no longer."""
+    def _drop_held(self, count: int) -> None:
+        """Drop the last `count` held records."""
         for _ in range(count):
             self.budget.give(self._held.pop()[2])
 
-    def _submit_held(self, covered: frozenset[str]) -> None:
+    def _submit_held(self, persisted: frozenset[str]) -> None:
         self._learning = False
-        self._covered |= covered
+        self._persisted_topics |= persisted
         submitted = 0
-        for record, exchange, _ in self._held:
-            if record.topic not in self._covered:
+        for record, message, _ in self._held:
+            if record.topic not in self._persisted_topics:
                 self._learning = True
-                self._parts.spawn(self._cover())
+                self._parts.spawn(self._persist_start_offsets())
                 break
-            self._submit(record, exchange)
+            self._submit(record, message)
             submitted += 1
         done = self._held[:submitted]
         del self._held[:submitted]
@@ -455,16 +468,16 @@ class Exchanges:
                 self._journal.save()
 
     def rest(self) -> bool:
-        """Called now and then: a session that is quiet for that long gives up its floors, so that they do not age.
+        """Give up the start offsets of a session that was idle since the last call: they must not age.
 
         Returns:
-            Whether the flight record should be written.
+            Whether the in-flight record should be written.
         """
-        if self._unanswered or self._held or self._doubts or not self.scan:
+        if self._unanswered or self._held or self._uncertain or not self.scan_from:
             return False
-        if not self._quiet:
-            self._quiet = True
+        if not self._idle:
+            self._idle = True
             return False
-        self.scan = {}
-        self._covered.clear()
+        self.scan_from = {}
+        self._persisted_topics.clear()
         return True

@@ -16,7 +16,7 @@ class State(enum.IntEnum):
     ENDED = 0  # there is no message, or none any more: the identifier is free
     STORING = 1  # Kafka was not asked yet, or has not answered
     STORING_RELEASED = 2  # the same, and PUBREL came already
-    STORED = 3  # PUBREC was said; PUBREL is awaited
+    STORED = 3  # PUBREC was sent; PUBREL is awaited
     COPYING = 4  # PUBREL came; the client's own copy is to be sent first, where that is asked for
     COMPLETING = 5  # the state record without the message is on its way to Kafka; PUBCOMP follows
 
@@ -51,7 +51,7 @@ TABLE: Final[dict[State, dict[Event, tuple[Action, State]]]] = {
     _S.ENDED: {
         _E.PUBLISH: (_A.STORE, _S.STORING),
         _E.PUBREL: (_A.PUBCOMP, _S.ENDED),  # it ended before, and its PUBCOMP was lost [MQTT-4.3.3-11]
-        _E.PERSISTED: (_A.NOTHING, _S.ENDED),  # PUBREL came twice: PUBCOMP was said
+        _E.PERSISTED: (_A.NOTHING, _S.ENDED),  # PUBREL came twice: PUBCOMP was sent
     },
     _S.STORING: {
         _E.PUBLISH: (_A.JOIN, _S.STORING),

@@ -48,7 +48,7 @@ class _Waiting:
         self.then: Then | None = then
 
 
-class Echoes:
+class SelfDelivery:
     """What waits in this process for the live reader, each for at most the same time."""
 
     def __init__(self, live_reader: Positions, wait_s: float, clock: Callable[[], float]) -> None:
@@ -146,7 +146,6 @@ class OwnCopies:
     __slots__ = ("_answered", "_client_id", "_early", "_open")
 
     def __init__(self, client_id: str) -> None:
-        """Nothing was published."""
         self._client_id = client_id
         self._open = 0  # messages that Kafka has not answered
         self._answered: dict[tuple[str, int], int] = {}  # the highest offsets that it has told

@@ -1,4 +1,4 @@
-"""An MQTT session: subscriptions, deliveries on the way, open exchanges (section 4.1), with a connection or without.
+"""An MQTT session: subscriptions, deliveries in flight, QoS 2 state (section 4.1), with a connection or without.
 
 A session that is kept (its expiry is not 0) has its records in Kafka (see `state_records`); while its client is away it
 is nothing but these records. What is delivered from the log is queued in the log: see `inflight`.
@@ -22,11 +22,11 @@ from gateway.mqtt.session.inflight import NOWHERE, Flights
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.lifecycle import State
 from gateway.mqtt.session.outbox import Outbox
-from gateway.mqtt.session.qos2 import Exchanges, Qos2Parts
+from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts
 from gateway.mqtt.session.self_delivery import OwnCopies
 from gateway.mqtt.session.shared import ShareParts, Shares
 from gateway.mqtt.session.subscriptions import Subscriptions
-from gateway.mqtt.state.records import FlightRecord, PendingWill, Places, SessionRecord, Wish
+from gateway.mqtt.state.records import InflightRecord, PendingWill, Places, SessionRecord, SessionSubscription
 from gateway.mqtt.state.store import SessionStore
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.topics import is_shared
@@ -51,9 +51,9 @@ class Session:
     """One session; the router's subscriber and the owner of its outboxes."""
 
     __slots__ = (
-        "_flights",
         "_gaps",
         "_held",
+        "_inflight",
         "_lossless",
         "_lossy",
         "_parts",
@@ -63,12 +63,12 @@ class Session:
         "client_id",
         "deliveries",
         "epoch",
-        "exchanges",
         "expiry",
         "gone_at",
+        "inbound_qos2",
         "journal",
-        "nonce",
         "principal",
+        "session_id",
         "shares",
         "state",
         "subscriptions",
@@ -76,25 +76,25 @@ class Session:
         "will",
     )
 
-    def __init__(self, client_id: str, principal: str, nonce: str, parts: SessionParts, *, kept: bool) -> None:
+    def __init__(self, client_id: str, principal: str, session_id: str, parts: SessionParts, *, kept: bool) -> None:
         """A new session of `principal`; `kept`: it may outlive its connection."""
         self.client_id = client_id
         self.principal = principal
-        self.nonce = nonce
+        self.session_id = session_id
         self.state = State.OPENING  # changed by `gateway.mqtt.registry.session_registry` alone
         self.epoch = 0
         self.expiry = 0
         self.gone_at: int | None = None
         self.will: PendingWill | None = None
-        self.unclear_until = 0  # epoch ms: its last gateway died then, and may have sent what no flight record tells
+        self.unclear_until = 0  # epoch ms: its last gateway died then, and may have sent what no in-flight record tells
         self.client: ClientPort | None = None
         self.budget = parts.budget()
         self.subscriptions = Subscriptions()
-        self.journal = Journal(self._write_flight, self._too_large) if kept else None
-        self.exchanges: Exchanges | None = None
-        self._flights = Flights() if kept else None
+        self.journal = Journal(self._write_inflight, self._too_large) if kept else None
+        self.inbound_qos2: InboundQos2 | None = None
+        self._inflight = InflightMessages() if kept else None
         self.deliveries = Deliveries(
-            client_id, self._flights, self.journal, self.subscriptions, self.feed, parts.deliveries
+            client_id, self._inflight, self.journal, self.subscriptions, self.feed, parts.deliveries
         )
         self.shares = Shares(self.deliveries, parts.shares)
         self._parts = parts
@@ -116,29 +116,29 @@ class Session:
     def describe(self, owner: str) -> SessionRecord:
         """The session's record as of now."""
         return SessionRecord(
-            nonce=self.nonce,
+            session_id=self.session_id,
             principal=self.principal,
             epoch=self.epoch,
             owner=owner,
             expiry=self.expiry,
             gone_at=self.gone_at,
-            subscriptions=(*self.subscriptions.by_filter.values(), *self.shares.wishes.values()),
+            subscriptions=(*self.subscriptions.by_filter.values(), *self.shares.subscriptions.values()),
             will=self.will,
             unclean=self.unclear_until > 0,
         )
 
-    def restore(self, record: SessionRecord, flight: FlightRecord | None) -> None:
+    def restore(self, record: SessionRecord, inflight: InflightRecord | None) -> None:
         """Become what the records say."""
         self.epoch, self.expiry, self.gone_at, self.will = record.epoch, record.expiry, record.gone_at, record.will
         if record.unclean or record.gone_at is None:
             self.unclear_until = record.gone_at or self._parts.deliveries.wall_clock()
-        for wish in record.subscriptions:
-            topic_filter = wish.options.topic_filter
+        for subscription in record.subscriptions:
+            topic_filter = subscription.options.topic_filter
             if is_shared(topic_filter):
-                self.shares.wishes[topic_filter] = wish
+                self.shares.subscriptions[topic_filter] = subscription
             else:
-                self.subscriptions.put(wish)
-        if flight is None or flight.nonce != self.nonce:
+                self.subscriptions.put(subscription)
+        if inflight is None or inflight.session_id != self.session_id:
             return
         self._flights = self.deliveries.flights = Flights(flight.flights, flight.reached, flight.topic_ids)
         self._places = flight.reached
@@ -146,11 +146,11 @@ class Session:
         if flight.open or flight.mark or flight.released:
             self._make_exchanges().restore(flight)
 
-    def flight_record(self) -> FlightRecord:
-        """The flight record as of now."""
-        assert self._flights is not None
-        return FlightRecord(
-            nonce=self.nonce,
+    def inflight_record(self) -> InflightRecord:
+        """The in-flight record as of now."""
+        assert self._inflight is not None
+        return InflightRecord(
+            session_id=self.session_id,
             epoch=self.epoch,
             reached=self._reached(),
             flights=self._flights.on_the_way(),
@@ -159,22 +159,22 @@ class Session:
             **(self.exchanges.describe(leaving=self.client is None) if self.exchanges is not None else {}),
         )
 
-    def _write_flight(self, owner: Owner) -> None:
-        self._parts.store.write_flight(self.client_id, self.flight_record(), owner)
+    def _write_inflight(self, owner: Owner) -> None:
+        self._parts.store.write_inflight(self.client_id, self.inflight_record(), owner)
 
     def _too_large(self) -> None:
-        """Kafka will not take the flight record as it is; the next one, after a change, may be smaller."""
+        """Kafka will not take the in-flight record as it is; the next one, after a change, may be smaller."""
         if self.client is not None:
             log.error("a session has more on the way than a record in Kafka can tell", client=self.client_id)
-            self.client.say_goodbye(ReasonCode.QUOTA_EXCEEDED, "the session's state is too large")
+            self.client.disconnect(ReasonCode.QUOTA_EXCEEDED, "the session's state is too large")
 
     def _reached(self) -> Places:
         """How far the log was offered to this session."""
         if self.client is None or self._lossless is None:
             return self._places
-        assert self._flights is not None
+        assert self._inflight is not None
         filters = self.subscriptions.lossless.union(self._held)
-        return self._flights.places(self._parts.router.places(filters, self._lossless))
+        return self._inflight.places(self._parts.router.places(filters, self._lossless))
 
     def _topic_ids(self) -> Mapping[str, str]:
         """The ids of the topics in `_reached`."""
@@ -185,10 +185,10 @@ class Session:
 
     def _make_exchanges(self) -> Exchanges:
         parts, deliveries = self._parts.qos2, self.deliveries
-        if parts.echoes is not None:
+        if parts.self_delivery is not None:
             deliveries.copies = OwnCopies(self.client_id)
-        self.exchanges = Exchanges(
-            self.nonce,
+        self.inbound_qos2 = InboundQos2(
+            self.session_id,
             self.principal,
             parts,
             budget=self.budget,
@@ -196,21 +196,21 @@ class Session:
             connection=lambda: deliveries.client,
             copies=deliveries.copies,
         )
-        return self.exchanges
+        return self.inbound_qos2
 
-    def receiving(self) -> Exchanges:
-        """The exchanges of the client's QoS 2 messages; made when the first comes."""
-        return self.exchanges if self.exchanges is not None else self._make_exchanges()
+    def receiving(self) -> InboundQos2:
+        """The state of the client's QoS 2 messages; made when the first comes."""
+        return self.inbound_qos2 if self.inbound_qos2 is not None else self._make_inbound_qos2()
 
     @property
     def reserved_ids(self) -> list[int]:
-        """Packet identifiers of deliveries on the way."""
-        return [flight.packet_id for flight in self._flights.on_the_way()] if self._flights is not None else []
+        """Packet identifiers of deliveries in flight."""
+        return [message.packet_id for message in self._inflight.entries()] if self._inflight is not None else []
 
     # with a connection
 
     async def prepare(self) -> None:
-        """Watch what the subscriptions and the deliveries on the way need; Refused when Kafka does not answer."""
+        """Watch what the subscriptions and the deliveries in flight need; Refused when Kafka does not answer."""
         router = self._parts.router
         wanted: dict[str, tuple[str, ...] | None] = dict.fromkeys(self.subscriptions.by_filter)
         flights = self._flights.on_the_way() if self._flights is not None else ()
@@ -237,21 +237,21 @@ class Session:
             self._parts.router.drop(name)
 
     def attach(self, client: ClientPort) -> None:
-        """The session has a connection, and CONNACK was said; `prepare` came before."""
+        """The session has a connection, and CONNACK was sent; `prepare` came before."""
         self.client = self.deliveries.client = client
         self.gone_at = None
         router, live_reader = self._parts.router, self._parts.live_reader
         self._held = [
             name for name in self._held if name not in self.subscriptions.by_filter
         ]  # the router's entries have them now
-        for wish in self.subscriptions.by_filter.values():
-            router.add(self, wish)
+        for subscription in self.subscriptions.by_filter.values():
+            router.add(self, subscription)
         self.shares.resume()
-        if self._flights is None or not (self.subscriptions.by_filter or len(self._flights)):
+        if self._inflight is None or not (self.subscriptions.by_filter or len(self._inflight)):
             return
         outbox = self._make_outboxes()
         wanted = router.places(self.subscriptions.lossless, outbox)
-        starts, at_once, lost = self._flights.rewind(self.unclear_until, wanted, router.places(self._held, outbox))
+        starts, at_once, lost = self._inflight.rewind(self.unclear_until, wanted, router.places(self._held, outbox))
         self.unclear_until = 0
         self.deliveries.go_on(at_once, lost)
         for (topic, number), offset in starts.items():
@@ -299,16 +299,16 @@ class Session:
 
     # subscriptions
 
-    def subscribed(self, wish: Wish, since: Since) -> bool:
+    def subscribed(self, subscription: SessionSubscription, since: Since) -> bool:
         """Put a subscription in whose filter is held by the router, which said `since`; whether it is new."""
         self._make_outboxes()
-        if wish.options.topic_filter in self.subscriptions.by_filter:
+        if subscription.options.topic_filter in self.subscriptions.by_filter:
             since = {}  # it goes on: nothing is lost by replacing a subscription [MQTT-3.8.4-4]
-        self.subscriptions.put(wish)
-        return self._parts.router.add(self, wish, since)
+        self.subscriptions.put(subscription)
+        return self._parts.router.add(self, subscription, since)
 
     def unsubscribed(self, topic_filter: str) -> bool:
-        """Take a subscription out; what is on the way is still completed [MQTT-3.10.4-3]. Whether there was one."""
+        """Take a subscription out; what is in flight is still completed [MQTT-3.10.4-3]. Whether there was one."""
         self.deliveries.forget_retained(topic_filter)
         found = self.subscriptions.remove(topic_filter)
         return self._parts.router.unsubscribe(self, topic_filter) if found else False

@@ -12,7 +12,7 @@ from gateway.failures import failures
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.routing.shared_groups import Share, SharedSubscriber, Sharing
 from gateway.mqtt.session.deliveries import Deliveries
-from gateway.mqtt.state.records import Wish
+from gateway.mqtt.state.records import SessionSubscription
 from gateway.security.group_names import GroupNames
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
@@ -32,42 +32,42 @@ class ShareParts(msgspec.Struct, frozen=True):
 
 
 class Shares:
-    """See the module.
+    """A session's places in consumer groups; its deliveries go through `Deliveries.take_shared`.
 
     Attributes:
-        wishes: as subscribed, by filter; with a place in the group or not.
+        subscriptions: as subscribed, by filter; with a place in the group or not.
     """
 
-    __slots__ = ("_deliveries", "_parts", "_places", "wishes")
+    __slots__ = ("_deliveries", "_parts", "_places", "subscriptions")
 
     def __init__(self, deliveries: Deliveries, parts: ShareParts) -> None:
-        """There are none; `deliveries` sends what the groups give."""
-        self.wishes: dict[str, Wish] = {}
+        """`deliveries` sends what the groups give."""
+        self.subscriptions: dict[str, SessionSubscription] = {}
         self._places: dict[str, Share] = {}
         self._deliveries = deliveries
         self._parts = parts
 
-    async def join(self, wish: Wish) -> None:
+    async def join(self, subscription: SessionSubscription) -> None:
         """Join the group of a shared subscription.
 
         Raises:
             Refused: the group cannot be joined.
         """
-        share = await self._enter(wish)
+        share = await self._enter(subscription)
         if share is not None:
-            self._places[wish.options.topic_filter] = share
-            self.wishes[wish.options.topic_filter] = wish
+            self._places[subscription.options.topic_filter] = share
+            self.subscriptions[subscription.options.topic_filter] = subscription
 
-    async def _enter(self, wish: Wish) -> Share | None:
+    async def _enter(self, subscription: SessionSubscription) -> Share | None:
         """The place in the group; None when the connection has gone meanwhile."""
-        shared = parse_share(wish.options.topic_filter)
+        shared = parse_share(subscription.options.topic_filter)
         assert shared is not None
         client = self._deliveries.client
         subscriber: SharedSubscriber = self._deliveries
         if client is None or client.grant is None:
             return None
         await self._parts.names.admit(client.grant, shared.group)
-        share = await self._parts.sharing.join(subscriber, shared, wish)
+        share = await self._parts.sharing.join(subscriber, shared, subscription)
         if client is self._deliveries.client:
             return share
         await share.leave()
@@ -75,15 +75,15 @@ class Shares:
 
     def resume(self) -> None:
         """The session has a connection: take the places again."""
-        for wish in self.wishes.values():
-            self._parts.spawn(self._rejoin(wish))
+        for subscription in self.subscriptions.values():
+            self._parts.spawn(self._rejoin(subscription))
 
-    async def _rejoin(self, wish: Wish) -> None:
+    async def _rejoin(self, subscription: SessionSubscription) -> None:
         """Take one place again; what the group does not give is logged, since nobody asked."""
-        topic_filter, client = wish.options.topic_filter, self._deliveries.client
-        while self.wishes.get(topic_filter) is wish and client is self._deliveries.client:
+        topic_filter, client = subscription.options.topic_filter, self._deliveries.client
+        while self.subscriptions.get(topic_filter) is subscription and client is self._deliveries.client:
             try:
-                share = await self._enter(wish)
+                share = await self._enter(subscription)
             except Refused as refused:
                 if refused.outcome is not Outcome.BUSY:
                     log.warning("a shared subscription is not resumed", filter=topic_filter, reason=refused.reason)
@@ -94,7 +94,7 @@ class Shares:
                 failures.tell("group", error, topic_filter)
                 await asyncio.sleep(RETRY_S)
                 continue
-            if share is not None and topic_filter in self.wishes:
+            if share is not None and topic_filter in self.subscriptions:
                 self._places[topic_filter] = share
             elif share is not None:
                 await share.leave()  # unsubscribed meanwhile
@@ -102,7 +102,7 @@ class Shares:
 
     async def part(self, topic_filter: str) -> bool:
         """Leave the group of a shared subscription; whether there was one."""
-        found = self.wishes.pop(topic_filter, None) is not None
+        found = self.subscriptions.pop(topic_filter, None) is not None
         share = self._places.pop(topic_filter, None)
         if share is not None:
             self._deliveries.shared.give_up(share)

@@ -23,7 +23,7 @@ class SharedInflight:
         return packet_id in self._given
 
     def add(self, packet_id: int, share: Share, record: Received, qos: int) -> None:
-        """A delivery is on the way."""
+        """A delivery is in flight."""
         self._given[packet_id] = (share, record, qos)
 
     def settle(self, packet_id: int) -> None:
@@ -34,7 +34,7 @@ class SharedInflight:
             share.done(record)
 
     def give_up(self, share: Share) -> None:
-        """What is on the way goes to another member; at QoS 2 nobody else gets it [MQTT-4.8.2-5]."""
+        """What is in flight goes to another member; at QoS 2 nobody else gets it [MQTT-4.8.2-5]."""
         for packet_id, (other, record, qos) in list(self._given.items()):
             if other is share:
                 del self._given[packet_id]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.mqtt.routing.router import Match, combine
-from gateway.mqtt.state.records import Wish
+from gateway.mqtt.state.records import SessionSubscription
 from mapping.mqtt import Delivery
 from protocols.mqtt.topics import SubscriptionTrie
 
-HEARD: Final = 1000
+REMEMBERED_TOPICS: Final = 1000
 """Topics of which a session remembers whether its own filters match."""
 
 
@@ -20,16 +20,16 @@ class Subscriptions:
         by_filter: as subscribed; changed by `put` and `remove` only.
     """
 
-    __slots__ = ("_heard", "_trie", "by_filter")
+    __slots__ = ("_own_matches", "_trie", "by_filter")
 
     def __init__(self) -> None:
-        self.by_filter: dict[str, Wish] = {}
-        self._trie: SubscriptionTrie[int, Wish] | None = None  # made when it is asked for
-        self._heard: dict[str, bool] = {}  # what `hears` has found
+        self.by_filter: dict[str, SessionSubscription] = {}
+        self._trie: SubscriptionTrie[int, SessionSubscription] | None = None  # made when it is asked for
+        self._own_matches: dict[str, bool] = {}  # what `matches_own` has found
 
-    def put(self, wish: Wish) -> None:
+    def put(self, subscription: SessionSubscription) -> None:
         """Add or replace one."""
-        self.by_filter[wish.options.topic_filter] = wish
+        self.by_filter[subscription.options.topic_filter] = subscription
         self.forget_matches()
 
     def remove(self, topic_filter: str) -> bool:
@@ -40,32 +40,34 @@ class Subscriptions:
     @property
     def lossless(self) -> set[str]:
         """The filters of those at QoS 1 and 2."""
-        return {name for name, wish in self.by_filter.items() if wish.options.qos}
+        return {name for name, subscription in self.by_filter.items() if subscription.options.qos}
 
     def match(self, delivery: Delivery, client_id: str) -> Match | None:
         """How they match a message together; `client_id`: the session's, for No Local."""
-        return combine(delivery, client_id, (wish for _, wish in self._own_trie().match(delivery.topic)))
+        return combine(
+            delivery, client_id, (subscription for _, subscription in self._own_trie().match(delivery.topic))
+        )
 
-    def hears(self, topic: str) -> bool:
+    def matches_own(self, topic: str) -> bool:
         """Whether the session is sent what its own client publishes to a topic."""
-        heard = self._heard.get(topic)
-        if heard is None:
-            if len(self._heard) >= HEARD:
-                self._heard.clear()
+        found = self._own_matches.get(topic)
+        if found is None:
+            if len(self._own_matches) >= REMEMBERED_TOPICS:
+                self._own_matches.clear()
             matching = self._own_trie().match(topic)
-            heard = self._heard[topic] = any(not wish.options.no_local for _, wish in matching)
-        return heard
+            found = self._own_matches[topic] = any(not subscription.options.no_local for _, subscription in matching)
+        return found
 
     def forget_matches(self) -> None:
         """Give up what can be found again."""
         self._trie = None
-        if self._heard:
-            self._heard = {}
+        if self._own_matches:
+            self._own_matches = {}
 
-    def _own_trie(self) -> SubscriptionTrie[int, Wish]:
+    def _own_trie(self) -> SubscriptionTrie[int, SessionSubscription]:
         trie = self._trie
         if trie is None:
             trie = self._trie = SubscriptionTrie()
-            for topic_filter, wish in self.by_filter.items():
-                trie.add(topic_filter, 0, wish)
+            for topic_filter, subscription in self.by_filter.items():
+                trie.add(topic_filter, 0, subscription)
         return trie

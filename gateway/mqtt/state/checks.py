@@ -6,18 +6,18 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.mqtt.state.records import (
-    FLIGHT,
     GATEWAY,
+    INFLIGHT,
     NEVER,
     PUBACK,
     PUBCOMP,
     SESSION,
-    FlightRecord,
+    InflightRecord,
     PendingWill,
     Places,
     SessionRecord,
-    decode_flight,
     decode_gateway,
+    decode_inflight,
     decode_session,
 )
 from mapping.record import Received
@@ -62,11 +62,11 @@ def _is_possible(record: SessionRecord) -> bool:
         and (record.gone_at is None or 0 <= record.gone_at <= _LATEST_MS)
         and (record.will is None or _is_will(record.will))
         and all(
-            is_valid_filter(wish.options.topic_filter)
-            and wish.options.qos in _QOS
-            and wish.options.retain_handling in _HANDLING
-            and wish.identifier >= 0
-            for wish in record.subscriptions
+            is_valid_filter(subscription.options.topic_filter)
+            and subscription.options.qos in _QOS
+            and subscription.options.retain_handling in _HANDLING
+            and subscription.identifier >= 0
+            for subscription in record.subscriptions
         )
     )
 
@@ -76,26 +76,26 @@ def _is_will(pending: PendingWill) -> bool:
     return will.qos in _QOS and is_valid_name(will.topic) and 0 <= (pending.due or 0) <= _LATEST_MS
 
 
-def _is_flight(value: bytes) -> bool:
-    record = decode_flight(value)
-    return record is not None and _is_possible_flight(record)
+def _is_inflight(value: bytes) -> bool:
+    record = decode_inflight(value)
+    return record is not None and _is_possible_inflight(record)
 
 
-def _is_possible_flight(record: FlightRecord) -> bool:
-    counted = (record.epoch, record.mark, *record.released, *record.open.values(), *record.doubts.values())
+def _is_possible_inflight(record: InflightRecord) -> bool:
+    counted = (record.epoch, record.low_water_mark, *record.released, *record.open.values(), *record.uncertain.values())
     return (
         all(number >= 0 for number in counted)
-        and all(1 <= packet_id <= UNLIMITED for packet_id in (*record.open, *record.doubts))
+        and all(1 <= packet_id <= UNLIMITED for packet_id in (*record.open, *record.uncertain))
         and _are_places(record.reached)
-        and _are_places(record.scan)
-        and all(is_valid_filter(owed.topic_filter) for owed in record.owed)
+        and _are_places(record.scan_from)
+        and all(is_valid_filter(pending.topic_filter) for pending in record.pending_retained)
         and all(
-            1 <= flight.packet_id <= UNLIMITED
-            and PUBACK <= flight.stage <= PUBCOMP
-            and flight.partition >= 0
-            and flight.offset >= 0
-            and (not flight.name or is_valid_name(flight.name))
-            for flight in record.flights
+            1 <= inflight.packet_id <= UNLIMITED
+            and PUBACK <= inflight.stage <= PUBCOMP
+            and inflight.partition >= 0
+            and inflight.offset >= 0
+            and (not inflight.name or is_valid_name(inflight.name))
+            for inflight in record.messages
         )
     )
 
@@ -108,6 +108,6 @@ def _are_places(places: Places) -> bool:
 
 _CHECKS: Final[dict[str, Callable[[bytes], bool]]] = {
     SESSION: _is_session,
-    FLIGHT: _is_flight,
+    INFLIGHT: _is_inflight,
     GATEWAY: lambda value: decode_gateway(value) is not None,
 }

@@ -15,17 +15,17 @@ import msgspec
 from protocols.mqtt.packets import Subscription, Version, Will
 
 SESSION: Final = "session/"
-FLIGHT: Final = "flight/"
+INFLIGHT: Final = "flight/"
 GATEWAY: Final = "gateway/"
 NEVER: Final = 0xFFFFFFFF  # Session Expiry Interval: the session does not expire (section 3.1.2.11.2)
 
-PUBACK, PUBREC, PUBCOMP = 1, 2, 3  # what is awaited: the stages of a flight
+PUBACK, PUBREC, PUBCOMP = 1, 2, 3  # what is awaited: the stages of a delivery
 
 Places = dict[str, dict[int, int]]
 """Kafka topic -> partition -> offset."""
 
 
-class Wish(msgspec.Struct, frozen=True, omit_defaults=True):
+class SessionSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a session subscribed with: the options and the Subscription Identifier, 0 when it gave none."""
 
     options: Subscription
@@ -46,11 +46,11 @@ class PendingWill(msgspec.Struct, frozen=True, omit_defaults=True):
     due: int | None = None
 
 
-class SessionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+class SessionRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename={"session_id": "nonce"}):
     """The slow half of a session.
 
     Attributes:
-        nonce: of this session's life; a later session of the client id has another.
+        session_id: a later session of the client id has another; `nonce` in JSON.
         principal: who opened it; nobody else gets it.
         epoch: counts the gateways that had it.
         owner: the gateway that has it, an `id/incarnation`; "" when none has.
@@ -58,21 +58,21 @@ class SessionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         gone_at: epoch milliseconds of the end of its connection; None while connected.
         subscriptions: as subscribed.
         will: what is to be published for it.
-        unclean: its last gateway died, so its flight record may be old.
+        unclean: its last gateway died, so its in-flight record may be old.
     """
 
-    nonce: str
+    session_id: str
     principal: str
     epoch: int
     owner: str = ""
     expiry: int = 0
     gone_at: int | None = None
-    subscriptions: tuple[Wish, ...] = ()
+    subscriptions: tuple[SessionSubscription, ...] = ()
     will: PendingWill | None = None
     unclean: bool = False
 
 
-class Flight(msgspec.Struct, array_like=True):
+class InflightMessage(msgspec.Struct, array_like=True):
     """A delivery to the client that it has not acknowledged to the end: where its record is, under which id it went.
 
     Attributes:
@@ -92,7 +92,7 @@ class Flight(msgspec.Struct, array_like=True):
     name: str = ""
 
 
-class Owed(msgspec.Struct, array_like=True):
+class PendingRetained(msgspec.Struct, array_like=True):
     """A subscription whose retained messages were not all sent.
 
     Attributes:
@@ -106,16 +106,28 @@ class Owed(msgspec.Struct, array_like=True):
     offset: int = -1
 
 
-class FlightRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The quick half of a session.
+class InflightRecord(
+    msgspec.Struct,
+    frozen=True,
+    omit_defaults=True,
+    rename={
+        "session_id": "nonce",
+        "messages": "flights",
+        "pending_retained": "owed",
+        "low_water_mark": "mark",
+        "scan_from": "scan",
+        "uncertain": "doubts",
+    },
+):
+    """The quick half of a session: the in-flight record. The names in JSON are those of the first version.
 
     Attributes:
-        nonce: the session's.
+        session_id: the session's.
         epoch: of its writer.
-        reached: everything below was offered to the session; what of it is unfinished is in `flights`.
-        flights: deliveries on the way, in the order in which they were sent.
-        owed: subscriptions that are still to be sent retained messages.
-        mark: exchanges of the client's QoS 2 messages with a lower sequence are accounted for in `open`.
+        reached: everything below was offered to the session; what of it is unfinished is in `messages`.
+        messages: deliveries in flight, in the order in which they were sent.
+        pending_retained: subscriptions that are still to be sent retained messages.
+        low_water_mark: of the client's QoS 2 messages with a lower sequence, those that are unfinished are in `open`.
         open: packet identifier -> sequence of those that are stored and not released.
         released: sequences from `mark` on that are released.
         scan: where exchanges from `mark` on, and doubts, can be in the log: at or above these offsets.
@@ -125,16 +137,16 @@ class FlightRecord(msgspec.Struct, frozen=True, omit_defaults=True):
             deleted and made again.
     """
 
-    nonce: str
+    session_id: str
     epoch: int
     reached: Places = {}
-    flights: tuple[Flight, ...] = ()
-    owed: tuple[Owed, ...] = ()
-    mark: int = 0
+    messages: tuple[InflightMessage, ...] = ()
+    pending_retained: tuple[PendingRetained, ...] = ()
+    low_water_mark: int = 0
     open: dict[int, int] = {}
     released: tuple[int, ...] = ()
-    scan: Places = {}
-    doubts: dict[int, int] = {}
+    scan_from: Places = {}
+    uncertain: dict[int, int] = {}
     final: bool = False
     topic_ids: Mapping[str, str] = {}
 
@@ -146,11 +158,11 @@ class GatewayRecord(msgspec.Struct, frozen=True):
     at: int
 
 
-Kind = TypeVar("Kind", SessionRecord, FlightRecord, GatewayRecord)
+Kind = TypeVar("Kind", SessionRecord, InflightRecord, GatewayRecord)
 
 encode = msgspec.json.encode
 _SESSION: Final = msgspec.json.Decoder(SessionRecord)
-_FLIGHT: Final = msgspec.json.Decoder(FlightRecord)
+_INFLIGHT: Final = msgspec.json.Decoder(InflightRecord)
 _GATEWAY: Final = msgspec.json.Decoder(GatewayRecord)
 
 
@@ -159,9 +171,9 @@ def decode_session(value: bytes | None) -> SessionRecord | None:
     return _decode(_SESSION, value)
 
 
-def decode_flight(value: bytes | None) -> FlightRecord | None:
-    """Read a flight record; None when there is none or it is not ours."""
-    return _decode(_FLIGHT, value)
+def decode_inflight(value: bytes | None) -> InflightRecord | None:
+    """Read an in-flight record; None when there is none or it is not ours."""
+    return _decode(_INFLIGHT, value)
 
 
 def decode_gateway(value: bytes | None) -> GatewayRecord | None:

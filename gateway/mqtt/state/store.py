@@ -11,7 +11,7 @@ import structlog
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.state import StateTopic, Written
 from gateway.mqtt.state.checks import kind_and_name
-from gateway.mqtt.state.records import FLIGHT, GATEWAY, SESSION, FlightRecord, GatewayRecord, SessionRecord, encode
+from gateway.mqtt.state.records import GATEWAY, INFLIGHT, SESSION, GatewayRecord, InflightRecord, SessionRecord, encode
 from mapping.outcomes import Outcome
 from mapping.record import GW_OWNER, Received
 
@@ -21,19 +21,19 @@ AGAIN_S: Final = 1.0  # after Kafka refused a write
 
 
 class SessionStore:
-    """See the module.
+    """The last known records of all sessions, and their way into Kafka.
 
     Attributes:
         records: client id -> session record, of all gateways.
-        flights: client id -> flight record.
+        inflight: client id -> in-flight record.
         stopped: nothing is tried again.
         invalid: records that were ignored.
     """
 
     def __init__(self, owner: str) -> None:
-        """Nothing is known; `owner` is written into every record."""
+        """`owner` is written into every record."""
         self.records: dict[str, bytes] = {}
-        self.flights: dict[str, bytes] = {}
+        self.inflight: dict[str, bytes] = {}
         self.stopped = False
         self.invalid = 0
         self._mark = ((GW_OWNER, owner.encode()),)
@@ -83,7 +83,7 @@ class SessionStore:
         """Write records as they are by now."""
         for kind, client_id in tokens:
             if not self.stopped:
-                self.put(kind, client_id, (self.records if kind == SESSION else self.flights).get(client_id))
+                self.put(kind, client_id, (self.records if kind == SESSION else self.inflight).get(client_id))
 
     def put_all(self, partition: int) -> None:
         """Write down everything that is known of a partition."""
@@ -96,22 +96,22 @@ class SessionStore:
         """Write our heartbeat, or None when this gateway stops; nobody waits for it."""
         self._table.write((GATEWAY + name).encode(), encode(beat) if beat else None, self._mark, owner=None)
 
-    def write_flight(self, client_id: str, record: FlightRecord, owner: Owner | None = None) -> None:
-        """Write a session's flight record; its `owner` is told when it is stored."""
-        value = self.flights[client_id] = encode(record)
-        self.put(FLIGHT, client_id, value, owner)
+    def write_inflight(self, client_id: str, record: InflightRecord, owner: Owner | None = None) -> None:
+        """Write a session's in-flight record; its `owner` is told when it is stored."""
+        value = self.inflight[client_id] = encode(record)
+        self.put(INFLIGHT, client_id, value, owner)
 
     def write_session(self, client_id: str, record: SessionRecord, owner: Owner | None = None) -> None:
         """Write a session's record; its `owner` is told when it is stored."""
         value = self.records[client_id] = encode(record)
         self.put(SESSION, client_id, value, owner)
 
-    async def save(self, client_id: str, record: SessionRecord, flight: FlightRecord | None) -> None:
+    async def save(self, client_id: str, record: SessionRecord, inflight: InflightRecord | None) -> None:
         """Write both records, and wait until they are stored; Refused when Kafka does not take them."""
         writes = [Written()]
-        if flight is not None:  # first: a subscription without a place in the log would begin at the log's beginning
+        if inflight is not None:  # first: a subscription without a place in the log would begin at the log's beginning
             writes.append(Written())
-            self.write_flight(client_id, flight, writes[1])
+            self.write_inflight(client_id, inflight, writes[1])
         self.write_session(client_id, record, writes[0])
         for written in writes:
             result = await written.done

@@ -30,13 +30,13 @@ from gateway.mqtt.session.qos2 import Qos2Parts
 from gateway.mqtt.session.session import Session, SessionParts
 from gateway.mqtt.session.shared import ShareParts
 from gateway.mqtt.state.records import (
-    FLIGHT,
+    INFLIGHT,
     SESSION,
-    FlightRecord,
     GatewayRecord,
+    InflightRecord,
     PendingWill,
     SessionRecord,
-    decode_flight,
+    decode_inflight,
     decode_session,
     encode,
 )
@@ -76,7 +76,7 @@ class World:
 
     client_id = ID
     grant = None
-    is_open = takes_more = tells_failures = True
+    is_open = takes_more = reports_failures = True
     window = 10
     name = "nothing is retained"
 
@@ -110,7 +110,7 @@ class World:
         self.sessions.wrong, self.sessions.steps = [], []
         self.sessions.bind(me)
         self.opening = Opening(
-            self.sessions, me, wall_clock=lambda: self.now_ms, nonce=lambda: "nonce", follow=self.follow
+            self.sessions, me, wall_clock=lambda: self.now_ms, new_session_id=lambda: "nonce", follow=self.follow
         )
         self.opening.ready.set()
         self.upkeep = Upkeep(self.sessions, me, self.opening.ready)
@@ -226,16 +226,16 @@ class World:
         )
         await self.settle_down()
 
-    async def foreign(self, kind: str, record: SessionRecord | FlightRecord | None) -> None:
+    async def foreign(self, kind: str, record: SessionRecord | InflightRecord | None) -> None:
         self.sessions.apply(self.received(kind, encode(record) if record is not None else None))
         await self.settle_down()
         self.attach()
 
     def send_qos_2(self) -> None:
         assert self.session is not None
-        exchanges = self.session.receiving()
-        exchanges._covered.add("t")
-        exchanges.publish(Record("t", None, b""), 1, Slot(1, None, 2))
+        inbound_qos2 = self.session.receiving()
+        inbound_qos2._persisted_topics.add("t")
+        inbound_qos2.publish(Record("t", None, b""), 1, Slot(1, None, 2))
 
     async def happen(self, event: Event) -> None:
         record = self.record
@@ -269,7 +269,7 @@ class World:
                 await self.kafka_answers()
                 self.upkeep._save_positions()
             case Event.RELEASED:
-                await self.foreign(FLIGHT, FlightRecord("nonce", record.epoch, final=True))
+                await self.foreign(INFLIGHT, InflightRecord("nonce", record.epoch, final=True))
                 self.stop_connect()
             case Event.ORPHANED:
                 self.now_ms += int(SILENT_S * 1000) + 1000
@@ -363,12 +363,12 @@ async def test_every_cell(state: State, event: Event, tmp_path: Path) -> None:
     # What follows at once, as IDLE does when nothing is on its way to Kafka, begins in the state that the table says.
     assert [*(step[0] for step in world.sessions.steps[steps + 1 :]), world.state][0] is after
     sessions = [decode_session(value) for kind, value in world.written if kind == SESSION]
-    flights = [decode_flight(value) for kind, value in world.written if kind == FLIGHT]
+    inflight = [decode_inflight(value) for kind, value in world.written if kind == INFLIGHT]
     mine = [record for record in sessions if record is not None and record.owner == world.sessions.owner]
     assert world.published - published == (action is Action.PUBLISH_WILL or (action is Action.END and had_will))
     assert world.closed - closed == (action is Action.HAND_OVER and state is State.CONNECTED)
     assert (
-        any(flight is not None and flight.final for flight in flights)
+        any(one is not None and one.final for one in inflight)
         == (action is Action.RELEASE and (event is Event.IDLE or state is State.AWAY))
         or action is Action.HAND_OVER
     )
@@ -419,7 +419,7 @@ async def outside(world: World, name: str) -> None:
         case "claimed" | "moved" | "outdated" | "deleted":
             await world.happen(Event[name.upper()])
         case "final":
-            await world.foreign(FLIGHT, FlightRecord("nonce", world.record.epoch, final=True))
+            await world.foreign(INFLIGHT, InflightRecord("nonce", world.record.epoch, final=True))
         case "dead":
             await world.happen(Event.ORPHANED)
         case "alive":

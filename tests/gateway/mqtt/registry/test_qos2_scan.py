@@ -1,4 +1,4 @@
-"""Finding QoS 2 exchanges in a real log, among other traffic."""
+"""Finding QoS 2 messages in a real log, among other traffic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import RecordsToDelete
 
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.mqtt.registry.qos2_scan import find_exchanges, parse
+from gateway.mqtt.registry.qos2_scan import find_qos2_messages, parse
 from mapping.record import MQTT_EXCHANGE
 from tests.support.gateway import wait_until
 
@@ -39,8 +39,8 @@ async def producer(bootstrap: str) -> AsyncIterator[AIOKafkaProducer]:
         yield client
 
 
-def exchange(nonce: str, packet_id: int, sequence: int) -> list[tuple[str, bytes]]:
-    return [("mqtt.qos", b"2"), (MQTT_EXCHANGE, f"{nonce}/{packet_id}/{sequence}".encode())]
+def message(session_id: str, packet_id: int, sequence: int) -> list[tuple[str, bytes]]:
+    return [("mqtt.qos", b"2"), (MQTT_EXCHANGE, f"{session_id}/{packet_id}/{sequence}".encode())]
 
 
 @pytest.mark.parametrize(
@@ -63,25 +63,25 @@ async def test_several_partitions_and_topics_with_other_traffic_between(
 ) -> None:
     first, second = await new_topic(partitions=3), await new_topic(partitions=2)
     nonces = [uuid.uuid4().hex for _ in range(3)]
-    expected: dict[str, set[tuple[int, int]]] = {nonce: set() for nonce in nonces}
+    expected: dict[str, set[tuple[int, int]]] = {session_id: set() for session_id in nonces}
     for number in range(900):
         topic, partitions = (first, 3) if number % 2 else (second, 2)
         if number % 9 == 0:
             pair = (number % 100 + 1, number)
             expected[nonces[number % 3]].add(pair)
-            headers = exchange(nonces[number % 3], *pair)
+            headers = message(nonces[number % 3], *pair)
         elif number % 50 == 1:
             headers = [(MQTT_EXCHANGE, b"nonsense")]
         else:
-            headers = [("user.mqtt.exchange", b"n/1/1"), ("unit", b"C")]
+            headers = [("user.mqtt.message", b"n/1/1"), ("unit", b"C")]
         await producer.send(topic, b"x", headers=headers, partition=number % partitions)
     await producer.flush()
-    expected = {nonce: pairs for nonce, pairs in expected.items() if pairs}
+    expected = {session_id: pairs for session_id, pairs in expected.items() if pairs}
     ranges = {TopicPartition(topic, number): 0 for topic, count in ((first, 3), (second, 2)) for number in range(count)}
     ranges[TopicPartition(f"gone-{uuid.uuid4().hex}", 0)] = 5
     ranges[TopicPartition(second, 7)] = 0
-    assert await find_exchanges(kafka, lookup, asyncio.create_task, ranges) == expected
-    assert await find_exchanges(kafka, lookup, asyncio.create_task, {}) == {}
+    assert await find_qos2_messages(kafka, lookup, asyncio.create_task, ranges) == expected
+    assert await find_qos2_messages(kafka, lookup, asyncio.create_task, {}) == {}
 
 
 async def test_it_begins_at_the_offset_and_ends_at_the_end(
@@ -90,12 +90,12 @@ async def test_it_begins_at_the_offset_and_ends_at_the_end(
     topic = await new_topic(partitions=1)
     partition = TopicPartition(topic, 0)
     for number in range(20):
-        await producer.send(topic, b"x", headers=exchange("n", 1, number), partition=0)
+        await producer.send(topic, b"x", headers=message("n", 1, number), partition=0)
     await producer.flush()
 
     async def sequences(offset: int) -> list[int]:
         found = await asyncio.wait_for(
-            find_exchanges(kafka, lookup, asyncio.create_task, {partition: offset}), WITHIN_S
+            find_qos2_messages(kafka, lookup, asyncio.create_task, {partition: offset}), WITHIN_S
         )
         return sorted(sequence for _, sequence in found.get("n", ()))
 
@@ -115,13 +115,16 @@ async def test_transactions_of_others_neither_end_nor_delay_it(
         async with other.transaction():
             await other.send_and_wait(topic, b"x", partition=0)  # the log ends with a marker
         assert (
-            await asyncio.wait_for(find_exchanges(kafka, lookup, asyncio.create_task, {partition: 0}), WITHIN_S) == {}
+            await asyncio.wait_for(find_qos2_messages(kafka, lookup, asyncio.create_task, {partition: 0}), WITHIN_S)
+            == {}
         )
         async with other.transaction():
             await other.send_and_wait(topic, b"open", partition=0)
             # Ours is stored, although readers of committed records do not see it yet.
-            await producer.send_and_wait(topic, b"x", headers=exchange("n", 3, 4), partition=0)
-            found = await asyncio.wait_for(find_exchanges(kafka, lookup, asyncio.create_task, {partition: 0}), WITHIN_S)
+            await producer.send_and_wait(topic, b"x", headers=message("n", 3, 4), partition=0)
+            found = await asyncio.wait_for(
+                find_qos2_messages(kafka, lookup, asyncio.create_task, {partition: 0}), WITHIN_S
+            )
             assert found == {"n": {(3, 4)}}
 
 
@@ -140,11 +143,11 @@ async def test_a_hundred_thousand_records_take_seconds(
             for _ in range(count):
                 batch.append(key=b"k", value=b"x" * 20, timestamp=None, headers=headers)
             await producer.send_batch(batch, topic, partition=number)
-        await producer.send(topic, b"x", headers=exchange("n", number + 1, number), partition=number)
+        await producer.send(topic, b"x", headers=message("n", number + 1, number), partition=number)
     await producer.flush()
     ranges = {TopicPartition(topic, number): 0 for number in range(4)}
     started = time.perf_counter()
-    found = await find_exchanges(kafka, lookup, asyncio.create_task, ranges)
+    found = await find_qos2_messages(kafka, lookup, asyncio.create_task, ranges)
     assert time.perf_counter() - started < 40
     assert found == {"n": {(1, 0), (2, 1), (3, 2), (4, 3)}}
 
@@ -153,7 +156,7 @@ async def test_it_waits_for_a_kafka_that_is_away(
     bootstrap: str, producer: AIOKafkaProducer, new_topic: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = await new_topic(partitions=1)
-    await producer.send_and_wait(topic, b"x", headers=exchange("n", 1, 2), partition=0)
+    await producer.send_and_wait(topic, b"x", headers=message("n", 1, 2), partition=0)
     host, _, port = bootstrap.rpartition(":")
     away = socket.socket()  # it has its port, and nobody listens there yet
     away.bind(("127.0.0.1", 0))
@@ -172,7 +175,9 @@ async def test_it_waits_for_a_kafka_that_is_away(
     kafka = {"bootstrap_servers": f"127.0.0.1:{own}", "request_timeout_ms": 2000}
     lookup = Lookup(kafka, spawn=asyncio.create_task, timeout_s=1.0)
     async with asyncio.TaskGroup() as group:
-        finding = group.create_task(find_exchanges(kafka, lookup, asyncio.create_task, {TopicPartition(topic, 0): 0}))
+        finding = group.create_task(
+            find_qos2_messages(kafka, lookup, asyncio.create_task, {TopicPartition(topic, 0): 0})
+        )
         await wait_until(lambda: "cannot be read" in caplog.text)
         assert not finding.done()
         server = await asyncio.start_server(forward, sock=away)

@@ -24,7 +24,7 @@ from gateway.kafka.groups.membership import GROUP_LIMIT, Groups
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.mqtt.routing.router import Match
 from gateway.mqtt.routing.shared_groups import Share, Sharing
-from gateway.mqtt.state.records import Wish
+from gateway.mqtt.state.records import SessionSubscription
 from mapping.mqtt import from_record
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_QOS, Received
@@ -47,7 +47,7 @@ class Client:
 
     def __init__(self, name: str = "client", window: int = 1000, *, barred: bool = False) -> None:
         self.client_id = name
-        self.room = window
+        self.capacity = window
         self.takes_more = True
         self.barred = barred  # may not read anything
         self.got: list[tuple[Received, Match]] = []
@@ -62,8 +62,8 @@ class Client:
         if match.qos == 0:
             share.done(record)
             return
-        assert self.room > 0
-        self.room -= 1
+        assert self.capacity > 0
+        self.capacity -= 1
         self.held.append((share, record))
 
     def acknowledge(self, count: int | None = None) -> list[Received]:
@@ -72,7 +72,7 @@ class Client:
         del self.held[: len(settled)]
         for share, record in settled:
             share.done(record)
-        self.room += len(settled)
+        self.capacity += len(settled)
         for share in self.shares.values():
             share.wake()
         return [record for _, record in settled]
@@ -110,8 +110,8 @@ class Process:
         return task
 
     async def join(self, client: Client, group: str, topic_filter: str, qos: int = 1, identifier: int = 0) -> Client:
-        wish = Wish(Subscription(f"$share/{group}/{topic_filter}", qos), identifier)
-        client.shares[topic_filter] = await self.sharing.join(client, Shared(group, topic_filter), wish)
+        subscription = SessionSubscription(Subscription(f"$share/{group}/{topic_filter}", qos), identifier)
+        client.shares[topic_filter] = await self.sharing.join(client, Shared(group, topic_filter), subscription)
         return client
 
     @property
@@ -472,11 +472,13 @@ async def test_joins_that_cannot_be_are_refused(process, new_topic, group) -> No
 async def test_a_subscriber_that_joins_twice_at_once_has_one_place(process, new_topic, group) -> None:
     topic = await new_topic(partitions=1)
     client = Client()
-    wishes = [Wish(Subscription(f"$share/{group}/{topic}/#", qos)) for qos in (1, 0)]
+    subscriptions = [SessionSubscription(Subscription(f"$share/{group}/{topic}/#", qos)) for qos in (1, 0)]
     shared = Shared(group, f"{topic}/#")
-    one, two = await asyncio.gather(*(process.sharing.join(client, shared, wish) for wish in wishes))
+    one, two = await asyncio.gather(
+        *(process.sharing.join(client, shared, subscription) for subscription in subscriptions)
+    )
     assert one is two
-    assert one.wish is wishes[1]
+    assert one.subscription is subscriptions[1]
     assert process.group.outlets == 1
 
 

@@ -41,14 +41,14 @@ def test_nobody_is_acknowledged_ahead_of_one_that_waits() -> None:
     assert queue.ready() == [first, second]
 
 
-@given(st.lists(st.sampled_from(["plain", "exactly once", "unheard"]), max_size=12), st.data())
+@given(st.lists(st.sampled_from(["plain", "exactly once", "no_subscribers"]), max_size=12), st.data())
 def test_what_is_stored_together_is_taken_at_once_as_far_as_nobody_waits(kinds: list[str], data: st.DataObject) -> None:
     queue, taken_at_once = AckQueue(), AckQueue()
     slots, others = [], []
     for number, kind in enumerate(kinds):
         for line, made in ((queue, slots), (taken_at_once, others)):
             made.append(line.arrive(number, 2 if kind == "exactly once" else 1))
-            made[-1].unheard = kind == "unheard"
+            made[-1].no_subscribers = kind == "no_subscribers"
     left: list[int] = []
     left_at_once: list[int] = []
     numbers = list(range(len(kinds)))

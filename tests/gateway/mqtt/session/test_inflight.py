@@ -1,6 +1,6 @@
 """Deliveries of a kept session: whatever breaks, QoS 2 comes once, QoS 1 at least once, each partition in order.
 
-The log, the reader and the topic of sessions are lists here: what is tested is the arithmetic of flights and places.
+The log, the reader and the topic of sessions are lists here: what is tested is the arithmetic of inflight and places.
 """
 
 from __future__ import annotations
@@ -12,8 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.mqtt.session.inflight import Flights
-from gateway.mqtt.state.records import PUBACK, PUBCOMP, PUBREC, Flight, FlightRecord, Places, decode_flight, encode
+from gateway.mqtt.session.inflight import InflightMessages
+from gateway.mqtt.state.records import (
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    InflightMessage,
+    InflightRecord,
+    Places,
+    decode_inflight,
+    encode,
+)
 from mapping.record import Received
 
 PARTITIONS = 3
@@ -52,9 +61,9 @@ class Gateway:
 
     def __init__(self, chance: random.Random, log: list[list[int]], stored: bytes, client: Client) -> None:
         self.chance, self.log, self.stored, self.client = chance, log, stored, client
-        found = decode_flight(stored)
+        found = decode_inflight(stored)
         assert found is not None
-        self.flights = Flights(found.flights, found.reached)
+        self.inflight = InflightMessages(found.messages, found.reached)
         self.writes: collections.deque[tuple[bytes, list[tuple[str, int, tuple[int, int]]]]] = collections.deque()
         self.waiting: list[tuple[str, int, tuple[int, int]]] = []
         self.positions = [0] * PARTITIONS
@@ -68,26 +77,26 @@ class Gateway:
         self.writes.clear()
         self.window = WINDOW
         wanted = {"t": dict.fromkeys(range(PARTITIONS), 0)}
-        starts, at_once, lost = self.flights.rewind(0, wanted, {})
+        starts, at_once, lost = self.inflight.rewind(0, wanted, {})
         assert lost == []
         for (_, partition), offset in starts.items():
             self.positions[partition] = offset
-        for flight in at_once:
-            assert flight.stage == PUBCOMP
-            self.client.pubrel(flight.packet_id)
+        for entry in at_once:
+            assert entry.stage == PUBCOMP
+            self.client.pubrel(entry.packet_id)
 
     def reached(self) -> Places:
-        return self.flights.places({"t": dict(enumerate(self.positions))})
+        return self.inflight.places({"t": dict(enumerate(self.positions))})
 
     def drop(self) -> None:
         """The connection breaks; CONNACK of the next one means that all is stored."""
-        self.flights.reached = self.reached()
+        self.inflight.reached = self.reached()
         self.save()
         self.stored, _ = self.writes.pop()
         self.begin()
 
     def save(self) -> None:
-        value = encode(FlightRecord("n", 1, self.reached(), self.flights.on_the_way()))
+        value = encode(InflightRecord("n", 1, self.reached(), self.inflight.entries()))
         self.writes.append((value, list(self.waiting)))
         self.waiting.clear()
 
@@ -109,18 +118,18 @@ class Gateway:
         partition = self.chance.choice(behind)
         offset = self.positions[partition]
         self.positions[partition] += 1
-        verdict = self.flights.judge(record(partition, offset))
+        verdict = self.inflight.judge(record(partition, offset))
         assert verdict.lost == ()
         if verdict.finished:
             return
         self.window -= 1
-        if verdict.flight is not None:
-            flight = verdict.flight
-            self.client.publish(flight.packet_id, (partition, offset), flight.stage, dup=True)
+        if verdict.entry is not None:
+            entry = verdict.entry
+            self.client.publish(entry.packet_id, (partition, offset), entry.stage, dup=True)
             return
         qos = self.log[partition][offset]
-        used = {flight.packet_id for flight in self.flights.on_the_way()}
-        packet_id = self.flights.begin(record(partition, offset), PUBACK if qos == 1 else PUBREC)
+        used = {entry.packet_id for entry in self.inflight.entries()}
+        packet_id = self.inflight.begin(record(partition, offset), PUBACK if qos == 1 else PUBREC)
         assert packet_id not in used
         if qos == 1:
             self.client.publish(packet_id, (partition, offset), 1, dup=False)
@@ -132,13 +141,13 @@ class Gateway:
         if not self.client.answers:
             return
         kind, packet_id = self.client.answers.popleft()
-        flight = self.flights.find(packet_id)
-        if kind == "PUBREC" and flight is not None:
-            flight.stage = PUBCOMP
+        entry = self.inflight.find(packet_id)
+        if kind == "PUBREC" and entry is not None:
+            entry.stage = PUBCOMP
             self.waiting.append(("PUBREL", packet_id, (0, 0)))
-        elif kind != "PUBREC" and flight is not None:
-            resumed = flight.stage == PUBCOMP and self.window == WINDOW
-            self.flights.end(packet_id)
+        elif kind != "PUBREC" and entry is not None:
+            resumed = entry.stage == PUBCOMP and self.window == WINDOW
+            self.inflight.end(packet_id)
             self.window += not resumed
 
 
@@ -148,7 +157,7 @@ class Gateway:
 def test_what_comes_whatever_breaks(chance: random.Random, steps: int) -> None:
     log: list[list[int]] = [[] for _ in range(PARTITIONS)]
     client = Client()
-    stored = encode(FlightRecord("n", 1, {"t": dict.fromkeys(range(PARTITIONS), 0)}))
+    stored = encode(InflightRecord("n", 1, {"t": dict.fromkeys(range(PARTITIONS), 0)}))
     gateway = Gateway(chance, log, stored, client)
     for _ in range(steps):
         step = chance.random()
@@ -169,7 +178,7 @@ def test_what_comes_whatever_breaks(chance: random.Random, steps: int) -> None:
         gateway.hear()
         if gateway.waiting or gateway.writes:
             gateway.store()
-    assert len(gateway.flights) == 0
+    assert len(gateway.inflight) == 0
     assert client.unreleased == {}
     for partition in range(PARTITIONS):
         expected = list(enumerate(log[partition]))
@@ -183,77 +192,77 @@ def test_what_comes_whatever_breaks(chance: random.Random, steps: int) -> None:
         assert once == sorted(once)
 
 
-def flight(packet_id: int, offset: int, stage: int = PUBREC) -> Flight:
-    return Flight(packet_id, "t", 0, offset, stage)
+def entry(packet_id: int, offset: int, stage: int = PUBREC) -> InflightMessage:
+    return InflightMessage(packet_id, "t", 0, offset, stage)
 
 
 @pytest.mark.clause("MQTT-2.2.1-4")
 def test_identifiers_wrap_around_those_in_use() -> None:
-    flights = Flights([flight(1, 0), flight(65_535, 1)])
-    flights._last = 65_534
-    assert [flights.begin(record(0, offset), PUBACK) for offset in (2, 3)] == [2, 3]
+    inflight = InflightMessages([entry(1, 0), entry(65_535, 1)])
+    inflight._last = 65_534
+    assert [inflight.begin(record(0, offset), PUBACK) for offset in (2, 3)] == [2, 3]
 
 
 def test_what_left_the_log_is_told_once() -> None:
-    flights = Flights([flight(1, 3), flight(2, 4), flight(3, 9, PUBACK)], {"t": {0: 10}})
-    flights.rewind(0, {"t": {0: 20}}, {})
-    verdict = flights.judge(record(0, 9))
+    inflight = InflightMessages([entry(1, 3), entry(2, 4), entry(3, 9, PUBACK)], {"t": {0: 10}})
+    inflight.rewind(0, {"t": {0: 20}}, {})
+    verdict = inflight.judge(record(0, 9))
     assert [one.packet_id for one in verdict.lost] == [1, 2]
-    assert verdict.flight is not None
-    assert verdict.flight.packet_id == 3
-    assert flights.judge(record(0, 10)).lost == ()
+    assert verdict.entry is not None
+    assert verdict.entry.packet_id == 3
+    assert inflight.judge(record(0, 10)).lost == ()
 
 
 def test_what_is_answered_before_it_is_sent_again_is_not_sent() -> None:
-    flights = Flights([flight(1, 3), flight(2, 4)], {"t": {0: 10}})
-    flights.rewind(0, {"t": {0: 20}}, {})
-    found = flights.find(1)
+    inflight = InflightMessages([entry(1, 3), entry(2, 4)], {"t": {0: 10}})
+    inflight.rewind(0, {"t": {0: 20}}, {})
+    found = inflight.find(1)
     assert found is not None
     found.stage = PUBCOMP
-    flights.end(2)
-    flights.begin(record(0, 11), PUBREC)
-    assert flights.judge(record(0, 3)).finished
-    assert flights.judge(record(0, 4)).finished
+    inflight.end(2)
+    inflight.begin(record(0, 11), PUBREC)
+    assert inflight.judge(record(0, 3)).finished
+    assert inflight.judge(record(0, 4)).finished
 
 
 def test_only_what_is_on_the_way_is_wanted_of_a_topic_without_subscription() -> None:
     """It may be subscribed to again while the log is still read for the deliveries."""
-    flights = Flights([flight(1, 3)], {})
-    starts, _, lost = flights.rewind(0, {}, {"t": {0: 7}})
+    inflight = InflightMessages([entry(1, 3)], {})
+    starts, _, lost = inflight.rewind(0, {}, {"t": {0: 7}})
     assert (starts, lost) == ({("t", 0): 3}, [])
-    assert flights.judge(record(0, 3)).flight is not None
-    assert all(flights.judge(record(0, offset)).finished for offset in (4, 5, 6))
-    assert not flights.judge(record(0, 7)).finished
+    assert inflight.judge(record(0, 3)).entry is not None
+    assert all(inflight.judge(record(0, offset)).finished for offset in (4, 5, 6))
+    assert not inflight.judge(record(0, 7)).finished
 
 
 def test_a_partition_that_is_gone_gives_up_its_deliveries() -> None:
-    _, _, lost = Flights([flight(1, 3)], {}).rewind(0, {}, {})
+    _, _, lost = InflightMessages([entry(1, 3)], {}).rewind(0, {}, {})
     assert [one.packet_id for one in lost] == [1]
 
 
 def test_a_topic_that_was_made_anew_is_read_from_its_beginning() -> None:
-    flights = Flights([], {"t": {0: 10, 1: 4}})
-    flights.fit({"t": {0: 2, 1: 4}})
-    starts, _, _ = flights.rewind(0, {"t": {0: 2, 1: 4}}, {})
+    inflight = InflightMessages([], {"t": {0: 10, 1: 4}})
+    inflight.fit({"t": {0: 2, 1: 4}})
+    starts, _, _ = inflight.rewind(0, {"t": {0: 2, 1: 4}}, {})
     assert starts == {("t", 0): 0, ("t", 1): 4}
-    assert not flights.judge(record(0, 0)).finished
+    assert not inflight.judge(record(0, 0)).finished
 
 
 def test_what_a_dead_gateway_may_have_sent_is_marked() -> None:
-    flights = Flights([], {"t": {0: 2}})
-    flights.rewind(1000, {"t": {0: 5}}, {})
-    assert flights.judge(record(0, 1)).finished
-    assert flights.judge(record(0, 2)).unclear
+    inflight = InflightMessages([], {"t": {0: 2}})
+    inflight.rewind(1000, {"t": {0: 5}}, {})
+    assert inflight.judge(record(0, 1)).finished
+    assert inflight.judge(record(0, 2)).unclear
     later = Received("t", b"k", b"v", (), 1001, 0, 3)
-    assert not flights.judge(later).unclear
-    assert not flights.is_back
+    assert not inflight.judge(later).unclear
+    assert not inflight.is_back
 
 
 def test_a_topic_that_was_deleted_while_the_client_was_away_is_new_when_it_is_there_again() -> None:
-    flights = Flights((), {"t": {0: 5}, "stays": {0: 5}})
-    flights.rewind(0, {"stays": {0: 5}}, {})  # as the session comes back there is no such topic
+    inflight = InflightMessages((), {"t": {0: 5}, "stays": {0: 5}})
+    inflight.rewind(0, {"stays": {0: 5}}, {})  # as the session comes back there is no such topic
     for offset in range(3):
-        verdict = flights.judge(record(0, offset))
+        verdict = inflight.judge(record(0, offset))
         assert not verdict.finished
     assert flights.places({"stays": {0: 3}}) == {"stays": {0: 5}}
 

@@ -1,4 +1,4 @@
-"""Retained messages that a kept session is owed are sent after its return, whatever ended the connection."""
+"""Retained messages that a kept session is still to be sent come after its return, whatever ended the connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.mqtt.session.pending_retained import Pending, RetainedQueue
-from gateway.mqtt.state.records import Owed, Wish
+from gateway.mqtt.state.records import PendingRetained, SessionSubscription
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Publish, Subscription
 from tests.support.gateway import GatewayProcess
@@ -19,12 +19,12 @@ from tests.support.mqtt import RawClient
 KEPT: dict[str, Any] = {"clean_start": False, "session_expiry_interval": 60, "receive_maximum": 2}
 
 
-def wish(topic_filter: str) -> Wish:
-    return Wish(Subscription(topic_filter, 1))
+def subscription(topic_filter: str) -> SessionSubscription:
+    return SessionSubscription(Subscription(topic_filter, 1))
 
 
-def add(queue: RetainedQueue, owed: Owed, found: list[tuple[str, tuple[int, int]]]) -> None:
-    pending = queue.add(wish(owed.topic_filter), owed)
+def add(queue: RetainedQueue, progress: PendingRetained, found: list[tuple[str, tuple[int, int]]]) -> None:
+    pending = queue.add(subscription(progress.topic_filter), progress)
     pending.found.extend(found)
     queue.send(pending)
 
@@ -37,57 +37,57 @@ def first(queue: RetainedQueue) -> Pending:
 
 def test_what_is_owed_is_a_place() -> None:
     queue = RetainedQueue()
-    one, two, empty = (queue.owe(name) for name in ("a/+", "b/+", "c/+"))
+    one, two, empty = (queue.expect(name) for name in ("a/+", "b/+", "c/+"))
     add(queue, one, [("a/1", (0, 7)), ("a/2", (0, 9)), ("a/3", (1, 2))])
     add(queue, two, [("b/1", (0, 3))])
     add(queue, empty, [])
-    assert queue.owed == (Owed("a/+"), Owed("b/+"))
-    queue.add_again("x", wish("x"), 5)
+    assert queue.progress == (PendingRetained("a/+"), PendingRetained("b/+"))
+    queue.add_again("x", subscription("x"), 5)
     queue.pop()
     queue.pop()
-    assert queue.owed == (Owed("a/+", 0, 9), Owed("b/+"))
-    again = RetainedQueue(queue.owed)
+    assert queue.progress == (PendingRetained("a/+", 0, 9), PendingRetained("b/+"))
+    again = RetainedQueue(queue.progress)
     assert again.first is None
     queue.pop()
-    assert queue.owed == (Owed("b/+"),)
+    assert queue.progress == (PendingRetained("b/+"),)
     queue.pop()
-    assert queue.owed == ()
+    assert queue.progress == ()
     assert first(queue).packet_id == 5
     queue.pop()
     assert not queue
 
 
 def test_what_was_unsubscribed_is_not_owed() -> None:
-    queue = RetainedQueue([Owed("a/+", 0, 9), Owed("b/+")])
-    for owed in queue.owed:
-        add(queue, owed, [("x", (0, 10)), ("y", (0, 11))])
-    queue.add_again("a/+", wish("a/+"), 5)
+    queue = RetainedQueue([PendingRetained("a/+", 0, 9), PendingRetained("b/+")])
+    for progress in queue.progress:
+        add(queue, progress, [("x", (0, 10)), ("y", (0, 11))])
+    queue.add_again("a/+", subscription("a/+"), 5)
     queue.forget("a/+")
-    assert queue.owed == (Owed("b/+"),)
+    assert queue.progress == (PendingRetained("b/+"),)
     queue.pop()
-    assert first(queue).wish.options.topic_filter == "b/+"
+    assert first(queue).subscription.options.topic_filter == "b/+"
     queue.pop()
-    assert first(queue).wish.options.topic_filter == "a/+"
+    assert first(queue).subscription.options.topic_filter == "a/+"
     queue.clear()
     assert not queue
 
 
 def test_nothing_is_sent_before_all_is_found() -> None:
     queue = RetainedQueue()
-    owed = queue.owe("a/#")
-    searched = queue.add(wish("a/#"), owed)
-    add(queue, queue.owe("b"), [("b", (0, 3))])
+    progress = queue.expect("a/#")
+    searched = queue.add(subscription("a/#"), progress)
+    add(queue, queue.expect("b"), [("b", (0, 3))])
     searched.found.append(("a/1", (0, 7)))
     assert queue.first is None
     queue.send(searched)
     assert queue.first is searched
     queue.pop()
     assert first(queue).found[0][0] == "b"
-    left = queue.add(wish("c/#"), queue.owe("c/#"))
+    left = queue.add(subscription("c/#"), queue.expect("c/#"))
     queue.forget("c/#")
     assert left.is_dropped
     queue.clear()
-    assert queue.owed == (Owed("b"),)
+    assert queue.progress == (PendingRetained("b"),)
 
 
 async def some_retained(gateway: GatewayProcess, name: str, qos: int) -> list[bytes]:
@@ -123,7 +123,7 @@ async def rest(client: RawClient, qos: int, seen: list[Publish]) -> list[bytes]:
 @pytest.mark.clause("MQTT-4.4.0-1", "MQTT-3.3.1-9")
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_they_are_sent_after_a_reconnect(gateway: GatewayProcess, qos: int) -> None:
-    name = f"owed-{uuid.uuid4().hex[:8]}"
+    name = f"progress-{uuid.uuid4().hex[:8]}"
     payloads = await some_retained(gateway, name, qos)
     client = await RawClient.connect(gateway.address("mqtt"), name, **KEPT)
     await client.subscribe(Subscription(f"{name}/+", qos))
@@ -139,7 +139,7 @@ async def test_they_are_sent_after_a_reconnect(gateway: GatewayProcess, qos: int
 
 @pytest.mark.clause("MQTT-3.10.4-2")
 async def test_not_for_what_was_unsubscribed(gateway: GatewayProcess) -> None:
-    name = f"owed-{uuid.uuid4().hex[:8]}"
+    name = f"progress-{uuid.uuid4().hex[:8]}"
     await some_retained(gateway, name, 1)
     client = await RawClient.connect(gateway.address("mqtt"), name, **KEPT)
     await client.subscribe(Subscription(f"{name}/+", 1))
@@ -160,7 +160,7 @@ async def test_also_when_the_gateway_was_killed(
     """At QoS 2 none of them comes twice: how far it came is stored with the identifier, before the message leaves."""
     options = ("--data-dir", str(tmp_path / "data"))
     gateway = await new_gateway(bootstrap, *options, config="[kafka]\ncreate_topics = true\n").start()
-    name = f"owed-{uuid.uuid4().hex[:8]}"
+    name = f"progress-{uuid.uuid4().hex[:8]}"
     payloads = await some_retained(gateway, name, 2)
     client = await RawClient.connect(gateway.address("mqtt"), name, **KEPT)
     await client.subscribe(Subscription(f"{name}/+", 2))

@@ -1,6 +1,6 @@
 """QoS 2 from clients: whatever the order of events, and wherever the gateway dies, each message is stored once.
 
-The log and the topic of sessions are lists here: what is tested is the arithmetic of marks, sequences and floors, on
+The log and the topic of sessions are lists here: what is tested is the arithmetic of sequences and offsets, on
 every interleaving that hypothesis finds. `loadtest.scenarios.kills` shows the same with Kafka and SIGKILL.
 """
 
@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from flowcontrol.budget import Budget
 from gateway.kafka.contracts import Result
-from gateway.mqtt.registry.crash_recovery import Accounting
+from gateway.mqtt.registry.crash_recovery import CrashRecovery
 from gateway.mqtt.registry.qos2_scan import Found, parse
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.journal import Journal
-from gateway.mqtt.session.qos2 import Exchanges, Floors, Qos2Parts
-from gateway.mqtt.state.records import FlightRecord, decode_flight, encode
+from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts, StartOffsets
+from gateway.mqtt.state.records import InflightRecord, decode_inflight, encode
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Record
 
@@ -31,14 +31,14 @@ PARTITIONS = 2
 
 
 class Kafka:
-    """A log that outlives gateways, and the last flight record that was stored."""
+    """A log that outlives gateways, and the last in-flight record that was stored."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.log: dict[TopicPartition, list[Record]] = {
             TopicPartition(topic, number): [] for topic in TOPICS for number in range(PARTITIONS)
         }
-        self.flight = encode(FlightRecord("n", 1))
+        self.inflight = encode(InflightRecord("n", 1))
         self.unknown: set[int] = set()  # messages for which it was silent
 
     async def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
@@ -55,8 +55,8 @@ class Kafka:
                     if name == MQTT_EXCHANGE:
                         parsed = parse(value)
                         assert parsed is not None
-                        nonce, packet_id, sequence = parsed
-                        found.setdefault(nonce, set()).add((packet_id, sequence))
+                        session_id, packet_id, sequence = parsed
+                        found.setdefault(session_id, set()).add((packet_id, sequence))
         return found
 
 
@@ -64,7 +64,7 @@ class Link:
     """The gateway's end of one connection."""
 
     def __init__(self, *, v5: bool) -> None:
-        self.tells_failures = v5
+        self.reports_failures = v5
         self.completed: list[int] = []
 
     def answered(self) -> None:
@@ -83,14 +83,14 @@ class Gateway:
         self.was_busy = False
         self.waiting: list[tuple[str, Any]] = []  # writes on their way, in order
         self.tasks: list[asyncio.Task[None]] = []
-        self.journal = Journal(self.write_flight, lambda: None)
-        self.exchanges = Exchanges(
+        self.journal = Journal(self.write_inflight, lambda: None)
+        self.inbound_qos2 = InboundQos2(
             "n",
             "somebody",
             Qos2Parts(
                 publisher=self,  # type: ignore[arg-type]
                 retained=self,  # type: ignore[arg-type]
-                floors=Floors(kafka),  # type: ignore[arg-type]
+                start_offsets=StartOffsets(kafka),  # type: ignore[arg-type]
                 spawn=lambda work: self.tasks.append(asyncio.ensure_future(work)),
             ),
             budget=Budget(1 << 30, 1 << 30),
@@ -99,23 +99,23 @@ class Gateway:
         )
 
     async def recover(self) -> None:
-        flight = decode_flight(self.kafka.flight)
-        assert flight is not None
-        accounting = Accounting(self.kafka.find, self.kafka)
-        self.exchanges.restore((await accounting.account({"c": flight}))["c"])
+        inflight = decode_inflight(self.kafka.inflight)
+        assert inflight is not None
+        recovery = CrashRecovery(self.kafka.find, self.kafka)
+        self.inbound_qos2.restore((await recovery.recover({"c": inflight}))["c"])
 
-    def submit(self, record: Record, owner: Exchanges, token: Any) -> None:
+    def submit(self, record: Record, owner: InboundQos2, token: Any) -> None:
         self.waiting.append(("record", (record, owner, token)))
 
     async def topic(self, name: str, **_: Any) -> None:
         """Every topic is there."""
 
-    def put(self, record: Record, topic: str, owner: Exchanges, token: Any) -> None:
+    def put(self, record: Record, topic: str, owner: InboundQos2, token: Any) -> None:
         self.submit(record, owner, token)
 
-    def write_flight(self, owner: Any) -> None:
-        value = encode(FlightRecord("n", 1, **self.exchanges.describe(leaving=False)))
-        self.waiting.append(("flight", (value, owner)))
+    def write_inflight(self, owner: Any) -> None:
+        value = encode(InflightRecord("n", 1, **self.inbound_qos2.describe(leaving=False)))
+        self.waiting.append(("inflight", (value, owner)))
 
     def store_one(self) -> None:
         """Kafka answers one of the writes, or not in time; those of one kind are answered in order."""
@@ -133,9 +133,9 @@ class Gateway:
             self.store(kind, write, tell=True)
 
     def store(self, kind: str, write: Any, *, tell: bool) -> None:
-        if kind == "flight":
+        if kind == "inflight":
             value, owner = write
-            self.kafka.flight = value
+            self.kafka.inflight = value
             if tell:
                 owner.settle([None], [0], Result(Outcome.STORED, 0))
             return
@@ -146,15 +146,15 @@ class Gateway:
             owner.settle([token], [len(self.kafka.log[partition]) - 1], Result(Outcome.STORED, partition.partition))
 
     def die(self) -> None:
-        """Some of what is on the way is stored all the same, of each kind the first ones.
+        """Some of what is in flight is stored all the same, of each kind the first ones.
 
         That Kafka was silent is among that: what a client was told of it in the moment before is lost otherwise.
         """
         chance = self.kafka.chance
         if self.was_busy:
-            self.kafka.flight = encode(FlightRecord("n", 1, **self.exchanges.describe(leaving=False)))
+            self.kafka.inflight = encode(InflightRecord("n", 1, **self.inbound_qos2.describe(leaving=False)))
             self.waiting = [write for write in self.waiting if write[0] == "record"]
-        for kind in ("record", "flight"):
+        for kind in ("record", "inflight"):
             writes = [write for other, write in self.waiting if other == kind]
             for write in writes[: chance.randint(0, len(writes))]:
                 self.store(kind, write, tell=False)
@@ -188,7 +188,7 @@ class Client:
     def send(self, gateway: Gateway, packet_id: int) -> None:
         slot = Slot(packet_id, None, 2)
         self.slots.setdefault(packet_id, slot)
-        gateway.exchanges.publish(self.sent[packet_id], packet_id, slot)
+        gateway.inbound_qos2.publish(self.sent[packet_id], packet_id, slot)
 
     async def read(self, gateway: Gateway) -> None:
         for packet_id, slot in list(self.slots.items()):
@@ -208,14 +208,14 @@ class Client:
         gateway.link.completed.clear()
 
     def release(self, gateway: Gateway, packet_id: int) -> None:
-        if not gateway.exchanges.release(packet_id):
+        if not gateway.inbound_qos2.release(packet_id):
             self.releasing.discard(packet_id)  # PUBCOMP at once
 
     async def reconnect(self, gateway: Gateway) -> None:
         self.slots.clear()
         gateway.link = Link(v5=self.v5)
-        if gateway.exchanges.doubtful:
-            await Accounting(gateway.kafka.find, gateway.kafka).confirm(gateway.exchanges)
+        if gateway.inbound_qos2.has_uncertain:
+            await CrashRecovery(gateway.kafka.find, gateway.kafka).confirm(gateway.inbound_qos2)
         for packet_id in list(self.sent):
             self.send(gateway, packet_id)
         for packet_id in list(self.releasing):
@@ -247,7 +247,7 @@ def test_each_message_is_stored_once_wherever_the_gateway_dies(chance: random.Ra
             elif step < 0.94:
                 await client.reconnect(gateway)
             elif step < 0.96:
-                if gateway.exchanges.rest():
+                if gateway.inbound_qos2.rest():
                     gateway.journal.save()
             else:
                 gateway.die()
@@ -293,7 +293,7 @@ async def test_a_message_that_comes_twice_before_kafka_has_answered_is_answered_
     gateway = Gateway(kafka)
     slots = [Slot(5, None, 2), Slot(5, None, 2)]
     for slot in slots:
-        gateway.exchanges.publish(Record("t", b"0", b"x"), 5, slot)
+        gateway.inbound_qos2.publish(Record("t", b"0", b"x"), 5, slot)
     await settle_all(gateway)
     assert [slot.result and slot.result.outcome for slot in slots] == [Outcome.STORED] * 2
     assert stored(gateway, kafka) == [b"x"]
@@ -303,20 +303,20 @@ async def test_pubcomp_goes_to_the_connection_that_sent_pubrel() -> None:
     """A second one could be taken for the answer to the next message with the identifier."""
     gateway = Gateway(Kafka(random.Random(0)))
     old, new = gateway.link, Link(v5=True)
-    gateway.exchanges.publish(Record("t", b"0", b"x"), 5, Slot(5, None, 2))
+    gateway.inbound_qos2.publish(Record("t", b"0", b"x"), 5, Slot(5, None, 2))
     await settle_all(gateway)
-    assert gateway.exchanges.release(5)
+    assert gateway.inbound_qos2.release(5)
     gateway.link = new
     await settle_all(gateway)
     assert (old.completed, new.completed) == ([], [])
-    assert not gateway.exchanges.release(5), "it is over, so the connection answers at once"
+    assert not gateway.inbound_qos2.release(5), "it is over, so the connection answers at once"
 
 
 async def test_what_is_held_counts_against_the_client() -> None:
     gateway = Gateway(Kafka(random.Random(0)))
-    budget = gateway.exchanges.budget
+    budget = gateway.inbound_qos2.budget
     for packet_id in range(1, 4):
-        gateway.exchanges.publish(Record("t", b"0", b"x" * 1000), packet_id, Slot(packet_id, None, 2))
+        gateway.inbound_qos2.publish(Record("t", b"0", b"x" * 1000), packet_id, Slot(packet_id, None, 2))
     assert (budget.records, budget.bytes > 3000) == (3, True)
     await settle_all(gateway)
     assert (budget.records, budget.bytes) == (0, 0)
@@ -325,17 +325,17 @@ async def test_what_is_held_counts_against_the_client() -> None:
 
 async def test_a_session_that_goes_elsewhere_waits_for_kafka() -> None:
     gateway = Gateway(Kafka(random.Random(0)))
-    gateway.exchanges.publish(Record("t", b"0", b"one"), 1, Slot(1, None, 2))
+    gateway.inbound_qos2.publish(Record("t", b"0", b"one"), 1, Slot(1, None, 2))
     await turns()
     kind, write = gateway.waiting.pop(0)
-    gateway.store(kind, write, tell=True)  # the floors of t
+    gateway.store(kind, write, tell=True)  # the start offsets of t
     await turns()
     assert [kind for kind, _ in gateway.waiting] == ["record"]
-    gateway.exchanges.publish(Record("u", b"0", b"held"), 2, Slot(2, None, 2))
+    gateway.inbound_qos2.publish(Record("u", b"0", b"held"), 2, Slot(2, None, 2))
     gone: list[dict[str, Any]] = []
-    gateway.exchanges.when_idle(lambda: gone.append(gateway.exchanges.describe(leaving=True)))
+    gateway.inbound_qos2.when_idle(lambda: gone.append(gateway.inbound_qos2.describe(leaving=True)))
     assert gone == []
-    assert gateway.exchanges.budget.records == 0
+    assert gateway.inbound_qos2.budget.records == 0
     await settle_all(gateway)
-    assert [(one["open"], one["mark"], one["scan"]) for one in gone] == [({1: 0}, 2, {})]
+    assert [(one["open"], one["low_water_mark"], one["scan_from"]) for one in gone] == [({1: 0}, 2, {})]
     assert stored(gateway, gateway.kafka) == [b"one"]

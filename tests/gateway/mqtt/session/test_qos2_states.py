@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flowcontrol.budget import Budget
 from gateway.kafka.contracts import Result
 from gateway.mqtt.session.acks import Slot
-from gateway.mqtt.session.qos2 import Exchange, Exchanges, Qos2Parts
+from gateway.mqtt.session.qos2 import InboundMessage, InboundQos2, Qos2Parts
 from gateway.mqtt.session.qos2_states import TABLE, Action, Event, State
 from gateway.mqtt.session.self_delivery import OwnCopies
 from mapping.outcomes import Outcome
@@ -26,14 +26,14 @@ class World:
     """One packet identifier of a session; Kafka, the state record and the own copies answer when they are told to."""
 
     def __init__(self) -> None:
-        self.tokens: list[Exchange] = []  # records on their way to Kafka
+        self.tokens: list[InboundMessage] = []  # records on their way to Kafka
         self.copies: list[tuple[Callable[[Any], None], Any]] = []
         self.saves: list[tuple[Callable[[Any], None], Any]] = []
         self.slots: list[Slot] = []
         self.stored = 0
         self.completed = 0
-        self.tells_failures = True
-        self.exchanges = Exchanges(
+        self.reports_failures = True
+        self.inbound_qos2 = InboundQos2(
             "n",
             "somebody",
             Qos2Parts(self, self, self, lambda work: work.close(), self),  # type: ignore[arg-type]
@@ -42,11 +42,11 @@ class World:
             connection=lambda: self,  # type: ignore[arg-type, return-value]
             copies=OwnCopies("me"),
         )
-        self.exchanges._covered.add("t")
+        self.inbound_qos2._persisted_topics.add("t")
 
     # what a session's messages use
 
-    def submit(self, record: Record, owner: Any, token: Exchange) -> None:
+    def submit(self, record: Record, owner: Any, token: InboundMessage) -> None:
         self.tokens.append(token)
 
     def passed(self, topic: str, partition: int, offset: int) -> None:
@@ -62,7 +62,7 @@ class World:
     def answered(self) -> None:
         """PUBRECs are in the slots."""
 
-    def let_out(self) -> None:
+    def release_messages(self) -> None:
         """Copies are not held here."""
 
     def complete(self, packet_id: int) -> None:
@@ -72,7 +72,7 @@ class World:
 
     @property
     def state(self) -> State:
-        found = self.exchanges._known.get(ID) or self.exchanges._completing.get(ID)
+        found = self.inbound_qos2._known.get(ID) or self.inbound_qos2._completing.get(ID)
         return State.ENDED if found is None else found.state
 
     @property
@@ -88,15 +88,15 @@ class World:
         match event:
             case Event.PUBLISH:
                 self.slots.append(Slot(ID, None, 2))
-                self.exchanges.publish(Record("t", None, b""), ID, self.slots[-1], echoed=True)
+                self.inbound_qos2.publish(Record("t", None, b""), ID, self.slots[-1], self_delivered=True)
             case Event.PUBREL:
-                if not self.exchanges.release(ID):
+                if not self.inbound_qos2.release(ID):
                     self.completed += 1  # as `Incoming.release` does
             case Event.STORED:
-                self.exchanges.settle([self.tokens.pop(0)], [self.stored], Result(Outcome.STORED, 0))
+                self.inbound_qos2.settle([self.tokens.pop(0)], [self.stored], Result(Outcome.STORED, 0))
                 self.stored += 1
             case Event.REFUSED:
-                self.exchanges.settle([self.tokens.pop(0)], [], Result(Outcome.DENIED))
+                self.inbound_qos2.settle([self.tokens.pop(0)], [], Result(Outcome.DENIED))
             case Event.COPIED:
                 then, argument = self.copies.pop(0)
                 then(argument)
@@ -168,17 +168,17 @@ def test_nothing_leaves_the_table(data: st.DataObject) -> None:
         world.happen(next(event for event in world.possible if event not in CLIENTS))
     assert world.stored <= published
     assert world.state in {State.ENDED, State.STORED}
-    assert not world.exchanges.busy
+    assert not world.inbound_qos2.busy
 
 
 def test_an_event_that_cannot_happen_is_our_bug() -> None:
     with pytest.raises(KeyError):
-        Exchange(ID, 0).on(Event.STORED)
+        InboundMessage(ID, 0).on(Event.STORED)
 
 
 def test_a_session_that_ends_with_its_connection_writes_nothing() -> None:
     world = World()
-    world.exchanges._journal = None
+    world.inbound_qos2._journal = None
     for event in (Event.PUBLISH, Event.STORED, Event.PUBREL, Event.COPIED):
         world.happen(event)
     assert (world.state, world.completed, world.saves) == (State.ENDED, 1, [])

@@ -15,8 +15,8 @@ from gateway.kafka.contracts import Result
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.session.acks import Slot
-from gateway.mqtt.session.qos2 import Exchanges, Floors, Qos2Parts
-from gateway.mqtt.session.self_delivery import Echoes, OwnCopies
+from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts, StartOffsets
+from gateway.mqtt.session.self_delivery import OwnCopies, SelfDelivery
 from mapping.mqtt import Delivery
 from mapping.outcomes import Outcome
 from mapping.record import Received, Record
@@ -45,55 +45,55 @@ class MovedByHand:
         self.passed(topic, partition, position)
 
 
-def make(wait_s: float = LONG_S) -> tuple[MovedByHand, Echoes, list[str]]:
+def make(wait_s: float = LONG_S) -> tuple[MovedByHand, SelfDelivery, list[str]]:
     live_reader = MovedByHand()
-    return live_reader, Echoes(live_reader, wait_s, asyncio.get_running_loop().time), []
+    return live_reader, SelfDelivery(live_reader, wait_s, asyncio.get_running_loop().time), []
 
 
 async def test_what_the_tail_has_passed_waits_for_nothing() -> None:
-    _, echoes, said = make()
-    echoes.after("t", 0, 9, (said.append, "passed"))
+    _, self_delivery, said = make()
+    self_delivery.after("t", 0, 9, (said.append, "passed"))
     assert said == ["passed"]
-    assert len(echoes) == 0
+    assert len(self_delivery) == 0
 
 
 async def test_what_the_tail_does_not_read_yet_is_waited_for() -> None:
-    live_reader, echoes, said = make()
-    echoes.after("new", 0, 0, (said.append, "made by its first message"))
+    live_reader, self_delivery, said = make()
+    self_delivery.after("new", 0, 0, (said.append, "made by its first message"))
     assert said == []
     live_reader.move("new", 0, 1)
     await wait_until(lambda: said == ["made by its first message"])
 
 
 async def test_the_rest_waits_for_the_tail() -> None:
-    live_reader, echoes, said = make()
+    live_reader, self_delivery, said = make()
     for offset in (10, 11, 12):
-        echoes.after("t", 0, offset, (said.append, f"a{offset}"))
-    echoes.after("t", 1, 10, (said.append, "b10"))
+        self_delivery.after("t", 0, offset, (said.append, f"a{offset}"))
+    self_delivery.after("t", 1, 10, (said.append, "b10"))
     live_reader.move("t", 0, 12)
     await wait_until(lambda: said == ["a10", "a11"])
     live_reader.move("t", 1, 11)
     await wait_until(lambda: said == ["a10", "a11", "b10"])
-    assert len(echoes) == 1
-    echoes.release()
+    assert len(self_delivery) == 1
+    self_delivery.release()
     assert said == ["a10", "a11", "b10", "a12"]
     live_reader.move("t", 0, 13)
-    assert len(echoes) == 0
+    assert len(self_delivery) == 0
 
 
 async def test_nothing_waits_longer_than_the_bound() -> None:
-    live_reader, echoes, said = make(wait_s=0.05)
+    live_reader, self_delivery, said = make(wait_s=0.05)
     begun = asyncio.get_running_loop().time()
-    echoes.after("t", 0, 10, (said.append, "first"))
-    echoes.later((said.append, "anyway"))
-    echoes.after("t", 0, 11, (said.append, "second"))
+    self_delivery.after("t", 0, 10, (said.append, "first"))
+    self_delivery.later((said.append, "anyway"))
+    self_delivery.after("t", 0, 11, (said.append, "second"))
     await wait_until(lambda: len(said) == 3)
     assert said == ["first", "anyway", "second"]
     assert asyncio.get_running_loop().time() - begun >= 0.05
     live_reader.move("t", 0, 50)
     await asyncio.sleep(0)
     assert len(said) == 3  # each is called once
-    echoes.after("t", 0, 50, (said.append, "third"))
+    self_delivery.after("t", 0, 50, (said.append, "third"))
     live_reader.move("t", 0, 51)
     await wait_until(lambda: said[-1] == "third")
 
@@ -119,8 +119,8 @@ async def test_a_frozen_tail_holds_no_longer_either(bootstrap: str, new_topic: A
 
     try:
         await live_reader.watch(topic, Nobody())
-        echoes = Echoes(live_reader, 0.1, asyncio.get_running_loop().time)
-        echoes.after(topic, 0, 0, (said.append, "late"))
+        self_delivery = SelfDelivery(live_reader, 0.1, asyncio.get_running_loop().time)
+        self_delivery.after(topic, 0, 0, (said.append, "late"))
         assert said == []
         await wait_until(lambda: said == ["late"])
     finally:
@@ -153,7 +153,7 @@ def test_a_copy_is_early_until_kafka_has_answered() -> None:
 
 class Link:
     def __init__(self) -> None:
-        self.tells_failures = True
+        self.reports_failures = True
         self.said: list[Any] = []
 
     def answered(self) -> None:
@@ -162,7 +162,7 @@ class Link:
     def complete(self, packet_id: int) -> None:
         self.said.append(packet_id)
 
-    def let_out(self) -> None:
+    def release_messages(self) -> None:
         self.said.append("let out")
 
 
@@ -176,10 +176,10 @@ class Sink:
         self.tokens.append(token)
 
 
-def exchanges(echoes: Echoes, link: Link) -> tuple[Exchanges, Sink]:
+def inbound_qos2(self_delivery: SelfDelivery, link: Link) -> tuple[InboundQos2, Sink]:
     sink = Sink()
-    parts = Qos2Parts(sink, sink, Floors(None), lambda _: None, echoes)  # type: ignore[arg-type]
-    made = Exchanges(
+    parts = Qos2Parts(sink, sink, StartOffsets(None), lambda _: None, self_delivery)  # type: ignore[arg-type]
+    made = InboundQos2(
         "n",
         "somebody",
         parts,
@@ -193,17 +193,17 @@ def exchanges(echoes: Echoes, link: Link) -> tuple[Exchanges, Sink]:
 
 @pytest.mark.parametrize("first", ["answer", "pubrel"])
 async def test_pubcomp_waits_for_the_copy_and_is_said_once(first: str) -> None:
-    live_reader, echoes, _ = make()
+    live_reader, self_delivery, _ = make()
     link = Link()
-    one, sink = exchanges(echoes, link)
-    one.publish(Record("t", None, b""), 1, Slot(1), echoed=True)
+    one, sink = inbound_qos2(self_delivery, link)
+    one.publish(Record("t", None, b""), 1, Slot(1), self_delivered=True)
     if first == "pubrel":
         assert one.release(1)
     one.settle(sink.tokens, [10], STORED)
     for _ in range(3):
         assert one.release(1)  # again and again
     slot = Slot(1)
-    one.publish(Record("t", None, b""), 1, slot, echoed=True)
+    one.publish(Record("t", None, b""), 1, slot, self_delivered=True)
     assert slot.result is not None  # it came before [MQTT-4.3.3-10]
     assert len(sink.tokens) == 1
     assert link.said == ["PUBREC"]
@@ -213,14 +213,14 @@ async def test_pubcomp_waits_for_the_copy_and_is_said_once(first: str) -> None:
 
 
 async def test_what_is_not_stored_waits_for_nothing() -> None:
-    _, echoes, _ = make()
+    _, self_delivery, _ = make()
     link = Link()
-    one, sink = exchanges(echoes, link)
+    one, sink = inbound_qos2(self_delivery, link)
     slot = Slot(1)
-    one.publish(Record("t", None, b""), 1, slot, echoed=True)
+    one.publish(Record("t", None, b""), 1, slot, self_delivered=True)
     one.settle(sink.tokens, [], Result(Outcome.BUSY))
     assert slot.result == Result(Outcome.BUSY)
-    assert len(echoes) == 0
+    assert len(self_delivery) == 0
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,14 @@ from aiokafka import AIOKafkaProducer
 
 from gateway.mqtt.state import records
 from gateway.mqtt.state.checks import kind_and_name
-from gateway.mqtt.state.records import Flight, FlightRecord, Owed, SessionRecord, Wish, encode
+from gateway.mqtt.state.records import (
+    InflightMessage,
+    InflightRecord,
+    PendingRetained,
+    SessionRecord,
+    SessionSubscription,
+    encode,
+)
 from mapping.record import Received
 from protocols.mqtt.packets import Publish, Subscription, Version, Will
 from tests.support.gateway import GatewayProcess, wait_until
@@ -29,11 +36,20 @@ SOUND = SessionRecord(
     "g/1",
     60,
     1,
-    (Wish(Subscription("a/#", 1)),),
+    (SessionSubscription(Subscription("a/#", 1)),),
     records.PendingWill(Will("a", b""), Version.V5, 5),
 )
-FLIGHT = FlightRecord(
-    "n", 1, {"t": {0: 5}}, (Flight(1, "t", 0, 4, 1),), (Owed("a/#"),), 3, {7: 2}, (4,), {"t": {0: 1}}, {8: 3}
+INFLIGHT = InflightRecord(
+    "n",
+    1,
+    {"t": {0: 5}},
+    (InflightMessage(1, "t", 0, 4, 1),),
+    (PendingRetained("a/#"),),
+    3,
+    {7: 2},
+    (4,),
+    {"t": {0: 1}},
+    {8: 3},
 )
 
 
@@ -41,8 +57,10 @@ def changed(record: Any, **fields: Any) -> bytes:
     return encode(msgspec.structs.replace(record, **fields))
 
 
-def wish(topic_filter: str = "a", qos: int = 1, handling: int = 0, identifier: int = 0) -> tuple[Wish]:
-    return (Wish(Subscription(topic_filter, qos, retain_handling=handling), identifier),)
+def subscription(
+    topic_filter: str = "a", qos: int = 1, handling: int = 0, identifier: int = 0
+) -> tuple[SessionSubscription]:
+    return (SessionSubscription(Subscription(topic_filter, qos, retain_handling=handling), identifier),)
 
 
 SESSIONS: dict[str, bytes] = {
@@ -50,11 +68,11 @@ SESSIONS: dict[str, bytes] = {
     "another JSON": b'["n"]',
     "fields are missing": b'{"nonce":"n"}',
     "a field of another type": json.dumps({"nonce": "n", "principal": 5, "epoch": 1}).encode(),
-    "a filter that is none": changed(SOUND, subscriptions=wish("a/#/b")),
-    "an empty filter": changed(SOUND, subscriptions=wish("")),
-    "QoS 7": changed(SOUND, subscriptions=wish(qos=7)),
-    "a handling that is none": changed(SOUND, subscriptions=wish(handling=3)),
-    "an identifier below 0": changed(SOUND, subscriptions=wish(identifier=-1)),
+    "a filter that is none": changed(SOUND, subscriptions=subscription("a/#/b")),
+    "an empty filter": changed(SOUND, subscriptions=subscription("")),
+    "QoS 7": changed(SOUND, subscriptions=subscription(qos=7)),
+    "a handling that is none": changed(SOUND, subscriptions=subscription(handling=3)),
+    "an identifier below 0": changed(SOUND, subscriptions=subscription(identifier=-1)),
     "an epoch below 0": changed(SOUND, epoch=-1),
     "an expiry that is too long": changed(SOUND, expiry=1 << 32),
     "gone before time": changed(SOUND, gone_at=-1),
@@ -63,23 +81,34 @@ SESSIONS: dict[str, bytes] = {
     "a will at QoS 3": changed(SOUND, will=records.PendingWill(Will("a", b"", 3), Version.V5)),
     "a will before time": changed(SOUND, will=records.PendingWill(Will("a", b""), Version.V5, -1)),
 }
-FLIGHTS: dict[str, bytes] = {
+INFLIGHTS: dict[str, bytes] = {
     "no JSON": b"{",
-    "packet identifier 0": changed(FLIGHT, flights=(Flight(0, "t", 0, 0, 1),)),
-    "packet identifier 65,536": changed(FLIGHT, flights=(Flight(65_536, "t", 0, 0, 1),)),
-    "a stage that is none": changed(FLIGHT, flights=(Flight(1, "t", 0, 0, 4),)),
-    "an offset below 0": changed(FLIGHT, flights=(Flight(1, "t", 0, -1, 1),)),
-    "a retained message of a filter": changed(FLIGHT, flights=(Flight(1, "t", 0, 0, 1, "a/#"),)),
-    "reached below 0": changed(FLIGHT, reached={"t": {0: -1}}),
-    "a floor below 0": changed(FLIGHT, scan={"t": {-1: 0}}),
-    "open: identifier 0": changed(FLIGHT, open={0: 1}),
-    "open: sequence below 0": changed(FLIGHT, open={1: -1}),
-    "doubts: identifier 0": changed(FLIGHT, doubts={0: 1}),
-    "released below 0": changed(FLIGHT, released=(-1,)),
-    "a mark below 0": changed(FLIGHT, mark=-1),
-    "owed to no filter": changed(FLIGHT, owed=(Owed("#/a"),)),
+    "packet identifier 0": changed(INFLIGHT, messages=(InflightMessage(0, "t", 0, 0, 1),)),
+    "packet identifier 65,536": changed(INFLIGHT, messages=(InflightMessage(65_536, "t", 0, 0, 1),)),
+    "a stage that is none": changed(INFLIGHT, messages=(InflightMessage(1, "t", 0, 0, 4),)),
+    "an offset below 0": changed(INFLIGHT, messages=(InflightMessage(1, "t", 0, -1, 1),)),
+    "a retained message of a filter": changed(INFLIGHT, messages=(InflightMessage(1, "t", 0, 0, 1, "a/#"),)),
+    "reached below 0": changed(INFLIGHT, reached={"t": {0: -1}}),
+    "a start offset below 0": changed(INFLIGHT, scan_from={"t": {-1: 0}}),
+    "open: identifier 0": changed(INFLIGHT, open={0: 1}),
+    "open: sequence below 0": changed(INFLIGHT, open={1: -1}),
+    "uncertain: identifier 0": changed(INFLIGHT, uncertain={0: 1}),
+    "released below 0": changed(INFLIGHT, released=(-1,)),
+    "a low-water mark below 0": changed(INFLIGHT, low_water_mark=-1),
+    "retained messages of no filter": changed(INFLIGHT, pending_retained=(PendingRetained("#/a"),)),
 }
+STORED_BEFORE = (
+    b'{"nonce":"n","epoch":1,"reached":{"t":{"0":5}},"flights":[[1,"t",0,4,1,""]],"owed":[["a/#",-1,-1]],"mark":3,'
+    b'"open":{"7":2},"released":[4],"scan":{"t":{"0":1}},"doubts":{"8":3}}'
+)
 KEYS = [None, b"", b"session", b"sessions/x", b"\xff/x", b"session/\xff", "ключ".encode()]
+
+
+def test_the_names_in_kafka_are_those_of_the_first_version() -> None:
+    """A gateway reads what one of before has written, and the other way round."""
+    assert encode(INFLIGHT) == STORED_BEFORE
+    assert records.decode_inflight(STORED_BEFORE) == INFLIGHT
+    assert b'{"nonce":"n",' in encode(SOUND)
 
 
 def received(key: bytes | None, value: bytes | None) -> Received:
@@ -88,7 +117,7 @@ def received(key: bytes | None, value: bytes | None) -> Received:
 
 def test_what_is_sound() -> None:
     assert kind_and_name(received(b"session/a/b", encode(SOUND))) == ("session/", "a/b")
-    assert kind_and_name(received(b"flight/a", encode(FLIGHT))) == ("flight/", "a")
+    assert kind_and_name(received(b"flight/a", encode(INFLIGHT))) == ("flight/", "a")
     assert kind_and_name(received(b"gateway/a", b'{"incarnation":"i","at":1}')) == ("gateway/", "a")
     for kind in ("session/", "flight/", "gateway/"):
         assert kind_and_name(received(kind.encode() + b"a", None)) == (kind, "a")
@@ -105,9 +134,9 @@ def test_what_is_no_session(name: str) -> None:
     assert kind_and_name(received(b"session/a", SESSIONS[name])) is None
 
 
-@pytest.mark.parametrize("name", FLIGHTS)
-def test_what_is_no_flight(name: str) -> None:
-    assert kind_and_name(received(b"flight/a", FLIGHTS[name])) is None
+@pytest.mark.parametrize("name", INFLIGHTS)
+def test_what_is_no_inflight_record(name: str) -> None:
+    assert kind_and_name(received(b"flight/a", INFLIGHTS[name])) is None
 
 
 async def invalid(gateway: GatewayProcess) -> tuple[int, int]:
@@ -141,7 +170,7 @@ async def test_a_gateway_starts_and_serves_beside_them(
             await producer.send("__trivium_sessions", b"x", key=key)
         for number, value in enumerate(SESSIONS.values()):
             await producer.send("__trivium_sessions", value, key=f"session/{name}-{number}".encode())
-        for number, value in enumerate(FLIGHTS.values()):
+        for number, value in enumerate(INFLIGHTS.values()):
             await producer.send("__trivium_sessions", value, key=f"flight/{name}-{number}".encode())
         await producer.send("__trivium_sessions", b"now", key=f"gateway/{name}".encode())
         for key in (b"", b"\xff", b"a/#", b"a\x00b"):
@@ -149,7 +178,7 @@ async def test_a_gateway_starts_and_serves_beside_them(
             bad_keys += 1
         await producer.send("__trivium_retained", b"odd", key=f"{name}/odd".encode(), headers=headers)
         await producer.flush()
-        count = len(KEYS[1:]) + len(SESSIONS) + len(FLIGHTS) + 1
+        count = len(KEYS[1:]) + len(SESSIONS) + len(INFLIGHTS) + 1
 
         async with asyncio.timeout(60):
             now = before
