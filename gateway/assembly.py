@@ -52,8 +52,8 @@ from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.routing.router import Router
 from gateway.mqtt.routing.shared_groups import Sharing
 from gateway.mqtt.session.deliveries import DeliveryParts
-from gateway.mqtt.session.qos2 import Floors, Qos2Parts
-from gateway.mqtt.session.self_delivery import Echoes
+from gateway.mqtt.session.qos2 import Qos2Parts, StartOffsets
+from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.mqtt.session.session import SessionParts, topic_made_anew, topics_changed
 from gateway.mqtt.session.shared import ShareParts
 from gateway.mqtt.state.store import SessionStore
@@ -330,7 +330,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         sessions,
         recovery,
         wall_clock=wall_clock,
-        nonce=partial(secrets.token_hex, 6),
+        new_session_id=partial(secrets.token_hex, 6),
         follow=lambda client_id: state.follow(SESSIONS, client_id.encode()),
     )
     upkeep = Upkeep(sessions, recovery, opening.ready)

@@ -25,7 +25,7 @@ from protocols.mqtt.reasons import ReasonCode
 
 EXACTLY_ONCE: Final = 2
 REFUSED: Final = 0x80
-UNHEARD: Final = ReasonCode.NO_MATCHING_SUBSCRIBERS
+NO_SUBSCRIBERS: Final = ReasonCode.NO_MATCHING_SUBSCRIBERS
 NEVER: Final = frozenset(
     {Outcome.DENIED, Outcome.UNKNOWN_TOPIC, Outcome.FULL, Outcome.UNFIT, Outcome.BROKEN, Outcome.TOO_LARGE}
 )
@@ -62,6 +62,7 @@ class Incoming:
         "_connection",
         "_inbound",
         "_letter",
+        "_self_delivery",
         "_services",
         "_session",
         "_unanswered",
@@ -274,7 +275,7 @@ class Incoming:
             if closes:
                 if again:
                     self._services.refused_again.remember(self._client.client_id, slot.packet_id)
-                self._client.say_goodbye(ReasonCode(code), result.reason)
+                self._client.disconnect(ReasonCode(code), result.reason)
                 return
             send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
             send(slot.packet_id, code, result.reason or None)

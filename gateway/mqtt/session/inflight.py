@@ -22,7 +22,7 @@ Place = tuple[str, int]
 """Kafka topic and partition."""
 
 NOWHERE: Final = ""
-"""In the place of the topic of a delivery on the way whose record is gone with its topic."""
+"""In the place of the topic of a delivery in flight whose record is gone with its topic."""
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
@@ -49,16 +49,16 @@ UNCLEAR = Verdict(unclear=True)
 class InflightMessages:
     """The deliveries in flight of one session, in the order in which they were sent."""
 
-    __slots__ = ("_floors", "_ids", "_last", "_unclear_until", "_waiting", "reached", "topic_ids")
+    __slots__ = ("_ids", "_last", "_offered", "_unclear_until", "_waiting", "reached", "topic_ids")
 
     def __init__(
         self,
-        flights: Iterable[Flight] = (),
+        messages: Iterable[InflightMessage] = (),
         reached: Places | None = None,
         topic_ids: Mapping[str, str] | None = None,
     ) -> None:
-        """Begin with what a flight record says."""
-        self._ids: dict[int, Flight | None] = {flight.packet_id: flight for flight in flights}
+        """Begin with what an in-flight record says."""
+        self._ids: dict[int, InflightMessage | None] = {message.packet_id: message for message in messages}
         self._last = 0
         self._waiting: dict[Place, collections.deque[InflightMessage]] = {}
         self._offered: dict[Place, int] = {}  # what is below was offered before the session came back
@@ -177,20 +177,20 @@ class InflightMessages:
             self._waiting[place] = collections.deque(sorted(waiting, key=lambda entry: entry.offset))
         return starts, at_once, lost
 
-    def forget(self, topic: str) -> list[Flight]:
-        """A Kafka topic was deleted: of another one of its name nothing was offered, and what is on the way is lost.
+    def forget(self, topic: str) -> list[InflightMessage]:
+        """A Kafka topic was deleted: of another one of its name nothing was offered, and what is in flight is lost.
 
         Returns:
             What waited to be read again. The rest was sent; should it not be acknowledged, it is lost with `rewind`.
         """
-        lost: list[Flight] = []
+        lost: list[InflightMessage] = []
         self.reached.pop(topic, None)
         for place in [place for place in self._offered if place[0] == topic]:
             del self._offered[place]
             lost += filter(self._is_unsent, self._waiting.pop(place, ()))
-        for flight in self._ids.values():
-            if flight is not None and flight.topic == topic and not flight.name:
-                flight.topic = NOWHERE
+        for entry in self._ids.values():
+            if entry is not None and entry.topic == topic and not entry.name:
+                entry.topic = NOWHERE
         return lost
 
     @property

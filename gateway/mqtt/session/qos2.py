@@ -459,10 +459,10 @@ class InboundQos2:
 
     def forget_topic(self, topic: str) -> None:
         """A Kafka topic was deleted: what is on its way may be anywhere in another one of its name."""
-        self._floors.forget(topic)
-        self._covered.discard(topic)
-        if topic in self.scan:
-            self.scan = self.scan | {topic: dict.fromkeys(self.scan[topic], 0)}
+        self._start_offsets.forget(topic)
+        self._persisted_topics.discard(topic)
+        if topic in self.scan_from:
+            self.scan_from = self.scan_from | {topic: dict.fromkeys(self.scan_from[topic], 0)}
             self._fresh = None
             if self._journal is not None:
                 self._journal.save()

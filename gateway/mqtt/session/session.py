@@ -18,7 +18,7 @@ from gateway.mqtt.counters import Counters
 from gateway.mqtt.routing.router import Match, Router, Since
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.deliveries import Deliveries, DeliveryParts
-from gateway.mqtt.session.inflight import NOWHERE, Flights
+from gateway.mqtt.session.inflight import NOWHERE, InflightMessages
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.lifecycle import State
 from gateway.mqtt.session.outbox import Outbox
@@ -140,11 +140,13 @@ class Session:
                 self.subscriptions.put(subscription)
         if inflight is None or inflight.session_id != self.session_id:
             return
-        self._flights = self.deliveries.flights = Flights(flight.flights, flight.reached, flight.topic_ids)
-        self._places = flight.reached
-        self.deliveries.restore_owed(flight.owed)
-        if flight.open or flight.mark or flight.released:
-            self._make_exchanges().restore(flight)
+        self._inflight = self.deliveries.inflight = InflightMessages(
+            inflight.messages, inflight.reached, inflight.topic_ids
+        )
+        self._places = inflight.reached
+        self.deliveries.restore_retained(inflight.pending_retained)
+        if inflight.open or inflight.low_water_mark or inflight.released:
+            self._make_inbound_qos2().restore(inflight)
 
     def inflight_record(self) -> InflightRecord:
         """The in-flight record as of now."""
@@ -153,10 +155,10 @@ class Session:
             session_id=self.session_id,
             epoch=self.epoch,
             reached=self._reached(),
-            flights=self._flights.on_the_way(),
-            owed=self.deliveries.owed,
+            messages=self._inflight.entries(),
+            pending_retained=self.deliveries.pending_retained,
             topic_ids=self._topic_ids(),
-            **(self.exchanges.describe(leaving=self.client is None) if self.exchanges is not None else {}),
+            **(self.inbound_qos2.describe(leaving=self.client is None) if self.inbound_qos2 is not None else {}),
         )
 
     def _write_inflight(self, owner: Owner) -> None:
@@ -165,7 +167,7 @@ class Session:
     def _too_large(self) -> None:
         """Kafka will not take the in-flight record as it is; the next one, after a change, may be smaller."""
         if self.client is not None:
-            log.error("a session has more on the way than a record in Kafka can tell", client=self.client_id)
+            log.error("a session has more in flight than a record in Kafka can tell", client=self.client_id)
             self.client.disconnect(ReasonCode.QUOTA_EXCEEDED, "the session's state is too large")
 
     def _reached(self) -> Places:
@@ -178,12 +180,12 @@ class Session:
 
     def _topic_ids(self) -> Mapping[str, str]:
         """The ids of the topics in `_reached`."""
-        assert self._flights is not None
+        assert self._inflight is not None
         if self.client is None or self._lossless is None:
-            return self._flights.topic_ids
+            return self._inflight.topic_ids
         return self._parts.router.topic_ids(self.subscriptions.lossless.union(self._held))
 
-    def _make_exchanges(self) -> Exchanges:
+    def _make_inbound_qos2(self) -> InboundQos2:
         parts, deliveries = self._parts.qos2, self.deliveries
         if parts.self_delivery is not None:
             deliveries.copies = OwnCopies(self.client_id)
@@ -213,8 +215,8 @@ class Session:
         """Watch what the subscriptions and the deliveries in flight need; Refused when Kafka does not answer."""
         router = self._parts.router
         wanted: dict[str, tuple[str, ...] | None] = dict.fromkeys(self.subscriptions.by_filter)
-        flights = self._flights.on_the_way() if self._flights is not None else ()
-        for topic in {flight.topic for flight in flights if not flight.name} - {NOWHERE}:
+        messages = self._inflight.entries() if self._inflight is not None else ()
+        for topic in {message.topic for message in messages if not message.name} - {NOWHERE}:
             wanted[f"\0{self.client_id}\0{topic}"] = (topic,)
         for name, refusal in (await router.hold(wanted)).items():
             if isinstance(refusal, Refused):
@@ -222,10 +224,10 @@ class Session:
                 await router.hold({name: ()})
         self._held = [*wanted]
         try:
-            if self._flights is not None:
-                self._flights.compare(router.topic_ids(self._held))
-                reached = self._flights.reached
-                self._flights.fit(await router.ends(self._held, self._make_outboxes(), reached))
+            if self._inflight is not None:
+                self._inflight.compare(router.topic_ids(self._held))
+                reached = self._inflight.reached
+                self._inflight.fit(await router.ends(self._held, self._make_outboxes(), reached))
         except BaseException:
             self._drop()
             raise
@@ -262,9 +264,9 @@ class Session:
         parts = self._parts
         if self.kept:
             self._places = self._reached()
-            if self._flights is not None:
-                self._flights.topic_ids = self._topic_ids()
-                self._flights.reached = self._places
+            if self._inflight is not None:
+                self._inflight.topic_ids = self._topic_ids()
+                self._inflight.reached = self._places
         self.client = None
         self.deliveries.stop()
         for topic_filter in self.subscriptions.by_filter:
@@ -287,8 +289,8 @@ class Session:
         """A Kafka topic was deleted: should there be one of the name again, all of it is new."""
         self._places.pop(topic, None)
         self.deliveries.forget_topic(topic)
-        if self.exchanges is not None:
-            self.exchanges.forget_topic(topic)
+        if self.inbound_qos2 is not None:
+            self.inbound_qos2.forget_topic(topic)
 
     def _lost(self, count: int) -> None:
         """Retention was faster than the client."""

@@ -129,10 +129,10 @@ class InflightRecord(
         pending_retained: subscriptions that are still to be sent retained messages.
         low_water_mark: of the client's QoS 2 messages with a lower sequence, those that are unfinished are in `open`.
         open: packet identifier -> sequence of those that are stored and not released.
-        released: sequences from `mark` on that are released.
-        scan: where exchanges from `mark` on, and doubts, can be in the log: at or above these offsets.
-        doubts: packet identifier -> sequence of exchanges whose fate is unknown, also to the client.
-        final: its writer has let go of the session, and this is all there is to know.
+        released: sequences from the low-water mark on that are released.
+        scan_from: the offsets from which on QoS 2 messages above the low-water mark, and uncertain ones, can be found.
+        uncertain: packet identifier -> sequence of QoS 2 messages that may be stored or not; the client was not told.
+        final: its writer has released the session: this is all there is to know.
         topic_ids: of the topics in `reached`, where Kafka tells them (`Router.topic_ids`). A topic with another one was
             deleted and made again.
     """

@@ -87,7 +87,7 @@ class SessionStore:
 
     def put_all(self, partition: int) -> None:
         """Write down everything that is known of a partition."""
-        for kind, records in ((SESSION, self.records), (FLIGHT, self.flights)):
+        for kind, records in ((SESSION, self.records), (INFLIGHT, self.inflight)):
             for client_id, value in records.items():
                 if self._table.partition_of(client_id.encode()) == partition:
                     self.put(kind, client_id, value)

@@ -264,28 +264,28 @@ def test_a_topic_that_was_deleted_while_the_client_was_away_is_new_when_it_is_th
     for offset in range(3):
         verdict = inflight.judge(record(0, offset))
         assert not verdict.finished
-    assert flights.places({"stays": {0: 3}}) == {"stays": {0: 5}}
+    assert inflight.places({"stays": {0: 3}}) == {"stays": {0: 5}}
 
 
 def test_what_was_offered_of_a_topic_with_another_id_does_not_count() -> None:
-    sent = Flight(1, "t", 0, 2, PUBREC)
+    sent = InflightMessage(1, "t", 0, 2, PUBREC)
     stored = encode(
-        FlightRecord("n", 1, {"t": {0: 5}, "same": {0: 5}}, (sent,), topic_ids={"t": "former", "same": "a"})
+        InflightRecord("n", 1, {"t": {0: 5}, "same": {0: 5}}, (sent,), topic_ids={"t": "former", "same": "a"})
     )
-    found = decode_flight(stored)
+    found = decode_inflight(stored)
     assert found is not None
-    flights = Flights(found.flights, found.reached, found.topic_ids)
-    flights.compare({"t": "new", "same": "a"})
-    starts, at_once, lost = flights.rewind(0, {"t": {0: 5}, "same": {0: 5}}, {})
+    inflight = InflightMessages(found.messages, found.reached, found.topic_ids)
+    inflight.compare({"t": "new", "same": "a"})
+    starts, at_once, lost = inflight.rewind(0, {"t": {0: 5}, "same": {0: 5}}, {})
     assert starts == {("t", 0): 0, ("same", 0): 5}  # though the new one has just as many records
-    assert (at_once, [flight.packet_id for flight in lost]) == ([], [1])  # its identifier is another message's by now
-    assert not flights.judge(record(0, 2)).finished
+    assert (at_once, [message.packet_id for message in lost]) == ([], [1])  # its identifier is another message's by now
+    assert not inflight.judge(record(0, 2)).finished
 
 
-def test_a_flight_record_of_an_earlier_version_tells_no_ids() -> None:
-    found = decode_flight(b'{"nonce":"n","epoch":1,"reached":{"t":{"0":5}},"flights":[[1,"t",0,2,2]]}')
+def test_an_inflight_record_of_an_earlier_version_tells_no_ids() -> None:
+    found = decode_inflight(b'{"nonce":"n","epoch":1,"reached":{"t":{"0":5}},"flights":[[1,"t",0,2,2]]}')
     assert found is not None
-    flights = Flights(found.flights, found.reached, found.topic_ids)
-    flights.compare({"t": "any"})
-    starts, _, lost = flights.rewind(0, {"t": {0: 5}}, {})
+    inflight = InflightMessages(found.messages, found.reached, found.topic_ids)
+    inflight.compare({"t": "any"})
+    starts, _, lost = inflight.rewind(0, {"t": {0: 5}}, {})
     assert (starts, lost) == ({("t", 0): 2}, [])
