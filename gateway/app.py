@@ -15,11 +15,9 @@ import uvloop
 
 from gateway.assembly import (
     GOODBYE_S,
-    Front,
     ListenerSecurity,
     Process,
     compile_rules,
-    make_fronts,
     open_listener_security,
     open_log,
     open_state,
@@ -32,6 +30,7 @@ from gateway.embedded.java import SetupError
 from gateway.embedded.open_files import BrokerCapacity
 from gateway.embedded.storage import BrokerError
 from gateway.failures import failures
+from gateway.fronts import Front, make_fronts
 from gateway.kafka.cluster.topic_creation import any_capacity
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics

@@ -1,5 +1,7 @@
 """Makes the parts of the gateway out of the configuration, group by group; `gateway.app` runs them.
 
+The sides of the protocols are made by `gateway.fronts`.
+
 Every function starts what it makes and puts the ends on the exit stack, so that they come in the opposite order.
 """
 
@@ -7,20 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from random import SystemRandom
-from typing import Any, Final, Protocol
+from random import Random, SystemRandom
+from typing import Any, Final
 
 import msgspec
 
-from gateway.amqp.front import WEBSOCKET_SUBPROTOCOL as AMQP_SUBPROTOCOL
-from gateway.amqp.front import AmqpFront
-from gateway.amqp.services import Services as AmqpServices
 from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig
 from gateway.identity import GatewayIdentity
 from gateway.kafka.cluster.lookup import Lookup
@@ -32,14 +30,7 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.state import StateTopics
-from gateway.kafka.transactions.kafka_transaction import Transactions
-from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
-from gateway.mqtt.connection.login import Login
-from gateway.mqtt.connection.refused_again import RefusedAgain, refused_topic
-from gateway.mqtt.connection.services import Services as MqttServices
 from gateway.mqtt.counters import Counters
-from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
-from gateway.mqtt.front import MqttFront
 from gateway.mqtt.registry.crash_recovery import CrashRecovery
 from gateway.mqtt.registry.heartbeats import Gateways
 from gateway.mqtt.registry.opening import Opening
@@ -58,16 +49,11 @@ from gateway.mqtt.session.session import SessionParts, topic_made_anew, topics_c
 from gateway.mqtt.session.shared import ShareParts
 from gateway.mqtt.state.store import SessionStore
 from gateway.net.strangers import Strangers
-from gateway.net.upgrade import WebSocketEndpoint, WebSocketFront
 from gateway.observe.tracing import Tracing, make_tracing
-from gateway.rest.listener import RestListener
-from gateway.rest.produce.idempotency import KeyedRequests
 from gateway.rest.produce.idempotency_table import RequestTable
-from gateway.rest.services import RestServices
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
-from gateway.security.origins import Hosts, Origins
 from gateway.security.tls import Tls, make_tls
 from gateway.spawn import Spawn, Tasks, keep_on
 from mapping.dead_letters import TOPIC_FIELD
@@ -79,38 +65,6 @@ GOODBYE_S: Final = 1.0
 CONNECT_WAIT_S: Final = 1.0  # for Kafka's first answer; then we listen without it and are not ready yet
 
 
-class Front(Protocol):
-    """One protocol's side of the gateway."""
-
-    name: str
-
-    async def start(self) -> None:
-        """Listen; ListenError when the address cannot be had."""
-        ...
-
-    @property
-    def bound(self) -> str:
-        """The address really bound, `HOST:PORT`."""
-        ...
-
-    @property
-    def accepting(self) -> bool:
-        """Whether new connections are accepted."""
-        ...
-
-    def stop_taking(self) -> None:
-        """Take nothing new; what was taken is still answered."""
-        ...
-
-    async def stop(self, timeout: float) -> None:
-        """Say goodbye in the protocol's own way and close, within `timeout` seconds."""
-        ...
-
-    def statistics(self) -> msgspec.Struct:
-        """Counts for the metrics."""
-        ...
-
-
 class Process(msgspec.Struct, frozen=True):
     """What every part is made with.
 
@@ -119,12 +73,14 @@ class Process(msgspec.Struct, frozen=True):
         tasks: where background work is started.
         stack: where the ends go.
         loop: for its clock.
+        rng: decides what is random, such as where a record without a key goes.
     """
 
     config: Config
     tasks: Tasks
     stack: contextlib.AsyncExitStack
     loop: asyncio.AbstractEventLoop
+    rng: Random = msgspec.field(default_factory=SystemRandom)
 
     @property
     def spawn(self) -> Spawn:
@@ -249,7 +205,7 @@ async def open_log(
     process.keep_on("topics", topics.run)
     stack.push_async_callback(topics.stop)
     publisher = Publisher(
-        kafka, config.budget, topics, spawn=spawn, clock=process.loop.time, wall_clock=wall_clock, rng=SystemRandom()
+        kafka, config.budget, topics, spawn=spawn, clock=process.loop.time, wall_clock=wall_clock, rng=process.rng
     )
     stack.push_async_callback(publisher.stop)
     await asyncio.wait([process.end_by_cancelling(spawn(publisher.start()))], timeout=CONNECT_WAIT_S)
@@ -266,7 +222,7 @@ async def open_log(
         spawn,
         lookup,
         catch_up_reader,
-        random=SystemRandom().random,
+        random=process.rng.random,
         patience=topics.queries.patience.bound,
     )
     stack.push_async_callback(groups.stop)
@@ -395,125 +351,6 @@ def _session_parts(  # noqa: PLR0917 - what sessions touch
             spawn=process.spawn,
             self_delivery=SelfDelivery(log.live_reader, wait_s, process.loop.time) if wait_s else None,
         ),
-    )
-
-
-def make_fronts(process: Process, security: ListenerSecurity, log: Log, state: State) -> list[Front]:
-    """The sides of all protocols, in the order in which they start; none of them listens yet."""
-    config = process.config
-    mqtt = _make_mqtt(process, security, log, state)
-    amqp = _make_amqp(process, security, log, state)
-    origins = Origins(config.security, login_in_protocol=True)
-    mqtt_websockets = WebSocketEndpoint(dict.fromkeys(MQTT_SUBPROTOCOLS, mqtt.listener), origins)
-    amqp_websockets = WebSocketEndpoint({AMQP_SUBPROTOCOL: amqp.listener}, origins)
-    rest = RestListener(
-        _rest_services(process, security, log, state),
-        tls=security.tls_context,
-        websockets={"/mqtt": mqtt_websockets, "/amqp": amqp_websockets},
-    )
-    fronts: list[Front] = [mqtt, amqp, rest]
-    for name, address, endpoint, limit_s in (
-        ("mqtt", config.mqtt.websocket_address, mqtt_websockets, config.mqtt.connect_timeout_s),
-        ("amqp", config.amqp.websocket_address, amqp_websockets, config.amqp.open_timeout_s),
-    ):
-        if address is not None:
-            context, hosts = security.tls_context, Hosts(config.security)
-            front = WebSocketFront(
-                name,
-                address,
-                endpoint,
-                context,
-                hosts,
-                handshake_timeout_s=limit_s,
-                strangers=security.strangers,
-            )
-            fronts.append(front)
-    return fronts
-
-
-def _make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: State) -> MqttFront:
-    log.topics.declare(refused_topic(log.kafka.max_request_bytes))
-    services = MqttServices(
-        config=process.config.mqtt,
-        rules=security.rules,
-        publisher=log.publisher,
-        router=state.parts.router,
-        sessions=state.sessions,
-        opening=state.opening,
-        retained=state.retained,
-        login=Login(security.authenticator, wall_clock),
-        access=security.access_list,
-        refused_again=RefusedAgain(log.publisher, state.parts.counters),
-        counters=state.parts.counters,
-        self_delivery=state.parts.qos2.self_delivery,
-        clock=process.loop.time,
-        wall_clock=wall_clock,
-    )
-    return MqttFront(services, process.spawn, security.tls_context, security.strangers)
-
-
-def _make_amqp(process: Process, security: ListenerSecurity, log: Log, state: State) -> AmqpFront:
-    config = process.config.amqp
-    producer_pool = TransactionalProducerPool(
-        log.kafka,
-        name=state.identity.name,
-        limit=config.transaction_producers,
-        timeout_s=config.transaction_timeout_s,
-        marks=state.identity.beside("transactions"),
-        spawn=process.spawn,
-        clock=process.loop.time,
-    )
-    producer_pool.start()
-    process.stack.push_async_callback(producer_pool.stop)
-    services = AmqpServices(
-        config,
-        container_id=f"trivium-{os.getpid()}",
-        publisher=log.publisher,
-        live_reader=log.live_reader,
-        groups=log.groups,
-        names=state.groups,
-        transactions=Transactions(log.kafka, producer_pool, log.publisher, spawn=process.spawn, wall_clock=wall_clock),
-        authenticator=security.authenticator,
-        access=security.access_list,
-        wall_clock=wall_clock,
-        random_id=partial(secrets.token_hex, 16),
-    )
-    return AmqpFront(services, process.spawn, security.tls_context, security.strangers)
-
-
-def _rest_services(process: Process, security: ListenerSecurity, log: Log, state: State) -> RestServices:
-    return RestServices(
-        config=process.config.http,
-        publisher=log.publisher,
-        topics=log.topics,
-        lookup=log.lookup,
-        live_reader=log.live_reader,
-        catch_up_reader=log.catch_up_reader,
-        groups=log.groups,
-        names=state.groups,
-        authenticator=security.authenticator,
-        access_list=security.access_list,
-        origins=Origins(process.config.security, more=process.config.http.cors_origins),
-        hosts=Hosts(process.config.security),
-        rules=security.rules,
-        keyed=KeyedRequests(
-            state.requests,
-            state.topics,
-            log.publisher,
-            log.lookup,
-            client_settings(log.kafka, "requests"),
-            delivery_timeout_s=log.kafka.delivery_timeout_s,
-            spawn=process.spawn,
-            wall_clock=wall_clock,
-            random_id=partial(secrets.token_hex, 8),
-        ),
-        kafka=client_settings(log.kafka, "http"),
-        spawn=process.spawn,
-        clock=process.loop.time,
-        wall_clock=wall_clock,
-        random_id=partial(secrets.token_hex, 16),
-        tracing=security.tracing,
-        strangers=security.strangers,
     )
 
 

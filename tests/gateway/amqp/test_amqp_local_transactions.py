@@ -216,7 +216,7 @@ async def test_consume_transform_produce(  # noqa: PLR0917 - fixtures
 
     await client.run(work)
     await until_group_offset(bootstrap, group, source, 20)
-    (statistics,) = [one for one in backend.groups.statistics() if one.group == group]
+    (statistics,) = [one for one in backend.log.groups.statistics() if one.group == group]
     assert statistics.commits == 1  # that of the beginning: it is no commit of the group's that has brought it
     assert await reader.ended([target]) == {target: [b"%02d!" % n for n in range(20)]}
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.amqp.conftest import Backend, StartFront
+from tests.gateway.amqp.conftest import StartFront
 from tests.support.amqp_frames import Frames, WireClient
+from tests.support.assembled import Assembled
 
 MANY = 600
 TIMEOUT = 60
@@ -17,14 +18,14 @@ ATTACH, DETACH = 0x12, 0x16
 
 @pytest.mark.parametrize("topics", [1, 3])
 async def test_receivers_share_their_questions_to_kafka(
-    backend: Backend, start_front: StartFront, new_topic: Any, topics: int
+    backend: Assembled, start_front: StartFront, new_topic: Any, topics: int
 ) -> None:
     front = await start_front(amqp={"links_per_session": MANY})
     names = [await new_topic() for _ in range(topics)]
     host, _, port = front.bound.rpartition(":")
     client = await WireClient.connect((host, int(port)))
     try:
-        before = backend.lookup.requests
+        before = backend.log.lookup.requests
         client.say(Frames.begin())
         for number in range(MANY):
             client.say(Frames.attach(f"r-{number}", number, sending=False, address=names[number % topics]))
@@ -33,7 +34,7 @@ async def test_receivers_share_their_questions_to_kafka(
             for _ in range(MANY):
                 await client.until(ATTACH)
         # Metadata for each topic, and where the log ends, for hundreds at a time.
-        assert backend.lookup.requests - before <= 2 * topics + MANY // 50
+        assert backend.log.lookup.requests - before <= 2 * topics + MANY // 50
         for number in range(MANY):  # one by one
             client.say(Frames.frame(Frames.performative(DETACH, Frames.uint(number), Frames.TRUE)))
         async with asyncio.timeout(TIMEOUT):

@@ -15,9 +15,10 @@ from flowcontrol.offsets import read_ledger
 from gateway.amqp.front import AmqpFront
 from gateway.kafka.driver.kafka_consumer import committed_positions
 from gateway.kafka.groups import ready
-from tests.gateway.amqp.conftest import Backend, amqp_front, kafka_side
+from tests.gateway.amqp.conftest import amqp_front
 from tests.support.amqp import TIMEOUT, as_client, body_of
 from tests.support.amqp_transactions import Transacted, TransactedClient
+from tests.support.assembled import Assembled, assembled
 
 SELECTOR = symbol("apache.org:selector-filter:string")
 
@@ -86,7 +87,7 @@ async def test_what_one_does_not_select_is_for_the_others(front: AmqpFront, boot
 
 
 async def test_a_slow_receiver_stops_no_other(
-    front: AmqpFront, backend: Backend, bootstrap: str, new_topic: Any, monkeypatch: pytest.MonkeyPatch
+    front: AmqpFront, backend: Assembled, bootstrap: str, new_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does what nobody selects; and the slow one gets all of its own in order, also what is stored meanwhile."""
     monkeypatch.setattr(ready, "WAITING_RECORDS", 50)
@@ -111,12 +112,12 @@ async def test_a_restarted_gateway_knows_what_was_settled_behind_a_gap(bootstrap
     """The committed offset stays before what nobody selected; nothing that was accepted comes again."""
     topic, kinds = await new_topic(partitions=2), "BAABCA" * 50
     await produce(bootstrap, topic, kinds, partitions=2)
-    async with kafka_side(bootstrap) as side, amqp_front(side) as front:
+    async with assembled(bootstrap, create=False) as side, amqp_front(side) as front:
         assert sorted(await as_client(front, lambda c: Receiver(c, topic, "A").take(150))) == numbers(kinds, "A")
-    async with kafka_side(bootstrap) as side, amqp_front(side) as front:
+    async with assembled(bootstrap, create=False) as side, amqp_front(side) as front:
         got = await as_client(front, lambda c: Receiver(c, topic, "B").take(100))
         assert sorted(got) == numbers(kinds, "B")
-    async with kafka_side(bootstrap) as side, amqp_front(side) as front:
+    async with assembled(bootstrap, create=False) as side, amqp_front(side) as front:
 
         def rest(connection: BlockingConnection) -> list[int]:
             receiver = Receiver(connection, topic, "")
@@ -129,7 +130,7 @@ async def test_another_gateway_goes_on_where_the_first_was(front: AmqpFront, boo
     """A second gateway is given partitions while the first has receivers."""
     topic, kinds = await new_topic(partitions=2), "AABB" * 50
     await produce(bootstrap, topic, kinds, partitions=2)
-    async with kafka_side(bootstrap) as side, amqp_front(side) as other:
+    async with assembled(bootstrap, create=False) as side, amqp_front(side) as other:
 
         def receive(connection: BlockingConnection) -> list[list[int]]:
             first = Receiver(connection, topic, "A").take(100)
@@ -153,7 +154,11 @@ async def test_what_is_retired_behind_a_gap_is_told_with_the_transaction(bootstr
     """While the records before it are open still."""
     topic, kinds = await new_topic(partitions=1), "BABA"
     await produce(bootstrap, topic, kinds)
-    async with kafka_side(bootstrap) as side, amqp_front(side) as front, TransactedClient(front.bound) as client:
+    async with (
+        assembled(bootstrap, create=False) as side,
+        amqp_front(side) as front,
+        TransactedClient(front.bound) as client,
+    ):
 
         def retire() -> str:
             receiver: Any = client.connection.create_receiver(f"queue://{topic}", options=chosen("A"), credit=10)
@@ -172,7 +177,7 @@ async def test_what_is_retired_behind_a_gap_is_told_with_the_transaction(bootstr
 
 
 async def test_a_subscription_s_selector_takes_the_rest_away(
-    front: AmqpFront, backend: Backend, bootstrap: str, new_topic: Any
+    front: AmqpFront, backend: Assembled, bootstrap: str, new_topic: Any
 ) -> None:
     """What a subscription does not select is for nobody: it is committed past."""
     topic = await new_topic(partitions=1)
@@ -188,4 +193,4 @@ async def test_a_subscription_s_selector_takes_the_rest_away(
 
     loop = asyncio.get_running_loop()
     assert await as_client(front, receive) == [1, 3]
-    assert all(one.unselected == 0 for one in backend.groups.statistics())
+    assert all(one.unselected == 0 for one in backend.log.groups.statistics())

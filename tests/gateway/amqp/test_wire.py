@@ -12,8 +12,9 @@ import pytest
 from gateway.amqp.front import AmqpFront
 from gateway.config import BudgetConfig
 from protocols.amqp import outcomes
-from tests.gateway.amqp.conftest import amqp_front, kafka_side
+from tests.gateway.amqp.conftest import amqp_front
 from tests.support.amqp_frames import Frames, WireClient
+from tests.support.assembled import assembled
 from tests.support.topics import read_all
 
 TIMEOUT = 60
@@ -134,7 +135,7 @@ async def test_partial_messages_of_many_links(bootstrap: str, new_topic: Any) ->
     attaches = [Frames.attach(f"l{handle}", handle, address=topic) for handle in range(3)]
     begun = message(120_000)
     async with (
-        kafka_side(bootstrap, budget=budget) as backend,
+        assembled(bootstrap, create=False, budget=budget) as backend,
         amqp_front(backend, amqp={"max_message_bytes": 150_000}) as front,
         client_of(front, *attaches) as client,
     ):

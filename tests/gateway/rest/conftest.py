@@ -4,56 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
-import secrets
 import ssl
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import ConsumerRecord
+from msgspec.structs import replace
 
-from gateway.config import Address, BudgetConfig, ConfigError, HttpConfig, KafkaConfig, SecurityConfig
-from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.cluster.topics import Topics
-from gateway.kafka.driver.client_settings import client_settings
-from gateway.kafka.groups.membership import Groups
-from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.read.catch_up_reader import CatchUpReader
-from gateway.kafka.read.live_reader import LiveReader
-from gateway.kafka.state import StateTopics
+from gateway.assembly import Log
+from gateway.config import Address, BudgetConfig, SecurityConfig
+from gateway.fronts import make_rest
 from gateway.observe.tracing import Tracing
 from gateway.rest.listener import RestListener
-from gateway.rest.produce.idempotency import KeyedRequests
-from gateway.rest.produce.idempotency_table import RequestTable
-from gateway.rest.services import RestServices
-from gateway.security.authentication import Authenticator
-from gateway.security.authorization import AccessList
-from gateway.security.group_names import GroupNames
-from gateway.security.origins import Hosts, Origins
-from mapping.rules import Rules
+from tests.support.assembled import assembled
 
 LOCAL = Address("127.0.0.1:0")
-
-
-def wall_clock() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class Gateway:
     """What a test talks to."""
 
-    def __init__(self, listener: RestListener, services: RestServices) -> None:
+    def __init__(self, listener: RestListener, log: Log) -> None:
         self.listener = listener
-        self.publisher = services.publisher
-        self.topics = services.topics
-        self.live_reader = services.live_reader
-        self.keyed = services.keyed
+        self.publisher = log.publisher
+        self.topics = log.topics
+        self.live_reader = log.live_reader
 
     def tail_topics(self) -> set[str]:
         """What is read at its end."""
@@ -76,127 +56,29 @@ async def running_gateway(
     wait: bool = True,
     tls: ssl.SSLContext | None = None,
     tracing: Tracing | None = None,
-    name: str = "",
+    data_dir: Path | None = None,
 ) -> AsyncIterator[Gateway]:
-    """`name`: of the gateway; one with a name keeps the answers to requests with a key."""
-    failures: list[ConfigError] = []
-    loop = asyncio.get_running_loop()
-    kafka_config = KafkaConfig(bootstrap_servers=bootstrap, **(kafka or {}))
-    security = security or SecurityConfig()
-    async with asyncio.TaskGroup() as group:
-        background: list[asyncio.Task[Any]] = []
-
-        def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-            return group.create_task(work)
-
-        topics = Topics(kafka_config, create=create, spawn=spawn, clock=loop.time)
-        publisher = Publisher(
-            kafka_config,
-            budget or BudgetConfig(),
-            topics,
-            spawn=spawn,
-            clock=loop.time,
-            wall_clock=wall_clock,
-            rng=random.Random(1),
-        )
-        authenticator = Authenticator(security)
-        await authenticator.start()
-        lookup = Lookup(client_settings(kafka_config, "lookup"), spawn=spawn, ensure=topics.get)
-        catch_up_reader = CatchUpReader(client_settings(kafka_config, "replay"), spawn, lookup)
-        live_reader = LiveReader(client_settings(kafka_config, "tail"), spawn, lookup, catch_up_reader)
-        groups = Groups(
-            client_settings(kafka_config, "group"),
-            spawn,
-            lookup,
-            catch_up_reader,
-            random=random.Random(2).random,
-            patience=topics.queries.patience.bound,
-        )
-        state = StateTopics(
-            client_settings(kafka_config, "state"),
-            topics,
-            publisher,
-            lookup,
-            spawn=spawn,
-            partitions=1,
-            largest_bytes=1 << 20,
-            failed=failures.append,
-        )
-        http_config = HttpConfig(**{"address": LOCAL, **(http or {})})
-        table = RequestTable(
-            gateway=name,
-            window_s=http_config.idempotency_window_s,
-            max_keys=http_config.max_idempotency_keys,
-            wall_clock=wall_clock,
-        )
-        table.bind(state)
-        names = GroupNames(
-            groups,
-            topics,
-            anonymous=security.allow_anonymous,
-            wall_clock=wall_clock,
-            random_id=partial(secrets.token_hex, 8),
-        )
-        names.bind(state)
-        keyed = KeyedRequests(
-            table,
-            state,
-            publisher,
-            lookup,
-            client_settings(kafka_config, "requests"),
-            delivery_timeout_s=kafka_config.delivery_timeout_s,
-            spawn=spawn,
-            wall_clock=wall_clock,
-            random_id=partial(secrets.token_hex, 8),
-        )
-        services = RestServices(
-            config=http_config,
-            publisher=publisher,
-            topics=topics,
-            lookup=lookup,
-            live_reader=live_reader,
-            catch_up_reader=catch_up_reader,
-            groups=groups,
-            names=names,
-            authenticator=authenticator,
-            access_list=AccessList(security.access),
-            origins=Origins(security, more=http_config.cors_origins),
-            hosts=Hosts(security),
-            rules=Rules(()),
-            keyed=keyed,
-            kafka=client_settings(kafka_config, "http"),
-            spawn=spawn,
-            clock=loop.time,
-            wall_clock=wall_clock,
-            random_id=partial(secrets.token_hex, 16),
-            tracing=tracing,
-        )
-        listener = RestListener(services, tls=tls)
+    """`data_dir`: who has the same one is the same gateway started again."""
+    async with assembled(
+        bootstrap,
+        create=create,
+        wait=wait,
+        data_dir=data_dir,
+        kafka=kafka,
+        http={"address": LOCAL, **(http or {})},
+        budget=budget,
+        security=security,
+    ) as made:
+        shared = made.security
+        shared = replace(shared, tls_context=tls or shared.tls_context, tracing=tracing or shared.tracing)
+        listener = make_rest(made.process, shared, made.log, made.state)
+        await listener.start()
         try:
-            started = await publisher.start()
-            background.append(spawn(topics.run()))
-            if wait and not started:  # a broker that goes on after a pause is not there at once
-                await until(lambda: publisher.reachable)
-                started = True
-            await live_reader.start()
-            if started:
-                await state.start()
-                await state.loaded.wait()
-            await listener.start()
-            yield Gateway(listener, services)
+            yield Gateway(listener, made.log)
         finally:
+            listener.stop_taking()
+            await made.log.publisher.drain(1.0)
             await listener.stop(4.0)
-            await publisher.drain(1.0)
-            await groups.stop()
-            await state.stop()
-            await live_reader.stop()
-            await catch_up_reader.stop()
-            await lookup.stop()
-            await publisher.stop()
-            await topics.stop()
-            await authenticator.stop()
-            for task in background:
-                task.cancel()
 
 
 @pytest.fixture(scope="session")

@@ -205,7 +205,7 @@ async def test_credit_stops_with_the_budget(start_front: Any, backend: Any, new_
     """With the process budget shut no credit is granted; when it opens, it is."""
     topic = await new_topic()
     front = await start_front(amqp={"link_credit": 4})
-    budget = backend.publisher.budget
+    budget = backend.log.publisher.budget
     shut = asyncio.Event()
 
     def work(connection: BlockingConnection, loop: asyncio.AbstractEventLoop) -> tuple[int, int]:
@@ -256,10 +256,10 @@ async def test_a_lost_connection_loses_nothing_and_breaks_nothing(
         pump.abort()
     await running
     await front.listener.wait_closed(TIMEOUT)
-    await backend.publisher.drain(TIMEOUT)
+    await backend.log.publisher.drain(TIMEOUT)
     statistics = front.statistics()
     assert (statistics.open_connections, statistics.senders) == (0, 0)
-    assert backend.publisher.budget.records == 0
+    assert backend.log.publisher.budget.records == 0
     assert "accepted" in {record.value.decode() for record in await read_all(bootstrap, topic)}
 
 

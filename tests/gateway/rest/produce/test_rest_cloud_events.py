@@ -51,7 +51,7 @@ async def test_what_is_no_event_is_refused_and_nothing_is_stored(http: aiohttp.C
 async def test_an_event_with_a_key_is_stored_once(bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     headers = {"Content-Type": "application/cloudevents+json", "Idempotency-Key": "k"}
-    async with running_gateway(bootstrap, name="events") as gateway, aiohttp.ClientSession(gateway.url) as http:
+    async with running_gateway(bootstrap) as gateway, aiohttp.ClientSession(gateway.url) as http:
         body = json.dumps(EVENT).encode()
         answers = [await ask(http, "POST", f"/topics/{topic}/events", body, headers=headers) for _ in range(2)]
     assert answers == [(200, {"offsets": [{"partition": 0, "offset": 0}]})] * 2

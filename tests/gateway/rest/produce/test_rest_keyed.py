@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-import secrets
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -22,17 +22,12 @@ def keyed(key: str) -> dict[str, str]:
     return {**JSON_RECORDS, KEY_FIELD: key}
 
 
-@pytest.fixture
-def name() -> str:
-    return secrets.token_hex(8)
-
-
 async def test_a_repeated_request_is_answered_from_the_first_also_by_another_process(
-    bootstrap: str, new_topic: Any, name: str
+    bootstrap: str, new_topic: Any, tmp_path: Path
 ) -> None:
     topic = await new_topic()
     key = 'the key, with "quotes"'
-    async with running_gateway(bootstrap, name=name) as gateway, aiohttp.ClientSession(gateway.url) as http:
+    async with running_gateway(bootstrap, data_dir=tmp_path) as gateway, aiohttp.ClientSession(gateway.url) as http:
         first = await ask(http, "POST", f"/topics/{topic}", RECORDS, headers=keyed(key))
         assert first[0] == 200
         assert await ask(http, "POST", f"/topics/{topic}", RECORDS, headers=keyed(f'"{key}"')) == first
@@ -40,7 +35,10 @@ async def test_a_repeated_request_is_answered_from_the_first_also_by_another_pro
         assert (await ask(http, "POST", f"/topics/{topic}", other, headers=keyed(key)))[0] == 422
         assert (await ask(http, "POST", f"/topics/{topic}/partitions/1", other, headers=keyed(key)))[0] == 200
         assert gateway.listener.statistics().keyed.replayed_total == 1
-    async with running_gateway(bootstrap, name="another") as gateway, aiohttp.ClientSession(gateway.url) as http:
+    async with (
+        running_gateway(bootstrap, data_dir=tmp_path / "another") as gateway,
+        aiohttp.ClientSession(gateway.url) as http,
+    ):
         body = json.dumps(RECORDS).encode()
         async with http.post(f"/topics/{topic}", data=body, headers=keyed(key)) as answer:
             assert answer.headers["Idempotency-Replayed"] == "true"
@@ -49,10 +47,10 @@ async def test_a_repeated_request_is_answered_from_the_first_also_by_another_pro
 
 
 async def test_the_answer_to_a_request_that_kafka_refuses_is_kept_too(
-    bootstrap: str, new_topic: Any, name: str
+    bootstrap: str, new_topic: Any, tmp_path: Path
 ) -> None:
     topic = await new_topic(partitions=1)
-    async with running_gateway(bootstrap, name=name) as gateway, aiohttp.ClientSession(gateway.url) as http:
+    async with running_gateway(bootstrap, data_dir=tmp_path) as gateway, aiohttp.ClientSession(gateway.url) as http:
         body = {"records": [{"value": 1, "partition": 7}]}
         for _ in range(2):
             assert (await ask(http, "POST", f"/topics/{topic}", body, headers=keyed("k1")))[0] == 404
@@ -61,7 +59,7 @@ async def test_the_answer_to_a_request_that_kafka_refuses_is_kept_too(
 
 @pytest.mark.parametrize("stored", [0, 2, 3])
 async def test_what_an_attempt_left_unfinished_is_finished(
-    bootstrap: str, new_topic: Any, name: str, stored: int, monkeypatch: pytest.MonkeyPatch
+    bootstrap: str, new_topic: Any, tmp_path: Path, stored: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway dies when `stored` of the records are stored, and before its answer is."""
     topic = await new_topic(partitions=2)
@@ -77,7 +75,7 @@ async def test_what_an_attempt_left_unfinished_is_finished(
 
     with monkeypatch.context() as patched:
         patched.setattr(KeyedRequests, "_send", die)
-        async with running_gateway(bootstrap, name=name) as gateway:
+        async with running_gateway(bootstrap, data_dir=tmp_path) as gateway:
             head = f"POST /topics/{topic} HTTP/1.1\r\nHost: h\r\n" + "".join(
                 f"{field}: {value}\r\n" for field, value in keyed("k").items()
             )
@@ -89,16 +87,16 @@ async def test_what_an_attempt_left_unfinished_is_finished(
             writer.close()
             await until(lambda: gateway.listener.statistics().connections == 0)
     async with (
-        running_gateway(bootstrap, name="another") as gateway,
+        running_gateway(bootstrap, data_dir=tmp_path / "another") as gateway,
         aiohttp.ClientSession(gateway.url) as http,
         http.post(f"/topics/{topic}", data=body, headers=keyed("k")) as waiting,
     ):
         assert waiting.status == 409  # the first may be alive
         assert int(waiting.headers["Retry-After"]) > 60
-    async with running_gateway(bootstrap, name=name) as gateway, aiohttp.ClientSession(gateway.url) as http:
+    async with running_gateway(bootstrap, data_dir=tmp_path) as gateway, aiohttp.ClientSession(gateway.url) as http:
         status, answer = await ask(http, "POST", f"/topics/{topic}", body, headers=keyed("k"))
         assert status == 200
-        assert gateway.keyed.statistics().resumed_total == 1
+        assert gateway.listener.statistics().keyed.resumed_total == 1
         assert (await ask(http, "POST", f"/topics/{topic}", {"records": [{"value": 4}]}, headers=JSON_RECORDS))[
             0
         ] == 200
@@ -109,7 +107,7 @@ async def test_what_an_attempt_left_unfinished_is_finished(
 
 
 async def test_headers_that_another_kafka_client_copied_are_not_believed(
-    bootstrap: str, new_topic: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    bootstrap: str, new_topic: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third record is missing. Then a Kafka client writes records that carry the name of the request."""
     topic = await new_topic(partitions=1)
@@ -121,7 +119,7 @@ async def test_headers_that_another_kafka_client_copied_are_not_believed(
 
     with monkeypatch.context() as patched:
         patched.setattr(KeyedRequests, "_send", die)
-        async with running_gateway(bootstrap, name=name) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        async with running_gateway(bootstrap, data_dir=tmp_path) as gateway, aiohttp.ClientSession(gateway.url) as http:
             assert (await ask(http, "POST", f"/topics/{topic}", RECORDS, headers=keyed("k")))[0] == 500
     first, _ = await read_topic(bootstrap, topic, 2)
     copied = dict(first.headers)["gw.request"].partition(b"/")[0]
@@ -129,16 +127,16 @@ async def test_headers_that_another_kafka_client_copied_are_not_believed(
         for place in (b"x", b"", b"-1", b"1_0", b" 2", b"99", b"9" * 5000, b"2"):
             headers = [("gw.request", copied + b"/" + place)]
             await other.send_and_wait(topic, b"forged", key=b"b", headers=headers, partition=0)
-    async with running_gateway(bootstrap, name=name) as gateway, aiohttp.ClientSession(gateway.url) as http:
+    async with running_gateway(bootstrap, data_dir=tmp_path) as gateway, aiohttp.ClientSession(gateway.url) as http:
         status, answer = await ask(http, "POST", f"/topics/{topic}", RECORDS, headers=keyed("k"))
-        assert gateway.keyed.statistics().resumed_total == 1
+        assert gateway.listener.statistics().keyed.resumed_total == 1
     assert status == 200
     records = {one.offset: one.value for one in await read_topic(bootstrap, topic, 11)}
     assert [records[place["offset"]] for place in answer["offsets"]] == [b"1", b"2", b"3"]
 
 
 async def test_a_second_request_while_the_first_is_under_way(
-    bootstrap: str, new_topic: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    bootstrap: str, new_topic: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await new_topic(partitions=1)
     begun, go_on = asyncio.Event(), asyncio.Event()
@@ -150,7 +148,7 @@ async def test_a_second_request_while_the_first_is_under_way(
         return await send(self, *arguments)
 
     monkeypatch.setattr(KeyedRequests, "_send", wait)
-    async with running_gateway(bootstrap, name=name) as gateway, aiohttp.ClientSession(gateway.url) as http:
+    async with running_gateway(bootstrap, data_dir=tmp_path) as gateway, aiohttp.ClientSession(gateway.url) as http:
         first = asyncio.create_task(ask(http, "POST", f"/topics/{topic}", RECORDS, headers=keyed("k")))
         async with asyncio.timeout(60):
             await begun.wait()
@@ -160,11 +158,11 @@ async def test_a_second_request_while_the_first_is_under_way(
         assert (await first)[0] == 200
 
 
-async def test_two_gateways_with_one_key_at_once_store_once(bootstrap: str, new_topic: Any, name: str) -> None:
+async def test_two_gateways_with_one_key_at_once_store_once(bootstrap: str, new_topic: Any, tmp_path: Path) -> None:
     topic = await new_topic(partitions=1)
     async with (
-        running_gateway(bootstrap, name=name) as left,
-        running_gateway(bootstrap, name=name + "b") as right,
+        running_gateway(bootstrap, data_dir=tmp_path) as left,
+        running_gateway(bootstrap, data_dir=tmp_path / "b") as right,
         aiohttp.ClientSession() as http,
     ):
         for number in range(5):
@@ -181,10 +179,10 @@ async def test_two_gateways_with_one_key_at_once_store_once(bootstrap: str, new_
     assert [one.value for one in await read_topic(bootstrap, topic, 6)] == [b"0", b"1", b"2", b"3", b"4", b"9"]
 
 
-async def test_keys_that_are_no_use(bootstrap: str, new_topic: Any, name: str) -> None:
+async def test_keys_that_are_no_use(bootstrap: str, new_topic: Any, tmp_path: Path) -> None:
     topic = await new_topic(partitions=1)
     async with (
-        running_gateway(bootstrap, name=name) as gateway,
+        running_gateway(bootstrap, data_dir=tmp_path) as gateway,
         aiohttp.ClientSession(gateway.url) as http,
     ):
         for key in ("", "x" * 256):
@@ -194,12 +192,12 @@ async def test_keys_that_are_no_use(bootstrap: str, new_topic: Any, name: str) -
         assert (await ask(http, "POST", f"/topics/{topic}", RECORDS, headers=headers))[0] == 400
 
 
-async def test_no_more_keys_than_can_be_kept(bootstrap: str, new_topic: Any, name: str) -> None:
+async def test_no_more_keys_than_can_be_kept(bootstrap: str, new_topic: Any, tmp_path: Path) -> None:
     topic = await new_topic(partitions=1)
-    async with running_gateway(bootstrap, name=name) as gateway, aiohttp.ClientSession(gateway.url) as http:
+    async with running_gateway(bootstrap, data_dir=tmp_path) as gateway, aiohttp.ClientSession(gateway.url) as http:
         assert (await ask(http, "POST", f"/topics/{topic}", RECORDS, headers=keyed("k")))[0] == 200
     async with (
-        running_gateway(bootstrap, name=name, http={"max_idempotency_keys": 1}) as gateway,
+        running_gateway(bootstrap, data_dir=tmp_path, http={"max_idempotency_keys": 1}) as gateway,
         aiohttp.ClientSession(gateway.url) as http,
     ):
         assert (await ask(http, "POST", f"/topics/{topic}", RECORDS, headers=keyed("k")))[0] == 200
