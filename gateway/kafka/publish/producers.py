@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 METADATA_POLL_S: Final = 0.1
 METADATA_POLLS: Final = 10
-CLOSE_S: Final = 30.0
-"""How long a retired producer is given, when nobody waits for anything of it."""
 
 
 class LeasedProducer:
@@ -67,10 +65,6 @@ class LeasedProducer:
                 raise errors.UnknownTopicOrPartitionError(f"{topic}-{partition}")
         future: asyncio.Future[RecordMetadata] = await self._producer.send_batch(batch, topic, partition=partition)
         return future
-
-    async def close(self) -> None:
-        """Close; what is still on the way is tried until Kafka answers or this call is cancelled."""
-        await self._producer.stop()
 
     async def force_close(self, spawn: Spawn) -> None:
         """Close at once; what is on the way has an unknown fate."""
@@ -121,12 +115,10 @@ class Producers:
             self._retired[leased] = self._spawn(self._close(leased))
 
     async def _close(self, leased: LeasedProducer) -> None:
+        # At once: what aiokafka still has was given up. It would be stored behind what came later, in a topic that is
+        # made anew.
         try:
-            try:
-                async with asyncio.timeout(CLOSE_S):
-                    await leased.close()
-            except TimeoutError:  # it tries to store what nobody waits for any more
-                await leased.force_close(self._spawn)
+            await leased.force_close(self._spawn)
         except Exception as error:  # nothing that anybody waits for goes through it any more
             failures.tell("producer", error, "retired")
         self._retired.pop(leased, None)
