@@ -284,4 +284,4 @@ async def test_nothing_is_left_to_the_collector(gateway: Uncollected, turn: Call
         for _ in range(TURNS):
             await turn(way)
         found = {name: count for name, count in (await gateway.garbage()).items() if name.startswith(OURS)}
-    assert sum(found.values()) < TURNS, found
+    assert max(found.values(), default=0) < TURNS, found  # what each turn leaves; not what a former test's end left

@@ -148,7 +148,7 @@ class RawClient:
                     shift += 7
                 body = await self._reader.readexactly(length)
         except (asyncio.IncompleteReadError, ConnectionResetError):
-            raise EOFError from None
+            raise EOFError(f"the server has closed the connection; unread: {self._aside}") from None
         return decode_packet(head[0], body, self.version)
 
     async def expect(self, kind: type[T], timeout: float = 60) -> T:

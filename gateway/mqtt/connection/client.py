@@ -48,6 +48,7 @@ class Client:
     __slots__ = (
         "_connection",
         "_dialogue",
+        "_disconnected_for",
         "_gone",
         "_holding",
         "_incoming",
@@ -70,6 +71,7 @@ class Client:
         self._incoming: Incoming | None = None
         self._window_opened = False
         self._gone = False
+        self._disconnected_for = ""
         self._holding: object | None = None  # messages are held back, since then
 
     # the pump's handler
@@ -136,7 +138,7 @@ class Client:
             self._dialogue.end()
         self._leave(with_will=True)
         if self.client_id:
-            log.info("client gone", client=self.client_id, reason=reason)
+            log.info("client gone", client=self.client_id, reason=self._disconnected_for or reason)
 
     @property
     def _is_over(self) -> bool:
@@ -381,6 +383,7 @@ class Client:
 
     def disconnect(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> None:
         """Close from our side; the will is published all the same."""
+        self._disconnected_for = reason
         self._leave(with_will=True)
         self._connection.send_disconnect(code, reason, properties)
         self.flush()

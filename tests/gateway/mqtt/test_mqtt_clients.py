@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -141,6 +142,11 @@ async def test_overlapping_filters_give_one_copy_with_all_identifiers_and_no_loc
     await other.close()
 
 
+def log_of(gateway: GatewayProcess, client_id: str, event: str) -> list[dict[str, Any]]:
+    lines = (json.loads(line) for line in gateway.log.read_text().splitlines() if client_id in line and event in line)
+    return [line for line in lines if line["event"] == event]
+
+
 @pytest.mark.clause("MQTT-3.1.4-3")
 async def test_a_second_connection_takes_the_client_id_over(gateway: GatewayProcess) -> None:
     name = f"twin-{uuid.uuid4().hex[:8]}"
@@ -148,6 +154,8 @@ async def test_a_second_connection_takes_the_client_id_over(gateway: GatewayProc
     second = await Client(gateway, name).connect()
     await wait_until(lambda: first.disconnected is not None)
     assert first.disconnected.value == 0x8E
+    await wait_until(lambda: log_of(gateway, name, "client gone") != [])
+    assert log_of(gateway, name, "client gone")[0]["reason"] == "another connection uses this client id"
     await second.publish(f"{name}/x", b"still here")
     await second.close()
     await asyncio.to_thread(first.paho.loop_stop)
