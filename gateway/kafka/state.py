@@ -348,6 +348,10 @@ class StateTopics:
         everything = [
             TopicPartition(table.name, number) for table in self._tables.values() for number in range(table.partitions)
         ]
+        if not all(table.identity.current for table in self._tables.values()):
+            await (
+                self._lookup.refresh()
+            )  # a position is of a topic: which one, is to be known before the topic is another
         # Asked before anything is fetched: a fetch that waits for data holds back everything behind it.
         unread = [partition for partition in everything if partition not in self._positions]
         if unread:

@@ -17,7 +17,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 from proton import Message, ProtonException, Timeout
 from proton.utils import BlockingConnection
 
+from gateway.embedded.broker import EmbeddedBroker
 from gateway.kafka.publish.partitioner import partition_of
+from loadtest.clients.topics import create_topic
 from tests.gateway.test_containment import contained
 from tests.support.amqp import ThreadedSender, body_of
 from tests.support.amqp_transactions import Transacted
@@ -364,9 +366,15 @@ async def admitted(served: GatewayProcess, client_id: str, topic_filter: str) ->
 
 @pytest.mark.timeout(240)
 async def test_what_is_acknowledged_after_our_own_topics_were_deleted_is_there(
-    served: GatewayProcess, new_topic: Any, admin: AIOKafkaAdminClient
+    new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    topic = await new_topic(1)
+    broker = new_broker()  # of its own: other gateways have their sessions in these topics
+    await broker.start()
+    served = await new_gateway(broker.bootstrap_servers).start()
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    await admin.start()
+    topic = "kept"
+    await create_topic(broker.bootstrap_servers, topic, 1)
     client = await admitted(served, topic, f"{topic}/#")
     codes: set[int] = set()
 
@@ -392,3 +400,7 @@ async def test_what_is_acknowledged_after_our_own_topics_were_deleted_is_there(
             await newcomer.close()
     assert codes <= {0, 0x97}  # it is no fault of the topic that the client named
     await client.close()
+    await admin.close()
+    assert (await contained(served)).keys() <= {"callback"}
+    assert await served.stop() == 0
+    await broker.stop()
