@@ -14,7 +14,7 @@ import structlog
 import uvloop
 
 from gateway.assembly import (
-    GOODBYE_S,
+    CLOSE_S,
     ListenerSecurity,
     Process,
     compile_rules,
@@ -30,10 +30,10 @@ from gateway.embedded.java import SetupError
 from gateway.embedded.open_files import BrokerCapacity
 from gateway.embedded.storage import BrokerError
 from gateway.failures import failures
-from gateway.fronts import Front, make_fronts
 from gateway.kafka.cluster.topic_creation import any_capacity
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
+from gateway.listeners import Listener, make_listeners
 from gateway.net.descriptors import descriptors
 from gateway.net.listener import ListenError, listen_error
 from gateway.observe.collector import Collector, calm
@@ -55,7 +55,7 @@ log = structlog.get_logger(__name__)
 
 READY_POLL_S: Final = 0.1
 BROKER_STOP_S: Final = 1.0  # what the embedded broker has at least
-NEEDED: Final = frozenset({"tail", "state", "topics", "sessions"})  # not ready while one of them is tried again
+NEEDED: Final = frozenset({"live reader", "state", "topics", "sessions"})  # not ready while one of them is tried again
 RESTART_S: Final = 1.0  # between a broker's end and its next start
 
 
@@ -113,7 +113,7 @@ class App:
         self._served = False
         self._broker = broker
         self._room = None if broker is None else BrokerCapacity(lambda: broker.pid if broker.is_running else None)
-        self._fronts: list[Front] = []
+        self._listeners: list[Listener] = []
         self._management: Management | None = None
         self._publisher: Publisher | None = None
         self._state: StateTopics | None = None
@@ -125,7 +125,7 @@ class App:
 
         Raises:
             StartError: it could not start.
-            LostError: it has lost what it cannot be without, and has said goodbye.
+            LostError: it has lost what it cannot be without, and has closed its connections.
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(on_loop_error)
@@ -167,7 +167,7 @@ class App:
         try:
             await self._start(stack)
             self._served = not self._stop.is_set()
-            log.info("ready", **{front.name: front.bound for front in self._fronts})
+            log.info("ready", **{listener.name: listener.bound for listener in self._listeners})
         except asyncio.CancelledError:
             if not self._stop.is_set():
                 raise
@@ -191,17 +191,17 @@ class App:
         self._publisher = kafka_log.publisher
         state = await open_state(process, kafka_log, security.rules, self._give_up)
         self._state = state.topics
-        self._fronts = make_fronts(process, security, kafka_log, state)
-        stack.push_async_callback(self._stop_fronts)
-        for front in self._fronts:
-            await front.start()
+        self._listeners = make_listeners(process, security, kafka_log, state)
+        stack.push_async_callback(self._stop_listeners)
+        for listener in self._listeners:
+            await listener.start()
 
         lag = LoopLag(loop)
         lag.start()
         stack.callback(lag.stop)
         metrics = Metrics()
-        for front in self._fronts:
-            metrics.add_source(front.name, front.statistics)
+        for listener in self._listeners:
+            metrics.add_source(listener.name, listener.statistics)
         for name, statistics in parts_with_statistics(security, kafka_log, state):
             metrics.add_source(name, statistics)
         metrics.add_source("event_loop", lag.statistics)
@@ -281,7 +281,7 @@ class App:
     def _readiness(self) -> tuple[bool, dict[str, Any]]:
         """Ready: every listener accepts, Kafka answers, and the sessions and retained messages are loaded."""
         kafka = self._publisher is not None and self._publisher.reachable
-        listeners = {front.name: front.accepting for front in self._fronts}
+        listeners = {listener.name: listener.accepting for listener in self._listeners}
         state = self._state is not None and self._state.loaded.is_set()
         retrying = failures.retrying
         ready = kafka and state and all(listeners.values()) and not self._stopping and NEEDED.isdisjoint(retrying)
@@ -302,7 +302,7 @@ class App:
         if self._ready_file is None:
             return
         assert self._management is not None
-        facts: dict[str, Any] = {front.name: front.bound for front in self._fronts}
+        facts: dict[str, Any] = {listener.name: listener.bound for listener in self._listeners}
         facts["management"] = f"{self._config.management.address.host}:{self._management.port}"
         facts["kafka"] = (
             self._broker.bootstrap_servers if self._broker is not None else self._config.kafka.bootstrap_servers
@@ -319,17 +319,17 @@ class App:
         Nothing that was acknowledged is lost by that.
         """
         spent = max(0.0, asyncio.get_running_loop().time() - self._stopping_since)
-        left = self._config.drain_timeout_s - GOODBYE_S - spent
+        left = self._config.drain_timeout_s - CLOSE_S - spent
         await broker.stop(min(STOP_LIMIT_S, max(BROKER_STOP_S, left)))
 
-    async def _stop_fronts(self) -> None:
-        """Stop accepting, let Kafka answer what was taken, say goodbye; all within `drain_timeout_s`."""
+    async def _stop_listeners(self) -> None:
+        """Stop accepting, let Kafka answer what was taken, close the connections; all within `drain_timeout_s`."""
         self._stopping = True
-        for front in self._fronts:
-            front.stop_taking()
+        for listener in self._listeners:
+            listener.stop_taking()
         if self._publisher is not None:
             await self._publisher.drain(self._config.drain_timeout_s / 2)
-        ends = await asyncio.gather(*(front.stop(GOODBYE_S) for front in self._fronts), return_exceptions=True)
-        for front, error in zip(self._fronts, ends, strict=True):
-            if error is not None:  # the others have said goodbye all the same
-                failures.tell("listener", error, front.name)
+        ends = await asyncio.gather(*(listener.stop(CLOSE_S) for listener in self._listeners), return_exceptions=True)
+        for listener, error in zip(self._listeners, ends, strict=True):
+            if error is not None:  # the others have closed all the same
+                failures.tell("listener", error, listener.name)

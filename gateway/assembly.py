@@ -1,6 +1,6 @@
 """Makes the parts of the gateway out of the configuration, group by group; `gateway.app` runs them.
 
-The sides of the protocols are made by `gateway.fronts`.
+The listeners of the protocols are made by `gateway.listeners`.
 
 Every function starts what it makes and puts the ends on the exit stack, so that they come in the opposite order.
 """
@@ -59,7 +59,7 @@ from gateway.spawn import Spawn, Tasks, keep_on
 from mapping.dead_letters import TOPIC_FIELD
 from mapping.rules import Rules, RuleText
 
-GOODBYE_S: Final = 1.0
+CLOSE_S: Final = 1.0
 """For the last bytes of every connection, and the last records of the sessions."""
 
 CONNECT_WAIT_S: Final = 1.0  # for Kafka's first answer; then we listen without it and are not ready yet
@@ -357,11 +357,11 @@ def _session_parts(  # noqa: PLR0917 - what sessions touch
 def parts_with_statistics(
     security: ListenerSecurity, log: Log, state: State
 ) -> Sequence[tuple[str, Callable[[], Any]]]:
-    """What the metrics tell of the parts that are not fronts: the metric's prefix, and where its figures are."""
+    """What the metrics tell of the parts that are no listeners: the metric's prefix, and where its figures are."""
     return (
         ("topics", log.topics.creation.statistics),
         ("publisher", log.publisher.statistics),
-        ("tail", log.live_reader.statistics),
+        ("live_reader", log.live_reader.statistics),
         ("state", state.topics.statistics),
         ("retained", state.retained.statistics),
         ("kafka", log.groups.by_group),
@@ -374,7 +374,7 @@ def parts_with_statistics(
 async def _stop_sessions(upkeep: Upkeep, publisher: Publisher) -> None:
     """Write down what is left of the sessions, and the wills of those that the stop has ended."""
     await upkeep.stop()
-    await publisher.drain(GOODBYE_S)
+    await publisher.drain(CLOSE_S)
 
 
 def wall_clock() -> int:

@@ -1,7 +1,7 @@
 """Failures that nobody foresaw: contained where they belong, told with a traceback, counted by place.
 
 A *place* is the smallest part that has to do without what failed: `delivery`, `session`, `connection`, `partition`,
-`topic`, `group`, `listener`, or a part of the process that is tried again (`tail`, `state`, ...). Whoever
+`topic`, `group`, `listener`, or a part of the process that is tried again (`live reader`, `state`, ...). Whoever
 contains a failure calls `failures.tell`; what no one contains arrives at the door of tasks (`gateway.spawn`) or at the
 loop's exception handler, and is counted there under the name of its coroutine or as `callback`.
 

@@ -2,7 +2,7 @@
 
 `Tasks.spawn` starts one job; `keep_on` makes a part go on that must not end. Neither lets a failure go further than
 the job: it is told and counted (`gateway.failures`), a part is tried again after a back-off, and whoever awaits a job
-still gets its exception. Only what is started by `Tasks.essential` ends the process, in order: drain, goodbye, exit.
+still gets its exception. Only what is started by `Tasks.essential` ends the process, in order: drain, close, exit.
 """
 
 from __future__ import annotations

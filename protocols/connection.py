@@ -11,9 +11,9 @@ import msgspec
 
 
 class ConnectionFailed(msgspec.Struct, frozen=True, gc=False):
-    """The peer broke the protocol, fell silent, left without a goodbye, or we gave it up; always the last event.
+    """The peer broke the protocol, fell silent, left without closing, or we gave it up; always the last event.
 
-    The protocol's own goodbye, where it has one, is already in `data_to_send`.
+    The protocol's own close, where it has one, is already in `data_to_send`.
 
     Attributes:
         reason: one line for the log, without payloads and secrets.
@@ -25,7 +25,7 @@ class ConnectionFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True, gc=False):
-    """The peer said its goodbye in the protocol's way (MQTT DISCONNECT 0x00, AMQP close); the last event."""
+    """The peer closed in the protocol's way (MQTT DISCONNECT 0x00, AMQP close); the last event."""
 
     code: str = ""
 

@@ -15,7 +15,7 @@ class Scope(enum.IntEnum):
 
 
 class PeerError(Exception):
-    """The peer broke its protocol. Never leaves a sans-io connection: it becomes a goodbye and an event.
+    """The peer broke its protocol. Never leaves a sans-io connection: it becomes the protocol's close and an event.
 
     Attributes:
         code: what goes on the wire: an MQTT reason code or an AMQP error condition.

@@ -24,7 +24,7 @@ from gateway.kafka.groups.assignment import GroupsStatistics
 from gateway.kafka.publish.settlement import Statistics as PublisherStatistics
 from gateway.kafka.read.watched_topics import LiveStatistics
 from gateway.kafka.state import StateStatistics
-from gateway.mqtt.front import Statistics as MqttStatistics
+from gateway.mqtt.listener import Statistics as MqttStatistics
 from gateway.mqtt.routing.retained import RetainedStatistics
 from gateway.mqtt.session import lifecycle, qos2_states
 from gateway.net.descriptors import DescriptorStatistics
@@ -52,7 +52,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     "AMQP": {"amqp": AmqpStatistics, "amqp_websocket": UpgradeStatistics},
     "HTTP": {"http": RestStatistics},
     "Into Kafka": {"publisher": PublisherStatistics, "topics": TopicCreation},
-    "From Kafka": {"tail": LiveStatistics, "kafka": GroupsStatistics, "state": StateStatistics},
+    "From Kafka": {"live_reader": LiveStatistics, "kafka": GroupsStatistics, "state": StateStatistics},
     "Logins and rights": {
         "authentication": AuthenticationStatistics,
         "strangers": StrangersStatistics,

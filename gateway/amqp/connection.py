@@ -338,8 +338,8 @@ class AmqpConnection:
         """Grant no more credit: what is in flight will be answered."""
         self.quiescing = True
 
-    def goodbye(self, description: str) -> None:
-        """Close the connection; receivers' unsettled records go back to their groups."""
+    def force_close(self, description: str) -> None:
+        """Close the connection with `amqp:connection:forced`; receivers' unsettled records go back to their groups."""
         self._close(Error(CONNECTION_FORCED, description))
 
     def statistics(self) -> tuple[int, int, int, int, int]:

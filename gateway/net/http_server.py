@@ -412,7 +412,7 @@ class HttpServer(Bound, web.Server):
         self._server = await open_server(self, self._name, key, address, tls, strangers=self._strangers)
 
     async def stop(self, timeout: float) -> None:
-        """Let running requests end, cancel them after `timeout` seconds and wait once as long; close everything."""
+        """Let running requests end, cancel them after half of `timeout` seconds; close everything by its end."""
         self.stop_accepting()
         self.pre_shutdown()
-        await self.shutdown(timeout)
+        await self.shutdown(timeout / 2)  # which waits once more as long for those it has cancelled

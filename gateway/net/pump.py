@@ -319,7 +319,7 @@ class Pump(asyncio.Protocol):
             self.give_up()
 
     def fail(self, error: Exception) -> None:
-        """Our bug, on this connection: it ends, with its protocol's goodbye if that can be said; the others live on."""
+        """Our bug, on this connection: it ends, with its protocol's close if that can be sent; the others live on."""
         failures.tell("connection", error, self.peer)
         self.give_up()
 

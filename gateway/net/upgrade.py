@@ -138,7 +138,7 @@ class Statistics(msgspec.Struct, frozen=True):
     requests_total: Annotated[int, counter("requests for an upgrade; what is upgraded counts with its protocol")]
 
 
-class WebSocketFront:
+class WebSocketListener(HttpServer):
     """A listener that opens WebSockets and nothing else, at any path."""
 
     def __init__(
@@ -152,61 +152,29 @@ class WebSocketFront:
         handshake_timeout_s: float,
         strangers: Strangers | None = None,
     ) -> None:
-        """Nothing is opened before `start`; `name` is the subprotocol's section of the configuration.
-
-        `hosts`: the names that it may be called by.
-        """
+        """`name`: the subprotocol's section of the configuration; `hosts`: the names that it may be called by."""
         self.name = f"{name}_websocket"
+        super().__init__(
+            self.name, self._open, _refusal, hosts, head_timeout_s=handshake_timeout_s, strangers=strangers
+        )
         self._key = f"{name}.websocket_address"
         self._address = address
         self._endpoint = endpoint
         self._tls = tls
-        self._hosts = hosts
-        self._timeout_s = handshake_timeout_s
-        self._strangers = strangers
-        self._http: HttpServer | None = None
 
     async def start(self) -> None:
         """Listen; ListenError when the address cannot be had."""
-        self._http = HttpServer(
-            self.name,
-            self._handle,
-            _refusal,
-            self._hosts,
-            head_timeout_s=self._timeout_s,
-            strangers=self._strangers,
-        )
-        await self._http.listen(self._key, self._address, self._tls)
-
-    @property
-    def bound(self) -> str:
-        """The address really bound, as `HOST:PORT`; "" while not listening."""
-        return "" if self._http is None else self._http.bound
-
-    @property
-    def accepting(self) -> bool:
-        """Whether new connections are accepted."""
-        return self._http is not None and self._http.accepting
+        await self.listen(self._key, self._address, self._tls)
 
     def stop_taking(self) -> None:
-        """Close the listening socket; the subprotocol's own front stops the open WebSockets."""
-        if self._http is not None:
-            self._http.stop_accepting()
-
-    async def stop(self, timeout: float) -> None:
-        """Close what is in its handshake still."""
-        if self._http is not None:
-            await self._http.stop(timeout / 2)
+        """Close the listening socket; the open WebSockets are stopped by their subprotocol's own listener."""
+        self.stop_accepting()
 
     def statistics(self) -> Statistics:
         """Counts so far."""
-        http = self._http
-        return Statistics(
-            handshaking=0 if http is None else len(http.connections),
-            requests_total=0 if http is None else http.requests_count,
-        )
+        return Statistics(handshaking=len(self.connections), requests_total=self.requests_count)
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _open(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             return self._endpoint.upgrade(request)
         except UpgradeError as refused:

@@ -59,8 +59,8 @@ class RestStatistics(msgspec.Struct, frozen=True):
     live: LiveStatistics
 
 
-class RestListener:
-    """The HTTP side of the gateway, from the socket to Kafka."""
+class RestListener(HttpServer):
+    """HTTP at one address, from the socket to Kafka."""
 
     name = "http"
 
@@ -71,18 +71,10 @@ class RestListener:
         tls: ssl.SSLContext | None = None,
         websockets: Mapping[str, WebSocketEndpoint] | None = None,
     ) -> None:
-        """Build the operations and their dispatcher; `start` binds the address.
-
-        Args:
-            services: the gateway's parts that the operations use.
-            tls: the TLS context that all listeners share; None: plain text.
-            websockets: the WebSocket endpoints of other protocols on this port, by path.
-        """
+        """Make the operations and their dispatcher; `websockets`: other protocols' endpoints on this port, by path."""
         config = services.config
         self._config = config
         self._tls = tls
-        self._strangers = services.strangers
-        self._hosts = services.hosts
         self._spawn = services.spawn
         overload = OverloadGuard(services.publisher, config.max_concurrent)
         bodies = BodyReader(overload, config.max_body_bytes, config.header_timeout_s, config.min_upload_rate)
@@ -135,45 +127,30 @@ class RestListener:
             dialect=Dialect(config.dialect),
             compress_from=config.compress_from_bytes,
         )
-        self._http: HttpServer | None = None
-        self._leaving: list[asyncio.Task[None]] = []
-
-    async def start(self) -> None:
-        """Bind and accept.
-
-        Raises:
-            ListenError: the address cannot be had.
-        """
-        self._http = HttpServer(
+        super().__init__(
             self.name,
             self._dispatcher.handle,
             lambda status, reason: error_answer(RestError(status, reason, close=True)),
-            self._hosts,
-            head_timeout_s=self._config.header_timeout_s,
+            services.hosts,
+            head_timeout_s=config.header_timeout_s,
             handler_cancellation=True,  # a poll whose client left must not take records
-            max_bytes=self._config.max_header_bytes,
-            max_fields=self._config.max_headers,
-            max_head_bytes=self._config.max_head_bytes,
-            strangers=self._strangers,
+            max_bytes=config.max_header_bytes,
+            max_fields=config.max_headers,
+            max_head_bytes=config.max_head_bytes,
+            strangers=services.strangers,
         )
-        await self._http.listen("http.address", self._config.address, self._tls)
+        self._leaving: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Listen; ListenError when the address cannot be had."""
+        await self.listen("http.address", self._config.address, self._tls)
         for operations in self._operations:
             operations.start()
-
-    @property
-    def bound(self) -> str:
-        """The address really bound, as `HOST:PORT`; "" while not listening."""
-        return "" if self._http is None else self._http.bound
 
     @property
     def port(self) -> int:
         """The port really bound; 0 while not listening."""
         return int(self.bound.rpartition(":")[2] or 0)
-
-    @property
-    def accepting(self) -> bool:
-        """Whether new sockets are accepted."""
-        return self._http is not None and self._http.accepting
 
     def stop_taking(self) -> None:
         """Close the listening socket: open connections are answered 503 from now on, running polls come back.
@@ -182,16 +159,14 @@ class RestListener:
         """
         if self._dispatcher.draining:
             return
-        if self._http is not None:
-            self._http.stop_accepting()
+        self.stop_accepting()
         self._dispatcher.draining = True
         self._leaving = [self._spawn(operations.drain()) for operations in self._operations]
 
     async def stop(self, timeout: float) -> None:
         """Let running requests end, then close every consumer and connection, all within about `timeout` seconds."""
         self.stop_taking()
-        if self._http is not None:
-            await self._http.stop(timeout / 2)
+        await super().stop(timeout)
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=timeout / 2)
         for operations in self._operations:
@@ -201,8 +176,8 @@ class RestListener:
     def statistics(self) -> RestStatistics:
         """Counts so far."""
         return RestStatistics(
-            connections=0 if self._http is None else len(self._http.connections),
-            requests_total=0 if self._http is None else self._http.requests_count,
+            connections=len(self.connections),
+            requests_total=self.requests_count,
             answers_total=self._dispatcher.answers(),
             produce=self._produce.statistics(),
             uploads=self._uploads.statistics(),

@@ -3,7 +3,7 @@
 What is legal is `LEGAL`; what the server can do is what CONNACK announced, and that is enforced here. The meaning of
 the events is the session's business.
 
-    NEW --CONNECT--> CONNECTING --accept--> OPEN --DISCONNECT and finish, a fault, a goodbye of ours--> CLOSED
+    NEW --CONNECT--> CONNECTING --accept--> OPEN --DISCONNECT and finish, a fault, our DISCONNECT--> CLOSED
     NEW --CONNECT with an authentication method--> AUTHENTICATING --accept--> OPEN
 """
 
@@ -104,7 +104,7 @@ class Connection(Receiver):
 
     @property
     def is_open(self) -> bool:
-        """Whether `accept` was said and no goodbye since."""
+        """Whether CONNACK accepted the client, and nobody has disconnected since."""
         return self.state is OPEN
 
     def finish(self) -> None:
@@ -214,7 +214,7 @@ class Connection(Receiver):
     def send_disconnect(
         self, reason_code: int, reason_string: str | None = None, properties: Properties = NONE
     ) -> None:
-        """Say goodbye and close. 3.1.1 has no words for it; before `accept` CONNACK is the goodbye."""
+        """Send DISCONNECT and close: nothing in 3.1.1, which has none from a server; CONNACK before `accept`."""
         if self.state is OPEN:
             self._write_disconnect(reason_code, reason_string, properties)
         elif self.state in (State.CONNECTING, State.AUTHENTICATING):

@@ -38,7 +38,7 @@ class UnsubscribeReceived(packets.Unsubscribe, frozen=True, gc=False):
 
 
 class DisconnectReceived(packets.Disconnect, frozen=True, gc=False):
-    """The client's goodbye, the last event. With 0x00 its will is dropped [MQTT-3.14.4-3], with others it is not."""
+    """The client disconnects; the last event. With 0x00 its will is deleted [MQTT-3.14.4-3], with others it is not."""
 
 
 class AuthReceived(packets.Auth, frozen=True, gc=False):

@@ -378,7 +378,7 @@ class Receiver(Sender):
     # the end
 
     def _fail(self, fault: PeerError) -> ConnectionFailed:
-        """Say the version's goodbye for a fault [MQTT-4.13.1-1] and close."""
+        """Send the version's DISCONNECT or CONNACK for a fault [MQTT-4.13.1-1] and close."""
         assert isinstance(fault.code, int)
         if self.state is State.OPEN:
             self._write_disconnect(fault.code, fault.reason, NONE)

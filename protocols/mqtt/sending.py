@@ -36,7 +36,7 @@ class Sender:
     """What a server says on one connection. Two directions are two windows and two sets of packet identifiers.
 
     Verbs that answer the client do nothing once the connection is closed: an acknowledgement may come from Kafka
-    after the goodbye.
+    after DISCONNECT.
 
     Attributes:
         version: of the protocol; None before CONNECT.
@@ -86,7 +86,7 @@ class Sender:
         return data
 
     def hold_messages(self) -> None:
-        """From now on our messages wait until `release_messages`, or our goodbye; what else is said leaves."""
+        """From now on our messages wait until `release_messages` or DISCONNECT; other packets leave."""
         if self._messages is self._out:
             self._messages = bytearray()
 

@@ -33,7 +33,7 @@ JSON = "application/vnd.kafka.json.v2+json"
 BINARY = "application/vnd.kafka.binary.v2+json"
 MUST_FAIL = frozenset(
     {
-        "PartitionQueue._run", "keep_on Topics.run", "keep_on LiveReader._run", "keep_on StateTopics._run",
+        "PartitionQueue._run", "keep_on Topics.run", "keep_on LiveConsumer._run", "keep_on StateTopics._run",
         "keep_on Upkeep.run", "keep_on Retained._run", "keep_on GroupReader._run", "keep_on Commits.run",
         "keep_on GroupReader._follow", "_Worker.serve", "KafkaTransaction._run", "Producers._start",
     }
@@ -229,7 +229,16 @@ async def test_whatever_task_fails_the_rest_serves_on(faulty: Faulty, users: Use
     assert failed >= MUST_FAIL
     told = await contained(faulty)
     assert sum(told.values()) >= len(MUST_FAIL)
-    assert told.keys() >= {"tail", "state", "topics", "sessions", "retained", "group", "partition", "transaction"}
+    assert told.keys() >= {
+        "live reader",
+        "state",
+        "topics",
+        "sessions",
+        "retained",
+        "group",
+        "partition",
+        "transaction",
+    }
     assert "on purpose" in faulty.log.read_text()
     assert await faulty.stop() == 0
 

@@ -176,7 +176,7 @@ async def test_alone_with_its_broker_from_start_to_crash(
     }.items():
         assert after[name] - before.get(name, 0) == by, name
     assert after["trivium_publisher_state_records_total"] > 0  # the heartbeat, which is nobody's message
-    for prefix in ("trivium_tail_", "trivium_authentication_", "trivium_event_loop_", "process_"):
+    for prefix in ("trivium_live_reader_", "trivium_authentication_", "trivium_event_loop_", "process_"):
         assert any(name.startswith(prefix) for name in after), prefix
 
     # A broker that dies is started again; clients wait meanwhile.

@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 from proton import ConnectionException, Message
 from proton.utils import BlockingConnection
 
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 
 WAIT_S = 60
 TIMEOUT = 60
 T = TypeVar("T")
 
 
-async def as_client(front: AmqpFront, work: Callable[[BlockingConnection], T], **options: Any) -> T:
+async def as_client(listener: AmqpListener, work: Callable[[BlockingConnection], T], **options: Any) -> T:
     """Run `work` with a blocking connection in a thread."""
 
     def run() -> T:
-        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT, **options)
+        connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT, **options)
         try:
             return work(connection)
         finally:

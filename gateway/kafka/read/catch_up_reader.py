@@ -81,7 +81,7 @@ class Reading:
 class CatchUpStatistics(msgspec.Struct, frozen=True):
     """A snapshot."""
 
-    outlets: Annotated[int, gauge("subscribers that are behind")]
+    subscribers: Annotated[int, gauge("subscribers that are behind")]
     readings: Annotated[int, gauge("partitions they are behind on, in sum")]
     consumers: Annotated[int, gauge("open consumers")]
     offered: Annotated[int, counter("records that subscribers took from the catch-up reader")]
@@ -187,7 +187,7 @@ class CatchUpReader:
     def statistics(self) -> CatchUpStatistics:
         """See `CatchUpStatistics`."""
         return CatchUpStatistics(
-            outlets=len(self._queues),
+            subscribers=len(self._queues),
             readings=sum(len(queue.readings) for queue in self._queues.values()),
             consumers=len(self._workers),
             offered=self.offered,
@@ -276,7 +276,7 @@ class _Worker:
     async def serve(self) -> None:
         """Serve turns until there were none for a while."""
         try:
-            await keep_on(self._run, "replay")
+            await keep_on(self._run, "catch-up reader")
         finally:
             self._release()
             self._pool.closed(self)

@@ -1,13 +1,9 @@
 """The reader at the end of the log: one per process, for every topic that somebody watches.
 
-One consumer with a manual assignment serves all of them, and each record is handed to the subscribers that the watching
+One consumer (`live_consumer`) serves all of them, and each record is handed to the subscribers that the watching
 fan-outs choose. It never waits for anybody. A subscriber without capacity falls behind on that partition: the catch-up
 reader brings it the records from there on, and it rejoins here when the catch-up has reached this reader's position,
 between two records, so that the order per partition holds and nothing is lost or doubled.
-
-aiokafka's `assign` forgets every position and what was fetched but not handed out. So the positions are kept
-here, moved with every `getmany` (which hands over without an intermediate suspension), and all of them are sought
-again after each `assign`.
 """
 
 from __future__ import annotations
@@ -18,34 +14,23 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import OffsetOutOfRangeError, TopicAuthorizationFailedError
+from aiokafka import TopicPartition
 
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.contracts import Fanout, Refused, Subscriber
-from gateway.kafka.driver.fetch_sessions import SessionFetcher, use_sessions
-from gateway.kafka.driver.kafka_consumer import (
-    ConsumerOptions,
-    fetch_wait_ms,
-    log_consumer,
-    on_metadata,
-    poll,
-    set_fetch_wait,
-)
-from gateway.kafka.driver.lifecycle import keep_consumer
+from gateway.kafka.contracts import Fanout, Subscriber
+from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.read.catch_up_reader import CatchUpReader, Goal, Reading
+from gateway.kafka.read.live_consumer import LiveConsumer
 from gateway.kafka.read.presence import Presence
 from gateway.kafka.read.start_positions import Start, starting_offsets
 from gateway.kafka.read.watched_topics import Later, LiveStatistics, Partition, Topic, Watch
-from gateway.spawn import Spawn, keep_on
+from gateway.spawn import Spawn
 
 log = logging.getLogger(__name__)
 
 OFFERS_PER_TURN: Final = 256
-"""Offers between two looks at the event loop: about a millisecond, so that acknowledgements are not starved."""
-
-RETRY_S: Final = 0.5
+"""Offers between two looks at the event loop: about a millisecond, so that acknowledgements do not wait."""
 
 
 class LiveReader:
@@ -70,45 +55,32 @@ class LiveReader:
             lookup: finds partitions and offsets; not stopped by us.
             catch_up_reader: the catch-up reader; not stopped by us.
         """
-        self._kafka = dict(kafka)
-        self._spawn = spawn
         self._lookup = lookup
         self._catch_up_reader = catch_up_reader
         self._topics: dict[str, Topic] = {}
         self._partitions: dict[TopicPartition, Partition] = {}
-        self._consumer: AIOKafkaConsumer | None = None
-        self._fetcher: SessionFetcher | None = None  # the consumer's
-        self._task: asyncio.Task[None] | None = None
-        self._wanted = asyncio.Event()
-        self._reassign_timer: asyncio.TimerHandle | None = None
-        self._reassigned_at = float("-inf")
+        self._consumer = LiveConsumer(kafka, spawn, lookup, self._partitions, self._fan_out)
         self._presence = Presence(
             lookup,
             spawn,
             self._topics,
             self._partitions,
-            self._change_assignment,
+            self._consumer.change_assignment,
             self._cancel_readings,
             self._begin_anew,
         )
-        self._denied: set[str] = set()
         self.passed: Callable[[str, int, int], None] | None = None
-        self._records = self._offers = self._dropped = self._fell_behind = self._gaps = self._assignments = 0
-        self._fetches = self._named = 0  # by consumers that are closed
+        self._records = self._offers = self._dropped = self._fell_behind = 0
 
     async def start(self) -> None:
         """Begin to read; needs no Kafka yet."""
         self._presence.start()
-        self._task = self._spawn(keep_on(self._run, "tail"))
+        self._consumer.start(self._presence.doubt, self._presence.compare)
 
     async def stop(self) -> None:
         """Stop reading and close the consumer."""
-        if self._reassign_timer is not None:
-            self._reassign_timer.cancel()
         await self._presence.stop()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._consumer.stop()
 
     async def watch(self, topic: str, fanout: Fanout) -> None:
         """Offer the records of a topic to the subscribers that `fanout` selects.
@@ -194,7 +166,7 @@ class LiveReader:
                     changed = self._rewind(partition, known, offset) or changed
             topic.add(fanout, since)
         if changed:
-            self._change_assignment()
+            self._consumer.change_assignment()
 
     def _rewind(self, partition: TopicPartition, part: Partition, offset: int) -> bool:
         """Read a new topic again from its beginning, for one who comes to it after others, who have had it.
@@ -203,7 +175,9 @@ class LiveReader:
         comes begins where the live reader is, then.
         """
         if part.behind:
-            log.warning("tail: %s-%d is read from offset %d on", partition.topic, partition.partition, part.position)
+            log.warning(
+                "live reader: %s-%d is read from offset %d on", partition.topic, partition.partition, part.position
+            )
             return False
         for watch in part.topic.watches:
             watch.since[partition.partition] = max(part.position, watch.since.get(partition.partition, 0))
@@ -211,8 +185,7 @@ class LiveReader:
         part.topic.partitions[partition] = Partition(part.topic, offset)
         if partition in self._partitions:
             self._partitions[partition] = part.topic.partitions[partition]
-        if self._consumer is not None and partition in self._consumer.assignment():
-            self._consumer.seek(partition, offset)
+        self._consumer.seek(partition, offset)
         return True
 
     async def watch_from(
@@ -315,10 +288,7 @@ class LiveReader:
 
     def end(self, partition: TopicPartition) -> int | None:
         """The end of the log as of the last fetch, open transactions included; None where nothing was fetched yet."""
-        if self._consumer is None or partition not in self._consumer.assignment():
-            return None
-        end: int | None = self._consumer.highwater(partition)
-        return end
+        return self._consumer.end(partition)
 
     def identity(self, topic: str) -> bytes:
         """Of a watched topic: what tells it from another one of its name; b"" where that is not known."""
@@ -336,8 +306,7 @@ class LiveReader:
         part = self._partitions.get(place)
         if part is not None and end > part.position:
             part.stored = end
-            if self._fetcher is not None:
-                self._fetcher.news.add(place)
+            self._consumer.note_stored(place)
 
     async def ahead(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
         """Where something is stored in watched topics that was not fanned out yet.
@@ -351,7 +320,7 @@ class LiveReader:
         Raises:
             Refused: Kafka does not answer.
         """
-        asked = self._doubtful(topics)
+        asked = self._consumer.doubtful(topics)
         ends = await self._lookup.ends(asked, led=True) if asked else {}
         for place in asked:
             if place not in ends and (told := self.end(place)) is not None:
@@ -364,20 +333,6 @@ class LiveReader:
                 if end > part.position:
                     found[place.topic, place.partition] = end
         return found
-
-    def _doubtful(self, topics: Collection[str]) -> list[TopicPartition]:
-        """Partitions of watched topics in which more may be stored than was fanned out."""
-        fetcher = self._fetcher
-        if fetcher is None:
-            return [place for topic in topics if topic in self._topics for place in self._topics[topic].partitions]
-        unknown = {place for place in fetcher.unknown() if place.topic in topics}
-        for place in list(fetcher.news):
-            part = self._partitions.get(place)
-            if part is None or max(part.stored, self.end(place) or 0) <= part.position:
-                fetcher.news.discard(place)
-            elif place.topic in topics:
-                unknown.add(place)
-        return list(unknown)
 
     def fetched(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
         """As `ahead`, as of the last fetch; nobody is asked."""
@@ -405,60 +360,13 @@ class LiveReader:
             dropped=self._dropped,
             fell_behind=self._fell_behind,
             behind=sum(len(part.behind) for part in self._partitions.values()),
-            gaps=self._gaps,
-            leaderless=sum(len(topic.leaderless) for topic in self._topics.values())
-            + (self._fetcher.leaderless if self._fetcher is not None else 0),
-            assignments=self._assignments,
-            fetches=self._fetches + (self._fetcher.fetches if self._fetcher is not None else 0),
-            named=self._named + (self._fetcher.named if self._fetcher is not None else 0),
-            replay=self._catch_up_reader.statistics(),
+            gaps=self._consumer.gaps,
+            leaderless=sum(len(topic.leaderless) for topic in self._topics.values()) + self._consumer.leaderless,
+            assignments=self._consumer.assignments,
+            fetches=self._consumer.fetches,
+            named=self._consumer.named,
+            catch_up=self._catch_up_reader.statistics(),
         )
-
-    # Reading.
-
-    async def _run(self) -> None:
-        while True:
-            await self._wanted.wait()
-            await keep_consumer(lambda: log_consumer(self._kafka), self._read_all, "tail", self._spawn)
-
-    async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
-        """Read until nobody watches anything."""
-        self._fetcher = await use_sessions(consumer, self._presence.doubt)
-        on_metadata(consumer, self._presence.compare)
-        self._consumer = consumer
-        try:
-            for part in self._partitions.values():
-                part.fetched = part.position  # what was fetched and not offered went with the last consumer
-            self._reassign()
-            while self._wanted.is_set():
-                await self._read(consumer)
-        finally:
-            self._fetches += self._fetcher.fetches
-            self._named += self._fetcher.named
-            self._consumer = self._fetcher = None
-
-    async def _read(self, consumer: AIOKafkaConsumer) -> None:
-        try:
-            batches = await poll(consumer, wait_ms=1000)
-        except OffsetOutOfRangeError as error:
-            await self._skip_gap(consumer, error.args[0])
-            return
-        except TopicAuthorizationFailedError as error:
-            if str(error) not in self._denied:  # it comes with every fetch
-                self._denied.add(str(error))
-                log.warning("tail: not authorized to read: %s", error)
-            await asyncio.sleep(RETRY_S)
-            return
-        fetched: list[tuple[TopicPartition, Partition, list[Any]]] = []
-        for partition, records in batches.items():
-            part = self._partitions.get(partition)
-            if part is not None:
-                part.fetched = max(part.fetched, records[-1].offset + 1)
-                fetched.append((partition, part, records))
-        for partition, part, records in fetched:
-            if self._partitions.get(partition) is part:
-                await self._fan_out(partition, part, records)
-        await asyncio.sleep(0)
 
     async def _fan_out(self, partition: TopicPartition, part: Partition, records: list[Any]) -> None:
         topic, behind = part.topic, part.behind
@@ -522,71 +430,23 @@ class LiveReader:
         self._fell_behind += 1
         self._catch_up_reader.start(reading)
 
-    async def _skip_gap(self, consumer: AIOKafkaConsumer, positions: dict[TopicPartition, int]) -> None:
-        missed = {place: part for place in positions if (part := self._partitions.get(place)) is not None}
-        try:
-            firsts = await self._lookup.beginnings(missed)
-        except Refused as refused:
-            log.warning("tail: %s", refused.reason)
-            return
-        if any(first < missed[place].position for place, first in firsts.items()):
-            await self._lookup.refresh()  # a topic that was made anew is begun with that, all of it
-        for partition, first in firsts.items():
-            part = missed[partition]
-            if self._partitions.get(partition) is not part or partition not in consumer.assignment():
-                continue
-            # Below the first record: retention was faster. Above the last: the topic was made anew, or its log was cut.
-            lost = max(0, first - part.position)
-            self._gaps += lost
-            log.warning(
-                "tail: %s-%d has no offset %d; %d records are lost, going on from %d",
-                partition.topic, partition.partition, part.position, lost, first,
-            )  # fmt: skip
-            part.position = part.fetched = first
-            consumer.seek(partition, first)
-
-    # The set of partitions.
-
-    def _change_assignment(self) -> None:
-        """Assign soon: each assignment leaves a fetch behind that holds the connection for a moment."""
-        self._wanted.set()
-        if self._reassign_timer is None and self._consumer is not None:
-            loop = asyncio.get_running_loop()
-            at = max(loop.time(), self._reassigned_at + fetch_wait_ms(len(self._partitions)) / 1000)
-            self._reassign_timer = loop.call_at(at, self._reassign)
-
-    def _reassign(self) -> None:
-        self._reassign_timer = None
-        consumer = self._consumer
-        if consumer is None:
-            return
-        self._reassigned_at = asyncio.get_running_loop().time()
-        self._assignments += 1
-        set_fetch_wait(consumer, fetch_wait_ms(len(self._partitions)))
-        consumer.assign(list(self._partitions))
-        for partition, part in self._partitions.items():
-            consumer.seek(partition, part.fetched)
-        if not self._partitions:
-            self._wanted.clear()
-
     def _remove(self, topic: Topic, partitions: list[TopicPartition]) -> None:
         for partition in partitions:
             part = topic.partitions.pop(partition)
             self._partitions.pop(partition, None)
             self._cancel_readings(part)
-        self._change_assignment()
+        self._consumer.change_assignment()
 
     def _begin_anew(self, topic: Topic) -> None:
         """A topic was deleted and made again: all that is in it came after the watches began."""
-        log.warning("tail: %s was made anew, and is read from its beginning", topic.name)
+        log.warning("live reader: %s was made anew, and is read from its beginning", topic.name)
         for part in topic.partitions.values():
             self._cancel_readings(part)
         topic.begin_anew()
         for partition, part in topic.partitions.items():
             if partition in self._partitions:
                 self._partitions[partition] = part
-            if self._consumer is not None and partition in self._consumer.assignment():
-                self._consumer.seek(partition, 0)
+            self._consumer.seek(partition, 0)
 
     def _cancel_readings(self, part: Partition) -> None:
         for watch, reading in part.behind.values():

@@ -84,7 +84,7 @@ class Presence:
             if place not in topic.partitions:
                 topic.leaderless.setdefault(place, since_ms)
         log.warning(
-            "tail: %d partitions have no leader, such as %s-%d: they are read as soon as they have one",
+            "live reader: %d partitions have no leader, such as %s-%d: they are read as soon as they have one",
             len(places), *next(iter(places)),
         )  # fmt: skip
         self._recheck()
@@ -140,7 +140,7 @@ class Presence:
                     continue
                 missing = True
                 if part.missing_since is None:
-                    log.warning("tail: %s-%d is gone", place.topic, place.partition)
+                    log.warning("live reader: %s-%d is gone", place.topic, place.partition)
                     part.missing_since = now
                     self._read.pop(place, None)
                     self._changed()
@@ -175,7 +175,7 @@ class Presence:
                 places = [place for place in offsets if led[place] == since_ms]
                 offsets |= await self._lookup.since(places, since_ms)
         except Refused as refused:
-            log.warning("tail: partitions that have a leader again cannot be read yet: %s", refused.reason)
+            log.warning("live reader: partitions that have a leader again cannot be read yet: %s", refused.reason)
             return
         for place, offset in offsets.items():
             topic = self._topics.get(place.topic)

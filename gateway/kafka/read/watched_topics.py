@@ -151,4 +151,4 @@ class LiveStatistics(msgspec.Struct, frozen=True):
     assignments: Annotated[int, counter("how often the set of partitions was changed")]
     fetches: Annotated[int, counter("fetches that were sent to brokers")]
     named: Annotated[int, counter("partitions in these fetches: what stays as it was is not named again")]
-    replay: CatchUpStatistics  # the name that the metrics have
+    catch_up: CatchUpStatistics

@@ -1,4 +1,4 @@
-"""One network connection: login, what the client publishes, what it subscribes to, the goodbye.
+"""One network connection: login, what the client publishes, what it subscribes to, DISCONNECT.
 
 What outlives the connection is the `Session`; this is the pump's handler and the owner of the records of QoS 0 and 1.
 """
@@ -314,7 +314,7 @@ class Client:
             authentication_data=proof.authentication_data,
         )
 
-    # the goodbye
+    # the end of the connection
 
     def give_up(self) -> None:
         """Our bug, on this connection, which was told: it ends."""
@@ -322,7 +322,7 @@ class Client:
             self._pump.give_up()
 
     def _disconnect(self, event: events.DisconnectReceived) -> None:
-        """The client says goodbye; 0x00 takes its will back [MQTT-3.14.4-3], everything else does not."""
+        """The client disconnects; 0x00 deletes its will [MQTT-3.14.4-3], every other code does not."""
         self._connection.finish()
         session = self.session
         if session is None:

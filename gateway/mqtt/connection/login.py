@@ -86,7 +86,7 @@ class Login:
 class Dialogue:
     """The enhanced authentication of one connection, from CONNECT on and at every re-authentication.
 
-    It says AUTH, and the goodbye when that fails or when a token has expired without a newer one. During a
+    It sends AUTH, and DISCONNECT when that fails or when a token has expired without a newer one. During a
     re-authentication the connection goes on as who it was (section 4.12.1), and afterwards it is the same user:
     another one is refused, because its session, its subscriptions and its messages on the way belong to that user.
     """

@@ -1,4 +1,4 @@
-"""Wills: published for a client that is gone without a goodbye (section 3.1.2.5), also when its gateway is gone."""
+"""Wills: published when a client is gone without DISCONNECT (section 3.1.2.5), also when its gateway is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The AMQP front over a real Kafka, and proton's blocking client against it."""
+"""The AMQP listener over a real Kafka, and proton's blocking client against it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 from gateway.assembly import Process, open_listener_security
 from gateway.config import Address, AmqpConfig, SecurityConfig
-from gateway.fronts import make_amqp
 from gateway.identity import GatewayIdentity
+from gateway.listeners import make_amqp
 from tests.support.assembled import Assembled, assembled
 
 LOCAL = Address("127.0.0.1:0")
-StartFront = Callable[..., Awaitable[AmqpFront]]
+StartListener = Callable[..., Awaitable[AmqpListener]]
 
 
 @contextlib.asynccontextmanager
-async def amqp_front(
+async def amqp_listener(
     backend: Assembled,
     *,
     amqp: dict[str, Any] | None = None,
     security: SecurityConfig | None = None,
     tls: Any = None,
-) -> AsyncIterator[AmqpFront]:
+) -> AsyncIterator[AmqpListener]:
     """AMQP's side with settings of its own, over parts that it may share with others."""
     settings = {"amqp": AmqpConfig(address=LOCAL, **(amqp or {})), "security": security or SecurityConfig()}
     async with contextlib.AsyncExitStack() as stack:
@@ -38,16 +38,16 @@ async def amqp_front(
         shared = await open_listener_security(process)
         identity = GatewayIdentity(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         stack.callback(identity.close)
-        front = make_amqp(
+        listener = make_amqp(
             process,
             replace(shared, tls_context=tls or shared.tls_context),
             backend.log,
             replace(backend.state, identity=identity),
         )
-        await front.start()
-        stack.push_async_callback(front.stop, 2.0)
-        stack.callback(front.stop_taking)
-        yield front
+        await listener.start()
+        stack.push_async_callback(listener.stop, 2.0)
+        stack.callback(listener.stop_taking)
+        yield listener
 
 
 @pytest.fixture(scope="session")
@@ -57,28 +57,28 @@ async def backend(bootstrap: str) -> AsyncIterator[Assembled]:
 
 
 @pytest.fixture
-async def start_front(backend: Assembled) -> AsyncIterator[StartFront]:
+async def start_listener(backend: Assembled) -> AsyncIterator[StartListener]:
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(**options: Any) -> AmqpFront:
-            return await stack.enter_async_context(amqp_front(backend, **options))
+        async def start(**options: Any) -> AmqpListener:
+            return await stack.enter_async_context(amqp_listener(backend, **options))
 
         yield start
     backend.check()
 
 
 @pytest.fixture
-async def front(start_front: StartFront) -> AmqpFront:
-    return await start_front()
+async def listener(start_listener: StartListener) -> AmqpListener:
+    return await start_listener()
 
 
 @pytest.fixture
-def own_front() -> Callable[[str], contextlib.AbstractAsyncContextManager[AmqpFront]]:
-    """A front over a broker of the test's own."""
+def own_listener() -> Callable[[str], contextlib.AbstractAsyncContextManager[AmqpListener]]:
+    """A listener over a broker of the test's own."""
 
     @contextlib.asynccontextmanager
-    async def make(bootstrap: str) -> AsyncIterator[AmqpFront]:
-        async with assembled(bootstrap, create=True) as backend, amqp_front(backend) as front:
-            yield front
+    async def make(bootstrap: str) -> AsyncIterator[AmqpListener]:
+        async with assembled(bootstrap, create=True) as backend, amqp_listener(backend) as listener:
+            yield listener
 
     return make

@@ -1,4 +1,4 @@
-"""proton's own transaction API against the front and a real Kafka: all of it is visible, or nothing."""
+"""proton's own transaction API against the listener and a real Kafka: all of it is visible, or nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from proton import Described, Message, Terminus, symbol
 from proton.utils import LinkDetached
 
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 from protocols.amqp import outcomes
 from protocols.amqp.transactions import LOCAL_TRANSACTIONS, ROLLED_BACK, TIMED_OUT, UNKNOWN_ID
 from tests.support.amqp import body_of, data
@@ -88,8 +88,8 @@ def reader(bootstrap: str) -> Reader:
 
 
 @pytest.fixture
-async def client(front: AmqpFront) -> AsyncIterator[TransactedClient]:
-    async with TransactedClient(front.bound) as client:
+async def client(listener: AmqpListener) -> AsyncIterator[TransactedClient]:
+    async with TransactedClient(listener.bound) as client:
         yield client
 
 
@@ -159,7 +159,7 @@ async def test_a_rollback_leaves_nothing(client: TransactedClient, reader: Reade
 
 
 async def test_many_transactions_one_after_the_other(
-    client: TransactedClient, reader: Reader, new_topic: Any, front: AmqpFront
+    client: TransactedClient, reader: Reader, new_topic: Any, listener: AmqpListener
 ) -> None:
     topic = await new_topic(partitions=2)
 
@@ -174,7 +174,7 @@ async def test_many_transactions_one_after_the_other(
     await client.run(work)
     expected = [b"%02d %d" % (n, part) for n in range(30) if n % 3 != 2 for part in range(3)]
     assert await reader.ended([topic]) == {topic: expected}
-    counts = front.statistics()
+    counts = listener.statistics()
     assert (counts.transactions_committed, counts.transactions_rolled_back, counts.transactions) == (20, 10, 0)
 
 
@@ -269,12 +269,12 @@ async def test_what_a_rollback_gives_back(
 
 
 async def test_a_record_that_is_rolled_back_too_often_is_a_dead_letter(
-    start_front: Any, reader: Reader, bootstrap: str, new_topic: Any
+    start_listener: Any, reader: Reader, bootstrap: str, new_topic: Any
 ) -> None:
     topic, dead = await new_topic(), await new_topic()
-    front = await start_front(amqp={"max_attempts": 3, "dead_letter_topic": dead})
+    listener = await start_listener(amqp={"max_attempts": 3, "dead_letter_topic": dead})
     await stored(bootstrap, topic, [b"poison", b"good"])
-    async with TransactedClient(front.bound) as client:
+    async with TransactedClient(listener.bound) as client:
 
         def work() -> list[tuple[bytes, int]]:
             receiver = client.connection.create_receiver(f"{topic}/group.id/g-{topic}", credit=5)
@@ -288,7 +288,7 @@ async def test_a_record_that_is_rolled_back_too_often_is_a_dead_letter(
 
         seen = await client.run(work)
         assert sorted(seen) == [(b"good", 0), (b"poison", 0), (b"poison", 1), (b"poison", 2)]
-        await wait_until(lambda: front.statistics().dead_letters == 1, WAIT_S)
+        await wait_until(lambda: listener.statistics().dead_letters == 1, WAIT_S)
     assert await reader.ended([dead]) == {dead: [b"poison"]}
 
 
@@ -340,9 +340,9 @@ async def test_a_record_behind_a_gap_is_committed_with_what_fills_it(
     await until_group_offset(bootstrap, group, topic, 2)
 
 
-async def test_limit(start_front: Any, new_topic: Any) -> None:
-    front = await start_front(amqp={"max_transactions": 2})
-    async with TransactedClient(front.bound) as client:
+async def test_limit(start_listener: Any, new_topic: Any) -> None:
+    listener = await start_listener(amqp={"max_transactions": 2})
+    async with TransactedClient(listener.bound) as client:
 
         def work() -> None:
             first, second = Transacted(client.connection), Transacted(client.connection)
@@ -355,10 +355,10 @@ async def test_limit(start_front: Any, new_topic: Any) -> None:
         await client.run(work)
 
 
-async def test_transactions_wait_for_a_producer(start_front: Any, reader: Reader, new_topic: Any) -> None:
-    front = await start_front(amqp={"transaction_producers": 1})
+async def test_transactions_wait_for_a_producer(start_listener: Any, reader: Reader, new_topic: Any) -> None:
+    listener = await start_listener(amqp={"transaction_producers": 1})
     topic = await new_topic()
-    async with TransactedClient(front.bound) as client:
+    async with TransactedClient(listener.bound) as client:
 
         def work() -> None:
             sender = client.connection.create_sender(topic)
@@ -372,15 +372,15 @@ async def test_transactions_wait_for_a_producer(start_front: Any, reader: Reader
 
         await client.run(work)
     assert await reader.ended([topic]) == {topic: [b"first", b"second"]}
-    assert front.statistics().transaction_producers == 1
+    assert listener.statistics().transaction_producers == 1
 
 
 @pytest.mark.clause("AMQP-4.5.8")
-async def test_time_out(start_front: Any, reader: Reader, bootstrap: str, new_topic: Any) -> None:
-    front = await start_front(amqp={"transaction_timeout_s": 4.0})  # all posts are accepted before it is over
+async def test_time_out(start_listener: Any, reader: Reader, bootstrap: str, new_topic: Any) -> None:
+    listener = await start_listener(amqp={"transaction_timeout_s": 4.0})  # all posts are accepted before it is over
     topic, source = await new_topic(), await new_topic()
     await stored(bootstrap, source, [b"in"])
-    async with TransactedClient(front.bound) as client:
+    async with TransactedClient(listener.bound) as client:
 
         def begin() -> tuple[Any, Any, list[Transacted]]:
             sender = client.connection.create_sender(topic)
@@ -392,7 +392,7 @@ async def test_time_out(start_front: Any, reader: Reader, bootstrap: str, new_to
             return sender, receiver, [empty, first, second]
 
         sender, receiver, (empty, first, second) = await client.run(begin)
-        await wait_until(lambda: front.statistics().transactions_timed_out == 2, WAIT_S)
+        await wait_until(lambda: listener.statistics().transactions_timed_out == 2, WAIT_S)
         assert await reader.ended([topic]) == {topic: []}
 
         def end() -> int:
@@ -410,12 +410,12 @@ async def test_time_out(start_front: Any, reader: Reader, bootstrap: str, new_to
 @pytest.mark.clause("AMQP-4.3")
 @pytest.mark.parametrize("how", ["coordinator closed", "connection closed", "connection lost"])
 async def test_without_its_coordinator_a_transaction_is_rolled_back(
-    front: AmqpFront, reader: Reader, bootstrap: str, new_topic: Any, how: str
+    listener: AmqpListener, reader: Reader, bootstrap: str, new_topic: Any, how: str
 ) -> None:
     topic, source = await new_topic(), await new_topic()
     await stored(bootstrap, source, [b"in"])
     address = f"{source}/group.id/g-{source}"
-    client = await TransactedClient(front.bound).connect()
+    client = await TransactedClient(listener.bound).connect()
 
     def work() -> Any:
         connection = client.connection
@@ -434,15 +434,15 @@ async def test_without_its_coordinator_a_transaction_is_rolled_back(
     if how == "connection closed":
         await client.close()
     elif how == "connection lost":
-        for pump in tuple(front.listener.pumps):
+        for pump in tuple(listener.pumps):
             pump.abort()
-    await wait_until(lambda: front.statistics().transactions_rolled_back == 1, WAIT_S)
+    await wait_until(lambda: listener.statistics().transactions_rolled_back == 1, WAIT_S)
     assert await reader.ended([topic]) == {topic: []}
     if how == "coordinator closed":  # the receiver is still there
         assert body_of(await client.run(lambda: receiver.receive(WAIT_S))) == b"in"
         await client.close()
         return
-    async with TransactedClient(front.bound) as other:
+    async with TransactedClient(listener.bound) as other:
 
         def receive() -> Message:
             return other.connection.create_receiver(address, credit=1).receive(WAIT_S)
@@ -582,11 +582,11 @@ async def test_what_carries_the_id_of_no_transaction(
 
 
 async def test_the_gateway_stops_with_a_transaction_open(
-    backend: Any, reader: Reader, new_topic: Any, start_front: Any
+    backend: Any, reader: Reader, new_topic: Any, start_listener: Any
 ) -> None:
     topic = await new_topic()
-    front = await start_front()
-    client = await TransactedClient(front.bound).connect()
+    listener = await start_listener()
+    client = await TransactedClient(listener.bound).connect()
 
     def work() -> None:
         sender = client.connection.create_sender(topic)
@@ -594,8 +594,8 @@ async def test_the_gateway_stops_with_a_transaction_open(
         assert transaction.outcome(transaction.post(sender, data(b"no"))) == ACCEPTED
 
     await client.run(work)
-    front.stop_taking()
+    listener.stop_taking()
     assert await reader.ended([topic]) == {topic: []}
-    await wait_until(lambda: front.statistics().transactions_rolled_back == 1)
-    await front.stop(2.0)
+    await wait_until(lambda: listener.statistics().transactions_rolled_back == 1)
+    await listener.stop(2.0)
     await client.close()

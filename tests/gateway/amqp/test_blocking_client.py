@@ -1,4 +1,4 @@
-"""proton's own blocking client, unmodified, against the front and a real Kafka."""
+"""proton's own blocking client, unmodified, against the listener and a real Kafka."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiokafka import AIOKafkaConsumer
 from proton import Message
 from proton.utils import BlockingConnection
 
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 
 TIMEOUT = 60
 
@@ -24,11 +24,11 @@ async def read(bootstrap: str, topic: str, count: int) -> list[Any]:
         await consumer.stop()
 
 
-async def test_send_and_receive(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_send_and_receive(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic()
 
     def client() -> list[Any]:
-        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
         receiver = connection.create_receiver(topic, credit=10)
         grouped = connection.create_receiver(f"{topic}/group.id/g-{topic}", credit=10)
         sender = connection.create_sender(topic)

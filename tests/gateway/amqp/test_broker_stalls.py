@@ -12,7 +12,7 @@ from typing import Any
 from proton import Message, Timeout
 from proton.utils import BlockingConnection
 
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 from protocols.amqp import outcomes
 from tests.support.frozen import freeze
 
@@ -21,22 +21,22 @@ FROZEN_S = 1.5
 COUNT = 50
 
 
-async def test_a_frozen_broker(new_broker: Any, own_front: Any) -> None:
+async def test_a_frozen_broker(new_broker: Any, own_listener: Any) -> None:
     """One broker for both: its start takes longer than either."""
     broker = new_broker()
     await broker.start()
     assert broker.pid is not None
     try:
-        async with own_front(broker.bootstrap_servers) as front:
-            await nothing_is_accepted_that_is_not_stored(front, broker.pid)
-            await a_drain_is_answered(front, broker.pid)
+        async with own_listener(broker.bootstrap_servers) as listener:
+            await nothing_is_accepted_that_is_not_stored(listener, broker.pid)
+            await a_drain_is_answered(listener, broker.pid)
     finally:
         os.kill(broker.pid, signal.SIGCONT)
 
 
-async def nothing_is_accepted_that_is_not_stored(front: AmqpFront, pid: int) -> None:
+async def nothing_is_accepted_that_is_not_stored(listener: AmqpListener, pid: int) -> None:
     def client() -> tuple[int, list[int]]:
-        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
         sender = connection.create_sender("readings")
         sender.send(Message(body=b"first", inferred=True))
         freeze(pid)
@@ -57,11 +57,11 @@ async def nothing_is_accepted_that_is_not_stored(front: AmqpFront, pid: int) -> 
     assert states == [outcomes.ACCEPTED] * COUNT
 
 
-async def a_drain_is_answered(front: AmqpFront, pid: int) -> None:
+async def a_drain_is_answered(listener: AmqpListener, pid: int) -> None:
     """A receiver that has what there is gets its answer, and goes on when Kafka does."""
 
     def client() -> None:
-        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
         sender = connection.create_sender("drained")
         receivers = [connection.create_receiver(source, credit=0) for source in ("drained", "drained/group.id/g")]
         sender.send(Message(body=b"first", inferred=True))

@@ -46,8 +46,8 @@ def secured(password_file: Path) -> Callable[..., SecurityConfig]:
     return make
 
 
-async def raw(front: Any, data: bytes, size: int) -> bytes:
-    host, port = front.bound.rsplit(":", 1)
+async def raw(listener: Any, data: bytes, size: int) -> bytes:
+    host, port = listener.bound.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(data)
     async with asyncio.timeout(TIMEOUT):
@@ -76,9 +76,9 @@ def sasl_init(mechanism: bytes, response: bytes) -> bytes:
     ],
 )
 @pytest.mark.clause("AMQP-5.3.3.6")
-async def test_sasl_plain(start_front: Any, secured: Any, response: bytes, code: int) -> None:
-    front = await start_front(security=secured())
-    host, port = front.bound.rsplit(":", 1)
+async def test_sasl_plain(start_listener: Any, secured: Any, response: bytes, code: int) -> None:
+    listener = await start_listener(security=secured())
+    host, port = listener.bound.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(sasl_init(b"PLAIN", response))
     found = b""
@@ -90,7 +90,7 @@ async def test_sasl_plain(start_front: Any, secured: Any, response: bytes, code:
     writer.close()
     await writer.wait_closed()
     assert found.endswith(b"\x00\x53\x44\xc0\x03\x01\x50" + bytes([code]))
-    assert front.statistics().refused_logins == code
+    assert listener.statistics().refused_logins == code
 
 
 def sasl_frame(code: int, data: bytes) -> bytes:
@@ -107,17 +107,17 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 @pytest.mark.parametrize("begins", ["client", "server"])
 @pytest.mark.parametrize("password", ["secret", "wrong"])
 @pytest.mark.clause("AMQP-5.3.2")
-async def test_sasl_scram(start_front: Any, tmp_path: Path, mechanism: str, begins: str, password: str) -> None:
+async def test_sasl_scram(start_listener: Any, tmp_path: Path, mechanism: str, begins: str, password: str) -> None:
     """The messages by aiokafka's client, which also judges the server; the frames by hand."""
     path = tmp_path / "scram"
     path.write_text(scram_line("ann", mechanism, derive(mechanism, "secret", b"0123456789abcdef", 4096)))
-    front = await start_front(
+    listener = await start_listener(
         security=SecurityConfig(allow_anonymous=False, scram_file=path, failed_attempt_delay_s=0.0)
     )
     client = ScramAuthenticator(
         loop=None, sasl_plain_username="ann", sasl_plain_password=password, sasl_mechanism=mechanism
     )
-    host, port = front.bound.rsplit(":", 1)
+    host, port = listener.bound.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     async with asyncio.timeout(TIMEOUT):
         writer.write(b"AMQP\x03\x01\x00\x00")
@@ -145,28 +145,28 @@ async def test_sasl_scram(start_front: Any, tmp_path: Path, mechanism: str, begi
             assert await reader.read() == b""
     writer.close()
     await writer.wait_closed()
-    assert front.statistics().refused_logins == (password == "wrong")
+    assert listener.statistics().refused_logins == (password == "wrong")
 
 
-async def test_anonymous_is_refused_where_it_is_not_allowed(start_front: Any, secured: Any) -> None:
-    front = await start_front(security=secured())
-    assert await raw(front, b"AMQP\x00\x01\x00\x00", 0) == b"AMQP\x03\x01\x00\x00"
-    answer = await raw(front, sasl_init(b"ANONYMOUS", b""), 0)
+async def test_anonymous_is_refused_where_it_is_not_allowed(start_listener: Any, secured: Any) -> None:
+    listener = await start_listener(security=secured())
+    assert await raw(listener, b"AMQP\x00\x01\x00\x00", 0) == b"AMQP\x03\x01\x00\x00"
+    answer = await raw(listener, sasl_init(b"ANONYMOUS", b""), 0)
     assert answer.endswith(b"\x00\x53\x44\xc0\x03\x01\x50\x01")
 
     def client() -> None:
         with pytest.raises(ConnectionException):
-            BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+            BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
 
     await asyncio.to_thread(client)
 
 
-async def test_other_protocols_are_told_ours(front: Any) -> None:
+async def test_other_protocols_are_told_ours(listener: Any) -> None:
     for first in (b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x00\x00\x09\x01", b"\x10\x0c\x00\x04MQTT\x05\x02\x00\x3c\x00\x00"):
-        assert await raw(front, first, 0) == b"AMQP\x00\x01\x00\x00"
+        assert await raw(listener, first, 0) == b"AMQP\x00\x01\x00\x00"
 
 
-async def test_external_by_certificate(start_front: Any, secured: Any, new_topic: Any, tmp_path: Path) -> None:
+async def test_external_by_certificate(start_listener: Any, secured: Any, new_topic: Any, tmp_path: Path) -> None:
     topic = await new_topic()
     authority = trustme.CA()
     server, client = authority.issue_cert("localhost"), authority.issue_cert("device@x", common_name="device-7")
@@ -175,13 +175,13 @@ async def test_external_by_certificate(start_front: Any, secured: Any, new_topic
     authority.configure_trust(context)
     context.verify_mode = ssl.CERT_OPTIONAL
     rules = (AccessRule(principal="device-7", action="publish", topic=topic),)
-    front = await start_front(security=secured(access=rules), tls=context)
+    listener = await start_listener(security=secured(access=rules), tls=context)
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     client.private_key_pem.write_to_path(tmp_path / "key.pem")
     client.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     trusted = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
     trusted.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    host, port = front.bound.rsplit(":", 1)
+    host, port = listener.bound.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port), ssl=trusted, server_hostname="localhost")
     writer.write(sasl_init(b"EXTERNAL", b""))
     found = b""
@@ -223,12 +223,12 @@ async def test_what_each_mechanism_proves(secured: Any) -> None:
         await authenticator.stop()
 
 
-async def test_plain_by_proton_needs_cyrus_so_the_user_comes_by_the_url(front: Any, new_topic: Any) -> None:
-    """proton's client without Cyrus falls back to ANONYMOUS; the front lets it in where that is allowed."""
+async def test_plain_by_proton_needs_cyrus_so_the_user_comes_by_the_url(listener: Any, new_topic: Any) -> None:
+    """proton's client without Cyrus falls back to ANONYMOUS; the listener lets it in where that is allowed."""
     topic = await new_topic()
 
     def client() -> None:
-        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT, allowed_mechs="ANONYMOUS")
+        connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT, allowed_mechs="ANONYMOUS")
         connection.create_sender(topic).send(Message(body=b"x", inferred=True))
         connection.close()
 

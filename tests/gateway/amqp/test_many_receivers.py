@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.amqp.conftest import StartFront
+from tests.gateway.amqp.conftest import StartListener
 from tests.support.amqp_frames import Frames, WireClient
 from tests.support.assembled import Assembled
 
@@ -18,11 +18,11 @@ ATTACH, DETACH = 0x12, 0x16
 
 @pytest.mark.parametrize("topics", [1, 3])
 async def test_receivers_share_their_questions_to_kafka(
-    backend: Assembled, start_front: StartFront, new_topic: Any, topics: int
+    backend: Assembled, start_listener: StartListener, new_topic: Any, topics: int
 ) -> None:
-    front = await start_front(amqp={"links_per_session": MANY})
+    listener = await start_listener(amqp={"links_per_session": MANY})
     names = [await new_topic() for _ in range(topics)]
-    host, _, port = front.bound.rpartition(":")
+    host, _, port = listener.bound.rpartition(":")
     client = await WireClient.connect((host, int(port)))
     try:
         before = backend.log.lookup.requests

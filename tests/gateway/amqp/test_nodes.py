@@ -9,7 +9,7 @@ from proton import UNDESCRIBED, Array, Data, Delivery, Message, symbol
 from proton.reactor import LinkOption
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 from protocols.amqp import outcomes
 from tests.support.amqp import TIMEOUT, as_client, body_of, data
 from tests.support.gateway import wait_until
@@ -35,8 +35,8 @@ async def reply_topic(new_topic: Any) -> str:
 
 
 @pytest.fixture
-async def front(start_front: Any, reply_topic: str) -> AmqpFront:
-    found: AmqpFront = await start_front(amqp={"reply_topic": reply_topic})
+async def listener(start_listener: Any, reply_topic: str) -> AmqpListener:
+    found: AmqpListener = await start_listener(amqp={"reply_topic": reply_topic})
     return found
 
 
@@ -48,11 +48,11 @@ def serve(connection: BlockingConnection, requests: Any) -> None:
     requests.accept()
 
 
-async def test_request_and_reply(front: AmqpFront, new_topic: Any, reply_topic: str) -> None:
+async def test_request_and_reply(listener: AmqpListener, new_topic: Any, reply_topic: str) -> None:
     topic = await new_topic(partitions=1)
 
     def work(connection: BlockingConnection) -> list[tuple[bytes, Any]]:
-        worker = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        worker = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
         requests = worker.create_receiver(f"queue://{topic}", credit=10)
         replies = connection.create_receiver(None, dynamic=True, credit=10)
         address = replies.link.remote_source.address
@@ -69,11 +69,11 @@ async def test_request_and_reply(front: AmqpFront, new_topic: Any, reply_topic: 
         worker.close()
         return found
 
-    assert await as_client(front, work) == [(b"JOB 0", "c0"), (b"JOB 1", "c1")]
-    await wait_until(lambda: front.statistics().nodes == 0)  # the gateway sees the connection's end a little later
+    assert await as_client(listener, work) == [(b"JOB 0", "c0"), (b"JOB 1", "c1")]
+    await wait_until(lambda: listener.statistics().nodes == 0)  # the gateway sees the connection's end a little later
 
 
-async def test_a_queue_made_by_a_sender(front: AmqpFront) -> None:
+async def test_a_queue_made_by_a_sender(listener: AmqpListener) -> None:
     """As JMS does: it keeps what comes before there is a receiver, and offers again what comes back."""
 
     def work(connection: BlockingConnection) -> tuple[list[bytes], Message]:
@@ -94,12 +94,12 @@ async def test_a_queue_made_by_a_sender(front: AmqpFront) -> None:
         receiver.accept()
         return found, message
 
-    found, message = await as_client(front, work)
+    found, message = await as_client(listener, work)
     assert found == [b"%d" % number for number in range(20)]
     assert (body_of(message), message.delivery_count) == (b"again", 1)
 
 
-async def test_receivers_of_a_queue_take_turns_and_of_a_topic_do_not(front: AmqpFront) -> None:
+async def test_receivers_of_a_queue_take_turns_and_of_a_topic_do_not(listener: AmqpListener) -> None:
     def work(connection: BlockingConnection, kind: str) -> list[list[bytes]]:
         maker = connection.create_sender(None, options=Temporary(kind))
         address = maker.link.remote_target.address
@@ -112,15 +112,15 @@ async def test_receivers_of_a_queue_take_turns_and_of_a_topic_do_not(front: Amqp
         )
         return [[body_of(message) for message, _ in receiver.fetcher.incoming] for receiver in receivers]
 
-    assert await as_client(front, lambda connection: work(connection, "temporary-queue")) == [
+    assert await as_client(listener, lambda connection: work(connection, "temporary-queue")) == [
         [b"0", b"2"],
         [b"1", b"3"],
     ]
     every = [b"0", b"1", b"2", b"3"]
-    assert await as_client(front, lambda connection: work(connection, "temporary-topic")) == [every, every]
+    assert await as_client(listener, lambda connection: work(connection, "temporary-topic")) == [every, every]
 
 
-async def test_a_lost_receiver_of_a_queue_gives_back(front: AmqpFront) -> None:
+async def test_a_lost_receiver_of_a_queue_gives_back(listener: AmqpListener) -> None:
     def work(connection: BlockingConnection) -> list[bytes]:
         maker = connection.create_sender(None, options=Temporary("temporary-queue"))
         address = maker.link.remote_target.address
@@ -133,35 +133,35 @@ async def test_a_lost_receiver_of_a_queue_gives_back(front: AmqpFront) -> None:
         second.accept()
         return found
 
-    assert await as_client(front, work) == [b"x", b"x"]
+    assert await as_client(listener, work) == [b"x", b"x"]
 
 
-async def test_a_node_is_its_connections_and_goes_with_its_link(front: AmqpFront) -> None:
+async def test_a_node_is_its_connections_and_goes_with_its_link(listener: AmqpListener) -> None:
     def work(connection: BlockingConnection) -> None:
         maker = connection.create_sender(None, options=Temporary())
         address = maker.link.remote_target.address
-        other = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        other = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
         with pytest.raises(LinkDetached, match=outcomes.UNAUTHORIZED_ACCESS):
             other.create_receiver(address)
         other.close()
         receiver = connection.create_receiver(address, credit=1)
-        assert front.statistics().nodes == 1
+        assert listener.statistics().nodes == 1
         with pytest.raises(LinkDetached, match=outcomes.RESOURCE_DELETED):
             maker.close()
         assert receiver.link.state & receiver.link.REMOTE_CLOSED
         with pytest.raises(LinkDetached):
             connection.create_receiver(address, name="late")
 
-    await as_client(front, work)
-    await wait_until(lambda: front.statistics().nodes == 0)
+    await as_client(listener, work)
+    await wait_until(lambda: listener.statistics().nodes == 0)
 
 
-async def test_without_the_reply_topic(start_front: Any) -> None:
-    front = await start_front(amqp={"reply_topic": "no-such-replies"})
+async def test_without_the_reply_topic(start_listener: Any) -> None:
+    listener = await start_listener(amqp={"reply_topic": "no-such-replies"})
 
     def work(connection: BlockingConnection) -> None:
         with pytest.raises(LinkDetached, match=outcomes.NOT_FOUND):
             connection.create_receiver(None, dynamic=True)
 
-    await as_client(front, work)
-    await wait_until(lambda: front.statistics().nodes == 0)
+    await as_client(listener, work)
+    await wait_until(lambda: listener.statistics().nodes == 0)

@@ -10,7 +10,7 @@ from proton.reactor import Copy, ReceiverOption
 from proton.utils import BlockingConnection, LinkDetached
 from pydantic import ValidationError
 
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 from gateway.config import AddressRule
 from protocols.amqp import outcomes
 from tests.gateway.amqp.test_queue_selectors import chosen, produce
@@ -32,13 +32,13 @@ def take(receiver: Any, count: int) -> list[bytes]:
     return found
 
 
-async def test_a_plain_address_may_be_a_queue(start_front: Any, new_topic: Any) -> None:
+async def test_a_plain_address_may_be_a_queue(start_listener: Any, new_topic: Any) -> None:
     jobs, live = await new_topic(partitions=1), await new_topic(partitions=1)
     rules = (
         AddressRule(pattern=f"{jobs}/live/#", type="topic"),
         AddressRule(pattern=f"{jobs}/#", type="queue"),
     )
-    front: AmqpFront = await start_front(amqp={"addresses": rules})
+    listener: AmqpListener = await start_listener(amqp={"addresses": rules})
 
     def receive(connection: BlockingConnection) -> list[list[bytes]]:
         sender = connection.create_sender(jobs)
@@ -56,14 +56,14 @@ async def test_a_plain_address_may_be_a_queue(start_front: Any, new_topic: Any) 
             connection.create_receiver(f"{jobs}/live/x")
         return [found, by_key, take(live_reader, 1)]
 
-    assert await as_client(front, receive) == [
+    assert await as_client(listener, receive) == [
         [b"0", b"1", b"2", b"3", b"now"],  # each one once; a key's records are the topic's too
         [b"now"],
         [b"live"],
     ]
 
 
-async def test_a_queue_receives_what_can_be_sent_to_it(front: AmqpFront, new_topic: Any) -> None:
+async def test_a_queue_receives_what_can_be_sent_to_it(listener: AmqpListener, new_topic: Any) -> None:
     """An address with a key: its receivers share what has this key, and the rest of the topic is not theirs."""
     topic = await new_topic(partitions=2)
 
@@ -80,10 +80,10 @@ async def test_a_queue_receives_what_can_be_sent_to_it(front: AmqpFront, new_top
         found.append(take(browser, 2))
         return found
 
-    assert await as_client(front, receive) == [[b"bA", b"bA"], [b"bB", b"bB"], [b"cA", b"cB"]]
+    assert await as_client(listener, receive) == [[b"bA", b"bA"], [b"bB", b"bB"], [b"cA", b"cB"]]
 
 
-async def test_a_browser_is_shown_what_is_not_settled(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_a_browser_is_shown_what_is_not_settled(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     """Also behind a record that nobody has selected; then what is stored."""
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, "ABABA")
@@ -102,11 +102,11 @@ async def test_a_browser_is_shown_what_is_not_settled(front: AmqpFront, bootstra
         connection.create_sender(topic).send(data(b"new"))
         return [before, shown(4, "second")]
 
-    assert await as_client(front, browse) == [[b"0", b"1", b"2", b"3", b"4"], [b"0", b"2", b"4", b"new"]]
+    assert await as_client(listener, browse) == [[b"0", b"1", b"2", b"3", b"4"], [b"0", b"2", b"4", b"new"]]
 
 
 @pytest.mark.parametrize("binary", [True, False], ids=["data", "text"])
-async def test_a_large_body_with_all_sections(front: AmqpFront, new_topic: Any, binary: bool) -> None:
+async def test_a_large_body_with_all_sections(listener: AmqpListener, new_topic: Any, binary: bool) -> None:
     """4 MiB of body whatever stands around it, by the defaults; of a topic that takes as much."""
     topic = await new_topic(partitions=1, max_message_bytes="10485760")
     content = b"x" * (4 << 20)
@@ -124,7 +124,7 @@ async def test_a_large_body_with_all_sections(front: AmqpFront, new_topic: Any, 
         sender.send(message)
         return receiver.receive(TIMEOUT)
 
-    got = await as_client(front, exchange)
+    got = await as_client(listener, exchange)
     assert (body_of(got) if binary else str(got.body).encode()) == content
     assert (got.priority, got.subject, len(got.properties)) == (7, "s" * 500, 60)
 

@@ -12,10 +12,10 @@ from proton.reactor import Filter
 from proton.utils import BlockingConnection
 
 from flowcontrol.offsets import read_ledger
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 from gateway.kafka.driver.kafka_consumer import committed_positions
 from gateway.kafka.groups import ready
-from tests.gateway.amqp.conftest import amqp_front
+from tests.gateway.amqp.conftest import amqp_listener
 from tests.support.amqp import TIMEOUT, as_client, body_of
 from tests.support.amqp_transactions import Transacted, TransactedClient
 from tests.support.assembled import Assembled, assembled
@@ -66,7 +66,9 @@ def numbers(kinds: str, kind: str) -> list[int]:
     return [number for number, one in enumerate(kinds) if one == kind]
 
 
-async def test_what_one_does_not_select_is_for_the_others(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_what_one_does_not_select_is_for_the_others(
+    listener: AmqpListener, bootstrap: str, new_topic: Any
+) -> None:
     """One after the other, at once, and after the connection was lost."""
     topic, kinds = await new_topic(partitions=1), "ABCABCABCABCABC"
     await produce(bootstrap, topic, kinds)
@@ -82,12 +84,12 @@ async def test_what_one_does_not_select_is_for_the_others(front: AmqpFront, boot
         rest = Receiver(connection, topic, "")
         return [*found, rest.rest()]
 
-    assert await as_client(front, one_kind) == numbers(kinds, "A")
-    assert await as_client(front, others) == [numbers(kinds, "B"), numbers(kinds, "C"), []]
+    assert await as_client(listener, one_kind) == numbers(kinds, "A")
+    assert await as_client(listener, others) == [numbers(kinds, "B"), numbers(kinds, "C"), []]
 
 
 async def test_a_slow_receiver_stops_no_other(
-    front: AmqpFront, backend: Assembled, bootstrap: str, new_topic: Any, monkeypatch: pytest.MonkeyPatch
+    listener: AmqpListener, backend: Assembled, bootstrap: str, new_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does what nobody selects; and the slow one gets all of its own in order, also what is stored meanwhile."""
     monkeypatch.setattr(ready, "WAITING_RECORDS", 50)
@@ -99,38 +101,40 @@ async def test_a_slow_receiver_stops_no_other(
         quick = Receiver(connection, topic, "B", credit=100)
         return [quick.take(400), slow.take(400)]
 
-    quick, slow = await as_client(front, receive)
+    quick, slow = await as_client(listener, receive)
     assert (quick, slow) == (numbers(kinds, "B"), numbers(kinds, "A"))
 
     def rest(connection: BlockingConnection) -> list[int]:
         return Receiver(connection, topic, "").take(400)
 
-    assert await as_client(front, rest) == numbers(kinds, "C")
+    assert await as_client(listener, rest) == numbers(kinds, "C")
 
 
 async def test_a_restarted_gateway_knows_what_was_settled_behind_a_gap(bootstrap: str, new_topic: Any) -> None:
     """The committed offset stays before what nobody selected; nothing that was accepted comes again."""
     topic, kinds = await new_topic(partitions=2), "BAABCA" * 50
     await produce(bootstrap, topic, kinds, partitions=2)
-    async with assembled(bootstrap, create=False) as side, amqp_front(side) as front:
-        assert sorted(await as_client(front, lambda c: Receiver(c, topic, "A").take(150))) == numbers(kinds, "A")
-    async with assembled(bootstrap, create=False) as side, amqp_front(side) as front:
-        got = await as_client(front, lambda c: Receiver(c, topic, "B").take(100))
+    async with assembled(bootstrap, create=False) as side, amqp_listener(side) as listener:
+        assert sorted(await as_client(listener, lambda c: Receiver(c, topic, "A").take(150))) == numbers(kinds, "A")
+    async with assembled(bootstrap, create=False) as side, amqp_listener(side) as listener:
+        got = await as_client(listener, lambda c: Receiver(c, topic, "B").take(100))
         assert sorted(got) == numbers(kinds, "B")
-    async with assembled(bootstrap, create=False) as side, amqp_front(side) as front:
+    async with assembled(bootstrap, create=False) as side, amqp_listener(side) as listener:
 
         def rest(connection: BlockingConnection) -> list[int]:
             receiver = Receiver(connection, topic, "")
             return [*receiver.take(50), *receiver.rest()]
 
-        assert sorted(await as_client(front, rest)) == numbers(kinds, "C")
+        assert sorted(await as_client(listener, rest)) == numbers(kinds, "C")
 
 
-async def test_another_gateway_goes_on_where_the_first_was(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_another_gateway_goes_on_where_the_first_was(
+    listener: AmqpListener, bootstrap: str, new_topic: Any
+) -> None:
     """A second gateway is given partitions while the first has receivers."""
     topic, kinds = await new_topic(partitions=2), "AABB" * 50
     await produce(bootstrap, topic, kinds, partitions=2)
-    async with assembled(bootstrap, create=False) as side, amqp_front(side) as other:
+    async with assembled(bootstrap, create=False) as side, amqp_listener(side) as other:
 
         def receive(connection: BlockingConnection) -> list[list[int]]:
             first = Receiver(connection, topic, "A").take(100)
@@ -143,10 +147,10 @@ async def test_another_gateway_goes_on_where_the_first_was(front: AmqpFront, boo
             finally:
                 second.close()
 
-        first, there = await as_client(front, receive)
+        first, there = await as_client(listener, receive)
     assert sorted(first) == numbers(kinds, "A")
     assert len(set(there)) == 50
-    rest = await as_client(front, lambda c: Receiver(c, topic, "").take(50))
+    rest = await as_client(listener, lambda c: Receiver(c, topic, "").take(50))
     assert sorted([*there, *rest]) == numbers(kinds, "B")
 
 
@@ -156,8 +160,8 @@ async def test_what_is_retired_behind_a_gap_is_told_with_the_transaction(bootstr
     await produce(bootstrap, topic, kinds)
     async with (
         assembled(bootstrap, create=False) as side,
-        amqp_front(side) as front,
-        TransactedClient(front.bound) as client,
+        amqp_listener(side) as listener,
+        TransactedClient(listener.bound) as client,
     ):
 
         def retire() -> str:
@@ -177,7 +181,7 @@ async def test_what_is_retired_behind_a_gap_is_told_with_the_transaction(bootstr
 
 
 async def test_a_subscription_s_selector_takes_the_rest_away(
-    front: AmqpFront, backend: Assembled, bootstrap: str, new_topic: Any
+    listener: AmqpListener, backend: Assembled, bootstrap: str, new_topic: Any
 ) -> None:
     """What a subscription does not select is for nobody: it is committed past."""
     topic = await new_topic(partitions=1)
@@ -192,5 +196,5 @@ async def test_a_subscription_s_selector_takes_the_rest_away(
         return found
 
     loop = asyncio.get_running_loop()
-    assert await as_client(front, receive) == [1, 3]
+    assert await as_client(listener, receive) == [1, 3]
     assert all(one.unselected == 0 for one in backend.log.groups.statistics())

@@ -11,7 +11,7 @@ from proton import UNDESCRIBED, Array, Data, Terminus, symbol
 from proton.reactor import AtMostOnce, Copy, DurableSubscription, ReceiverOption
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 from protocols.amqp import outcomes
 from tests.support.amqp import TIMEOUT, as_client, body_of, data
 from tests.support.topics import produce
@@ -65,7 +65,7 @@ async def until_deleted(admin: AIOKafkaAdminClient, group: str) -> None:
                 continue
 
 
-async def test_a_queue_keeps_what_nobody_has_taken(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_a_queue_keeps_what_nobody_has_taken(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     """Sent before there was a receiver; shared by receivers; accepted ones do not come again."""
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"0", b"1", b"2"])
@@ -77,10 +77,10 @@ async def test_a_queue_keeps_what_nobody_has_taken(front: AmqpFront, bootstrap: 
         first.close()
         return found + take(connection.create_receiver(f"queue://{topic}", credit=1), 1)
 
-    assert await as_client(front, receive) == [b"0", b"1", b"2"]
+    assert await as_client(listener, receive) == [b"0", b"1", b"2"]
 
 
-async def test_a_browser_takes_nothing(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_a_browser_takes_nothing(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     """It sees all there is, and a drain tells it when that was all; a receiver gets it afterwards."""
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"%d" % number for number in range(3)])
@@ -93,11 +93,11 @@ async def test_a_browser_takes_nothing(front: AmqpFront, bootstrap: str, new_top
         browser.close()
         return seen, take(connection.create_receiver(f"queue://{topic}", credit=5), 3)
 
-    assert await as_client(front, work) == ([b"0", b"1", b"2"], [b"0", b"1", b"2"])
+    assert await as_client(listener, work) == ([b"0", b"1", b"2"], [b"0", b"1", b"2"])
 
 
 async def test_a_durable_subscription(
-    front: AmqpFront, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
+    listener: AmqpListener, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
 ) -> None:
     """It begins when it is made, lives without its link, and ends when the terminus is closed."""
     topic = await new_topic(partitions=1)
@@ -123,21 +123,21 @@ async def test_a_durable_subscription(
         with pytest.raises(LinkDetached, match=outcomes.NOT_FOUND):
             connection.create_receiver(None, name="alarms", options=NoSource())
 
-    await as_client(front, subscribe, container_id=container)
+    await as_client(listener, subscribe, container_id=container)
     await produce(bootstrap, topic, [b"1", b"2"])
-    assert await as_client(front, resume, container_id=container) == [b"1", b"2"]
+    assert await as_client(listener, resume, container_id=container) == [b"1", b"2"]
     await until_deleted(admin, group)
-    await as_client(front, unknown, container_id=container)
+    await as_client(listener, unknown, container_id=container)
 
 
-async def test_a_subscription_is_for_one_link(front: AmqpFront, new_topic: Any) -> None:
+async def test_a_subscription_is_for_one_link(listener: AmqpListener, new_topic: Any) -> None:
     """A further attach, from another connection of the container, takes it over."""
     topic = await new_topic(partitions=1)
     container = f"plant-{topic}"
 
     def attach(connection: BlockingConnection) -> list[bytes]:
         former = connection.create_receiver(topic, credit=5, name="alarms", options=DurableSubscription())
-        other = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT, container_id=container)
+        other = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT, container_id=container)
         latter = other.create_receiver(topic, credit=5, name="alarms", options=DurableSubscription())
         with pytest.raises(LinkDetached, match=outcomes.STOLEN):
             former.receive(TIMEOUT)
@@ -146,11 +146,11 @@ async def test_a_subscription_is_for_one_link(front: AmqpFront, new_topic: Any) 
         other.close()
         return found
 
-    assert await as_client(front, attach, container_id=container) == [b"x"]
+    assert await as_client(listener, attach, container_id=container) == [b"x"]
 
 
 async def test_shared_subscriptions(
-    front: AmqpFront, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
+    listener: AmqpListener, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
 ) -> None:
     """Links of one name share its messages, over containers when it is global; a volatile one ends with them."""
     topic = await new_topic(partitions=1)
@@ -158,7 +158,7 @@ async def test_shared_subscriptions(
 
     def receive(connection: BlockingConnection) -> list[bytes]:
         assert "SHARED-SUBS" in [str(name) for name in connection.conn.remote_offered_capabilities]
-        other = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT, container_id="other")
+        other = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT, container_id="other")
         first = connection.create_receiver(topic, credit=0, name=f"{topic}|global-volatile1", options=wish)
         assert capabilities(first) == ["topic", "shared", "global"]
         second = other.create_receiver(topic, credit=0, name=f"{topic}|global-volatile2", options=wish)
@@ -172,11 +172,11 @@ async def test_shared_subscriptions(
         other.close()
         return found
 
-    assert sorted(await as_client(front, receive, container_id="one")) == [b"0", b"1"]
+    assert sorted(await as_client(listener, receive, container_id="one")) == [b"0", b"1"]
     await until_deleted(admin, f"{topic}:volatile")
 
 
-async def test_a_named_subscription_outlives_its_receivers(front: AmqpFront, new_topic: Any) -> None:
+async def test_a_named_subscription_outlives_its_receivers(listener: AmqpListener, new_topic: Any) -> None:
     """`T::S` is consumer group S from now on; closing a link of it ends nothing."""
     topic = await new_topic(partitions=1)
 
@@ -188,11 +188,11 @@ async def test_a_named_subscription_outlives_its_receivers(front: AmqpFront, new
         sender.send(data(b"after"))
         return take(connection.create_receiver(address, credit=1, name="second"))
 
-    assert await as_client(front, receive) == [b"after"]
+    assert await as_client(listener, receive) == [b"after"]
 
 
 async def test_a_group_of_another_topic_is_not_deleted(
-    front: AmqpFront, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
+    listener: AmqpListener, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
 ) -> None:
     """Who knows a group's name has no power over what it has committed in topics that are not his."""
     topic, other = await new_topic(partitions=1), await new_topic(partitions=1)
@@ -208,5 +208,5 @@ async def test_a_group_of_another_topic_is_not_deleted(
         # Attaching once more waits until the first link has left, and its end was decided.
         connection.create_receiver(topic, credit=1, name=other, options=option).close()
 
-    await as_client(front, work)
+    await as_client(listener, work)
     assert other in {partition.topic for partition in await committed(admin, other)}

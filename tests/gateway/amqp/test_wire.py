@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 from gateway.config import BudgetConfig
 from protocols.amqp import outcomes
-from tests.gateway.amqp.conftest import amqp_front
+from tests.gateway.amqp.conftest import amqp_listener
 from tests.support.amqp_frames import Frames, WireClient
 from tests.support.assembled import assembled
 from tests.support.topics import read_all
@@ -40,9 +40,9 @@ def transfers(number: int, data: bytes, *, handle: int = 0, part: int = 60_000, 
 
 
 @contextlib.asynccontextmanager
-async def client_of(front: AmqpFront, *attaches: bytes, opening: bytes = b"") -> AsyncIterator[WireClient]:
+async def client_of(listener: AmqpListener, *attaches: bytes, opening: bytes = b"") -> AsyncIterator[WireClient]:
     """A client without SASL whose links are attached, and credit is there."""
-    host, _, port = front.bound.rpartition(":")
+    host, _, port = listener.bound.rpartition(":")
     client = await WireClient.connect((host, int(port)))
     try:
         async with asyncio.timeout(TIMEOUT):
@@ -67,10 +67,10 @@ async def attached(client: WireClient) -> None:
 
 @pytest.mark.clause("AMQP-5.3")
 @pytest.mark.parametrize("step", [1, 100_000])
-async def test_a_message_without_sasl(front: AmqpFront, bootstrap: str, new_topic: Any, step: int) -> None:
+async def test_a_message_without_sasl(listener: AmqpListener, bootstrap: str, new_topic: Any, step: int) -> None:
     """Where anonymous clients are allowed; split anywhere."""
     topic = await new_topic(partitions=1)
-    async with client_of(front, Frames.attach(address=topic)) as client:
+    async with client_of(listener, Frames.attach(address=topic)) as client:
         said = Frames.transfer(0, DATA_HEAD + b"\x00\x00\x00\x03abc")
         for at in range(0, len(said), step):
             client.say(said[at : at + step])
@@ -79,10 +79,10 @@ async def test_a_message_without_sasl(front: AmqpFront, bootstrap: str, new_topi
 
 
 @pytest.mark.clause("AMQP-2.6.7")
-async def test_a_transfer_beyond_the_credit(start_front: Any, bootstrap: str, new_topic: Any) -> None:
+async def test_a_transfer_beyond_the_credit(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
-    front = await start_front(amqp={"link_credit": 3})
-    async with client_of(front, Frames.attach(address=topic)) as client:
+    listener = await start_listener(amqp={"link_credit": 3})
+    async with client_of(listener, Frames.attach(address=topic)) as client:
         client.say(b"".join(transfers(number, message(100 + number)) for number in range(4)))
         assert outcomes.TRANSFER_LIMIT_EXCEEDED.encode() in await client.until(DETACH)
         client.say(Frames.frame(Frames.performative(DETACH, b"\x43", Frames.TRUE)))
@@ -95,11 +95,11 @@ async def test_a_transfer_beyond_the_credit(start_front: Any, bootstrap: str, ne
     assert sorted(sizes) == [92, 93, 94, 192], "what was within the credit is stored, though its link is gone"
 
 
-async def test_messages_up_to_their_limit_and_above(start_front: Any, bootstrap: str, new_topic: Any) -> None:
+async def test_messages_up_to_their_limit_and_above(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     limit = 100_000
-    front = await start_front(amqp={"max_message_bytes": limit})
-    async with client_of(front, Frames.attach(address=topic)) as client:
+    listener = await start_listener(amqp={"max_message_bytes": limit})
+    async with client_of(listener, Frames.attach(address=topic)) as client:
         client.say(transfers(0, message(limit)))
         assert ACCEPTED in await client.until(DISPOSITION)
         client.say(transfers(1, message(limit + 1)))
@@ -117,15 +117,15 @@ async def test_messages_up_to_their_limit_and_above(start_front: Any, bootstrap:
 
 
 @pytest.mark.clause("AMQP-2.6.14")
-async def test_an_aborted_message_is_not_stored(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_an_aborted_message_is_not_stored(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
-    async with client_of(front, Frames.attach(address=topic)) as client:
+    async with client_of(listener, Frames.attach(address=topic)) as client:
         client.say(transfers(0, message(500), last=False))
         client.say(Frames.transfer(0, b"", aborted=True, first=False))
         client.say(transfers(1, message(300)))
         assert ACCEPTED in await client.until(DISPOSITION)
     assert [len(record.value) for record in await read_all(bootstrap, topic)] == [292]
-    assert front.statistics().aborted == 1
+    assert listener.statistics().aborted == 1
 
 
 async def test_partial_messages_of_many_links(bootstrap: str, new_topic: Any) -> None:
@@ -136,8 +136,8 @@ async def test_partial_messages_of_many_links(bootstrap: str, new_topic: Any) ->
     begun = message(120_000)
     async with (
         assembled(bootstrap, create=False, budget=budget) as backend,
-        amqp_front(backend, amqp={"max_message_bytes": 150_000}) as front,
-        client_of(front, *attaches) as client,
+        amqp_listener(backend, amqp={"max_message_bytes": 150_000}) as listener,
+        client_of(listener, *attaches) as client,
     ):
         for handle, size in enumerate((80_000, 80_000, 50_000)):
             client.say(transfers(handle, begun[:size], handle=handle, last=False))
@@ -149,29 +149,29 @@ async def test_partial_messages_of_many_links(bootstrap: str, new_topic: Any) ->
 
 
 @pytest.mark.clause("AMQP-2.4.5")
-async def test_a_silent_peer_is_given_up(start_front: Any) -> None:
-    front = await start_front(amqp={"idle_timeout_s": 0.5})
-    async with client_of(front) as client:
+async def test_a_silent_peer_is_given_up(start_listener: Any) -> None:
+    listener = await start_listener(amqp={"idle_timeout_s": 0.5})
+    async with client_of(listener) as client:
         assert outcomes.RESOURCE_LIMIT_EXCEEDED.encode() in await client.until(CLOSE)
         assert await client.end() == b""
 
 
 @pytest.mark.clause("AMQP-2.4.5")
-async def test_our_silence_is_filled(front: AmqpFront) -> None:
+async def test_our_silence_is_filled(listener: AmqpListener) -> None:
     """A peer that gives up after 0.4 s, as it says, hears empty frames."""
     idle = Frames.performative(0x10, Frames.string("idle"), Frames.NULL, Frames.NULL, Frames.NULL, Frames.uint(400))
     begin = Frames.performative(0x11, Frames.NULL, b"\x43", Frames.uint(10), Frames.uint(10))
-    async with client_of(front, opening=Frames.HEADER + Frames.frame(idle) + Frames.frame(begin)) as client:
+    async with client_of(listener, opening=Frames.HEADER + Frames.frame(idle) + Frames.frame(begin)) as client:
         for _ in range(5):
             while (await client.frame(empty=True))[1]:
                 pass
             client.say(EMPTY)
 
 
-async def test_a_header_of_something_else(front: AmqpFront) -> None:
+async def test_a_header_of_something_else(listener: AmqpListener) -> None:
     """AMQP's header is the answer, and then the end: to TLS, HTTP and MQTT on this port, too."""
     for first in (b"AMQP\x02\x01\x00\x00", b"\x16\x03\x01\x02\x00\x01\x00\x01", b"GET / HT", b"\x10\x0c\x00\x04MQTT"):
-        host, _, port = front.bound.rpartition(":")
+        host, _, port = listener.bound.rpartition(":")
         client = await WireClient.connect((host, int(port)))
         async with asyncio.timeout(TIMEOUT):
             client.say(first)
@@ -180,9 +180,9 @@ async def test_a_header_of_something_else(front: AmqpFront) -> None:
 
 
 @pytest.mark.parametrize("sending", [True, False], ids=["sender", "receiver"])
-async def test_a_refused_attach_carries_all_its_fields(front: AmqpFront, sending: bool) -> None:
+async def test_a_refused_attach_carries_all_its_fields(listener: AmqpListener, sending: bool) -> None:
     """Azure's client for Python reads the answer's 14 fields by their numbers, null or not (part 2.7.3)."""
-    async with client_of(front) as client:
+    async with client_of(listener) as client:
         client.say(Frames.attach(sending=sending, address="__internal"))
         body = await client.until(ATTACH)
         assert body[3] in (0xC0, 0xD0)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gateway.config import Address, SecurityConfig
 from gateway.net.listener import Listener, ListenError
 from gateway.net.pump import Pump
-from gateway.net.upgrade import WebSocketEndpoint, WebSocketFront
+from gateway.net.upgrade import WebSocketEndpoint, WebSocketListener
 from gateway.security.origins import Hosts, Origins
 from tests.support.gateway import wait_until
 from tests.support.lines import Echo, Lines
@@ -40,12 +40,12 @@ class Server:
         self.listener = Listener("mqtt", LOCAL, make, None)
         origins = Origins(SecurityConfig(origins=("https://good.example",)))
         endpoint = WebSocketEndpoint(dict.fromkeys(("mqtt", "mqttv3.1"), self.listener), origins)
-        self.front = WebSocketFront(
+        self.listening = WebSocketListener(
             "mqtt", LOCAL, endpoint, tls, Hosts(SecurityConfig()), handshake_timeout_s=timeout_s
         )
 
     async def connect(self, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        host, _, port = self.front.bound.rpartition(":")
+        host, _, port = self.listening.bound.rpartition(":")
         return await asyncio.open_connection(host, int(port), **options)
 
     async def open(self, request: bytes = b"", **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -73,13 +73,13 @@ async def serving(tls: ssl.SSLContext | None = None, timeout_s: float = 20.0) ->
     async with asyncio.TaskGroup() as group:
         server = Server(group, tls, timeout_s)
         await server.listener.start()
-        await server.front.start()
+        await server.listening.start()
         try:
             yield server
         finally:
-            server.front.stop_taking()
+            server.listening.stop_taking()
             server.listener.stop_accepting()
-            await server.front.stop(2)
+            await server.listening.stop(2)
             await server.listener.wait_closed(2)
 
 
@@ -94,7 +94,7 @@ async def frames_until_close(reader: asyncio.StreamReader) -> list[tuple[int, by
 @pytest.mark.clause("MQTT-6.0.0-4", "MQTT311-6.0.0-4")
 async def test_a_foreign_client_talks_and_leaves() -> None:
     async with serving() as server, aiohttp.ClientSession() as session:
-        url = f"http://{server.front.bound}/any/path"
+        url = f"http://{server.listening.bound}/any/path"
         async with session.ws_connect(url, protocols=("other", "mqttv3.1", "mqtt"), compress=15) as client:
             assert client.protocol == "mqtt"
             assert client.compress == 0
@@ -103,7 +103,7 @@ async def test_a_foreign_client_talks_and_leaves() -> None:
             await client.send_bytes(b"ee\n")
             assert await client.receive_bytes() == b"three!\n"
             await client.ping(b"there?")
-            assert server.front.statistics().handshaking == 0
+            assert server.listening.statistics().handshaking == 0
             assert [pump.peer for pump in server.listener.pumps] == ["{}:{}".format(*client.get_extra_info("sockname"))]
         assert client.close_code == 1000
         await wait_until(lambda: not server.listener.pumps)
@@ -113,7 +113,7 @@ async def test_a_foreign_client_talks_and_leaves() -> None:
 
 async def test_our_goodbye_is_a_close_frame_and_the_answer_closes_the_socket() -> None:
     async with serving() as server, aiohttp.ClientSession() as session:
-        async with session.ws_connect(f"http://{server.front.bound}", protocols=("mqttv3.1",)) as client:
+        async with session.ws_connect(f"http://{server.listening.bound}", protocols=("mqttv3.1",)) as client:
             assert client.protocol == "mqttv3.1"
             await client.send_bytes(b"bye\n" + b"more\n" * 20_000)
             assert await client.receive_bytes() == b"bye!\n"
@@ -292,8 +292,8 @@ async def test_no_new_websocket_once_the_subprotocol_stops() -> None:
         assert (status, headers["retry-after"]) == (503, "1")
         writer.write(frame(b"still\n"))
         assert await reader.readexactly(9) == frame(b"still!\n", masked=False)
-        server.front.stop_taking()
-        assert not server.front.accepting
+        server.listening.stop_taking()
+        assert not server.listening.accepting
         writer.close()
 
 
@@ -318,8 +318,8 @@ async def test_over_tls_with_the_clients_certificate() -> None:
 async def test_an_address_in_use_is_named_with_its_key() -> None:
     async with serving() as server:
         endpoint = WebSocketEndpoint({}, Origins(SecurityConfig()))
-        twice = WebSocketFront(
-            "mqtt", Address(server.front.bound), endpoint, None, Hosts(SecurityConfig()), handshake_timeout_s=1
+        twice = WebSocketListener(
+            "mqtt", Address(server.listening.bound), endpoint, None, Hosts(SecurityConfig()), handshake_timeout_s=1
         )
         with pytest.raises(ListenError, match=r"^mqtt\.websocket_address: 127\.0\.0\.1:\d+ is in use"):
             await twice.start()

@@ -17,7 +17,7 @@ from mapping.outcomes import Outcome
 
 
 class Inner(msgspec.Struct, frozen=True):
-    outlets: Annotated[int, gauge("outlets")]
+    subscribers: Annotated[int, gauge("subscribers")]
     offered_total: Annotated[int, counter("offered")]
 
 
@@ -28,7 +28,7 @@ class Statistics(msgspec.Struct, frozen=True):
     age_s: Annotated[float, gauge("age")]
     lag: Annotated[dict[str, int], gauge("lag", "topic")]
     positions: Annotated[dict[str, dict[int, int]], gauge("positions", "topic", "partition")]
-    replay: Inner
+    catch_up: Inner
     tables: Annotated[dict[str, Inner], structs_by("table")]
     name: str = "text is left out"
     nothing: Annotated[int | None, gauge("nothing")] = None
@@ -69,22 +69,22 @@ def types(metrics: Metrics) -> dict[str, str]:
 def test_a_struct_becomes_families() -> None:
     metrics = Metrics()
     value = Statistics(7, True, 1500.0, 2.5, {"sensors": 3}, {"sensors": {0: 5, 1: 6}}, Inner(2, 9), {"t": Inner(3, 8)})
-    metrics.add_source("tail", lambda: value)
+    metrics.add_source("live_reader", lambda: value)
     found = samples(metrics)
-    assert found["trivium_tail_records_total", ()] == 7
-    assert found["trivium_tail_open", ()] == 1
-    assert found["trivium_tail_waited_seconds_total", ()] == 1.5
-    assert found["trivium_tail_age_seconds", ()] == 2.5
-    assert found["trivium_tail_lag", (("topic", "sensors"),)] == 3
-    assert found["trivium_tail_positions", (("partition", "1"), ("topic", "sensors"))] == 6
-    assert found["trivium_tail_replay_outlets", ()] == 2
-    assert found["trivium_tail_replay_offered_total", ()] == 9
-    assert found["trivium_tail_tables_offered_total", (("table", "t"),)] == 8
-    assert b"# HELP trivium_tail_records_total Records that were handed out.\n" in metrics.render()
-    assert not [name for name, _ in found if "nothing" in name or name == "trivium_tail_name"]
+    assert found["trivium_live_reader_records_total", ()] == 7
+    assert found["trivium_live_reader_open", ()] == 1
+    assert found["trivium_live_reader_waited_seconds_total", ()] == 1.5
+    assert found["trivium_live_reader_age_seconds", ()] == 2.5
+    assert found["trivium_live_reader_lag", (("topic", "sensors"),)] == 3
+    assert found["trivium_live_reader_positions", (("partition", "1"), ("topic", "sensors"))] == 6
+    assert found["trivium_live_reader_catch_up_subscribers", ()] == 2
+    assert found["trivium_live_reader_catch_up_offered_total", ()] == 9
+    assert found["trivium_live_reader_tables_offered_total", (("table", "t"),)] == 8
+    assert b"# HELP trivium_live_reader_records_total Records that were handed out.\n" in metrics.render()
+    assert not [name for name, _ in found if "nothing" in name or name == "trivium_live_reader_name"]
     kinds = types(metrics)
-    assert kinds["trivium_tail_records"] == "counter"
-    assert kinds["trivium_tail_lag"] == "gauge"
+    assert kinds["trivium_live_reader_records"] == "counter"
+    assert kinds["trivium_live_reader_lag"] == "gauge"
 
 
 def test_sources_of_one_name_are_one_family() -> None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from gateway.assembly import Log
 from gateway.config import Address, BudgetConfig, SecurityConfig
-from gateway.fronts import make_rest
+from gateway.listeners import make_rest
 from gateway.observe.tracing import Tracing
 from gateway.rest.listener import RestListener
 from tests.support.assembled import assembled

@@ -9,7 +9,7 @@ import pytest
 from proton import Condition, ConnectionException, Delivery
 from proton.utils import BlockingConnection
 
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 from tests.support.amqp import TIMEOUT, as_client, body_of
 from tests.support.gateway import wait_until
 from tests.support.topics import produce, read_all
@@ -36,10 +36,10 @@ async def dead_lettered(bootstrap: str, topic: str) -> Any:
     return letter
 
 
-async def test_rejected_is_a_dead_letter(start_front: Any, bootstrap: str, new_topic: Any) -> None:
+async def test_rejected_is_a_dead_letter(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
     """With the receiver's own words; the record is committed past, though the receiver leaves at once."""
     topic, dead = await new_topic(partitions=1), await new_topic(partitions=1)
-    front: AmqpFront = await start_front(amqp={"dead_letter_topic": dead})
+    listener: AmqpListener = await start_listener(amqp={"dead_letter_topic": dead})
     await produce(bootstrap, topic, [b"poison", b"good"], key=b"k", headers=[("unit", b"C")])
     address = f"{topic}/group.id/{topic}"
 
@@ -56,8 +56,8 @@ async def test_rejected_is_a_dead_letter(start_front: Any, bootstrap: str, new_t
         receiver.accept()
         return found
 
-    assert await as_client(front, reject) == b"poison"
-    assert await as_client(front, go_on) == b"good"
+    assert await as_client(listener, reject) == b"poison"
+    assert await as_client(listener, go_on) == b"good"
     letter = await dead_lettered(bootstrap, dead)
     assert (letter.key, letter.value, dict(letter.headers)["unit"]) == (b"k", b"poison", b"C")
     assert headers(letter) == {
@@ -69,14 +69,14 @@ async def test_rejected_is_a_dead_letter(start_front: Any, bootstrap: str, new_t
         "dead-letter.condition": "app:no-json",
         "dead-letter.reason": "at line 1",
     }
-    await wait_until(lambda: front.statistics().dead_letters == 1)
+    await wait_until(lambda: listener.statistics().dead_letters == 1)
 
 
-async def test_failed_too_often_is_a_dead_letter(start_front: Any, bootstrap: str, new_topic: Any) -> None:
+async def test_failed_too_often_is_a_dead_letter(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
     """Released does not count; delivery-count tells the receiver what does."""
     topic = await new_topic(partitions=1)
     dead = await new_topic(partitions=1)
-    front: AmqpFront = await start_front(amqp={"dead_letter_topic": dead, "max_attempts": 2})
+    listener: AmqpListener = await start_listener(amqp={"dead_letter_topic": dead, "max_attempts": 2})
     await produce(bootstrap, topic, [b"poison", b"good"])
 
     def work(connection: BlockingConnection) -> list[tuple[bytes, int]]:
@@ -93,7 +93,7 @@ async def test_failed_too_often_is_a_dead_letter(start_front: Any, bootstrap: st
             settle(receiver, state, failed=failed)
         return found
 
-    found = await as_client(front, work)
+    found = await as_client(listener, work)
     assert [count for value, count in found if value == b"poison"] == [0, 0, 1]
     letter = await dead_lettered(bootstrap, dead)
     assert letter.value == b"poison"
@@ -102,13 +102,13 @@ async def test_failed_too_often_is_a_dead_letter(start_front: Any, bootstrap: st
 
 
 async def test_a_connection_that_is_lost_with_a_record_has_failed(
-    start_front: Any, bootstrap: str, new_topic: Any
+    start_listener: Any, bootstrap: str, new_topic: Any
 ) -> None:
     """A receiver that dies of a record is counted; one that leaves in peace is not. Another one keeps the group."""
     topic = await new_topic(partitions=1)
     dead = await new_topic(partitions=1)
-    front: AmqpFront = await start_front(amqp={"dead_letter_topic": dead, "max_attempts": 1})
-    quiet: AmqpFront = await start_front()
+    listener: AmqpListener = await start_listener(amqp={"dead_letter_topic": dead, "max_attempts": 1})
+    quiet: AmqpListener = await start_listener()
     await produce(bootstrap, topic, [b"poison", b"good"])
     address = f"{topic}/group.id/{topic}"
     loop = asyncio.get_running_loop()
@@ -119,7 +119,7 @@ async def test_a_connection_that_is_lost_with_a_record_has_failed(
         return body_of(message), message.delivery_count
 
     def die() -> None:
-        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
         assert hold(connection) == (b"poison", 2)
         loop.call_soon_threadsafe(held.set)
         with pytest.raises(ConnectionException):
@@ -127,24 +127,24 @@ async def test_a_connection_that_is_lost_with_a_record_has_failed(
 
     idle = await asyncio.to_thread(BlockingConnection, f"amqp://{quiet.bound}", timeout=TIMEOUT)
     await asyncio.to_thread(idle.create_receiver, address, credit=0)
-    assert await as_client(front, hold) == (b"poison", 0)
-    assert await as_client(front, hold) == (b"poison", 1)
+    assert await as_client(listener, hold) == (b"poison", 0)
+    assert await as_client(listener, hold) == (b"poison", 1)
     dying = asyncio.create_task(asyncio.to_thread(die))
     await held.wait()
-    for pump in list(front.listener.pumps):
+    for pump in list(listener.pumps):
         pump.abort()
     await dying
-    assert await as_client(front, hold) == (b"good", 0)
+    assert await as_client(listener, hold) == (b"good", 0)
     letter = await dead_lettered(bootstrap, dead)
     assert (letter.value, headers(letter)["dead-letter.condition"]) == (b"poison", "too-many-attempts")
     await asyncio.to_thread(idle.close)
 
 
-async def test_undeliverable_here_goes_to_another_receiver(start_front: Any, bootstrap: str, new_topic: Any) -> None:
+async def test_undeliverable_here_goes_to_another_receiver(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
     """And is a dead letter when there is no other."""
     topic = await new_topic(partitions=1)
     dead = await new_topic(partitions=1)
-    front: AmqpFront = await start_front(amqp={"dead_letter_topic": dead})
+    listener: AmqpListener = await start_listener(amqp={"dead_letter_topic": dead})
     await produce(bootstrap, topic, [b"x"])
 
     def work(connection: BlockingConnection) -> list[tuple[bytes, int]]:
@@ -159,16 +159,16 @@ async def test_undeliverable_here_goes_to_another_receiver(start_front: Any, boo
             settle(receiver, Delivery.MODIFIED, failed=True, undeliverable=True)
         return found
 
-    assert await as_client(front, work) == [(b"x", 0), (b"x", 1)]
+    assert await as_client(listener, work) == [(b"x", 0), (b"x", 1)]
     letter = await dead_lettered(bootstrap, dead)
     assert headers(letter)["dead-letter.condition"] == "undeliverable-here"
     assert headers(letter)["dead-letter.attempts"] == "2"
 
 
-async def test_what_cannot_be_dead_lettered_comes_again(start_front: Any, bootstrap: str, new_topic: Any) -> None:
+async def test_what_cannot_be_dead_lettered_comes_again(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
     """Nothing is committed past before its dead letter is stored: here the topic is not there."""
     topic = await new_topic(partitions=1)
-    front: AmqpFront = await start_front(amqp={"dead_letter_topic": "no-such-{topic}"})
+    listener: AmqpListener = await start_listener(amqp={"dead_letter_topic": "no-such-{topic}"})
     await produce(bootstrap, topic, [b"x"])
 
     def work(connection: BlockingConnection) -> list[bytes]:
@@ -179,5 +179,5 @@ async def test_what_cannot_be_dead_lettered_comes_again(start_front: Any, bootst
         receiver.accept()
         return found
 
-    assert await as_client(front, work) == [b"x", b"x"]
-    assert front.statistics().dead_letters_failed == 1
+    assert await as_client(listener, work) == [b"x", b"x"]
+    assert listener.statistics().dead_letters_failed == 1

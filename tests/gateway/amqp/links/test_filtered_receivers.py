@@ -11,7 +11,7 @@ from proton import Described, int32, symbol, timestamp, ulong
 from proton.reactor import Filter, Selector
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 from protocols.amqp import outcomes
 from protocols.amqp.links import Terminus, TerminusKind
 from tests.support.amqp import TIMEOUT, as_client, body_of, data
@@ -61,7 +61,7 @@ def receiver_of(connection: BlockingConnection, address: str, filters: dict[Any,
     return connection.create_receiver(address, credit=credit, name=next(NAMES), options=Filter(filters))
 
 
-async def test_where_to_begin(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_where_to_begin(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     """Partition 0 has a, c, e; partition 1 has b, d, f. Then one more is stored in each."""
     topic = await new_topic(partitions=2)
     await produce(bootstrap, topic, *[(b"abcdef"[n : n + 1], n % 2, "red") for n in range(6)])
@@ -97,10 +97,10 @@ async def test_where_to_begin(front: AmqpFront, bootstrap: str, new_topic: Any) 
             assert echoed(receiver) == sorted(filters), (address, filters)
         assert not any(receiver.fetcher.has_message for receiver in receivers)
 
-    await as_client(front, receive)
+    await as_client(listener, receive)
 
 
-async def test_a_selector_at_the_tail(front: AmqpFront, new_topic: Any) -> None:
+async def test_a_selector_at_the_tail(listener: AmqpListener, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
 
     def receive(connection: BlockingConnection) -> tuple[list[str], list[str], list[str]]:
@@ -120,10 +120,10 @@ async def test_a_selector_at_the_tail(front: AmqpFront, new_topic: Any) -> None:
         assert (echoed(by_jms), echoed(by_name), echoed(unknown)) == (["chosen"], ["selector"], [])
         return values(by_jms, 2), values(by_name, 3), values(unknown, 5)
 
-    assert await as_client(front, receive) == (["1", "5"], ["2", "4", "5"], ["1", "2", "3", "4", "5"])
+    assert await as_client(listener, receive) == (["1", "5"], ["2", "4", "5"], ["1", "2", "3", "4", "5"])
 
 
-async def test_selectors_in_a_group(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_selectors_in_a_group(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     """Each record goes to a member that selects it; what none selects stays for others."""
     topic = await new_topic(partitions=2)
     colours = ["red", "blue", "green"]
@@ -145,30 +145,30 @@ async def test_selectors_in_a_group(front: AmqpFront, bootstrap: str, new_topic:
         connection.create_sender(f"{topic}/partitions/0").send(data(b"last"))
         return [*sorted(green, key=int), *values(receiver, 1)]
 
-    red, blue = await as_client(front, share)
+    red, blue = await as_client(listener, share)
     assert sorted(red, key=int) == [str(n) for n in range(0, 30, 3)]
     assert sorted(blue, key=int) == [str(n) for n in range(1, 30, 3)]
-    assert await as_client(front, rest) == [*(str(n) for n in range(2, 30, 3)), "last"]
+    assert await as_client(listener, rest) == [*(str(n) for n in range(2, 30, 3)), "last"]
 
 
-async def test_no_local(front: AmqpFront, new_topic: Any) -> None:
+async def test_no_local(listener: AmqpListener, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
 
     def receive(connection: BlockingConnection) -> list[str]:
         no_local = {symbol("no-local"): Described(ulong(0x0000468C00000003), [])}
         receiver = receiver_of(connection, topic, no_local)
         connection.create_sender(topic).send(data(b"own"))
-        other = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        other = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
         other.create_sender(topic).send(data(b"other"))
         other.close()
         return values(receiver, 1)
 
-    assert await as_client(front, receive) == ["other"]
+    assert await as_client(listener, receive) == ["other"]
 
 
-async def test_selectors_at_a_temporary_queue(start_front: Any, new_topic: Any) -> None:
+async def test_selectors_at_a_temporary_queue(start_listener: Any, new_topic: Any) -> None:
     """As JMS clients wait for one reply each, by its correlation-id."""
-    front = await start_front(amqp={"reply_topic": await new_topic(partitions=1)})
+    listener = await start_listener(amqp={"reply_topic": await new_topic(partitions=1)})
 
     def receive(connection: BlockingConnection) -> list[list[str]]:
         filters = Filter(selector("JMSCorrelationID = 'one'"))
@@ -186,7 +186,7 @@ async def test_selectors_at_a_temporary_queue(start_front: Any, new_topic: Any) 
         sender.send(data(b"6"))
         return [*found, values(one_more, 1)]
 
-    assert await as_client(front, receive) == [["1", "3"], ["5"], ["6"]]
+    assert await as_client(listener, receive) == [["1", "3"], ["5"], ["6"]]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ async def test_selectors_at_a_temporary_queue(start_front: Any, new_topic: Any) 
 )
 @pytest.mark.clause("AMQP-2.6.3")
 async def test_filters_that_are_refused(
-    front: AmqpFront, new_topic: Any, address: str, filters: dict[Any, Any], condition: str
+    listener: AmqpListener, new_topic: Any, address: str, filters: dict[Any, Any], condition: str
 ) -> None:
     """Two partitions, nothing in them."""
     topic = await new_topic(partitions=2)
@@ -213,4 +213,4 @@ async def test_filters_that_are_refused(
             receiver_of(connection, address.format(topic=topic), filters)
         return int(caught.value.link.remote_source.type)
 
-    assert await as_client(front, attach) == 0  # a null source: attached in form only
+    assert await as_client(listener, attach) == 0  # a null source: attached in form only

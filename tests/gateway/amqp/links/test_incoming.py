@@ -10,7 +10,7 @@ from proton import ConnectionException, Delivery, Message, symbol
 from proton.reactor import AtMostOnce
 from proton.utils import BlockingConnection, LinkDetached, SendException
 
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 from gateway.config import AccessRule, SecurityConfig
 from mapping.outcomes import Outcome
 from protocols.amqp import outcomes
@@ -20,7 +20,7 @@ from tests.support.topics import read_all
 TIMEOUT = 60
 
 
-async def test_keys_headers_and_partitions(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_keys_headers_and_partitions(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=4)
 
     def send(connection: BlockingConnection) -> None:
@@ -30,7 +30,7 @@ async def test_keys_headers_and_partitions(front: AmqpFront, bootstrap: str, new
         connection.create_sender(f"/topics/{topic}/partitions/2").send(data(b"by address"))
         connection.create_sender(f"topic://{topic}/kitchen/temp").send(data(b"by rest"))
 
-    await as_client(front, send)
+    await as_client(listener, send)
     found = {record.value: record for record in await read_all(bootstrap, topic)}
     assert found[b"by key"].key == b"k"
     headers = dict(found[b"by key"].headers)
@@ -41,7 +41,7 @@ async def test_keys_headers_and_partitions(front: AmqpFront, bootstrap: str, new
     assert found[b"by rest"].key == b"kitchen/temp"
 
 
-async def test_order_and_number(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_order_and_number(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     """More messages than the window, sent without waiting: all stored, in order, all accepted."""
     topic = await new_topic(partitions=1)
     count = 3000
@@ -56,12 +56,12 @@ async def test_order_and_number(front: AmqpFront, bootstrap: str, new_topic: Any
         connection.wait(lambda: all(delivery.settled for delivery in deliveries), timeout=TIMEOUT)
         return [int(delivery.remote_state) for delivery in deliveries]
 
-    assert await as_client(front, send) == [outcomes.ACCEPTED] * count
+    assert await as_client(listener, send) == [outcomes.ACCEPTED] * count
     assert [record.value for record in await read_all(bootstrap, topic)] == [b"%d" % number for number in range(count)]
-    assert front.statistics().incoming[Outcome.STORED] >= count
+    assert listener.statistics().incoming[Outcome.STORED] >= count
 
 
-async def test_settled_transfers_are_stored_too(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_settled_transfers_are_stored_too(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
 
     def send(connection: BlockingConnection) -> None:
@@ -72,7 +72,7 @@ async def test_settled_transfers_are_stored_too(front: AmqpFront, bootstrap: str
         last = connection.create_sender(topic, name="last")
         last.send(data(b"last"))  # the same connection: what was sent before is stored before
 
-    await as_client(front, send)
+    await as_client(listener, send)
     values = [record.value for record in await read_all(bootstrap, topic)]
     assert values == [b"%d" % number for number in range(50)] + [b"last"]
 
@@ -88,7 +88,9 @@ async def test_settled_transfers_are_stored_too(front: AmqpFront, bootstrap: str
     ],
 )
 @pytest.mark.clause("AMQP-2.6.3")
-async def test_targets_that_are_refused(front: AmqpFront, new_topic: Any, address: str | None, condition: str) -> None:
+async def test_targets_that_are_refused(
+    listener: AmqpListener, new_topic: Any, address: str | None, condition: str
+) -> None:
     topic = await new_topic()
 
     def attach(connection: BlockingConnection) -> None:
@@ -96,10 +98,10 @@ async def test_targets_that_are_refused(front: AmqpFront, new_topic: Any, addres
             connection.create_sender(address.format(topic=topic) if address else None)
         connection.create_sender(topic, name="other").send(data(b"x"))  # the connection lives on
 
-    await as_client(front, attach)
+    await as_client(listener, attach)
 
 
-async def test_a_record_too_large_is_refused_alone(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_a_record_too_large_is_refused_alone(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1, max_message_bytes="2000")
 
     def send(connection: BlockingConnection) -> tuple[int, int, str]:
@@ -115,16 +117,16 @@ async def test_a_record_too_large_is_refused_alone(front: AmqpFront, bootstrap: 
         conditions = {delivery.remote.condition.name for delivery in deliveries[1:3]}
         return link.remote_max_message_size, len(deliveries), conditions.pop() if len(conditions) == 1 else ""
 
-    limit, _, condition = await as_client(front, send)
+    limit, _, condition = await as_client(listener, send)
     assert condition == outcomes.MESSAGE_SIZE_EXCEEDED
     assert limit == 2000
     assert [record.value for record in await read_all(bootstrap, topic)] == [b"before", b"after"]
 
 
-async def test_the_limit_of_a_body_is_the_bodys(start_front: Any, bootstrap: str, new_topic: Any) -> None:
+async def test_the_limit_of_a_body_is_the_bodys(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
     """Exactly the limit is stored whatever stands beside it, one byte more is refused, also within a run."""
     limit = 100_000
-    front = await start_front(amqp={"max_body_bytes": limit, "max_message_bytes": 2 * limit})
+    listener = await start_listener(amqp={"max_body_bytes": limit, "max_message_bytes": 2 * limit})
     topic = await new_topic(partitions=1)
     aside = {
         "properties": {f"p{number}": "x" * 900 for number in range(50)},
@@ -151,14 +153,14 @@ async def test_the_limit_of_a_body_is_the_bodys(start_front: Any, bootstrap: str
             for delivery in deliveries
         ]
 
-    told = await as_client(front, send)
+    told = await as_client(listener, send)
     stored, refused = (outcomes.ACCEPTED, None), (outcomes.REJECTED, outcomes.MESSAGE_SIZE_EXCEEDED)
     assert told == [stored, refused, refused, stored, refused, stored, *[stored] * 4, refused, stored]
     sizes = [len(record.value) for record in await read_all(bootstrap, topic)]
     assert sizes == [limit, limit, limit, 10, 11, 12, 13, limit]
 
 
-async def test_a_message_that_is_none_is_rejected(front: AmqpFront, new_topic: Any) -> None:
+async def test_a_message_that_is_none_is_rejected(listener: AmqpListener, new_topic: Any) -> None:
     topic = await new_topic()
 
     def send(connection: BlockingConnection) -> Any:
@@ -175,16 +177,16 @@ async def test_a_message_that_is_none_is_rejected(front: AmqpFront, new_topic: A
             sender.send(data(b"bad", annotations={symbol("x-opt-bridge.partition"): 99}))
         return bad
 
-    assert await as_client(front, send) == (Delivery.REJECTED, outcomes.DECODE_ERROR)
+    assert await as_client(listener, send) == (Delivery.REJECTED, outcomes.DECODE_ERROR)
 
 
-async def test_rights(start_front: Any, new_topic: Any) -> None:
+async def test_rights(start_listener: Any, new_topic: Any) -> None:
     allowed, denied, partly = await new_topic(), await new_topic(), await new_topic()
     rules = (
         AccessRule(action="publish", topic=allowed),
         AccessRule(action="publish", topic=f"{partly}/mine/#"),
     )
-    front = await start_front(security=SecurityConfig(access=rules))
+    listener = await start_listener(security=SecurityConfig(access=rules))
 
     def attach(connection: BlockingConnection) -> None:
         connection.create_sender(allowed).send(data(b"x"))
@@ -198,13 +200,13 @@ async def test_rights(start_front: Any, new_topic: Any) -> None:
         with pytest.raises(SendException):
             sender.send(data(b"x", annotations={symbol("x-opt-bridge.key"): "theirs"}))
 
-    await as_client(front, attach)
+    await as_client(listener, attach)
 
 
-async def test_credit_stops_with_the_budget(start_front: Any, backend: Any, new_topic: Any) -> None:
+async def test_credit_stops_with_the_budget(start_listener: Any, backend: Any, new_topic: Any) -> None:
     """With the process budget shut no credit is granted; when it opens, it is."""
     topic = await new_topic()
-    front = await start_front(amqp={"link_credit": 4})
+    listener = await start_listener(amqp={"link_credit": 4})
     budget = backend.log.publisher.budget
     shut = asyncio.Event()
 
@@ -227,13 +229,13 @@ async def test_credit_stops_with_the_budget(start_front: Any, backend: Any, new_
         shut.set()
 
     loop = asyncio.get_running_loop()
-    starved, credit = await as_client(front, lambda connection: work(connection, loop))
+    starved, credit = await as_client(listener, lambda connection: work(connection, loop))
     assert starved == 0
     assert credit > 0
 
 
 async def test_a_lost_connection_loses_nothing_and_breaks_nothing(
-    front: AmqpFront, backend: Any, bootstrap: str, new_topic: Any
+    listener: AmqpListener, backend: Any, bootstrap: str, new_topic: Any
 ) -> None:
     topic = await new_topic(partitions=1)
 
@@ -241,7 +243,7 @@ async def test_a_lost_connection_loses_nothing_and_breaks_nothing(
     loop = asyncio.get_running_loop()
 
     def send() -> None:
-        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
         sender = connection.create_sender(topic)
         sender.send(data(b"accepted"))
         for _ in range(10):
@@ -252,25 +254,25 @@ async def test_a_lost_connection_loses_nothing_and_breaks_nothing(
 
     running = asyncio.create_task(asyncio.to_thread(send))
     await accepted.wait()
-    for pump in list(front.listener.pumps):
+    for pump in list(listener.pumps):
         pump.abort()
     await running
-    await front.listener.wait_closed(TIMEOUT)
+    await listener.wait_closed(TIMEOUT)
     await backend.log.publisher.drain(TIMEOUT)
-    statistics = front.statistics()
+    statistics = listener.statistics()
     assert (statistics.open_connections, statistics.senders) == (0, 0)
     assert backend.log.publisher.budget.records == 0
     assert "accepted" in {record.value.decode() for record in await read_all(bootstrap, topic)}
 
 
-async def test_stopping_says_goodbye(start_front: Any, new_topic: Any) -> None:
+async def test_stopping_says_goodbye(start_listener: Any, new_topic: Any) -> None:
     topic = await new_topic()
-    front = await start_front()
+    listener = await start_listener()
     ready = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def client() -> str:
-        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
         connection.create_sender(topic).send(data(b"x"))
         loop.call_soon_threadsafe(ready.set)
         with pytest.raises(Exception, match="stopping"):
@@ -280,6 +282,6 @@ async def test_stopping_says_goodbye(start_front: Any, new_topic: Any) -> None:
 
     running = asyncio.create_task(asyncio.to_thread(client))
     await ready.wait()
-    front.stop_taking()
-    await front.stop(2.0)
+    listener.stop_taking()
+    await listener.stop(2.0)
     assert await running == outcomes.CONNECTION_FORCED

@@ -12,16 +12,16 @@ from proton import Delivery, Message
 from proton.reactor import AtMostOnce
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 from protocols.amqp import outcomes
 
 TIMEOUT = 60
 T = TypeVar("T")
 
 
-async def as_client(front: AmqpFront, work: Callable[[BlockingConnection], T]) -> T:
+async def as_client(listener: AmqpListener, work: Callable[[BlockingConnection], T]) -> T:
     def run() -> T:
-        connection = BlockingConnection(f"amqp://{front.bound}", timeout=TIMEOUT)
+        connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
         try:
             return work(connection)
         finally:
@@ -46,7 +46,7 @@ def body(message: Message) -> bytes:
     return bytes(found)
 
 
-async def test_a_plain_record(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_a_plain_record(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic()
     headers = [
         ("content-type", b"text/plain"),
@@ -62,7 +62,7 @@ async def test_a_plain_record(front: AmqpFront, bootstrap: str, new_topic: Any) 
         receiver.accept()
         return message
 
-    message = await as_client(front, receive)
+    message = await as_client(listener, receive)
     assert body(message) == b"21.5"
     assert message.content_type == "text/plain"
     assert message.correlation_id == "corr-1"
@@ -74,7 +74,7 @@ async def test_a_plain_record(front: AmqpFront, bootstrap: str, new_topic: Any) 
     assert message.annotations["x-opt-bridge.offset"] == 0
 
 
-async def test_an_accepted_record_is_not_given_again(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_an_accepted_record_is_not_given_again(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"%d" % number for number in range(10)])
     address = f"{topic}/group.id/{topic}"
@@ -88,11 +88,13 @@ async def test_an_accepted_record_is_not_given_again(front: AmqpFront, bootstrap
         receiver.close()
         return found
 
-    assert await as_client(front, lambda connection: take(connection, 4)) == [b"0", b"1", b"2", b"3"]
-    assert await as_client(front, lambda connection: take(connection, 6)) == [b"%d" % number for number in range(4, 10)]
+    assert await as_client(listener, lambda connection: take(connection, 4)) == [b"0", b"1", b"2", b"3"]
+    assert await as_client(listener, lambda connection: take(connection, 6)) == [
+        b"%d" % number for number in range(4, 10)
+    ]
 
 
-async def test_unsettled_records_of_a_lost_link_go_back(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_unsettled_records_of_a_lost_link_go_back(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"a", b"b"])
     address = f"{topic}/group.id/{topic}"
@@ -108,13 +110,13 @@ async def test_unsettled_records_of_a_lost_link_go_back(front: AmqpFront, bootst
             second.accept()
         return lost, again
 
-    lost, again = await as_client(front, receive)
+    lost, again = await as_client(listener, receive)
     assert lost == again == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(("state", "count"), [(Delivery.RELEASED, 0), (Delivery.MODIFIED, 1)])
 async def test_returned_records_come_again(
-    front: AmqpFront, bootstrap: str, new_topic: Any, state: Any, count: int
+    listener: AmqpListener, bootstrap: str, new_topic: Any, state: Any, count: int
 ) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"again"])
@@ -130,12 +132,12 @@ async def test_returned_records_come_again(
         receiver.accept()
         return second
 
-    message = await as_client(front, receive)
+    message = await as_client(listener, receive)
     assert body(message) == b"again"
     assert message.delivery_count == count
 
 
-async def test_rejected_records_are_done_with(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_rejected_records_are_done_with(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"poison", b"good"])
 
@@ -147,11 +149,11 @@ async def test_rejected_records_are_done_with(front: AmqpFront, bootstrap: str, 
         receiver.accept()
         return found
 
-    assert await as_client(front, receive) == [b"poison", b"good"]
-    assert front.statistics().rejected_by_peer >= 1
+    assert await as_client(listener, receive) == [b"poison", b"good"]
+    assert listener.statistics().rejected_by_peer >= 1
 
 
-async def test_the_tail_begins_at_the_attach(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_the_tail_begins_at_the_attach(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"old"])
 
@@ -163,10 +165,10 @@ async def test_the_tail_begins_at_the_attach(front: AmqpFront, bootstrap: str, n
         one.accept()
         return found
 
-    assert await as_client(front, receive) == (b"new", b"new")
+    assert await as_client(listener, receive) == (b"new", b"new")
 
 
-async def test_credit_is_demand(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_credit_is_demand(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     """A receiver without credit gets nothing; with some, as many; nothing is lost in between."""
     topic = await new_topic(partitions=1)
     count = 300
@@ -190,11 +192,11 @@ async def test_credit_is_demand(front: AmqpFront, bootstrap: str, new_topic: Any
             assert receiver.link.credit == 0
         return found
 
-    assert await as_client(front, receive) == [b"%d" % number for number in range(count)]
+    assert await as_client(listener, receive) == [b"%d" % number for number in range(count)]
 
 
 @pytest.mark.clause("AMQP-2.6.7")
-async def test_drain_gives_the_credit_back(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_drain_gives_the_credit_back(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"one"])
 
@@ -205,30 +207,30 @@ async def test_drain_gives_the_credit_back(front: AmqpFront, bootstrap: str, new
         assert receiver.link.credit == 0
         return body(receiver.receive(TIMEOUT))
 
-    assert await as_client(front, receive) == b"one"
+    assert await as_client(listener, receive) == b"one"
 
 
-async def test_unsettled_is_bounded(start_front: Any, bootstrap: str, new_topic: Any) -> None:
+async def test_unsettled_is_bounded(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
-    front = await start_front(amqp={"max_unsettled": 5})
+    listener = await start_listener(amqp={"max_unsettled": 5})
     await produce(bootstrap, topic, [b"%d" % number for number in range(12)])
 
     def receive(connection: BlockingConnection) -> tuple[int, list[bytes]]:
         receiver = connection.create_receiver(f"{topic}/group.id/{topic}", credit=100)
         connection.wait(lambda: len(receiver.fetcher.incoming) == 5, timeout=TIMEOUT)
-        at_first = front.statistics().unsettled
+        at_first = listener.statistics().unsettled
         found = []
         for _ in range(12):
             found.append(body(receiver.receive(TIMEOUT)))
             receiver.accept()
         return at_first, found
 
-    at_first, found = await as_client(front, receive)
+    at_first, found = await as_client(listener, receive)
     assert at_first == 5
     assert found == [b"%d" % number for number in range(12)]
 
 
-async def test_expired_records_are_skipped(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_expired_records_are_skipped(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"stale"], headers=[("expiry", b"1000")])
     await produce(bootstrap, topic, [b"fresh"])
@@ -239,8 +241,8 @@ async def test_expired_records_are_skipped(front: AmqpFront, bootstrap: str, new
         receiver.accept()
         return found
 
-    assert await as_client(front, receive) == b"fresh"
-    assert front.statistics().expired == 1
+    assert await as_client(listener, receive) == b"fresh"
+    assert listener.statistics().expired == 1
 
 
 @pytest.mark.parametrize(
@@ -256,17 +258,17 @@ async def test_expired_records_are_skipped(front: AmqpFront, bootstrap: str, new
     ],
 )
 @pytest.mark.clause("AMQP-2.6.3")
-async def test_sources_that_are_refused(front: AmqpFront, new_topic: Any, address: str, condition: str) -> None:
+async def test_sources_that_are_refused(listener: AmqpListener, new_topic: Any, address: str, condition: str) -> None:
     topic = await new_topic()
 
     def attach(connection: BlockingConnection) -> None:
         with pytest.raises(LinkDetached, match=condition):
             connection.create_receiver(address.format(topic=topic))
 
-    await as_client(front, attach)
+    await as_client(listener, attach)
 
 
-async def test_two_links_of_a_group_share_the_records(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_two_links_of_a_group_share_the_records(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=4)
     values = [b"%d" % number for number in range(40)]
     for number in range(4):
@@ -282,4 +284,4 @@ async def test_two_links_of_a_group_share_the_records(front: AmqpFront, bootstra
                 link.accept()
         return found
 
-    assert sorted(await as_client(front, receive)) == sorted(values)
+    assert sorted(await as_client(listener, receive)) == sorted(values)

@@ -9,7 +9,7 @@ from proton import Delivery, Message
 from proton.reactor import AtMostOnce
 from proton.utils import BlockingConnection
 
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import AmqpListener
 from gateway.config import AccessRule, SecurityConfig
 from protocols.amqp import outcomes
 from tests.support.amqp import as_client, data
@@ -27,7 +27,7 @@ def outcome(connection: BlockingConnection, link: Any, message: Message) -> tupl
     return int(delivery.remote_state), condition.name if condition is not None else None
 
 
-async def test_each_message_finds_its_topic(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_each_message_finds_its_topic(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
     """Also the first ones, whose topic has to be looked up, in order; the link outlives what cannot be sent."""
     one, two = await new_topic(partitions=1), await new_topic(partitions=2)
     count = 20
@@ -55,7 +55,7 @@ async def test_each_message_finds_its_topic(front: AmqpFront, bootstrap: str, ne
             )
         ]
 
-    assert await as_client(front, send) == [
+    assert await as_client(listener, send) == [
         (outcomes.REJECTED, outcomes.PRECONDITION_FAILED),
         (outcomes.REJECTED, outcomes.NOT_FOUND),
         (outcomes.REJECTED, outcomes.UNAUTHORIZED_ACCESS),
@@ -72,21 +72,23 @@ async def test_each_message_finds_its_topic(front: AmqpFront, bootstrap: str, ne
     assert dict(keyed[0].headers)["message-id"] == b"m1"
 
 
-async def test_rights_are_asked_for_each_message(start_front: Any, new_topic: Any) -> None:
+async def test_rights_are_asked_for_each_message(start_listener: Any, new_topic: Any) -> None:
     allowed, denied = await new_topic(), await new_topic()
-    front = await start_front(security=SecurityConfig(access=(AccessRule(action="publish", topic=allowed),)))
+    listener = await start_listener(security=SecurityConfig(access=(AccessRule(action="publish", topic=allowed),)))
 
     def send(connection: BlockingConnection) -> list[tuple[int, str | None]]:
         link = connection.create_sender(None).link
         return [outcome(connection, link, data(b"x", address=topic)) for topic in (denied, allowed)]
 
-    assert await as_client(front, send) == [
+    assert await as_client(listener, send) == [
         (outcomes.REJECTED, outcomes.UNAUTHORIZED_ACCESS),
         (outcomes.ACCEPTED, None),
     ]
 
 
-async def test_what_waits_for_a_topic_outlives_the_connection(front: AmqpFront, bootstrap: str, new_topic: Any) -> None:
+async def test_what_waits_for_a_topic_outlives_the_connection(
+    listener: AmqpListener, bootstrap: str, new_topic: Any
+) -> None:
     """The messages' topics are being looked up when the socket goes; nobody is there to be told of the other."""
     topic = await new_topic(partitions=1)
 
@@ -96,11 +98,10 @@ async def test_what_waits_for_a_topic_outlives_the_connection(front: AmqpFront, 
         link.send(data(b"x", address="no-such-topic-either"))
         link.send(data(b"x", address=topic))
 
-    await as_client(front, send)
+    await as_client(listener, send)
     async with asyncio.timeout(TIMEOUT):
         while not (records := await read_all(bootstrap, topic)):
             continue
     assert [record.value for record in records] == [b"x"]
-    assert front.listener is not None
-    await front.listener.wait_closed(TIMEOUT)
-    assert front.statistics().senders == 0
+    await listener.wait_closed(TIMEOUT)
+    assert listener.statistics().senders == 0

@@ -141,7 +141,7 @@ async def test_a_slow_subscriber_falls_behind_and_rejoins_and_delays_nobody(read
     await readers.wait_until(lambda: len(slow.got) == 6300 and len(fast.got) == 6300)
     slow.check_complete(6300)
     assert readers.catch_up_reader.statistics().offered == offered  # it is with the live reader again
-    assert readers.catch_up_reader.statistics().outlets == 0
+    assert readers.catch_up_reader.statistics().subscribers == 0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -234,7 +234,7 @@ async def test_subscribers_that_leave_while_behind_leave_nothing(readers, produc
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     stays.check_complete(100)
     assert len(gone.got) == len(ended.got) == 1
-    assert readers.catch_up_reader.statistics().outlets == 0
+    assert readers.catch_up_reader.statistics().subscribers == 0
 
 
 async def test_a_session_resumes_from_stored_positions(readers, producer, new_topic) -> None:

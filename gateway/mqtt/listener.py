@@ -1,4 +1,4 @@
-"""The MQTT front: a listener whose sockets become sessions."""
+"""MQTT's listener: each socket becomes a client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from gateway.mqtt.connection.client import Client
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.counters import Counters, SessionStatistics
-from gateway.net.front import SocketFront
+from gateway.net.protocol_listener import ProtocolListener
 from gateway.net.strangers import Strangers
 from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
@@ -31,13 +31,12 @@ class Statistics(msgspec.Struct, frozen=True):
     messages: Counters
 
 
-class MqttFront(SocketFront):
+class MqttListener(ProtocolListener):
     """Everything MQTT of one process."""
 
     def __init__(
         self, services: Services, spawn: Spawn, tls: ssl.SSLContext | None, strangers: Strangers | None = None
     ) -> None:
-        """Nothing is opened before `start`; see `SocketFront`."""
         config = services.config
         super().__init__("mqtt", config.address, spawn, tls, strangers)
         self._services = services
@@ -51,7 +50,7 @@ class MqttFront(SocketFront):
         )
 
     async def start(self) -> None:
-        """Listen; from now on every session brakes when Kafka's budget shuts."""
+        """Listen; from now on no socket is read while Kafka's budget is used up."""
         await super().start()
         self._services.publisher.gate.subscribe(self._kafka_gate)
 
@@ -60,7 +59,7 @@ class MqttFront(SocketFront):
             client.kafka_gate(is_open)
 
     def _clients(self) -> list[Client]:
-        return [pump.handler for pump in self.listener.pumps if isinstance(pump.handler, Client)]
+        return [pump.handler for pump in self.pumps if isinstance(pump.handler, Client)]
 
     def open(self) -> tuple[Connection, Client]:
         """A connection and its client."""
@@ -78,8 +77,8 @@ class MqttFront(SocketFront):
         """Counts for the metrics."""
         services = self._services
         return Statistics(
-            connections=len(self.listener.pumps),
-            connections_total=self.listener.accepted,
+            connections=len(self.pumps),
+            connections_total=self.accepted,
             sessions=services.sessions.statistics(),
             subscriptions=len(services.router),
             unmapped_total=services.router.unmapped,

@@ -1,4 +1,4 @@
-"""The AMQP front: a listener whose sockets become connections."""
+"""AMQP's listener: each socket becomes an AMQP connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from gateway.amqp.connection import AmqpConnection
 from gateway.amqp.counters import AmqpStatistics
 from gateway.amqp.services import Services
-from gateway.net.front import SocketFront
+from gateway.net.protocol_listener import ProtocolListener
 from gateway.net.strangers import Strangers
 from gateway.spawn import Spawn
 from protocols.amqp.connection import Connection
@@ -19,13 +19,12 @@ from protocols.amqp.endpoints import Limits
 WEBSOCKET_SUBPROTOCOL: Final = "amqp"  # AMQP WebSocket binding, part 2.1
 
 
-class AmqpFront(SocketFront):
+class AmqpListener(ProtocolListener):
     """Everything AMQP of one process."""
 
     def __init__(
         self, services: Services, spawn: Spawn, tls: ssl.SSLContext | None, strangers: Strangers | None = None
     ) -> None:
-        """Nothing is opened before `start`; see `SocketFront`."""
         config = services.config
         super().__init__("amqp", config.address, spawn, tls, strangers)
         self._services = services
@@ -53,7 +52,7 @@ class AmqpFront(SocketFront):
         super().stop_taking()
 
     async def stop(self, timeout: float) -> None:
-        """See `SocketFront`."""
+        """Wait for transactions that end, then close every connection; all within `timeout` seconds."""
         await self._services.coordinators.wait_ended(timeout / 2)
         await super().stop(timeout / 2)
         self._services.nodes.close()
@@ -61,7 +60,7 @@ class AmqpFront(SocketFront):
     def close_connections(self) -> None:
         """Close every connection with `amqp:connection:forced` (part 2.8.16)."""
         for connection in tuple(self._open):
-            connection.goodbye("the gateway is stopping")
+            connection.force_close("the gateway is stopping")
 
     def statistics(self) -> AmqpStatistics:
         """Counts for the metrics."""
@@ -75,7 +74,7 @@ class AmqpFront(SocketFront):
             credit=totals[2],
             unanswered=totals[3],
             unsettled=totals[4],
-            starved=services.gates.waiting,
+            waiting_links=services.gates.waiting,
             nodes=len(services.nodes),
             transactions=len(services.coordinators.open),
             transaction_producers=services.coordinators.kafka.producer_pool.producers,

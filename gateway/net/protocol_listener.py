@@ -1,4 +1,4 @@
-"""The common part of the listeners for protocols on bare sockets: accept, make pumps, drain, close."""
+"""The listener of a protocol on bare sockets: what MQTT and AMQP have in common from accepted sockets to their end."""
 
 from __future__ import annotations
 
@@ -21,28 +21,18 @@ from protocols.connection import Connection
 STOPPING: Final = "stopping"
 
 
-class SocketFront(abc.ABC):
-    """One protocol's side of the gateway; a subclass makes its connections and closes them in its protocol's way."""
+class ProtocolListener(Listener, abc.ABC):
+    """A subclass makes the connections of its protocol, and closes them in the protocol's way."""
 
     def __init__(
         self, name: str, address: Address, spawn: Spawn, tls: ssl.SSLContext | None, strangers: Strangers | None
     ) -> None:
-        """Make a listener that `start` opens.
-
-        Args:
-            name: the configuration's section.
-            address: to listen on.
-            spawn: starts a task of the application.
-            tls: what the sockets speak.
-            strangers: counts what peers send before they have logged in.
-        """
-        self.name = name
+        """`strangers` counts what peers send before they have logged in; otherwise as `Listener`."""
+        super().__init__(name, address, self._make_pump, tls, strangers)
         self._spawn = spawn
-        self._strangers = strangers
         self._writes = Writes()
         self._alarms = Alarms()
         self._clock: Callable[[], float] | None = None
-        self.listener = Listener(name, address, self._make_pump, tls, strangers)
 
     @abc.abstractmethod
     def open(self) -> tuple[Connection, Handler]:
@@ -56,30 +46,16 @@ class SocketFront(abc.ABC):
     def statistics(self) -> msgspec.Struct:
         """Counts for the metrics."""
 
-    async def start(self) -> None:
-        """Listen; ListenError when the address cannot be had."""
-        await self.listener.start()
-
-    @property
-    def bound(self) -> str:
-        """The address really bound."""
-        return self.listener.bound
-
-    @property
-    def accepting(self) -> bool:
-        """Whether new connections are accepted."""
-        return self.listener.accepting
-
     def stop_taking(self) -> None:
         """No new connection, and nothing more is read from the open ones; answers still go out."""
-        self.listener.stop_accepting()
-        for pump in self.listener.pumps:
+        self.stop_accepting()
+        for pump in self.pumps:
             pump.pause_reading(STOPPING)
 
     async def stop(self, timeout: float) -> None:
         """Close every connection in its protocol's way within `timeout` seconds."""
         self.close_connections()
-        await self.listener.wait_closed(timeout)
+        await self.wait_closed(timeout)
 
     def _make_pump(self, lost: Callable[[Pump], None]) -> Pump:
         connection, session = self.open()

@@ -1,4 +1,4 @@
-"""Makes the sides of the protocols out of the parts that `gateway.assembly` has made."""
+"""Makes the protocols' listeners out of the parts that `gateway.assembly` has made."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.amqp.front import WEBSOCKET_SUBPROTOCOL as AMQP_SUBPROTOCOL
-from gateway.amqp.front import AmqpFront
+from gateway.amqp.listener import WEBSOCKET_SUBPROTOCOL as AMQP_SUBPROTOCOL
+from gateway.amqp.listener import AmqpListener
 from gateway.amqp.services import Services as AmqpServices
 from gateway.assembly import ListenerSecurity, Log, Process, State, wall_clock
 from gateway.kafka.driver.client_settings import client_settings
@@ -20,17 +20,17 @@ from gateway.kafka.transactions.transactional_producers import TransactionalProd
 from gateway.mqtt.connection.login import Login
 from gateway.mqtt.connection.refused_again import RefusedAgain, refused_topic
 from gateway.mqtt.connection.services import Services as MqttServices
-from gateway.mqtt.front import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
-from gateway.mqtt.front import MqttFront
-from gateway.net.upgrade import WebSocketEndpoint, WebSocketFront
+from gateway.mqtt.listener import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
+from gateway.mqtt.listener import MqttListener
+from gateway.net.upgrade import WebSocketEndpoint, WebSocketListener
 from gateway.rest.listener import RestListener
 from gateway.rest.produce.idempotency import KeyedRequests
 from gateway.rest.services import RestServices
 from gateway.security.origins import Hosts, Origins
 
 
-class Front(Protocol):
-    """One protocol's side of the gateway."""
+class Listener(Protocol):
+    """One protocol at one address, from accepted sockets to Kafka and back."""
 
     name: str
 
@@ -53,7 +53,7 @@ class Front(Protocol):
         ...
 
     async def stop(self, timeout: float) -> None:
-        """Say goodbye in the protocol's own way and close, within `timeout` seconds."""
+        """Close every connection in its protocol's way, within `timeout` seconds."""
         ...
 
     def statistics(self) -> msgspec.Struct:
@@ -61,37 +61,37 @@ class Front(Protocol):
         ...
 
 
-def make_fronts(process: Process, security: ListenerSecurity, log: Log, state: State) -> list[Front]:
-    """The sides of all protocols, in the order in which they start; none of them listens yet."""
+def make_listeners(process: Process, security: ListenerSecurity, log: Log, state: State) -> list[Listener]:
+    """The listeners of all protocols, in the order in which they start; none of them listens yet."""
     config = process.config
     mqtt = make_mqtt(process, security, log, state)
     amqp = make_amqp(process, security, log, state)
     origins = Origins(config.security, login_in_protocol=True)
-    mqtt_websockets = WebSocketEndpoint(dict.fromkeys(MQTT_SUBPROTOCOLS, mqtt.listener), origins)
-    amqp_websockets = WebSocketEndpoint({AMQP_SUBPROTOCOL: amqp.listener}, origins)
+    mqtt_websockets = WebSocketEndpoint(dict.fromkeys(MQTT_SUBPROTOCOLS, mqtt), origins)
+    amqp_websockets = WebSocketEndpoint({AMQP_SUBPROTOCOL: amqp}, origins)
     rest = make_rest(process, security, log, state, {"/mqtt": mqtt_websockets, "/amqp": amqp_websockets})
-    fronts: list[Front] = [mqtt, amqp, rest]
+    listeners: list[Listener] = [mqtt, amqp, rest]
     for name, address, endpoint, limit_s in (
         ("mqtt", config.mqtt.websocket_address, mqtt_websockets, config.mqtt.connect_timeout_s),
         ("amqp", config.amqp.websocket_address, amqp_websockets, config.amqp.open_timeout_s),
     ):
         if address is not None:
-            context, hosts = security.tls_context, Hosts(config.security)
-            front = WebSocketFront(
-                name,
-                address,
-                endpoint,
-                context,
-                hosts,
-                handshake_timeout_s=limit_s,
-                strangers=security.strangers,
+            listeners.append(
+                WebSocketListener(
+                    name,
+                    address,
+                    endpoint,
+                    security.tls_context,
+                    Hosts(config.security),
+                    handshake_timeout_s=limit_s,
+                    strangers=security.strangers,
+                )
             )
-            fronts.append(front)
-    return fronts
+    return listeners
 
 
-def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: State) -> MqttFront:
-    """MQTT's side."""
+def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: State) -> MqttListener:
+    """MQTT's listener."""
     log.topics.declare(refused_topic(log.kafka.max_request_bytes))
     services = MqttServices(
         config=process.config.mqtt,
@@ -109,11 +109,11 @@ def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: Sta
         clock=process.loop.time,
         wall_clock=wall_clock,
     )
-    return MqttFront(services, process.spawn, security.tls_context, security.strangers)
+    return MqttListener(services, process.spawn, security.tls_context, security.strangers)
 
 
-def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: State) -> AmqpFront:
-    """AMQP's side; the producers of its transactions go on in the background until the process ends."""
+def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: State) -> AmqpListener:
+    """AMQP's listener; the producers of its transactions go on in the background until the process ends."""
     config = process.config.amqp
     producer_pool = TransactionalProducerPool(
         log.kafka,
@@ -139,7 +139,7 @@ def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: Sta
         wall_clock=wall_clock,
         random_id=partial(secrets.token_hex, 16),
     )
-    return AmqpFront(services, process.spawn, security.tls_context, security.strangers)
+    return AmqpListener(services, process.spawn, security.tls_context, security.strangers)
 
 
 def make_rest(
@@ -149,7 +149,7 @@ def make_rest(
     state: State,
     websockets: Mapping[str, WebSocketEndpoint] | None = None,
 ) -> RestListener:
-    """HTTP's side; `websockets`: what is served at these paths beside its own."""
+    """HTTP's listener; `websockets`: what is served at these paths beside its own."""
     services = RestServices(
         config=process.config.http,
         publisher=log.publisher,

@@ -1,0 +1,229 @@
+"""The one consumer of the live reader: its assignment, the places that it reads from, and how far it knows the logs.
+
+aiokafka's `assign` forgets every position and what was fetched but not handed out. So the positions are kept
+here, moved with every `getmany` (which hands over without an intermediate suspension), and all of them are sought
+again after each `assign`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import OffsetOutOfRangeError, TopicAuthorizationFailedError
+
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.fetch_sessions import SessionFetcher, use_sessions
+from gateway.kafka.driver.kafka_consumer import (
+    ConsumerOptions,
+    fetch_wait_ms,
+    log_consumer,
+    on_metadata,
+    poll,
+    set_fetch_wait,
+)
+from gateway.kafka.driver.lifecycle import keep_consumer
+from gateway.kafka.read.watched_topics import Partition
+from gateway.spawn import Spawn, keep_on
+
+log = logging.getLogger(__name__)
+
+PART: Final = "live reader"  # its name in the log
+RETRY_S: Final = 0.5
+
+
+class LiveConsumer:
+    """Reads whatever is among the watched partitions, and hands it over partition by partition.
+
+    Attributes:
+        gaps: records that retention had deleted before they were read.
+        assignments: how often the set of partitions was changed.
+    """
+
+    def __init__(
+        self,
+        kafka: ConsumerOptions,
+        spawn: Spawn,
+        lookup: Lookup,
+        partitions: Mapping[TopicPartition, Partition],
+        hand_over: Callable[[TopicPartition, Partition, list[Any]], Awaitable[None]],
+    ) -> None:
+        """Nothing is opened before the first partition is there.
+
+        `partitions` are the live reader's; after each change of them it calls `change_assignment`.
+        """
+        self.gaps = self.assignments = 0
+        self._kafka = dict(kafka)
+        self._spawn = spawn
+        self._lookup = lookup
+        self._partitions = partitions
+        self._hand_over = hand_over
+        self._doubted: Callable[[], None] = lambda: None
+        self._metadata_came: Callable[[Any], None] = lambda cluster: None
+        self._consumer: AIOKafkaConsumer | None = None
+        self._fetcher: SessionFetcher | None = None  # the consumer's
+        self._task: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
+        self._reassign_timer: asyncio.TimerHandle | None = None
+        self._reassigned_at = float("-inf")
+        self._denied: set[str] = set()
+        self._fetches = self._named = 0  # by consumers that are closed
+
+    def start(self, doubted: Callable[[], None], metadata_came: Callable[[Any], None]) -> None:
+        """Begin to read; needs no Kafka yet.
+
+        `doubted` is told that a broker does not have a partition, `metadata_came` the metadata of the consumer.
+        """
+        self._doubted, self._metadata_came = doubted, metadata_came
+        self._task = self._spawn(keep_on(self._run, PART))
+
+    async def stop(self) -> None:
+        """Stop reading and close the consumer."""
+        if self._reassign_timer is not None:
+            self._reassign_timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def change_assignment(self) -> None:
+        """Assign soon: each assignment leaves a fetch behind that holds the connection for a moment."""
+        self._wanted.set()
+        if self._reassign_timer is None and self._consumer is not None:
+            loop = asyncio.get_running_loop()
+            at = max(loop.time(), self._reassigned_at + fetch_wait_ms(len(self._partitions)) / 1000)
+            self._reassign_timer = loop.call_at(at, self._reassign)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Read on from `offset`, if the partition is assigned."""
+        if self._consumer is not None and partition in self._consumer.assignment():
+            self._consumer.seek(partition, offset)
+
+    # How far the logs reach.
+
+    def end(self, partition: TopicPartition) -> int | None:
+        """The end of the log as of the last fetch, open transactions included; None where nothing was fetched yet."""
+        if self._consumer is None or partition not in self._consumer.assignment():
+            return None
+        end: int | None = self._consumer.highwater(partition)
+        return end
+
+    def note_stored(self, partition: TopicPartition) -> None:
+        """Something was stored in a partition: it is not read to its end."""
+        if self._fetcher is not None:
+            self._fetcher.news.add(partition)
+
+    def doubtful(self, topics: Collection[str]) -> list[TopicPartition]:
+        """Partitions of watched topics in which more may be stored than was handed over."""
+        fetcher = self._fetcher
+        if fetcher is None:
+            return [place for place in self._partitions if place.topic in topics]
+        unknown = {place for place in fetcher.unknown() if place.topic in topics}
+        for place in list(fetcher.news):
+            part = self._partitions.get(place)
+            if part is None or max(part.stored, self.end(place) or 0) <= part.position:
+                fetcher.news.discard(place)
+            elif place.topic in topics:
+                unknown.add(place)
+        return list(unknown)
+
+    @property
+    def fetches(self) -> int:
+        """Fetches that were sent to brokers."""
+        return self._fetches + (0 if self._fetcher is None else self._fetcher.fetches)
+
+    @property
+    def named(self) -> int:
+        """Partitions in these fetches."""
+        return self._named + (0 if self._fetcher is None else self._fetcher.named)
+
+    @property
+    def leaderless(self) -> int:
+        """Assigned partitions that nobody leads, as of the last metadata."""
+        return 0 if self._fetcher is None else self._fetcher.leaderless
+
+    # Reading.
+
+    async def _run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            await keep_consumer(lambda: log_consumer(self._kafka), self._read_all, PART, self._spawn)
+
+    async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
+        """Read until nobody watches anything."""
+        self._fetcher = await use_sessions(consumer, self._doubted)
+        on_metadata(consumer, self._metadata_came)
+        self._consumer = consumer
+        try:
+            for part in self._partitions.values():
+                part.fetched = part.position  # what was fetched and not offered went with the last consumer
+            self._reassign()
+            while self._wanted.is_set():
+                await self._read(consumer)
+        finally:
+            self._fetches += self._fetcher.fetches
+            self._named += self._fetcher.named
+            self._consumer = self._fetcher = None
+
+    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        try:
+            batches = await poll(consumer, wait_ms=1000)
+        except OffsetOutOfRangeError as error:
+            await self._skip_gap(consumer, error.args[0])
+            return
+        except TopicAuthorizationFailedError as error:
+            if str(error) not in self._denied:  # it comes with every fetch
+                self._denied.add(str(error))
+                log.warning("live reader: not authorized to read: %s", error)
+            await asyncio.sleep(RETRY_S)
+            return
+        fetched: list[tuple[TopicPartition, Partition, list[Any]]] = []
+        for partition, records in batches.items():
+            part = self._partitions.get(partition)
+            if part is not None:
+                part.fetched = max(part.fetched, records[-1].offset + 1)
+                fetched.append((partition, part, records))
+        for partition, part, records in fetched:
+            if self._partitions.get(partition) is part:
+                await self._hand_over(partition, part, records)
+        await asyncio.sleep(0)
+
+    async def _skip_gap(self, consumer: AIOKafkaConsumer, positions: dict[TopicPartition, int]) -> None:
+        missed = {place: part for place in positions if (part := self._partitions.get(place)) is not None}
+        try:
+            firsts = await self._lookup.beginnings(missed)
+        except Refused as refused:
+            log.warning("live reader: %s", refused.reason)
+            return
+        if any(first < missed[place].position for place, first in firsts.items()):
+            await self._lookup.refresh()  # a topic that was made anew is begun with that, all of it
+        for partition, first in firsts.items():
+            part = missed[partition]
+            if self._partitions.get(partition) is not part or partition not in consumer.assignment():
+                continue
+            # Below the first record: retention was faster. Above the last: the topic was made anew, or its log was cut.
+            lost = max(0, first - part.position)
+            self.gaps += lost
+            log.warning(
+                "live reader: %s-%d has no offset %d; %d records are lost, going on from %d",
+                partition.topic, partition.partition, part.position, lost, first,
+            )  # fmt: skip
+            part.position = part.fetched = first
+            consumer.seek(partition, first)
+
+    def _reassign(self) -> None:
+        self._reassign_timer = None
+        consumer = self._consumer
+        if consumer is None:
+            return
+        self._reassigned_at = asyncio.get_running_loop().time()
+        self.assignments += 1
+        set_fetch_wait(consumer, fetch_wait_ms(len(self._partitions)))
+        consumer.assign(list(self._partitions))
+        for partition, part in self._partitions.items():
+            consumer.seek(partition, part.fetched)
+        if not self._partitions:
+            self._wanted.clear()
