@@ -66,20 +66,13 @@ CONNECT_WAIT_S: Final = 1.0  # for Kafka's first answer; then we listen without 
 
 
 class Process(msgspec.Struct, frozen=True):
-    """What every part is made with.
+    """What every part is made with."""
 
-    Attributes:
-        config: the whole configuration.
-        tasks: where background work is started.
-        stack: where the ends go.
-        loop: for its clock.
-        rng: decides what is random, such as where a record without a key goes.
-    """
-
-    config: Config
-    tasks: Tasks
-    stack: contextlib.AsyncExitStack
-    loop: asyncio.AbstractEventLoop
+    config: Config  # the whole configuration
+    tasks: Tasks  # where background work is started
+    stack: contextlib.AsyncExitStack  # where the ends go
+    loop: asyncio.AbstractEventLoop  # for its clock
+    # decides what is random, such as where a record without a key goes
     rng: Random = msgspec.field(default_factory=SystemRandom)
 
     @property
@@ -98,25 +91,15 @@ class Process(msgspec.Struct, frozen=True):
 
 
 class ListenerSecurity(msgspec.Struct, frozen=True):
-    """The security context that all listeners share.
+    """The security context that all listeners share."""
 
-    Attributes:
-        tls: the certificate, which can be reloaded; None: plain text.
-        tls_context: what the listeners open TLS connections with.
-        authenticator: checks logins.
-        access_list: the rights of identities.
-        rules: from MQTT topics to Kafka, by which rights on topics are judged.
-        tracing: makes spans; None: off.
-        strangers: counts bytes from clients that have not logged in.
-    """
-
-    tls: Tls | None
-    tls_context: ssl.SSLContext | None
-    authenticator: Authenticator
-    access_list: AccessList
-    rules: Rules
-    tracing: Tracing | None
-    strangers: Strangers
+    tls: Tls | None  # the certificate, which can be reloaded; None: plain text
+    tls_context: ssl.SSLContext | None  # what the listeners open TLS connections with
+    authenticator: Authenticator  # checks logins
+    access_list: AccessList  # the rights of identities
+    rules: Rules  # from MQTT topics to Kafka, by which rights on topics are judged
+    tracing: Tracing | None  # makes spans; None: off
+    strangers: Strangers  # counts bytes from clients that have not logged in
 
 
 class Log(msgspec.Struct, frozen=True):

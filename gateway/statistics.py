@@ -20,17 +20,11 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """What a field is.
+    """What a field is."""
 
-    Attributes:
-        kind: None for a mapping of structs, whose fields say it themselves.
-        meaning: one line without a full stop.
-        labels: what the keys of a mapping are, outermost first.
-    """
-
-    kind: Kind | None
-    meaning: str
-    labels: tuple[str, ...] = ()
+    kind: Kind | None  # None for a mapping of structs, whose fields say it themselves
+    meaning: str  # one line without a full stop
+    labels: tuple[str, ...] = ()  # what the keys of a mapping are, outermost first
 
 
 def counter(meaning: str, *labels: str) -> Declared:
@@ -54,16 +48,11 @@ def structs_by(*labels: str) -> Declared:
 
 
 class Field(msgspec.Struct, frozen=True):
-    """A field of a struct of statistics: a metric, a struct, or a mapping of structs.
-
-    Attributes:
-        declared: None for a struct, and for what is no metric.
-        struct: what is inside, if that are structs.
-    """
+    """A field of a struct of statistics: a metric, a struct, or a mapping of structs."""
 
     name: str
-    declared: Declared | None
-    struct: type[msgspec.Struct] | None
+    declared: Declared | None  # None for a struct, and for what is no metric
+    struct: type[msgspec.Struct] | None  # what is inside, if that are structs
 
 
 @functools.cache

@@ -33,19 +33,12 @@ TOPIC_FIELD: Final = "{topic}"
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why a record is a dead letter.
+    """Why a record is a dead letter."""
 
-    Attributes:
-        group: the consumer group whose receivers could not take it.
-        attempts: how often it was given out.
-        condition: a receiver's AMQP error, or one of `CONDITION_*`.
-        reason: a line for people.
-    """
-
-    group: str
-    attempts: int
-    condition: str
-    reason: str = ""
+    group: str  # the consumer group whose receivers could not take it
+    attempts: int  # how often it was given out
+    condition: str  # a receiver's AMQP error, or one of `CONDITION_*`
+    reason: str = ""  # a line for people
 
 
 CONDITION_REJECTED: Final = "rejected"  # without an error of the receiver's own

@@ -116,25 +116,16 @@ class Inbound:
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """A record as MQTT sees it, the same for every subscriber; computed once per record.
+    """A record as MQTT sees it, the same for every subscriber; computed once per record."""
 
-    Attributes:
-        topic: the MQTT topic name.
-        payload: the application message; empty for a tombstone.
-        qos: the QoS it was published with; subscribers get the lower of this and their own.
-        retain: the RETAIN flag it was published with.
-        client: the MQTT client id that published it, for No Local; None when no MQTT client did.
-        expires: epoch milliseconds after which it must not be delivered [MQTT-3.3.2-5]; None: never.
-        properties: without Message Expiry Interval and Subscription Identifiers, which are each subscriber's own;
-            None when there are none.
-    """
-
-    topic: str
-    payload: bytes
-    qos: int
-    retain: bool
-    client: str | None
-    expires: int | None
+    topic: str  # the MQTT topic name
+    payload: bytes  # the application message; empty for a tombstone
+    qos: int  # the QoS it was published with; subscribers get the lower of this and their own
+    retain: bool  # the RETAIN flag it was published with
+    client: str | None  # the MQTT client id that published it, for No Local; None when no MQTT client did
+    expires: int | None  # epoch milliseconds after which it must not be delivered [MQTT-3.3.2-5]; None: never
+    # without Message Expiry Interval and Subscription Identifiers, which are each subscriber's own; None when there are
+    # none
     properties: Properties | None
 
 

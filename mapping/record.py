@@ -17,23 +17,15 @@ Headers = tuple[Header, ...]
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """A record on its way to Kafka.
+    """A record on its way to Kafka."""
 
-    Attributes:
-        topic: the Kafka topic, a legal name (`is_topic_name`).
-        key: the record key; None is Kafka's null key (any partition).
-        value: the value; None is a tombstone, b"" an empty value. They are different things.
-        headers: see `Headers`.
-        timestamp: CreateTime in milliseconds since the epoch; None lets the publisher stamp the arrival.
-        partition: an explicit partition, or None for the partitioner's choice.
-    """
-
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: Headers = ()
+    topic: str  # the Kafka topic, a legal name (`is_topic_name`)
+    key: bytes | None  # the record key; None is Kafka's null key (any partition)
+    value: bytes | None  # the value; None is a tombstone, b"" an empty value. They are different things
+    headers: Headers = ()  # see `Headers`
+    # CreateTime in milliseconds since the epoch; None lets the publisher stamp the arrival
     timestamp: int | None = None
-    partition: int | None = None
+    partition: int | None = None  # an explicit partition, or None for the partitioner's choice
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):

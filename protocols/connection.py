@@ -14,14 +14,10 @@ class ConnectionFailed(msgspec.Struct, frozen=True, gc=False):
     """The peer broke the protocol, fell silent, left without closing, or we gave it up; always the last event.
 
     The protocol's own close, where it has one, is already in `data_to_send`.
-
-    Attributes:
-        reason: one line for the log, without payloads and secrets.
-        code: the protocol's own code (an MQTT reason code such as "0x81", an AMQP condition).
     """
 
-    reason: str
-    code: str
+    reason: str  # one line for the log, without payloads and secrets
+    code: str  # the protocol's own code (an MQTT reason code such as "0x81", an AMQP condition)
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True, gc=False):

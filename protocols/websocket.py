@@ -46,21 +46,13 @@ class Fault(msgspec.Struct, frozen=True, gc=False):
 
 
 class Received(msgspec.Struct, frozen=True):
-    """What a read of the socket brought.
+    """What a read of the socket brought."""
 
-    Attributes:
-        payload: of the messages, as a stream.
-        ends: where in `payload` messages end.
-        ping: the payload of the newest Ping; None: there was none.
-        close: the payload of the peer's Close frame; nothing after it is looked at.
-        fault: nothing after it is looked at either.
-    """
-
-    payload: bytes
-    ends: tuple[int, ...] = ()
-    ping: bytes | None = None
-    close: bytes | None = None
-    fault: Fault | None = None
+    payload: bytes  # of the messages, as a stream
+    ends: tuple[int, ...] = ()  # where in `payload` messages end
+    ping: bytes | None = None  # the payload of the newest Ping; None: there was none
+    close: bytes | None = None  # the payload of the peer's Close frame; nothing after it is looked at
+    fault: Fault | None = None  # nothing after it is looked at either
 
 
 class FrameReader:

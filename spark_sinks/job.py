@@ -29,27 +29,16 @@ _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What every job is told; a job adds fields of its own. Durations are in milliseconds.
+    """What every job is told; a job adds fields of its own. Durations are in milliseconds."""
 
-    Attributes:
-        bootstrap_servers: Kafka.
-        checkpoint: directory (or URL) below which each query has its checkpoint.
-        trigger: `sinks.MICRO_BATCH` or `sinks.REAL_TIME`.
-        interval_ms: of micro-batches, or of real-time checkpoints; None: the trigger's default.
-        starting_offsets: earliest or latest, at the first start.
-        max_offsets_per_trigger: the most records of one micro-batch.
-        accept_data_loss: go on when Kafka lost records that were not read yet.
-        kafka: further Kafka client settings by their Kafka names.
-    """
-
-    bootstrap_servers: str
-    checkpoint: str
-    trigger: str = MICRO_BATCH
-    interval_ms: int | None = None
-    starting_offsets: str = "earliest"
-    max_offsets_per_trigger: int = 100_000
-    accept_data_loss: bool = False
-    kafka: Mapping[str, str] = msgspec.field(default_factory=dict)
+    bootstrap_servers: str  # Kafka
+    checkpoint: str  # directory (or URL) below which each query has its checkpoint
+    trigger: str = MICRO_BATCH  # `sinks.MICRO_BATCH` or `sinks.REAL_TIME`
+    interval_ms: int | None = None  # of micro-batches, or of real-time checkpoints; None: the trigger's default
+    starting_offsets: str = "earliest"  # earliest or latest, at the first start
+    max_offsets_per_trigger: int = 100_000  # the most records of one micro-batch
+    accept_data_loss: bool = False  # go on when Kafka lost records that were not read yet
+    kafka: Mapping[str, str] = msgspec.field(default_factory=dict)  # further Kafka client settings by their Kafka names
 
     def __post_init__(self) -> None:
         for name in self.topics:

@@ -21,38 +21,23 @@ Offsets = dict[str, dict[str, int]]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="progress"):
-    """One batch of one query.
+    """One batch of one query."""
 
-    Attributes:
-        query: the query's name.
-        run: Spark's id of this start of the query.
-        batch: number of the batch, continued over restarts.
-        rows: records read.
-        rows_per_second: records read per second of processing.
-        duration_ms: how long the batch took. A real-time batch is as long as its checkpoint interval.
-        late_rows: what the state dropped as too late, as Spark counts it: (sensor, window) pairs, and a
-            micro-batch merges the pairs of one partition before it counts.
-        late_readings: readings of which every window was closed; counted one by one and dead-lettered.
-        state_rows: (sensor, window) pairs kept.
-        watermark_ms: event time that closed windows, epoch ms; 0 before the first; None without windows.
-        start: offsets where the batch began (None for the very first of a new checkpoint).
-        end: offsets where it ended, exclusive: everything before has been processed.
-        lag: records that were in the topic and not yet read when the batch was planned.
-    """
-
-    query: str
-    run: str
-    batch: int
-    rows: int
-    rows_per_second: float
-    duration_ms: int
+    query: str  # the query's name
+    run: str  # Spark's id of this start of the query
+    batch: int  # number of the batch, continued over restarts
+    rows: int  # records read
+    rows_per_second: float  # records read per second of processing
+    duration_ms: int  # how long the batch took. A real-time batch is as long as its checkpoint interval
+    # what the state dropped as too late, as Spark counts it: (sensor, window) pairs, and a micro-batch merges the pairs
+    # of one partition before it counts
     late_rows: int
-    late_readings: int = 0
-    state_rows: int
-    watermark_ms: int | None
-    start: Offsets | None
-    end: Offsets | None
-    lag: int
+    late_readings: int = 0  # readings of which every window was closed; counted one by one and dead-lettered
+    state_rows: int  # (sensor, window) pairs kept
+    watermark_ms: int | None  # event time that closed windows, epoch ms; 0 before the first; None without windows
+    start: Offsets | None  # offsets where the batch began (None for the very first of a new checkpoint)
+    end: Offsets | None  # offsets where it ended, exclusive: everything before has been processed
+    lag: int  # records that were in the topic and not yet read when the batch was planned
 
 
 class Totals(msgspec.Struct, kw_only=True):

@@ -61,19 +61,12 @@ _PARTITIONS: Final = 1 << 31
 
 
 class Filters(msgspec.Struct, frozen=True):
-    """What a filter set says.
+    """What a filter set says."""
 
-    Attributes:
-        start: where to begin; None: wherever the source begins.
-        partition: receive from this one alone.
-        condition: tells whether a record is wanted; None: all are.
-        applied: the filters that this stands for.
-    """
-
-    start: Start | None = None
-    partition: int | None = None
-    condition: Condition | None = None
-    applied: tuple[Filter, ...] = ()
+    start: Start | None = None  # where to begin; None: wherever the source begins
+    partition: int | None = None  # receive from this one alone
+    condition: Condition | None = None  # tells whether a record is wanted; None: all are
+    applied: tuple[Filter, ...] = ()  # the filters that this stands for
 
 
 def read_filters(filters: Iterable[Filter], container_id: str, now_ms: int) -> Filters:

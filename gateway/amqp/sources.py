@@ -47,37 +47,21 @@ VOLATILE_SUFFIX: Final = ":volatile"
 
 
 class Source(msgspec.Struct, frozen=True):
-    """What a link receives.
+    """What a link receives."""
 
-    Attributes:
-        topic: the Kafka topic.
-        group: the consumer group; None is the end of the log.
-        at_end: a new group begins at the end.
-        subscription: the group is the link's own: closing the link for good deletes it.
-        exclusive: of a subscription: for one link at a time; a further attach steals it.
-        volatile: of a subscription: it ends with its last link, however that goes.
-        capabilities: those that the peer asked for and has.
-        partition: of the live reader: from this partition alone.
-        start: of the live reader: where to begin; None is now.
-        condition: which records are wanted; None is all.
-        filters: the peer's filters that this stands for.
-        key: of a queue: records with this key alone.
-        browses: the queue whose open records a browser is shown.
-    """
-
-    topic: str
-    group: str | None = None
-    at_end: bool = False
-    subscription: bool = False
-    exclusive: bool = False
-    volatile: bool = False
-    capabilities: tuple[str, ...] = ()
-    partition: int | None = None
-    start: Start | None = None
-    condition: Condition | None = None
-    filters: tuple[Filter, ...] = ()
-    key: bytes | None = None
-    browses: str | None = None
+    topic: str  # the Kafka topic
+    group: str | None = None  # the consumer group; None is the end of the log
+    at_end: bool = False  # a new group begins at the end
+    subscription: bool = False  # the group is the link's own: closing the link for good deletes it
+    exclusive: bool = False  # of a subscription: for one link at a time; a further attach steals it
+    volatile: bool = False  # of a subscription: it ends with its last link, however that goes
+    capabilities: tuple[str, ...] = ()  # those that the peer asked for and has
+    partition: int | None = None  # of the live reader: from this partition alone
+    start: Start | None = None  # of the live reader: where to begin; None is now
+    condition: Condition | None = None  # which records are wanted; None is all
+    filters: tuple[Filter, ...] = ()  # the peer's filters that this stands for
+    key: bytes | None = None  # of a queue: records with this key alone
+    browses: str | None = None  # the queue whose open records a browser is shown
 
     @property
     def stays(self) -> Condition | None:

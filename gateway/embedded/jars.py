@@ -36,19 +36,12 @@ class JarError(SetupError):
 
 
 class Jar(msgspec.Struct, frozen=True):
-    """One pinned jar.
+    """One pinned jar."""
 
-    Attributes:
-        group: Maven's group id.
-        artifact: Maven's artifact id.
-        version: exactly this one.
-        sha256: of the file, in hexadecimal digits.
-    """
-
-    group: str
-    artifact: str
-    version: str
-    sha256: str
+    group: str  # Maven's group id
+    artifact: str  # Maven's artifact id
+    version: str  # exactly this one
+    sha256: str  # of the file, in hexadecimal digits
 
     @property
     def file_name(self) -> str:
@@ -57,17 +50,11 @@ class Jar(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a fetch is.
+    """How far a fetch is."""
 
-    Attributes:
-        text: what is being done, one line.
-        done: jars that are there.
-        total: jars of the set.
-    """
-
-    text: str
-    done: int
-    total: int
+    text: str  # what is being done, one line
+    done: int  # jars that are there
+    total: int  # jars of the set
 
 
 Report = Callable[[Progress], None]

@@ -29,15 +29,10 @@ class JavaError(SetupError):
 
 
 class Java(NamedTuple):
-    """A Java that can run what we start.
+    """A Java that can run what we start."""
 
-    Attributes:
-        path: the `java` command.
-        version: the feature release, such as 17.
-    """
-
-    path: Path
-    version: int
+    path: Path  # the `java` command
+    version: int  # the feature release, such as 17
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:

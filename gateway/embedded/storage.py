@@ -34,21 +34,13 @@ class PortTakenError(BrokerError):
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """`broker.json`: what a later start must know.
+    """`broker.json`: what a later start must know."""
 
-    Attributes:
-        layout: of these files.
-        kafka: the version that wrote the data.
-        cluster_id: Kafka's own.
-        port: of the last start.
-        controller_port: of the last start.
-    """
-
-    layout: int
-    kafka: str
-    cluster_id: str
-    port: int
-    controller_port: int
+    layout: int  # of these files
+    kafka: str  # the version that wrote the data
+    cluster_id: str  # Kafka's own
+    port: int  # of the last start
+    controller_port: int  # of the last start
 
 
 def read_marker(directory: Path, kafka: str) -> Marker | None:

@@ -19,17 +19,11 @@ from mapping.record import Received
 
 
 class Result(msgspec.Struct, frozen=True, gc=False):
-    """What became of a batch's share of one owner.
+    """What became of a batch's share of one owner."""
 
-    Attributes:
-        outcome: the same for all tokens of the call.
-        partition: where they were stored; -1 when they were not.
-        reason: one line for the client; empty when stored.
-    """
-
-    outcome: Outcome
-    partition: int = -1
-    reason: str = ""
+    outcome: Outcome  # the same for all tokens of the call
+    partition: int = -1  # where they were stored; -1 when they were not
+    reason: str = ""  # one line for the client; empty when stored
 
 
 class Owner(Protocol):

@@ -26,50 +26,27 @@ from mapping.rules import Rules
 
 
 class RestServices(msgspec.Struct, frozen=True):
-    """The parts; one instance for a process.
+    """The parts; one instance for a process."""
 
-    Attributes:
-        config: the `http` section.
-        publisher: the way into Kafka.
-        topics: what is known of Kafka's topics.
-        lookup: partitions and offsets.
-        live_reader: the end of the log, and what a reader behind it is brought.
-        catch_up_reader: the shared readers of the log.
-        groups: shared readers of consumer groups.
-        names: which principal owns which consumer group.
-        authenticator: identifies clients.
-        access_list: the rights of principals.
-        origins: the web pages that may call.
-        hosts: the names that the gateway may be called by.
-        rules: from MQTT topics to Kafka.
-        keyed: requests that are done once, by their `Idempotency-Key`.
-        kafka: connection arguments of an aiokafka client; see `gateway.kafka.driver.client_settings.client_settings`.
-        spawn: starts background work in the app's task group.
-        clock: monotonic seconds; the loop's.
-        wall_clock: epoch milliseconds.
-        tracing: makes spans of requests; None: tracing is off.
-        strangers: counts what clients send before they are authenticated; None: not counted.
-        random_id: gives a new id that nobody can guess, legal in an MQTT topic.
-    """
-
-    config: HttpConfig
-    publisher: Publisher
-    topics: Topics
-    lookup: Lookup
-    live_reader: LiveReader
-    catch_up_reader: CatchUpReader
-    groups: Groups
-    names: GroupNames
-    authenticator: Authenticator
-    access_list: AccessList
-    origins: Origins
-    hosts: Hosts
-    rules: Rules
-    keyed: KeyedRequests
+    config: HttpConfig  # the `http` section
+    publisher: Publisher  # the way into Kafka
+    topics: Topics  # what is known of Kafka's topics
+    lookup: Lookup  # partitions and offsets
+    live_reader: LiveReader  # the end of the log, and what a reader behind it is brought
+    catch_up_reader: CatchUpReader  # the shared readers of the log
+    groups: Groups  # shared readers of consumer groups
+    names: GroupNames  # which principal owns which consumer group
+    authenticator: Authenticator  # identifies clients
+    access_list: AccessList  # the rights of principals
+    origins: Origins  # the web pages that may call
+    hosts: Hosts  # the names that the gateway may be called by
+    rules: Rules  # from MQTT topics to Kafka
+    keyed: KeyedRequests  # requests that are done once, by their `Idempotency-Key`
+    # connection arguments of an aiokafka client; see `gateway.kafka.driver.client_settings.client_settings`
     kafka: dict[str, Any]
-    spawn: Spawn
-    clock: Callable[[], float]
-    wall_clock: Callable[[], int]
-    random_id: Callable[[], str]
-    tracing: Tracing | None = None
-    strangers: Strangers | None = None
+    spawn: Spawn  # starts background work in the app's task group
+    clock: Callable[[], float]  # monotonic seconds; the loop's
+    wall_clock: Callable[[], int]  # epoch milliseconds
+    random_id: Callable[[], str]  # gives a new id that nobody can guess, legal in an MQTT topic
+    tracing: Tracing | None = None  # makes spans of requests; None: tracing is off
+    strangers: Strangers | None = None  # counts what clients send before they are authenticated; None: not counted

@@ -18,29 +18,18 @@ class Continue(msgspec.Struct, frozen=True, gc=False):
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
-    """The client is who it says.
+    """The client is who it says."""
 
-    Attributes:
-        identity: who that is.
-        data: the last word to it.
-        expires_ms: wall clock, epoch milliseconds, until when that is proven; None: without an end.
-    """
-
-    identity: Identity
-    data: bytes
-    expires_ms: int | None = None
+    identity: Identity  # who that is
+    data: bytes  # the last word to it
+    expires_ms: int | None = None  # wall clock, epoch milliseconds, until when that is proven; None: without an end
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
-    """The client is refused; the reason is for the log, for it tells what was wrong.
+    """The client is refused; the reason is for the log, for it tells what was wrong."""
 
-    Attributes:
-        reason: see above.
-        busy: nothing was wrong: it was not looked at, and the client may come again.
-    """
-
-    reason: str
-    busy: bool = False
+    reason: str  # see above
+    busy: bool = False  # nothing was wrong: it was not looked at, and the client may come again
 
 
 Step = Continue | Done | Failed

@@ -42,19 +42,12 @@ NAMES: Final = 200_000  # of all; one is some 500 bytes, so these are about 100 
 
 
 class Owned(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is stored of a name.
+    """What is stored of a name."""
 
-    Attributes:
-        principal: whose it is.
-        claim: the random id of the claim.
-        since_ms: epoch milliseconds.
-        made: Kafka did not know the group before, so that it is the principal's to delete.
-    """
-
-    principal: str
-    claim: str
-    since_ms: int
-    made: bool = False
+    principal: str  # whose it is
+    claim: str  # the random id of the claim
+    since_ms: int  # epoch milliseconds
+    made: bool = False  # Kafka did not know the group before, so that it is the principal's to delete
 
 
 class GroupNamesStatistics(msgspec.Struct, frozen=True):

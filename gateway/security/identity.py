@@ -14,17 +14,11 @@ GROUP_PREFIX: Final = "group:"
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False):
-    """A client's identity; equal ones have equal rights.
+    """A client's identity; equal ones have equal rights."""
 
-    Attributes:
-        name: the principal of the access list.
-        method: how the name was proven.
-        groups: what else the proof says of the client: a token's groups or roles.
-    """
-
-    name: str
-    method: Method
-    groups: tuple[str, ...] = ()
+    name: str  # the principal of the access list
+    method: Method  # how the name was proven
+    groups: tuple[str, ...] = ()  # what else the proof says of the client: a token's groups or roles
 
     def is_same_client(self, other: Identity) -> bool:
         """Whether both are one client's, whose groups may have changed meanwhile."""

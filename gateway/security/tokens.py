@@ -36,15 +36,10 @@ class TokenError(ValueError):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What a good token says.
+    """What a good token says."""
 
-    Attributes:
-        identity: whose it is.
-        expires_ms: wall clock, epoch milliseconds, until when it is good; the leeway is in it.
-    """
-
-    identity: Identity
-    expires_ms: int
+    identity: Identity  # whose it is
+    expires_ms: int  # wall clock, epoch milliseconds, until when it is good; the leeway is in it
 
 
 class TokenJudge:

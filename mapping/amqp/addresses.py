@@ -50,23 +50,14 @@ class TargetAddress(msgspec.Struct, frozen=True):
 
 
 class SourceAddress(msgspec.Struct, frozen=True):
-    """Where a peer receives from.
+    """Where a peer receives from."""
 
-    Attributes:
-        topic: the Kafka topic.
-        group: the consumer group; None when the address names none.
-        subscription: the group was named as a subscription.
-        queue: the address is a queue's.
-        key: what has this key alone; of a queue only.
-        partition: of this one alone; None is all.
-    """
-
-    topic: str
-    group: str | None = None
-    subscription: bool = False
-    queue: bool = False
-    partition: int | None = None
-    key: bytes | None = None
+    topic: str  # the Kafka topic
+    group: str | None = None  # the consumer group; None when the address names none
+    subscription: bool = False  # the group was named as a subscription
+    queue: bool = False  # the address is a queue's
+    partition: int | None = None  # of this one alone; None is all
+    key: bytes | None = None  # what has this key alone; of a queue only
 
 
 def parse_target(address: str | None) -> TargetAddress:

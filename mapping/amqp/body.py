@@ -37,19 +37,12 @@ _NULL_VALUE: Final = b"\x00\x53\x77\x40"
 
 
 class Body(msgspec.Struct, frozen=True, gc=False):
-    """A body on its way to Kafka.
+    """A body on its way to Kafka."""
 
-    Attributes:
-        value: the record's value.
-        form: the header `amqp.body`; None when it is not needed.
-        exact: the body's sections, to be kept in the sections header.
-        is_json: whether the value is JSON of our making.
-    """
-
-    value: bytes | None
-    form: bytes | None = None
-    exact: bytes | None = None
-    is_json: bool = False
+    value: bytes | None  # the record's value
+    form: bytes | None = None  # the header `amqp.body`; None when it is not needed
+    exact: bytes | None = None  # the body's sections, to be kept in the sections header
+    is_json: bool = False  # whether the value is JSON of our making
 
 
 def data_section(value: bytes) -> bytes:

@@ -67,28 +67,17 @@ class Unmappable(Exception):  # noqa: N818 - it is an outcome, not an error of o
 
 
 class Destination(msgspec.Struct, frozen=True):
-    """Where the messages of one link go, and what all its records share.
+    """Where the messages of one link go, and what all its records share."""
 
-    Attributes:
-        topic: the Kafka topic.
-        address_bytes: the link's address as the client wrote it, in UTF-8.
-        partition: from the address, or None.
-        key: for messages without a key of their own.
-        user: the authenticated name: a message's user-id must be the same.
-        headers: `gw.protocol` and `gw.client`.
-        before_ms, after_ms: how far from now the topic lets a timestamp be.
-        partitions: of the topic; an explicit partition must be below it.
-    """
-
-    topic: str
-    address_bytes: bytes
-    partition: int | None
-    key: bytes | None
-    user: str
-    headers: Headers
-    before_ms: int = _FOREVER
+    topic: str  # the Kafka topic
+    address_bytes: bytes  # the link's address as the client wrote it, in UTF-8
+    partition: int | None  # from the address, or None
+    key: bytes | None  # for messages without a key of their own
+    user: str  # the authenticated name: a message's user-id must be the same
+    headers: Headers  # `gw.protocol` and `gw.client`
+    before_ms: int = _FOREVER  # before_ms, after_ms: how far from now the topic lets a timestamp be
     after_ms: int = _FOREVER
-    partitions: int = 1 << 31
+    partitions: int = 1 << 31  # of the topic; an explicit partition must be below it
 
 
 @functools.lru_cache(maxsize=1024)

@@ -86,22 +86,15 @@ PLAIN_HEADER: Final = b"\x00\x53\x70\xc0\x02\x01\x41"  # durable: it comes from 
 
 
 class _Sidecar(msgspec.Struct, frozen=True):
-    """A sections header, taken apart.
+    """A sections header, taken apart."""
 
-    Attributes:
-        header: its section.
-        annotations, items: the encoded items of the sender's own message annotations, and their number.
-        bare: properties and application properties.
-        body: its sections, where they are kept.
-        footer: its section.
-    """
-
-    header: bytes = b""
+    header: bytes = b""  # its section
+    # annotations, items: the encoded items of the sender's own message annotations, and their number
     annotations: bytes = b""
     items: int = 0
-    bare: bytes = b""
-    body: bytes | None = None
-    footer: bytes = b""
+    bare: bytes = b""  # properties and application properties
+    body: bytes | None = None  # its sections, where they are kept
+    footer: bytes = b""  # its section
 
 
 def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes | None:

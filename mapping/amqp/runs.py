@@ -25,17 +25,11 @@ _OWN: Final = frozenset({EXPIRY, CREATION_TIME, AMQP_BODY})
 
 
 class Template(msgspec.Struct, frozen=True, gc=False):
-    """What messages of a run have in common.
+    """What messages of a run have in common."""
 
-    Attributes:
-        prefix: all bytes before the length of the value.
-        width: bytes of that length.
-        record: the record of one of them.
-    """
-
-    prefix: bytes
-    width: int
-    record: Record
+    prefix: bytes  # all bytes before the length of the value
+    width: int  # bytes of that length
+    record: Record  # the record of one of them
 
     def values(self, messages: Sequence[bytes], first: int) -> list[bytes]:
         """The values of the messages from `first` on, up to one that is different."""

@@ -52,49 +52,29 @@ class LinkRequested(msgspec.Struct, frozen=True, gc=False):
 
 
 class TransferReceived(msgspec.Struct, frozen=True, gc=False):
-    """A complete message.
+    """A complete message."""
 
-    Attributes:
-        link: on which it came.
-        delivery: None when the peer settled it already: it needs no outcome.
-        data: the message's sections, undecoded.
-    """
-
-    link: Link
-    delivery: Any
-    data: bytes
+    link: Link  # on which it came
+    delivery: Any  # None when the peer settled it already: it needs no outcome
+    data: bytes  # the message's sections, undecoded
 
 
 class TransferOversized(msgspec.Struct, frozen=True, gc=False):
-    """A complete message above the link's max-message-size; its bytes were thrown away as they came.
+    """A complete message above the link's max-message-size; its bytes were thrown away as they came."""
 
-    Attributes:
-        link: on which it came.
-        delivery: None when the peer settled it already.
-        size: of the message in bytes.
-        txn_id: of the transaction that it was for.
-    """
-
-    link: Link
-    delivery: Any
-    size: int
-    txn_id: bytes | None = None
+    link: Link  # on which it came
+    delivery: Any  # None when the peer settled it already
+    size: int  # of the message in bytes
+    txn_id: bytes | None = None  # of the transaction that it was for
 
 
 class TransactionalTransfer(msgspec.Struct, frozen=True, gc=False):
-    """A complete message for a transaction (part 4.4.1); answer by `settle_posted`.
+    """A complete message for a transaction (part 4.4.1); answer by `settle_posted`."""
 
-    Attributes:
-        link: on which it came.
-        delivery: None when the peer settled it already: it needs no outcome.
-        data: the message's sections, undecoded.
-        txn_id: as the peer wrote it.
-    """
-
-    link: Link
-    delivery: Any
-    data: bytes
-    txn_id: bytes
+    link: Link  # on which it came
+    delivery: Any  # None when the peer settled it already: it needs no outcome
+    data: bytes  # the message's sections, undecoded
+    txn_id: bytes  # as the peer wrote it
 
 
 class TransferAborted(msgspec.Struct, frozen=True, gc=False):
@@ -104,90 +84,51 @@ class TransferAborted(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeliveriesAccepted(msgspec.Struct, frozen=True, gc=False):
-    """The peer accepted deliveries of ours, one after the other or in a range (part 2.7.6).
+    """The peer accepted deliveries of ours, one after the other or in a range (part 2.7.6)."""
 
-    Attributes:
-        link: on which we sent them.
-        deliveries: the tokens that `send` was given, in the peer's order.
-    """
-
-    link: Link
-    deliveries: list[Any]
+    link: Link  # on which we sent them
+    deliveries: list[Any]  # the tokens that `send` was given, in the peer's order
 
 
 class DispositionReceived(msgspec.Struct, frozen=True, gc=False):
-    """The peer's word on a delivery of ours that it did not accept; its state is terminal, or it is settled.
+    """The peer's word on a delivery of ours that it did not accept; its state is terminal, or it is settled."""
 
-    Attributes:
-        link: on which we sent it.
-        delivery: the token that `send` was given.
-        state: None when the peer settled without a state.
-        settled: whether the peer has forgotten it.
-    """
-
-    link: Link
-    delivery: Any
-    state: State | None
-    settled: bool
+    link: Link  # on which we sent it
+    delivery: Any  # the token that `send` was given
+    state: State | None  # None when the peer settled without a state
+    settled: bool  # whether the peer has forgotten it
 
 
 class Retired(msgspec.Struct, frozen=True, gc=False):
-    """The peer gave a delivery of ours an outcome within a transaction (part 4.4.2).
+    """The peer gave a delivery of ours an outcome within a transaction (part 4.4.2)."""
 
-    Attributes:
-        link: on which we sent it.
-        token: what `send` was given.
-        delivery: for `settle_retired`; None when the peer has settled it, and will not hear of it again.
-        txn_id: as the peer wrote it.
-        state: the outcome; None: it has settled without one.
-    """
-
-    link: Link
-    token: Any
-    delivery: Any
-    txn_id: bytes
-    state: State | None
+    link: Link  # on which we sent it
+    token: Any  # what `send` was given
+    delivery: Any  # for `settle_retired`; None when the peer has settled it, and will not hear of it again
+    txn_id: bytes  # as the peer wrote it
+    state: State | None  # the outcome; None: it has settled without one
 
 
 class CreditChanged(msgspec.Struct, frozen=True, gc=False):
-    """The peer changed an outgoing link's credit, or its session window opened again.
+    """The peer changed an outgoing link's credit, or its session window opened again."""
 
-    Attributes:
-        link: the link.
-        credit: how many more deliveries it takes now.
-        drain: use it at once or give it back (part 2.6.7): send what there is, then call `drained`.
-    """
-
-    link: Link
-    credit: int
-    drain: bool
+    link: Link  # the link
+    credit: int  # how many more deliveries it takes now
+    drain: bool  # use it at once or give it back (part 2.6.7): send what there is, then call `drained`
 
 
 class LinkDetached(msgspec.Struct, frozen=True, gc=False):
-    """A link is gone: the peer detached it, or the engine did for a fault of the peer.
+    """A link is gone: the peer detached it, or the engine did for a fault of the peer."""
 
-    Attributes:
-        link: handles of its deliveries are dead from now on.
-        closed: False when the peer keeps the terminus (a durable subscription).
-        error: why, if anybody said.
-        by_us: True when the peer broke a limit.
-    """
-
-    link: Link
-    closed: bool
-    error: Error | None
-    by_us: bool = False
+    link: Link  # handles of its deliveries are dead from now on
+    closed: bool  # False when the peer keeps the terminus (a durable subscription)
+    error: Error | None  # why, if anybody said
+    by_us: bool = False  # True when the peer broke a limit
 
 
 class SessionEnded(msgspec.Struct, frozen=True, gc=False):
-    """A session is gone, and its links with it: there is no `LinkDetached` for them.
+    """A session is gone, and its links with it: there is no `LinkDetached` for them."""
 
-    Attributes:
-        session: the session.
-        links: the links that were attached.
-        error: why, if the peer said.
-    """
-
-    session: Session
-    links: tuple[Link, ...]
-    error: Error | None
+    session: Session  # the session
+    links: tuple[Link, ...]  # the links that were attached
+    error: Error | None  # why, if the peer said

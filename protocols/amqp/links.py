@@ -24,44 +24,27 @@ class TerminusKind(enum.IntEnum):
 
 
 class Filter(msgspec.Struct, frozen=True, gc=False):
-    """One entry of a source's filter set (part 3.5.8).
+    """One entry of a source's filter set (part 3.5.8)."""
 
-    Attributes:
-        name: the peer's name for it.
-        descriptor: what kind of filter it is: a symbol or a number; None when the value is not described.
-        value: of the described value.
-        encoded: name and value as the peer wrote them, for the answer.
-    """
-
-    name: str
+    name: str  # the peer's name for it
+    # what kind of filter it is: a symbol or a number; None when the value is not described
     descriptor: str | int | None
-    value: Any
-    encoded: tuple[bytes, bytes]
+    value: Any  # of the described value
+    encoded: tuple[bytes, bytes]  # name and value as the peer wrote them, for the answer
 
 
 class Terminus(msgspec.Struct, frozen=True, gc=False):
-    """A source or a target (parts 3.5.3 and 3.5.4) as the peer wrote it.
+    """A source or a target (parts 3.5.3 and 3.5.4) as the peer wrote it."""
 
-    Attributes:
-        kind: `NONE` is null: no terminus at all.
-        address: None is a null address; with `dynamic` the peer asks for a temporary node.
-        durable: terminus-durability, 0 to 2.
-        expiry: the expiry policy, such as `never`.
-        filters: of a source: the filter set.
-        outcomes: of a source: the outcomes the peer can take.
-        capabilities: such as `queue`.
-        copies: of a source: distribution-mode `copy`: what is received stays there for others (a browser).
-    """
-
-    kind: TerminusKind
-    address: str | None = None
-    durable: int = 0
-    expiry: str = "session-end"
+    kind: TerminusKind  # `NONE` is null: no terminus at all
+    address: str | None = None  # None is a null address; with `dynamic` the peer asks for a temporary node
+    durable: int = 0  # terminus-durability, 0 to 2
+    expiry: str = "session-end"  # the expiry policy, such as `never`
     dynamic: bool = False
-    filters: tuple[Filter, ...] = ()
-    outcomes: tuple[str, ...] = ()
-    capabilities: tuple[str, ...] = ()
-    copies: bool = False
+    filters: tuple[Filter, ...] = ()  # of a source: the filter set
+    outcomes: tuple[str, ...] = ()  # of a source: the outcomes the peer can take
+    capabilities: tuple[str, ...] = ()  # such as `queue`
+    copies: bool = False  # of a source: distribution-mode `copy`: what is received stays there for others (a browser)
 
 
 class Session:

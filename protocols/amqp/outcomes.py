@@ -44,19 +44,12 @@ class Error(msgspec.Struct, frozen=True, gc=False):
 
 
 class State(msgspec.Struct, frozen=True, gc=False):
-    """The state that settles a delivery.
+    """The state that settles a delivery."""
 
-    Attributes:
-        code: its descriptor, such as `ACCEPTED`; 0 is a settlement without a state.
-        error: of `REJECTED`.
-        delivery_failed: of `MODIFIED`: it counts as a failed attempt.
-        undeliverable_here: of `MODIFIED`: not to this link again.
-    """
-
-    code: int
-    error: Error | None = None
-    delivery_failed: bool = False
-    undeliverable_here: bool = False
+    code: int  # its descriptor, such as `ACCEPTED`; 0 is a settlement without a state
+    error: Error | None = None  # of `REJECTED`
+    delivery_failed: bool = False  # of `MODIFIED`: it counts as a failed attempt
+    undeliverable_here: bool = False  # of `MODIFIED`: not to this link again
 
 
 STATE_ACCEPTED: Final = State(ACCEPTED)

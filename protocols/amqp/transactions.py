@@ -47,25 +47,16 @@ _TERMINAL: Final = frozenset(_OUTCOMES.values())
 
 
 class Declare(msgspec.Struct, frozen=True, gc=False):
-    """Begin a transaction (part 4.5.2).
+    """Begin a transaction (part 4.5.2)."""
 
-    Attributes:
-        is_global: it names a global transaction, which a local coordinator has none of.
-    """
-
-    is_global: bool
+    is_global: bool  # it names a global transaction, which a local coordinator has none of
 
 
 class Discharge(msgspec.Struct, frozen=True, gc=False):
-    """End a transaction (part 4.5.3).
+    """End a transaction (part 4.5.3)."""
 
-    Attributes:
-        txn_id: which one.
-        fail: roll it back.
-    """
-
-    txn_id: bytes
-    fail: bool
+    txn_id: bytes  # which one
+    fail: bool  # roll it back
 
 
 def read_command(message: bytes) -> Declare | Discharge:

@@ -19,15 +19,10 @@ MAX_ID: Final = 0xFFFF
 
 
 class PreparedPublish(msgspec.Struct, frozen=True, gc=False):
-    """The parts of a PUBLISH that are the same for every receiver of one version.
+    """The parts of a PUBLISH that are the same for every receiver of one version."""
 
-    Attributes:
-        topic: the topic with its length in front.
-        rest: properties (MQTT 5.0) and payload.
-    """
-
-    topic: bytes
-    rest: bytes
+    topic: bytes  # the topic with its length in front
+    rest: bytes  # properties (MQTT 5.0) and payload
 
 
 def prepare_publish(topic: str, payload: bytes, properties: Properties | None, version: Version) -> PreparedPublish:

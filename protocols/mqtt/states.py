@@ -107,22 +107,13 @@ class Awaits(enum.Enum):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What one connection may ask of us.
+    """What one connection may ask of us."""
 
-    Attributes:
-        max_connect_bytes: the largest packet before `accept`; a stranger gets no more.
-        max_packet_bytes: the largest packet after it; announced in CONNACK.
-        connect_timeout_s: how long CONNECT, and an exchange of AUTH, may take.
-        outgoing_inflight: most QoS 1 and 2 messages on the way to the client; its Receive Maximum may be lower.
-        outgoing_aliases: most topic aliases that are handed out; the client's Topic Alias Maximum may be lower.
-        enforce_receive_maximum: DISCONNECT 0x93 for a client that overruns ours; False tolerates it.
-        max_held_bytes: most bytes that a client may send ahead while its CONNECT is judged.
-    """
-
-    max_connect_bytes: int = 65_536
-    max_packet_bytes: int = 2 * 1024 * 1024
-    connect_timeout_s: float = 10.0
+    max_connect_bytes: int = 65_536  # the largest packet before `accept`; a stranger gets no more
+    max_packet_bytes: int = 2 * 1024 * 1024  # the largest packet after it; announced in CONNACK
+    connect_timeout_s: float = 10.0  # how long CONNECT, and an exchange of AUTH, may take
+    # most QoS 1 and 2 messages on the way to the client; its Receive Maximum may be lower
     outgoing_inflight: int = 1000
-    outgoing_aliases: int = 64
-    enforce_receive_maximum: bool = True
-    max_held_bytes: int = 1024 * 1024
+    outgoing_aliases: int = 64  # most topic aliases that are handed out; the client's Topic Alias Maximum may be lower
+    enforce_receive_maximum: bool = True  # DISCONNECT 0x93 for a client that overruns ours; False tolerates it
+    max_held_bytes: int = 1024 * 1024  # most bytes that a client may send ahead while its CONNECT is judged

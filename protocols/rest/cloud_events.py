@@ -31,17 +31,11 @@ _BYTES: Final = msgspec.json.Decoder(bytes | None)
 
 
 class CloudEvent(msgspec.Struct, frozen=True, gc=False):
-    """One event.
+    """One event."""
 
-    Attributes:
-        attributes: its context attributes by name, as canonical strings, without `datacontenttype`.
-        data: its data; b"" for none.
-        content_type: of the data; None where nothing says it.
-    """
-
-    attributes: dict[str, str]
-    data: bytes
-    content_type: str | None
+    attributes: dict[str, str]  # its context attributes by name, as canonical strings, without `datacontenttype`
+    data: bytes  # its data; b"" for none
+    content_type: str | None  # of the data; None where nothing says it
 
 
 def from_fields(fields: Iterable[tuple[str, str]], content_type: str | None, body: bytes) -> CloudEvent:

@@ -35,27 +35,19 @@ class Produce(_Message, frozen=True, gc=False, tag="produce"):
 
 
 class Subscribe(_Message, frozen=True, gc=False, tag="subscribe", rename={"start": "from"}):
-    """Get records from now on; answered by `subscribed`.
+    """Get records from now on; answered by `subscribed`."""
 
-    Attributes:
-        topic: its name.
-        format: how keys and values stand in the records.
-        start, offset, timestamp, partition: where to begin; as the parameters of a stream of events.
-        group: take a share of this consumer group: each record is acknowledged or released then.
-        key: only records with one of these keys.
-        header: only records with all of these headers, each NAME:VALUE.
-        credit: how many records may come before `credit` allows more; None: as many as the connection takes.
-    """
-
-    topic: str
-    format: Format = Format.JSON
+    topic: str  # its name
+    format: Format = Format.JSON  # how keys and values stand in the records
+    # start, offset, timestamp, partition: where to begin; as the parameters of a stream of events
     start: str | None = None
     offset: int | None = None
     timestamp: int | None = None
     partition: int | None = None
-    group: str | None = None
-    key: tuple[str, ...] = ()
-    header: tuple[str, ...] = ()
+    group: str | None = None  # take a share of this consumer group: each record is acknowledged or released then
+    key: tuple[str, ...] = ()  # only records with one of these keys
+    header: tuple[str, ...] = ()  # only records with all of these headers, each NAME:VALUE
+    # how many records may come before `credit` allows more; None: as many as the connection takes
     credit: int | None = None
 
     def wanted(self) -> Wanted:

@@ -24,19 +24,12 @@ Position = Mapping[int, int]
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
-    """Where to begin: one of the fields is set, or none.
+    """Where to begin: one of the fields is set, or none."""
 
-    Attributes:
-        edge: `BEGINNING` or `END`.
-        position: a position; what it leaves out begins with the first record.
-        timestamp: the first records that are not older, in ms since the epoch.
-        partition: of this partition alone.
-    """
-
-    edge: str | None = None
-    position: Position | None = None
-    timestamp: int | None = None
-    partition: int | None = None
+    edge: str | None = None  # `BEGINNING` or `END`
+    position: Position | None = None  # a position; what it leaves out begins with the first record
+    timestamp: int | None = None  # the first records that are not older, in ms since the epoch
+    partition: int | None = None  # of this partition alone
 
 
 def parse_position(text: str, where: str) -> dict[int, int]:

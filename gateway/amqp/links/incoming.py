@@ -58,21 +58,13 @@ class OpenTransaction(Protocol):
 
 
 class Ingress(msgspec.Struct, frozen=True):
-    """What all incoming links of the process share.
+    """What all incoming links of the process share."""
 
-    Attributes:
-        publisher: the way into Kafka.
-        gates: what their credit depends on.
-        counts: what became of the messages.
-        link_bytes: how much may wait for Kafka because of one link.
-        largest_body: in bytes; a message with a larger one is refused.
-    """
-
-    publisher: Publisher
-    gates: CreditGates
-    counts: Counts
-    link_bytes: int
-    largest_body: int
+    publisher: Publisher  # the way into Kafka
+    gates: CreditGates  # what their credit depends on
+    counts: Counts  # what became of the messages
+    link_bytes: int  # how much may wait for Kafka because of one link
+    largest_body: int  # in bytes; a message with a larger one is refused
 
 
 class IncomingLink:

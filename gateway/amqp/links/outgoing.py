@@ -51,23 +51,14 @@ its way (100 ms at Kafka when there is nothing) comes to its end."""
 
 
 class Egress(msgspec.Struct, frozen=True):
-    """What all outgoing links of the process share.
+    """What all outgoing links of the process share."""
 
-    Attributes:
-        live_reader: the live reader, for links without a group.
-        dead_letters: what receivers cannot take.
-        subscriptions: who has them.
-        names: whose the groups are.
-        counts: what became of the records.
-        max_unsettled: records that one link may have sent and not settled.
-    """
-
-    live_reader: LiveReader
-    dead_letters: DeadLetters
-    subscriptions: Subscriptions
-    names: GroupNames
-    counts: Counts
-    max_unsettled: int
+    live_reader: LiveReader  # the live reader, for links without a group
+    dead_letters: DeadLetters  # what receivers cannot take
+    subscriptions: Subscriptions  # who has them
+    names: GroupNames  # whose the groups are
+    counts: Counts  # what became of the records
+    max_unsettled: int  # records that one link may have sent and not settled
 
 
 class OutgoingLink:

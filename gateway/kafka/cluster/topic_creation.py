@@ -42,19 +42,12 @@ PartitionCapacity = Callable[[int, int], str | None]
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A topic to be made.
+    """A topic to be made."""
 
-    Attributes:
-        name: a legal name.
-        partitions: how many; None: `kafka.topic_partitions`.
-        replication: how many copies; None: `kafka.topic_replication`.
-        configs: Kafka's names and values.
-    """
-
-    name: str
-    partitions: int | None = None
-    replication: int | None = None
-    configs: tuple[tuple[str, str], ...] = ()
+    name: str  # a legal name
+    partitions: int | None = None  # how many; None: `kafka.topic_partitions`
+    replication: int | None = None  # how many copies; None: `kafka.topic_replication`
+    configs: tuple[tuple[str, str], ...] = ()  # Kafka's names and values
 
 
 class Made(msgspec.Struct, frozen=True):

@@ -23,41 +23,24 @@ _FOREVER: Final = 2**63 - 1
 
 
 class TopicInfo(msgspec.Struct, frozen=True, gc=False):
-    """What must be known of a topic before a record is handed over.
+    """What must be known of a topic before a record is handed over."""
 
-    Attributes:
-        name: the topic.
-        partitions: how many it has; they are numbered from 0.
-        max_message_bytes: largest record batch that its broker takes.
-        available: the partitions that have a leader now.
-        needs_key: compacted: a record without a key would be refused, and the batch around it.
-        cleanup: its `cleanup.policy`; None when we may not read it.
-        before_ms: how far in the past a record's own timestamp may be.
-        after_ms: how far in the future it may be.
-    """
-
-    name: str
-    partitions: int
-    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
-    available: tuple[int, ...] = ()
-    needs_key: bool = False
-    cleanup: str | None = None
-    before_ms: int = _FOREVER
-    after_ms: int = _FOREVER
+    name: str  # the topic
+    partitions: int  # how many it has; they are numbered from 0
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES  # largest record batch that its broker takes
+    available: tuple[int, ...] = ()  # the partitions that have a leader now
+    needs_key: bool = False  # compacted: a record without a key would be refused, and the batch around it
+    cleanup: str | None = None  # its `cleanup.policy`; None when we may not read it
+    before_ms: int = _FOREVER  # how far in the past a record's own timestamp may be
+    after_ms: int = _FOREVER  # how far in the future it may be
 
 
 class InternalTopic(msgspec.Struct, frozen=True):
-    """One of our own topics, which no client can see, read or write, and how it is created when it is missing.
+    """One of our own topics, which no client can see, read or write, and how it is created when it is missing."""
 
-    Attributes:
-        name: begins with `INTERNAL_TOPIC_PREFIX`.
-        partitions: how many it is created with.
-        configs: Kafka's names and values.
-    """
-
-    name: str
-    partitions: int
-    configs: tuple[tuple[str, str], ...] = ()
+    name: str  # begins with `INTERNAL_TOPIC_PREFIX`
+    partitions: int  # how many it is created with
+    configs: tuple[tuple[str, str], ...] = ()  # Kafka's names and values
 
 
 def led_now(topic: wire.Topic) -> tuple[int, ...]:

@@ -39,33 +39,20 @@ _NO_ID: Final = bytes(16)
 
 
 class Topic(NamedTuple):
-    """What a broker tells of a topic.
+    """What a broker tells of a topic."""
 
-    Attributes:
-        error: Kafka's code; 0 when there is none.
-        internal: Kafka's own.
-        leaders: by partition, the node; `NO_LEADER` where there is none.
-        id: another one when it was deleted and made again (KIP-516); b"" where the broker does not tell.
-    """
-
-    error: int
-    internal: bool
-    leaders: tuple[int, ...]
-    id: bytes = b""
+    error: int  # Kafka's code; 0 when there is none
+    internal: bool  # Kafka's own
+    leaders: tuple[int, ...]  # by partition, the node; `NO_LEADER` where there is none
+    id: bytes = b""  # another one when it was deleted and made again (KIP-516); b"" where the broker does not tell
 
 
 class Metadata(NamedTuple):
-    """The answer to `metadata_of`.
+    """The answer to `metadata_of`."""
 
-    Attributes:
-        brokers: node, host, port, rack.
-        controller: the controller's node.
-        topics: by name; also those that do not exist, with their error, when they were asked for.
-    """
-
-    brokers: list[tuple[int, str, int, str | None]]
-    controller: int
-    topics: dict[str, Topic]
+    brokers: list[tuple[int, str, int, str | None]]  # node, host, port, rack
+    controller: int  # the controller's node
+    topics: dict[str, Topic]  # by name; also those that do not exist, with their error, when they were asked for
 
 
 class _Answer:

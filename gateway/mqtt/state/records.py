@@ -33,77 +33,44 @@ class SessionSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PendingWill(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A will and what is needed to publish it when its client, or the gateway that knew it, is gone.
+    """A will and what is needed to publish it when its client, or the gateway that knew it, is gone."""
 
-    Attributes:
-        will: as CONNECT had it.
-        version: of the protocol, for the record's headers.
-        due: epoch milliseconds at which it is published; None while its connection lives.
-    """
-
-    will: Will
-    version: Version
-    due: int | None = None
+    will: Will  # as CONNECT had it
+    version: Version  # of the protocol, for the record's headers
+    due: int | None = None  # epoch milliseconds at which it is published; None while its connection lives
 
 
 class SessionRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename={"session_id": "nonce"}):
-    """The slow half of a session.
+    """The slow half of a session."""
 
-    Attributes:
-        session_id: a later session of the client id has another; `nonce` in JSON.
-        principal: who opened it; nobody else gets it.
-        epoch: counts the gateways that had it.
-        owner: the gateway that has it, an `id/incarnation`; "" when none has.
-        expiry: Session Expiry Interval in seconds; `NEVER`.
-        gone_at: epoch milliseconds of the end of its connection; None while connected.
-        subscriptions: as subscribed.
-        will: what is to be published for it.
-        unclean: its last gateway died, so its in-flight record may be old.
-    """
-
-    session_id: str
-    principal: str
-    epoch: int
-    owner: str = ""
-    expiry: int = 0
-    gone_at: int | None = None
-    subscriptions: tuple[SessionSubscription, ...] = ()
-    will: PendingWill | None = None
-    unclean: bool = False
+    session_id: str  # a later session of the client id has another; `nonce` in JSON
+    principal: str  # who opened it; nobody else gets it
+    epoch: int  # counts the gateways that had it
+    owner: str = ""  # the gateway that has it, an `id/incarnation`; "" when none has
+    expiry: int = 0  # Session Expiry Interval in seconds; `NEVER`
+    gone_at: int | None = None  # epoch milliseconds of the end of its connection; None while connected
+    subscriptions: tuple[SessionSubscription, ...] = ()  # as subscribed
+    will: PendingWill | None = None  # what is to be published for it
+    unclean: bool = False  # its last gateway died, so its in-flight record may be old
 
 
 class InflightMessage(msgspec.Struct, array_like=True):
-    """A delivery to the client that it has not acknowledged to the end: where its record is, under which id it went.
+    """A delivery to the client that it has not acknowledged to the end: where its record is, under which id it went."""
 
-    Attributes:
-        packet_id: ours.
-        topic: its Kafka topic, or the topic of retained messages; "" when it was deleted.
-        partition: of the record.
-        offset: of the record.
-        stage: 1: PUBACK is awaited, 2: PUBREC, 3: PUBCOMP.
-        name: the MQTT topic of a retained message; "" for a record of the log.
-    """
-
-    packet_id: int
-    topic: str
-    partition: int
-    offset: int
-    stage: int
-    name: str = ""
+    packet_id: int  # ours
+    topic: str  # its Kafka topic, or the topic of retained messages; "" when it was deleted
+    partition: int  # of the record
+    offset: int  # of the record
+    stage: int  # 1: PUBACK is awaited, 2: PUBREC, 3: PUBCOMP
+    name: str = ""  # the MQTT topic of a retained message; "" for a record of the log
 
 
 class PendingRetained(msgspec.Struct, array_like=True):
-    """A subscription whose retained messages were not all sent.
+    """A subscription whose retained messages were not all sent."""
 
-    Attributes:
-        topic_filter: of the subscription.
-        partition: those up to this place in the topic of retained messages were sent.
-        offset: in that partition.
-    """
-
-    topic_filter: str
-    partition: int = -1
-    offset: int = -1
+    topic_filter: str  # of the subscription
+    partition: int = -1  # those up to this place in the topic of retained messages were sent
+    offset: int = -1  # in that partition
 
 
 class InflightRecord(
@@ -119,35 +86,24 @@ class InflightRecord(
         "uncertain": "doubts",
     },
 ):
-    """The quick half of a session: the in-flight record. The names in JSON are those of the first version.
+    """The quick half of a session: the in-flight record. The names in JSON are those of the first version."""
 
-    Attributes:
-        session_id: the session's.
-        epoch: of its writer.
-        reached: everything below was offered to the session; what of it is unfinished is in `messages`.
-        messages: deliveries in flight, in the order in which they were sent.
-        pending_retained: subscriptions that are still to be sent retained messages.
-        low_water_mark: of the client's QoS 2 messages with a lower sequence, those that are unfinished are in `open`.
-        open: packet identifier -> sequence of those that are stored and not released.
-        released: sequences from the low-water mark on that are released.
-        scan_from: the offsets from which on QoS 2 messages above the low-water mark, and uncertain ones, can be found.
-        uncertain: packet identifier -> sequence of QoS 2 messages that may be stored or not; the client was not told.
-        final: its writer has released the session: this is all there is to know.
-        topic_ids: of the topics in `reached`, where Kafka tells them (`Router.topic_ids`). A topic with another one was
-            deleted and made again.
-    """
-
-    session_id: str
-    epoch: int
-    reached: Places = {}
-    messages: tuple[InflightMessage, ...] = ()
-    pending_retained: tuple[PendingRetained, ...] = ()
+    session_id: str  # the session's
+    epoch: int  # of its writer
+    reached: Places = {}  # everything below was offered to the session; what of it is unfinished is in `messages`
+    messages: tuple[InflightMessage, ...] = ()  # deliveries in flight, in the order in which they were sent
+    pending_retained: tuple[PendingRetained, ...] = ()  # subscriptions that are still to be sent retained messages
+    # of the client's QoS 2 messages with a lower sequence, those that are unfinished are in `open`
     low_water_mark: int = 0
-    open: dict[int, int] = {}
-    released: tuple[int, ...] = ()
+    open: dict[int, int] = {}  # packet identifier -> sequence of those that are stored and not released
+    released: tuple[int, ...] = ()  # sequences from the low-water mark on that are released
+    # the offsets from which on QoS 2 messages above the low-water mark, and uncertain ones, can be found
     scan_from: Places = {}
+    # packet identifier -> sequence of QoS 2 messages that may be stored or not; the client was not told
     uncertain: dict[int, int] = {}
-    final: bool = False
+    final: bool = False  # its writer has released the session: this is all there is to know
+    # of the topics in `reached`, where Kafka tells them (`Router.topic_ids`). A topic with another one was deleted and
+    # made again
     topic_ids: Mapping[str, str] = {}
 
 

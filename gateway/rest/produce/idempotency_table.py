@@ -24,29 +24,17 @@ RETENTION_MARGIN_MS: Final = 3_600_000
 
 
 class KeptRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last word about a key.
+    """The last word about a key."""
 
-    Attributes:
-        digest: of the request's body and what else makes it the same request.
-        attempt: the random id of the attempt.
-        gateway: whose attempt, by the name that its data directory keeps; "" for one without.
-        until_ms: the end of the window, when it is forgotten; epoch milliseconds.
-        lease_ms: until then the attempt may still store records.
-        scan: by partition the offset from which on the attempts' records lie.
-        after: the attempt that this one takes over.
-        status: of the answer; 0 while there is none.
-        body: of the answer.
-    """
-
-    digest: str
-    attempt: str
-    gateway: str
-    until_ms: int
-    lease_ms: int
-    scan: dict[int, int]
-    after: str = ""
-    status: int = 0
-    body: str = ""
+    digest: str  # of the request's body and what else makes it the same request
+    attempt: str  # the random id of the attempt
+    gateway: str  # whose attempt, by the name that its data directory keeps; "" for one without
+    until_ms: int  # the end of the window, when it is forgotten; epoch milliseconds
+    lease_ms: int  # until then the attempt may still store records
+    scan: dict[int, int]  # by partition the offset from which on the attempts' records lie
+    after: str = ""  # the attempt that this one takes over
+    status: int = 0  # of the answer; 0 while there is none
+    body: str = ""  # of the answer
 
 
 class RequestTable:
