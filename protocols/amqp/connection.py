@@ -57,15 +57,7 @@ class Connection:
         allow_without_sasl: bool = True,
         open_timeout_s: float = 10.0,
     ) -> None:
-        """Wait for a peer.
-
-        Args:
-            container_id: our name in open.
-            limits: what the peer may use.
-            mechanisms: see `Connection`.
-            allow_without_sasl: see `Connection`.
-            open_timeout_s: the time from connecting to open.
-        """
+        """Wait for a peer, which has `open_timeout_s` from connecting to open; `container_id` is our name."""
         self._container_id = container_id
         self._limits = limits
         self.mechanisms = mechanisms

@@ -45,10 +45,7 @@ class TopicAliases:
         self._until_halved = USES_PER_ALIAS * maximum
 
     def choose(self, topic: bytes) -> int:
-        """Count a use of `topic` and say what stands for it.
-
-        Args:
-            topic: the topic with its length in front, as `PreparedPublish` has it.
+        """Count a use of `topic`, as `PreparedPublish` has it, and say what stands for it.
 
         Returns:
             An alias that the client knows; or a negative one, that `give` gives to this topic once the PUBLISH that

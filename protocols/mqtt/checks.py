@@ -25,11 +25,8 @@ def refused_flags(first: int, announced: Properties) -> PeerError:
 def resolve_topic(topic: str, properties: Properties | None, aliases: dict[int, str], topic_alias_maximum: int) -> str:
     """Check the properties of a PUBLISH, and resolve its topic alias (section 3.3.2.3.4).
 
-    Args:
-        topic: as it was received; empty when an alias stands for it.
-        properties: as they were received.
-        aliases: of this connection; a new one is put in.
-        topic_alias_maximum: the one we announced.
+    The topic is empty when an alias stands for it; a new one is put into `aliases`, the connection's.
+    `topic_alias_maximum` is the one we announced.
 
     Returns:
         The topic.

@@ -38,12 +38,9 @@ def check_flags(first: int, version: Version) -> None:
 
 
 def decode_packet(first: int, body: bytes, version: Version) -> Packet:
-    """Decode one packet.
+    """Decode one packet: its first byte, and the body that its remaining length counts.
 
-    Args:
-        first: the packet's first byte.
-        body: what its remaining length counts.
-        version: of the connection; CONNECT brings its own.
+    CONNECT brings its own version.
 
     Raises:
         PeerError: malformed, or not allowed by the protocol.

@@ -151,13 +151,9 @@ numbered clause fixes the code, so the one that clients know from Mosquitto is s
 
 
 def decode_properties(data: bytes, position: int, end: int, packet: int) -> tuple[Properties | None, int]:
-    """Read a property length and the properties behind it.
+    """Read the property length at `position` and the properties behind it.
 
-    Args:
-        data: holds the packet.
-        position: where the property length begins.
-        end: where the packet ends.
-        packet: the packet's type, or `WILL`.
+    The packet, whose type is `packet` or `WILL`, ends at `end`.
 
     Returns:
         The properties (None when there are none) and the position behind them.

@@ -270,11 +270,7 @@ class Sender:
     def _send_aliased(self, message: PreparedPublish, alias: int, first: int, packet_id: int | None) -> int | None:
         """Send a message with a topic alias among its properties; None: larger than the client takes.
 
-        Args:
-            message: as it was prepared.
-            alias: what `TopicAliases.choose` said, not 0.
-            first: the packet's first byte.
-            packet_id: as in `send_publish`.
+        `alias` is what `TopicAliases.choose` said, not 0; `first` is the packet's first byte.
         """
         assert self._given is not None
         rest = message.rest

@@ -48,11 +48,7 @@ LEGAL: Final[dict[State, frozenset[PacketType]]] = {
 def check_legal(first: int, state: State, version: Version | None, method: str | None) -> None:
     """Judge a packet by its first byte, before the rest of it is awaited.
 
-    Args:
-        first: the packet's first byte.
-        state: of the connection.
-        version: of the connection; None before CONNECT, whose flags are judged when it has told the version.
-        method: the authentication method of CONNECT.
+    Flags are judged when CONNECT has told the `version`; `method` is CONNECT's authentication method.
 
     Raises:
         PeerError: not allowed now, or with wrong flags.

@@ -24,9 +24,7 @@ def is_valid_name(topic: str) -> bool:
 def is_valid_filter(topic_filter: str, shared: bool = True) -> bool:
     """Whether `topic_filter` can be subscribed to.
 
-    Args:
-        topic_filter: the filter.
-        shared: whether `$share` has its meaning and is judged by its parts [MQTT-4.8.2-1]; not in 3.1.1.
+    With `shared`, `$share` is judged by its parts [MQTT-4.8.2-1]; not in 3.1.1.
     """
     if shared and topic_filter.startswith(SHARE):
         return parse_share(topic_filter) is not None and _fits(topic_filter)

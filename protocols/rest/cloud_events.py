@@ -39,12 +39,7 @@ class CloudEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 def from_fields(fields: Iterable[tuple[str, str]], content_type: str | None, body: bytes) -> CloudEvent:
-    """An event in binary mode: attributes are header fields, the body is the data.
-
-    Args:
-        fields: all of the request.
-        content_type: its Content-Type.
-        body: its body.
+    """An event in binary mode: its attributes are the request's header fields, the body is the data.
 
     Raises:
         RestError: 400.

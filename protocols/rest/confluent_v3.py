@@ -39,10 +39,7 @@ class Data(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     subject_name_strategy: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
     def format(self, part: str) -> Format | None:
-        """How `data` is to be read; None where there is none.
-
-        Args:
-            part: `key` or `value`, for the error.
+        """How `data` is to be read; None where there is none. `part` is `key` or `value`, for the error.
 
         Raises:
             RestError: 422 for what needs a schema, 400 for an unknown type, or none.

@@ -42,12 +42,10 @@ class Schema:
         self._validator = jsonschema_rs.Draft202012Validator(definition)
 
     def check(self, value: Any, where: str = "$", place: str = "") -> None:
-        """Refuse a value that does not fit.
+        """Refuse a value, as `json.loads` gives it, that does not fit.
 
-        Args:
-            value: as `json.loads` gives it.
-            where: the first part of the JSON path in the error.
-            place: what it is a value of, such as "query parameter `timeout`"; without it the JSON path is shown.
+        `where` is the first part of the JSON path in the error; `place` stands there instead, such as "query parameter
+        `timeout`".
 
         Raises:
             RestError: 400, or what `x-status` says where all violations have one.

@@ -12,16 +12,11 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 def base_uri(headers: Mapping[str, str], path: str, *, secure: bool, bound: str) -> str:
-    """The absolute address of `path` for this client.
+    """The absolute address of `path` (encoded) for this client.
 
-    `Forwarded` (RFC 7239) goes before `X-Forwarded-Host` with `X-Forwarded-Proto`, and both before `Host`. Without
-    a port in the forwarded host the scheme's own is written out.
-
-    Args:
-        headers: the request's fields, looked up without regard to case.
-        path: what stands behind the host, encoded.
-        secure: whether the client's connection to us is TLS.
-        bound: our own address, when the request names no host at all (HTTP/1.0).
+    `Forwarded` (RFC 7239) goes before `X-Forwarded-Host` with `X-Forwarded-Proto`, and both before `Host`. Without a
+    port in the forwarded host the scheme's own is written out. `bound` is our own address, when the request names no
+    host at all (HTTP/1.0).
 
     Raises:
         RestError: 400 for a forwarded scheme that is neither http nor https.

@@ -58,11 +58,9 @@ def format_position(position: Position) -> str:
 
 
 def wanted(given: Mapping[str, Any], last_event_id: str | None = None) -> Wanted:
-    """Where a client wants to begin.
+    """Where a client wants to begin, by `from`, `offset`, `timestamp` and `partition` where they were given.
 
-    Args:
-        given: `from`, `offset`, `timestamp` and `partition`, where they were given.
-        last_event_id: the header field; it goes before everything else, since a browser sends it when it comes back.
+    The header field `last_event_id` goes before everything else, since a browser sends it when it comes back.
 
     Raises:
         RestError: 422, they exclude each other, or no position.

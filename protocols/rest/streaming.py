@@ -16,12 +16,10 @@ def chunk(data: bytes) -> bytes:
 
 
 def event(line: bytes, position: str = "", kind: str = "") -> bytes:
-    """One event.
+    """One event; `line` is its data, without line feeds.
 
-    Args:
-        line: its data, without line feeds.
-        position: becomes what the client sends as `Last-Event-ID` when it comes back; none leaves that as it is.
-        kind: what a browser's `addEventListener` names; none is `message`.
+    `position` becomes what the client sends as `Last-Event-ID` when it comes back; none leaves that as it is. `kind` is
+    what a browser's `addEventListener` names; none is `message`.
     """
     head = b"id: %b\n" % position.encode() if position else b""
     if kind:

@@ -58,9 +58,7 @@ class SelectorError(ValueError):
 def compile_selector(text: str, resolve: Callable[[str], Getter]) -> Callable[[Any], bool]:
     """The function that tells whether a message is selected.
 
-    Args:
-        text: the selector, up to `TEXT_LIMIT` characters.
-        resolve: gives the function that fetches a name's value from a message; ValueError when there is no such name.
+    `resolve` gives the function that fetches a name's value from a message; ValueError when there is no such name.
 
     Raises:
         SelectorError: the only one, whatever the text is.
