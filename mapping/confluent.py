@@ -41,12 +41,7 @@ class About(NamedTuple):
 def to_record(produced: Produced, topic: str, principal: str, trace: Headers, now: int) -> tuple[Record, About]:
     """A record of version 3, for Kafka, and what its report will say.
 
-    Args:
-        produced: as it was sent.
-        topic: where to.
-        principal: the client's.
-        trace: the request's trace context.
-        now: epoch milliseconds; the time of a record that has none.
+    `now` (epoch ms) is the time of a record that has none.
 
     Raises:
         RestError: 400 or 422; nothing can be stored.

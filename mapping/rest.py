@@ -94,16 +94,9 @@ def to_records(
     headers: Headers,
     trace: Headers = (),
 ) -> list[Record]:
-    """The records of a produce request's body.
+    """The records of a produce request's body, at most `limit`.
 
-    Args:
-        body: the bytes as received.
-        embedded: how keys and values stand in it.
-        topic: from the path.
-        partition: from the path, or None.
-        limit: the largest number of records.
-        headers: see `standard_headers`.
-        trace: see `trace_headers`.
+    `embedded` says how keys and values stand in it; the headers are of `standard_headers` and `trace_headers`.
 
     Raises:
         RestError: the request as a whole is refused; nothing of it was stored.
@@ -119,13 +112,10 @@ def to_records(
 
 
 def from_lines(lines: bytes, topic: str, headers: Headers, trace: Headers = ()) -> list[Record | RestError]:
-    """The records of whole lines, each one in the json format; what is none is an error in its place.
+    """The records of whole lines, each one in the json format.
 
-    Args:
-        lines: as received; blank ones are nothing.
-        topic: of the upload.
-        headers: see `standard_headers`.
-        trace: see `trace_headers`.
+    What is none is an error in its place, a blank line is nothing. The headers are of `standard_headers` and
+    `trace_headers`.
     """
     target = _Target(topic, None, headers, trace)
     try:

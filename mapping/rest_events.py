@@ -12,14 +12,7 @@ KEY: Final = "partitionkey"  # the partitioning extension
 
 
 def to_record(event: CloudEvent, topic: str, standard: Headers, trace: Headers) -> Record:
-    """The record of an event.
-
-    Args:
-        event: a valid one.
-        topic: where it goes.
-        standard: what each record gets, without a content type.
-        trace: the request's trace context.
-    """
+    """The record of a valid event; `standard` is what each record gets, without a content type."""
     headers: list[Header] = [(ATTRIBUTE_PREFIX + name, value.encode()) for name, value in event.attributes.items()]
     if event.content_type is not None:
         headers.append((CONTENT_TYPE, event.content_type.encode("utf-8", "surrogateescape")))

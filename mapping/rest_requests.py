@@ -48,15 +48,9 @@ def question_headers(
     expires_ms: int,
     trace: Headers = (),
 ) -> Headers:
-    """The headers of a record that asks for an answer.
+    """The headers of a record that asks for an answer; nobody waits for it after `expires_ms` (epoch milliseconds).
 
-    Args:
-        fields: of the HTTP request.
-        principal: who asks.
-        reply_to: where the answer goes.
-        correlation_id: what the answer must bring back; also the message id, which some answer with instead.
-        expires_ms: epoch milliseconds after which nobody waits.
-        trace: see `mapping.rest.trace_headers`.
+    The answer must bring back `correlation_id`, which is also the message id: some answer with that instead.
     """
     own: list[Header] = []
     content_type: str | None = None

@@ -30,11 +30,9 @@ class RecordFilter:
     __slots__ = ("_headers", "_keys", "everything")
 
     def __init__(self, keys: Collection[str] = (), headers: Sequence[str] = ()) -> None:
-        """Compile.
+        """Compile: a key is one of `keys`, as UTF-8 (none: any key, or no key).
 
-        Args:
-            keys: the record's key is one of these, as UTF-8; none: any key, or no key.
-            headers: each is `NAME:VALUE`, and the record has all of these headers.
+        A record has all `headers`, each `NAME:VALUE`.
 
         Raises:
             RestError: 422 for a header without a colon.

@@ -193,12 +193,9 @@ class Rules:
     def __init__(
         self, rules: Iterable[RuleText] = (), *, catch_all: str = "mqtt", dotted: Iterable[str] | None = None
     ) -> None:
-        """Compile and check.
+        """Compile and check; `catch_all` is the Kafka topic of what has none of its own.
 
-        Args:
-            rules: as written.
-            catch_all: the Kafka topic of what has none of its own.
-            dotted: names with dots that are Kafka topics; None: all are (see `mapping.topic_names`).
+        `dotted` are the names with dots that are Kafka topics; None: all are (see `mapping.topic_names`).
 
         Raises:
             RuleError: names the first rule that cannot be used.

@@ -101,13 +101,9 @@ def to_value(data: bytes, body: list[Section]) -> Body:
 def from_value(value: bytes | None, form: bytes | None, exact: bytes | None) -> bytes:
     """The body sections of a record's value.
 
-    A form that does not fit the value (somebody changed the value and kept the headers) is ignored: the value
-    is then one Data section.
-
-    Args:
-        value: the record's; None gives an empty Data section unless `form` says `v:null`.
-        form: the header `amqp.body`.
-        exact: the body's sections from the sections header.
+    A form (the header `amqp.body`) that does not fit the value is ignored: somebody changed the value and kept the
+    headers, and it is then one Data section. None gives an empty one unless `form` says `v:null`. `exact` are the
+    body's sections from the sections header.
     """
     if value is None:
         return _NULL_VALUE if form == b"v:null" else data_section(b"")

@@ -153,12 +153,7 @@ def properties(
 ) -> tuple[bytes | None, int | None, int | None]:
     """Append the headers of the properties' list at `at`; (group-id, absolute-expiry-time, creation-time).
 
-    Args:
-        data: the message.
-        at: the list's constructor.
-        end: the section's end.
-        headers: appended to.
-        destination: a `to` that says the same is left out, and a user-id must be its user.
+    The section ends at `end`. A `to` that is the destination is left out, and a user-id must be the destination's user.
 
     Raises:
         DecodeError: not what part 3.2.4 says.

@@ -72,12 +72,7 @@ def gateway_headers(container_id: str) -> Headers:
 
 
 def to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
-    """The record of a message.
-
-    Args:
-        data: all sections of the message, as received.
-        destination: see `Destination`.
-        now_ms: the wall clock, epoch milliseconds.
+    """The record of a message, all of its sections as received; `now_ms` is epoch milliseconds.
 
     Raises:
         Unmappable: UNFIT, DENIED or EXPIRED.

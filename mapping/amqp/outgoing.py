@@ -98,12 +98,9 @@ class _Sidecar(msgspec.Struct, frozen=True):
 
 
 def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes | None:
-    """The message of a record; None when its time is over.
+    """The message of a record; None when its time is over by `now_ms` (epoch).
 
-    Args:
-        record: as it was read.
-        now_ms: the wall clock, epoch milliseconds.
-        delivery_count: earlier failed attempts (part 3.2.1).
+    `delivery_count`: failed attempts (part 3.2.1).
     """
     headers, value = record.headers, record.value
     if len(headers) <= _FEW and value is not None and len(value) < 256 and not delivery_count:
