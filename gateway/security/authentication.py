@@ -74,11 +74,7 @@ class Authenticator:
     ) -> None:
         """Check the configuration; `start` makes the plugins.
 
-        Args:
-            config: the security section.
-            clock: monotonic seconds.
-            wall_clock: epoch milliseconds; for the times in tokens.
-            sleep: waits for seconds of `clock`.
+        `clock` gives monotonic seconds, `wall_clock` epoch milliseconds.
 
         Raises:
             ConfigError: a plugin or a file that cannot be used, or a configuration that lets nobody in.
@@ -179,11 +175,7 @@ class Authenticator:
         return self._config.allow_anonymous
 
     def offers(self, *, certificate: bool = False) -> tuple[str, ...]:
-        """The SASL mechanisms to announce, best first.
-
-        Args:
-            certificate: whether this connection showed a verified client certificate.
-        """
+        """The SASL mechanisms to announce, best first; `certificate`: the client showed a verified one."""
         mechanisms: list[str] = []
         if certificate:
             mechanisms.append("EXTERNAL")
@@ -206,8 +198,7 @@ class Authenticator:
     def identify_certificate(self, peercert: Mapping[str, Any] | None) -> Identity | None:
         """The identity in a verified certificate: its common name, else its first alternative name.
 
-        Args:
-            peercert: `SSLObject.getpeercert()` of our own context, which gives content only after verification.
+        `peercert` is `SSLObject.getpeercert()` of our own context, which gives content only after verification.
 
         Returns:
             None: there is no certificate or no usable name in it.
@@ -228,13 +219,8 @@ class Authenticator:
         """Check a name and a password; a refusal comes late by intention.
 
         Without any plugin or password file a password cannot be checked: then the client is anonymous where that is
-        allowed (as with other brokers), never who it says it is.
-
-        Args:
-            user: the name; SASL PLAIN's authentication identity.
-            password: as sent.
-            peer: `host:port` of the client; failures are counted for the host.
-            client_id: for plugins that look at it.
+        allowed (as with other brokers), never who it says it is. `user` is SASL PLAIN's authentication identity, `peer`
+        the client's `host:port`: failures are counted for the host.
 
         Returns:
             None: refused.
@@ -270,11 +256,7 @@ class Authenticator:
         return None
 
     async def authenticate_token(self, token: str, *, peer: str) -> Shown | None:
-        """Check a bearer token; a refusal comes late by intention.
-
-        Args:
-            token: a JSON Web Token.
-            peer: as for `authenticate_password`.
+        """Check a bearer token (a JSON Web Token) as `authenticate_password` does a password.
 
         Returns:
             None: refused.
@@ -296,12 +278,7 @@ class Authenticator:
         return shown
 
     def exchange(self, mechanism: str, *, peer: str, user: str | None = None) -> Exchange | None:
-        """Begin an exchange of messages that proves who a client is.
-
-        Args:
-            mechanism: the SASL mechanism's name.
-            peer: as for `authenticate_password`.
-            user: who the client must turn out to be; None: anybody.
+        """Begin an exchange of messages that proves that a client is `user`; None: who it is, whoever that may be.
 
         Returns:
             None: the mechanism is not offered.

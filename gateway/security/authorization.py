@@ -73,10 +73,8 @@ class AccessList:
     def __init__(self, rules: Sequence[AccessRule] = (), mapping: Rules | None = None, *, partial: bool = True) -> None:
         """Compile the rules.
 
-        Args:
-            rules: of the configuration.
-            mapping: from MQTT topics to Kafka; None is the default one.
-            partial: whether an MQTT filter is granted of which a part is denied, which then is not delivered.
+        `mapping` leads from MQTT topics to Kafka (None: the default one). With `partial` an MQTT filter is granted of
+        which a part is denied, and that part is not delivered.
 
         Raises:
             ConfigError: a rule that cannot be meant; names `security.access[i]`.

@@ -43,14 +43,9 @@ class BearerExchange:
         address: str,
         user: str | None,
     ) -> None:
-        """Begin.
+        """Begin; `judge_token` raises TokenError for a token that it does not believe.
 
-        Args:
-            mechanism: one of `MECHANISMS`.
-            judge_token: whose a token is; TokenError when it is not believed.
-            judge: counts the outcome and delays a refusal.
-            address: of the client; failures are counted for it.
-            user: who the client must turn out to be; None: anybody.
+        `user` is as of `Authenticator.exchange`.
         """
         self._mechanism = mechanism
         self._judge_token = judge_token

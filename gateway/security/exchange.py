@@ -55,11 +55,7 @@ class Exchange(Protocol):
     """One exchange, on one connection."""
 
     async def step(self, data: bytes | None) -> Step:
-        """Take the client's next message; a failure waits, by intention.
-
-        Args:
-            data: None: the client began without a message.
-        """
+        """Take the client's next message, None where it began without one; a failure waits, by intention."""
         ...
 
 
@@ -69,14 +65,7 @@ class ScramExchange:
     __slots__ = ("_address", "_judge", "_server", "_user")
 
     def __init__(self, server: ScramServer, judge: Judge, address: str, user: str | None) -> None:
-        """Begin.
-
-        Args:
-            server: the mechanism.
-            judge: counts the outcome and delays a refusal.
-            address: of the client; failures are counted for it.
-            user: who the client must turn out to be; None: anybody.
-        """
+        """Begin; `address` is what failures are counted for, `user` as of `Authenticator.exchange`."""
         self._server = server
         self._judge = judge
         self._address = address

@@ -15,12 +15,7 @@ class Expiry:
     __slots__ = ("_ended", "_expires_ms", "_timer", "_wall_clock")
 
     def __init__(self, wall_clock: Callable[[], int], ended: Callable[[], None]) -> None:
-        """Nothing ends yet.
-
-        Args:
-            wall_clock: epoch milliseconds.
-            ended: is told.
-        """
+        """Call `ended` when the time is over by `wall_clock`, in epoch milliseconds."""
         self._wall_clock = wall_clock
         self._ended = ended
         self._expires_ms = 0

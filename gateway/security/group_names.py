@@ -74,12 +74,8 @@ class GroupNames:
     ) -> None:
         """An empty table, which the state topics load.
 
-        Args:
-            groups: asks Kafka which groups there are, and deletes them.
-            topics: a group with the name of a topic is the topic's queue.
-            anonymous: whether anonymous clients are allowed; if not, the groups that they owned have no owner.
-            wall_clock: epoch milliseconds.
-            random_id: gives the id of a claim.
+        Where anonymous clients are not allowed (any more), the groups that they owned have no owner. `wall_clock` gives
+        epoch milliseconds, `random_id` the id of a claim.
         """
         self._groups = groups
         self._topics = topics
@@ -148,10 +144,7 @@ class GroupNames:
     async def admit(self, grant: Grant, group: str, topic: str | None = None) -> None:
         """Allow a client to be a member of a group and to commit for it; a name without an owner becomes its own.
 
-        Args:
-            grant: the client's.
-            group: the group's name.
-            topic: the topic that the client reads in it, and may read; None: not known yet.
+        `topic` is what the client reads in it, and may read; None: not known yet.
 
         Raises:
             Refused: DENIED: it is somebody else's; BUSY: Kafka does not answer, or the client has too many names.

@@ -52,11 +52,7 @@ NO_KEYS: Final = KeySet(())
 
 
 def parse_jwks(document: bytes, algorithms: Iterable[str]) -> KeySet:
-    """Read a document. Keys that cannot be used here are passed over: an issuer may have others for others.
-
-    Args:
-        document: JSON.
-        algorithms: those that are allowed.
+    """Read a document; keys that `algorithms` do not use are passed over: an issuer may have others for others.
 
     Raises:
         ValueError: it is none, or has no usable key.

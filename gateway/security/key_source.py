@@ -75,9 +75,7 @@ class UrlKeys:
     def __init__(self, config: OauthConfig, *, clock: Callable[[], float]) -> None:
         """Nothing is fetched before `run`; ConfigError when the authorities' file cannot be used.
 
-        Args:
-            config: with a URL.
-            clock: monotonic seconds.
+        `clock` gives monotonic seconds.
         """
         assert config.jwks_url is not None
         self.fetches = 0

@@ -44,14 +44,10 @@ class Hosts:
         self._own = socket.gethostname().lower()
 
     def allow(self, host: str, *, secure: bool) -> bool:
-        """Whether a request may be for this name.
+        """Whether a request may be for this name, the field Host; "" is no browser's.
 
-        An address cannot have been pointed here by a page's owner, nor can a name without a dot, or one that nobody
-        can register.
-
-        Args:
-            host: the field Host, well formed; "" is no browser's.
-            secure: whether the connection is TLS, by which the name is proven.
+        TLS (`secure`) proves the name. An address cannot have been pointed here by a page's owner, nor can a name
+        without a dot, or one that nobody can register.
         """
         if self._any or not host or (secure and self._proven_by_tls):
             return True
@@ -72,13 +68,10 @@ class Origins:
     def __init__(
         self, security: SecurityConfig, *, more: Collection[str] = (), login_in_protocol: bool = False
     ) -> None:
-        """The configured ones and the gateway's own; where none are configured, those of this machine too.
+        """The configured ones, `more` and ours; where none are configured, those of this machine too.
 
-        Args:
-            security: the configuration.
-            more: origins, as a browser says them; `*` is every one.
-            login_in_protocol: what is opened asks for a password itself, which no browser remembers: where everybody
-                needs one, a page gains nothing by the connection.
+        With `login_in_protocol` what is opened asks for a password itself, which no browser remembers: where everybody
+        needs one, a page gains nothing by the connection.
         """
         listed = security.origins
         self._near = listed is None
@@ -87,13 +80,7 @@ class Origins:
         self._any = ANY in self._listed or (login_in_protocol and login_needed and listed is None)
 
     def allow(self, origin: str, host: str, *, secure: bool) -> bool:
-        """Whether a page of `origin` may call.
-
-        Args:
-            origin: the field Origin.
-            host: the field Host, which `Hosts` has let in: a page of the same name is ours.
-            secure: whether the connection is TLS.
-        """
+        """Whether a page of `origin` may call `host`, which `Hosts` has let in: a page of the same name is ours."""
         if self._any or origin.lower() in self._listed:
             return True
         try:
@@ -107,13 +94,7 @@ class Origins:
         return own and bool(name) and _plain(parts.netloc) == _plain(host)
 
     def allow_request(self, path: str, fields: Mapping[str, str], *, secure: bool) -> bool:
-        """Whether a request may be served, as far as it is known whose page sent it.
-
-        Args:
-            path: of the request, with its query.
-            fields: its head.
-            secure: whether the connection is TLS.
-        """
+        """Whether a request may be served, as far as its head (`fields`) tells whose page sent it."""
         origin = fields.get("Origin")
         if origin is not None:
             return self.allow(origin, fields.get("Host", ""), secure=secure)

@@ -18,11 +18,7 @@ SHA_512_CRYPT: Final = "$6$"
 
 
 def read_password_file(path: Path, key: str) -> dict[str, str]:
-    """Read the names and hashes of a password file.
-
-    Args:
-        path: the file.
-        key: the configuration key that named it, for the error.
+    """The names and hashes of a password file, which `key` of the configuration names in errors.
 
     Raises:
         ConfigError: unreadable or malformed; names the line, never its text.

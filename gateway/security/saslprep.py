@@ -22,9 +22,7 @@ _PROHIBITED: Final = (
 def saslprep(text: str, *, stored: bool = False) -> str:
     """Prepare a name or a password.
 
-    Args:
-        text: as somebody wrote it.
-        stored: it is to be kept; then code points that Unicode 3.2 had not assigned are refused too (part 2.5).
+    What is to be `stored` may hold no code point that Unicode 3.2 had not assigned (part 2.5).
 
     Raises:
         ValueError: it holds what is not allowed; the text says what kind, never which character.

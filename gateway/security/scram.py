@@ -73,14 +73,11 @@ class ScramServer:
     """One exchange. A message of whatever content is answered by a step and never raises."""
 
     def __init__(self, mechanism: str, look_up: Callable[[str], ScramCredential], nonce: str) -> None:
-        """Begin an exchange.
+        """Begin an exchange by one of `MECHANISMS`; `nonce`: never used before, printable ASCII without a comma.
 
-        Args:
-            mechanism: one of `MECHANISMS`.
-            look_up: the credential of a prepared name. It has one for every name: for an unknown one made up, always
-                the same, so that the answer does not tell which names exist. Nobody can prove a made-up one: its
-                stored key is the hash of nothing that anybody knows.
-            nonce: the server's, never used before; printable ASCII without a comma.
+        `look_up` has a credential for every prepared name: for an unknown one made up, always the same, so that the
+        answer does not tell which names exist. Nobody can prove a made-up one: its stored key is the hash of nothing
+        that anybody knows.
         """
         self._hash = MECHANISMS[mechanism]
         self._look_up = look_up

@@ -32,11 +32,7 @@ class ScramUsers:
     """
 
     def __init__(self, credentials: Mapping[tuple[str, str], ScramCredential]) -> None:
-        """Take over what was read.
-
-        Args:
-            credentials: by mechanism and prepared name; at least one.
-        """
+        """Take over what was read, by mechanism and prepared name; at least one."""
         self._credentials = credentials
         first = next(iter(credentials.values()))
         self._secret = hashlib.sha512(first.stored_key + first.server_key).digest()
@@ -59,11 +55,7 @@ class ScramUsers:
 
 
 def read_scram_file(path: Path, key: str) -> ScramUsers:
-    """Read the users of a SCRAM file.
-
-    Args:
-        path: the file.
-        key: the configuration key that named it, for the error.
+    """The users of a SCRAM file, which `key` of the configuration names in errors.
 
     Raises:
         ConfigError: unreadable, malformed or without a user; names the line, never its text.

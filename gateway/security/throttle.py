@@ -30,10 +30,7 @@ class Throttle:
     def __init__(self, base_s: float, *, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
         """Slow nobody down yet.
 
-        Args:
-            base_s: the delay of a first failure in seconds; 0: there is none, and none of later ones.
-            clock: monotonic seconds.
-            sleep: waits for seconds of `clock`.
+        A first failure costs `base_s` seconds of `clock` (monotonic); 0: no failure costs anything.
         """
         self._base_s = base_s
         self._clock = clock
@@ -50,11 +47,9 @@ class Throttle:
         return slowed is not None and slowed.waiting >= REFUSALS_PER_ADDRESS
 
     async def wait_refused(self, address: str, began: float) -> None:
-        """Count a failure, and wait until it may be told.
+        """Count a failure of an `address_of`, and wait until it may be told.
 
-        Args:
-            address: as by `address_of`.
-            began: when the attempt began; the delay counts from there, so that it hides how long the check took.
+        The delay counts from `began`, the attempt's beginning, so that it hides how long the check took.
         """
         base = self._base_s
         if base == 0:

@@ -46,12 +46,7 @@ class TokenJudge:
     """Judges tokens by the keys of their issuer."""
 
     def __init__(self, config: OauthConfig, *, clock: Callable[[], float], wall_clock: Callable[[], int]) -> None:
-        """Read the keys, if they are in a file.
-
-        Args:
-            config: enabled.
-            clock: monotonic seconds.
-            wall_clock: epoch milliseconds.
+        """Read the keys, if they are in a file. `clock` gives monotonic seconds, `wall_clock` epoch milliseconds.
 
         Raises:
             ConfigError: a file that cannot be used.

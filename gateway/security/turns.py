@@ -38,14 +38,7 @@ class Turns:
     """The login attempts that are checked, and those that wait. An address has a line while it has an attempt."""
 
     def __init__(self, *, at_once: int, of_address: int, waiting_of_address: int, waiting: int) -> None:
-        """Nobody waits.
-
-        Args:
-            at_once: turns at a time.
-            of_address: of these, of one address.
-            waiting_of_address: attempts of one address that may wait.
-            waiting: attempts that may wait in all.
-        """
+        """Give `at_once` turns at a time, `of_address` of them to one address. So many attempts may wait."""
         self._free = at_once
         self._of_address = of_address
         self._waiting_of_address = waiting_of_address
@@ -59,11 +52,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, address: str, *, known: bool) -> AsyncIterator[None]:
-        """Wait for a turn, and have it.
-
-        Args:
-            address: whose.
-            known: whether somebody has logged in from there of late.
+        """Wait for a turn, and have it; `known`: somebody has logged in from this address of late.
 
         Raises:
             Busy: too many wait already.
