@@ -24,13 +24,7 @@ class Handshakes:
     """Those of one listener."""
 
     def __init__(self, tls: ssl.SSLContext, factory: Factory, strangers: Strangers | None) -> None:
-        """None is under way.
-
-        Args:
-            tls: what the sockets speak.
-            factory: makes the protocol of a socket whose handshake is done.
-            strangers: counts them; None: nobody does.
-        """
+        """`factory` makes the protocol of a socket whose handshake is done. Until then `strangers` counts it."""
         self.tls = tls
         self.factory = factory
         self.strangers = strangers

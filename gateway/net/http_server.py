@@ -352,17 +352,9 @@ class HttpServer(Bound, web.Server):
     ) -> None:
         """Nothing is bound yet.
 
-        Args:
-            name: stands in logs.
-            handle: answers a request.
-            refuse: answers what is no request.
-            hosts: the names that requests may be for.
-            head_timeout_s: time for a request's head, and between two requests of a connection.
-            handler_cancellation: whether `handle` is cancelled when its client leaves.
-            max_bytes: of a request's line, and of each field of its head.
-            max_fields: of a request's head.
-            max_head_bytes: of a request's head altogether.
-            strangers: counts what clients send before `HttpConnection.identified`; None: nobody does.
+        `head_timeout_s` is the time for a request's head, and between two requests of a connection. `max_bytes` is of a
+        request's line, and of each field of its head. With `handler_cancellation`, `handle` is cancelled when its
+        client leaves. `strangers` counts what clients send before `HttpConnection.identified`.
         """
         super().__init__(
             self._checked,

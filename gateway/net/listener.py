@@ -181,15 +181,9 @@ async def open_server(
     *,
     strangers: Strangers | None = None,
 ) -> Listening:
-    """Bind and accept.
+    """Bind and accept; `factory` makes the protocol of each new socket, with TLS when its handshake is done.
 
-    Args:
-        factory: makes the protocol of each new socket; with TLS when its handshake is done.
-        protocol: its name, for the log.
-        key: the configuration's, for the error.
-        address: to bind.
-        tls: what the sockets speak.
-        strangers: counts handshakes under way.
+    `protocol` is its name for the log, `key` the configuration's for the error.
 
     Raises:
         ListenError: the address cannot be had.

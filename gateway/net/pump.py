@@ -145,17 +145,10 @@ class Pump(asyncio.Protocol):
         alarms: Alarms | None = None,
         strangers: Strangers | None = None,
     ) -> None:
-        """Join the parts.
+        """Join the parts; `lost` is told when the socket is gone, after the handler.
 
-        Args:
-            connection: what the bytes mean.
-            handler: what the events mean.
-            spawn: starts a task of the application.
-            clock: the loop's.
-            lost: told when the socket is gone, after the handler.
-            writes: shared by the pumps of one listener; None: this one has its own.
-            alarms: likewise.
-            strangers: where what comes is counted until `identified`; None: its peer has logged in.
+        `writes` and `alarms` are shared by the pumps of one listener (None: this one has its own); `strangers` counts
+        what comes until `identified` (None: the peer has logged in).
         """
         self._lost = lost
         self._strangers = strangers

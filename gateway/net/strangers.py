@@ -67,12 +67,7 @@ class Strangers:
         self._count = self._dropped = 0
 
     def enter(self, address: str, drop: Callable[[], None]) -> Stranger:
-        """Somebody has connected.
-
-        Args:
-            address: as by `gateway.security.throttle.address_of`.
-            drop: cuts the connection off at once.
-        """
+        """Somebody has connected from an `address_of`; `drop` cuts the connection off at once."""
         return Stranger(self, address, drop)
 
     def take(self, stranger: Stranger, size: int) -> bool:

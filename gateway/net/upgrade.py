@@ -44,13 +44,7 @@ class WebSocketEndpoint:
     """One place where WebSockets are opened: which subprotocols it speaks, and for which pages of browsers."""
 
     def __init__(self, subprotocols: Mapping[str, Listener], origins: Origins) -> None:
-        """Nothing is opened.
-
-        Args:
-            subprotocols: by name as in Sec-WebSocket-Protocol, the listener that counts and serves its connections;
-                the one preferred most is the first.
-            origins: which pages may connect.
-        """
+        """`subprotocols`: the listeners that serve them, by name; the one preferred most is the first."""
         self._subprotocols = subprotocols
         self._origins = origins
 
