@@ -55,11 +55,8 @@ class Lookup:
     ) -> None:
         """Take what is needed to connect; the connection is made with the first question.
 
-        Args:
-            kafka: see `ConsumerOptions`.
-            spawn: starts background work.
-            ensure: asked by `partitions` first; may create the topic, or raise Refused (`Topics.get`).
-            timeout_s: how long a question may take before it is Refused as BUSY.
+        `ensure` is asked by `partitions` first; it may create the topic, or raise Refused (`Topics.get`). A question is
+        Refused as BUSY after `timeout_s`.
         """
         options = dict(kafka)
         self._client: OnDemand[Brokers] = OnDemand(lambda: Brokers(self._updated, **options), self._begin, spawn)
@@ -136,10 +133,8 @@ class Lookup:
     ) -> dict[TopicPartition, int]:
         """The offsets after the last committed record, asked for after this call.
 
-        Args:
-            partitions: asked for.
-            existing: leave out those that do not exist any more.
-            led: leave out those too that have no leader, or whose leader does not answer soon.
+        `existing` leaves out partitions that do not exist any more, `led` also those that have no leader, or whose
+        leader does not answer soon.
 
         Raises:
             Refused: Kafka does not answer in time, or a topic does not exist any more.
@@ -176,11 +171,7 @@ class Lookup:
         return topic is not None and place.partition < len(topic.leaders)
 
     async def since(self, partitions: Collection[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
-        """The offsets of the first records that are not older than a time; a partition without one is left out.
-
-        Args:
-            partitions: asked for.
-            timestamp: ms since the epoch.
+        """The offsets of the first records not older than a time (epoch ms); a partition without one is left out.
 
         Raises:
             Refused: Kafka does not answer in time, or a topic does not exist any more.

@@ -33,10 +33,7 @@ class Patience:
 
     @contextlib.asynccontextmanager
     async def bound(self, limit_s: float = math.inf) -> AsyncIterator[None]:
-        """Bound a wait.
-
-        Args:
-            limit_s: for how many seconds at most, though Kafka answers.
+        """Bound a wait, by `limit_s` seconds at most, though Kafka answers.
 
         Raises:
             TimeoutError: nothing was heard for `silence_s`, or the limit is reached.

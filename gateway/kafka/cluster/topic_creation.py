@@ -118,16 +118,7 @@ class Creation:
         clock: Callable[[], float],
         capacity: PartitionCapacity,
     ) -> None:
-        """Nothing is asked yet.
-
-        Args:
-            config: the limits, and what a topic is made with.
-            queries: how Kafka is asked.
-            catalogue: what there is.
-            spawn: starts background work.
-            clock: monotonic seconds.
-            capacity: see `PartitionCapacity`.
-        """
+        """`clock` gives monotonic seconds."""
         self._config = config
         self._queries = queries
         self._catalogue = catalogue
@@ -142,11 +133,7 @@ class Creation:
         self._warned: set[str] = set()
 
     async def make(self, wanted: Wanted, principal: str | None) -> Made:
-        """Make a topic for a client, or find that it is there.
-
-        Args:
-            wanted: the topic.
-            principal: whom it is counted for; None: those who are not known count as one.
+        """Make a topic for a client, or find that it is there; all who are not known (None) count as one principal.
 
         Raises:
             Refused: FULL beyond a limit; what Kafka says of the name or the numbers; BUSY.

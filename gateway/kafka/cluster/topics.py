@@ -63,15 +63,10 @@ class Topics:
         capacity: PartitionCapacity = any_capacity,
         may_make: Callable[[str], bool] = is_topic_name,
     ) -> None:
-        """Nothing is sent yet.
+        """Nothing is sent yet; `clock` gives monotonic seconds.
 
-        Args:
-            config: with `bootstrap_servers` set.
-            create: whether an unknown topic is created at its first use.
-            spawn: starts background work in the app's task group.
-            clock: monotonic seconds.
-            capacity: whether the broker can take more partitions.
-            may_make: whether a legal name is the one of those that Kafka takes for the same that may be made.
+        `create`: an unknown topic is created at its first use, where `capacity` says that the broker can take its
+        partitions, and `may_make` that its name is the one to be made of those that Kafka takes for the same.
         """
         self.queries = TopicQueries(config, spawn, clock)
         self.creation = Creation(config, self.queries, self, spawn=spawn, clock=clock, capacity=capacity)
@@ -158,15 +153,11 @@ class Topics:
         principal: str | None = None,
         bounded: bool = True,
     ) -> TopicInfo:
-        """What is known of `name`, after asking, and making the topic, where need be.
+        """What is known of `name`, after asking, and making the topic where need be, `create` and the policy allow.
 
-        Args:
-            name: the topic.
-            internal: it is one of our own topics, which was declared. Without this word an internal name is
-                refused, so that no client reaches such a topic, whatever we ourselves know of it.
-            create: whether the topic may be made when it is missing and the policy allows.
-            principal: who asks; what is made is counted for them.
-            bounded: whether a silent Kafka is BUSY after `SILENT_S`; else when its connection is given up.
+        `internal`: it is one of our own topics, which was declared. Without this word an internal name is refused, so
+        that no client reaches such a topic, whatever we ourselves know of it. What is made is counted for `principal`.
+        `bounded`: a silent Kafka is BUSY after `SILENT_S`; else when its connection is given up.
 
         Raises:
             Refused: UNKNOWN_TOPIC (no such topic and none may be made, or no legal name), DENIED (an internal
@@ -311,11 +302,7 @@ class Topics:
     ) -> bool:
         """Create a topic because an administrator asks for it, whether or not unknown ones are created, dots or not.
 
-        Args:
-            name: the topic.
-            partitions: how many; None: `kafka.topic_partitions`.
-            replication: how many copies; None: `kafka.topic_replication`.
-            principal: who asks.
+        None: as many partitions and copies as `kafka.topic_partitions` and `kafka.topic_replication` say.
 
         Returns:
             False when it exists already. A new topic has leaders when this returns.

@@ -24,12 +24,7 @@ class Brokers(AIOKafkaClient):  # type: ignore[misc]  # aiokafka carries no type
     """
 
     def __init__(self, updated: Callable[[Brokers], None], **settings: Any) -> None:
-        """Nothing is opened yet.
-
-        Args:
-            updated: told each new answer.
-            settings: of `AIOKafkaClient`.
-        """
+        """`updated` is told each new answer; `settings` are of `AIOKafkaClient`."""
         super().__init__(**settings)
         self.topics: Mapping[str, wire.Topic] = {}
         self._updated = updated

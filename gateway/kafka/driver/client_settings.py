@@ -13,9 +13,7 @@ from gateway.config import ConfigError, KafkaConfig
 def client_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:
     """Keyword arguments that producers, consumers and the admin client have in common.
 
-    Args:
-        config: with `bootstrap_servers` set; the embedded broker's address is filled in by the app.
-        role: appended to the client id, so that the broker's log and quotas tell our clients apart.
+    `role` is appended to the client id, so that the broker's log and quotas tell our clients apart.
 
     Raises:
         ConfigError: no bootstrap servers, no SASL credentials, or a CA file that cannot be read.

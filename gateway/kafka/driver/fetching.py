@@ -29,11 +29,8 @@ async def fetch(
 ) -> dict[TopicPartition, list[Received]]:
     """What `consumer.getmany` would bring, sooner; its position moves behind them as there.
 
-    Args:
-        consumer: started by `lifecycle.start_consumer`; nobody else reads from it by `getmany`.
-        partitions: of which; none: of all.
-        timeout_s: how long to wait for a first record.
-        most: records.
+    The consumer was started by `lifecycle.start_consumer`, and nobody else reads from it by `getmany`. Without
+    `partitions` all are read.
 
     Raises:
         ConsumerStoppedError: it was stopped.

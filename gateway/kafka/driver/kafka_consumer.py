@@ -66,14 +66,10 @@ def log_consumer(
     partition_bytes: int = PARTITION_FETCH_BYTES,
     isolation: str = ISOLATION,
 ) -> AIOKafkaConsumer:
-    """A consumer for a manual assignment, not started. A position out of range raises: what it means is ours to judge.
+    """A consumer for a manual assignment, not started.
 
-    Args:
-        kafka: see `ConsumerOptions`.
-        wait_ms: how long the broker holds an empty fetch.
-        fetch_bytes: per fetch and broker.
-        partition_bytes: per fetch and partition.
-        isolation: Kafka's `isolation.level`.
+    A position out of range raises: what it means is ours to judge. The broker holds an empty fetch for `wait_ms`;
+    `fetch_bytes` are per fetch and broker, `partition_bytes` per partition.
     """
     return AIOKafkaConsumer(
         **kafka,

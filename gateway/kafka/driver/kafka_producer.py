@@ -22,13 +22,7 @@ FORCE_CLOSE_S: Final = 1.0
 
 
 def new_producer(config: KafkaConfig, role: str, **options: Any) -> AIOKafkaProducer:
-    """A producer that waits for all in-sync replicas, not started.
-
-    Args:
-        config: with `bootstrap_servers` set.
-        role: appended to the client id.
-        options: of `AIOKafkaProducer`: idempotence or a transactional id.
-    """
+    """A producer that waits for all in-sync replicas, not started. `options` are idempotence or a transactional id."""
     return AIOKafkaProducer(
         **client_settings(config, role),
         **options,

@@ -38,12 +38,8 @@ async def start_client(
 ) -> None:
     """Start a client for somebody who may be cancelled; it is closed when it was not started, or for nobody.
 
-    Cancelled in its bootstrap, aiokafka forgets a connection that is open. So it goes on to the end by itself.
-
-    Args:
-        start: aiokafka's method.
-        close: ends what was started, or half started.
-        spawn: starts background work.
+    Cancelled in its bootstrap, aiokafka forgets a connection that is open. So it goes on to the end by itself. `close`
+    ends what was started, or half started.
 
     Raises:
         KafkaError: Kafka is away, or refuses us.
@@ -76,13 +72,10 @@ async def start_client(
 async def started(
     make: Callable[[], C], start: Callable[[C], Awaitable[None]], part: str, *, longest_pause_s: float = RETRY_S
 ) -> C:
-    """A client that is started, tried until Kafka answers.
+    """A client that is started, tried with a new one until Kafka answers.
 
-    Args:
-        make: makes a new client for each attempt.
-        start: starts it; closes it when that fails (`start_client`).
-        part: who needs it: the name in the log, and the place of unforeseen failures.
-        longest_pause_s: the pause between attempts doubles up to this.
+    `part` is who needs it: the name in the log, and the place of unforeseen failures. The pause between attempts
+    doubles up to `longest_pause_s`.
     """
     pause = RETRY_S
     while True:
@@ -103,13 +96,7 @@ class OnDemand(Generic[C]):
     """One client, made and started with the first `get`, and shared by all callers."""
 
     def __init__(self, make: Callable[[], C], start: Callable[[C], Awaitable[object]], spawn: Spawn) -> None:
-        """Keep what is needed to connect.
-
-        Args:
-            make: makes a client, which has aiokafka's `close`.
-            start: starts it.
-            spawn: starts background work.
-        """
+        """`make` makes a client, which has aiokafka's `close`; `start` starts it."""
         self._make = make
         self._start = start
         self._spawn = spawn
@@ -187,11 +174,7 @@ async def keep_consumer(
 ) -> None:
     """Let `use` work with a started consumer until it returns, and with another one after each of Kafka's errors.
 
-    Args:
-        make: makes a new consumer for each attempt.
-        use: reads with it, from the place that the attempts before have reached.
-        part: of the gateway: its name in the log.
-        spawn: starts background work.
+    It reads on from the place that the attempts before have reached. `part` of the gateway is its name in the log.
     """
     while True:
         try:

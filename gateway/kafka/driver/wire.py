@@ -262,17 +262,11 @@ def fetch_of(
     most_each: int,
     committed: bool,
 ) -> bytes:
-    """The body of a `FetchQuestion`.
+    """The body of a `FetchQuestion`, for a session: its id and the epoch of this fetch.
 
-    Args:
-        positions: from where to read what is new to the session, or read from elsewhere than before.
-        forgotten: what is not to be read any more.
-        session: its id and the epoch of this fetch.
-        wait_ms: how long the broker may wait for `least` bytes.
-        least: bytes.
-        most: bytes in the answer; of each partition `most_each`.
-        most_each: see `most`.
-        committed: nothing of open or aborted transactions.
+    `positions`: from where to read what is new to the session, or read from elsewhere than before; `forgotten`: what is
+    not to be read any more. The broker may wait `wait_ms` for `least` bytes; the answer has `most`, and `most_each` of
+    a partition. `committed`: nothing of open or aborted transactions.
     """
     topics: dict[str, list[bytes]] = {}
     for (topic, number), offset in positions.items():

@@ -120,15 +120,7 @@ class CatchUpReader:
         consumers: int = 16,
         idle_s: float = IDLE_S,
     ) -> None:
-        """Nothing is opened before somebody is behind.
-
-        Args:
-            kafka: see `ConsumerOptions`.
-            spawn: starts a task of the application's task group.
-            lookup: asked for the first offset when retention has passed a reading.
-            consumers: the most consumers open at once.
-            idle_s: seconds after which a consumer without work is closed.
-        """
+        """Nothing is opened before somebody is behind; a consumer without work is closed after `idle_s` seconds."""
         self.kafka = dict(kafka)
         self.lookup = lookup
         self.idle_s = idle_s

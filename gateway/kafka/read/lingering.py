@@ -21,12 +21,7 @@ class LingeringWatch:
     ) -> None:
         """Nothing is read before `hold`.
 
-        Args:
-            live_reader: the reader.
-            topic: which has to exist when it is held.
-            fanout: who is told of its records.
-            in_use: true while it is needed.
-            linger_s: seconds between the last need and its end.
+        `in_use` is true while it is needed; `linger_s` seconds after that it may end.
         """
         self.held = False
         self._live_reader = live_reader

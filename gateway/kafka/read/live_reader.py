@@ -47,14 +47,7 @@ class LiveReader:
         lookup: Lookup,
         catch_up_reader: CatchUpReader,
     ) -> None:
-        """Nothing is opened before the first `watch`.
-
-        Args:
-            kafka: see `ConsumerOptions`.
-            spawn: starts a task of the application's task group.
-            lookup: finds partitions and offsets; not stopped by us.
-            catch_up_reader: the catch-up reader; not stopped by us.
-        """
+        """Nothing is opened before the first `watch`; `lookup` and `catch_up_reader` are not stopped by us."""
         self._lookup = lookup
         self._catch_up_reader = catch_up_reader
         self._topics: dict[str, Topic] = {}
@@ -88,10 +81,6 @@ class LiveReader:
         Returns when the position at the end of the log is fixed: what is stored after that is offered, and what
         was stored before the call is not. Watching twice changes nothing.
 
-        Args:
-            topic: its name.
-            fanout: chooses among its subscribers.
-
         Raises:
             Refused: the topic is unknown or not for clients, or Kafka does not answer.
         """
@@ -101,10 +90,7 @@ class LiveReader:
     async def watch_all(self, topics: Collection[str], fanout: Fanout, *, beginning: bool = False) -> set[str]:
         """As `watch`, of many topics, by one question to Kafka and with one assignment.
 
-        Args:
-            topics: their names.
-            fanout: chooses among its subscribers.
-            beginning: the topics are new, and all that is in them is wanted.
+        `beginning`: the topics are new, and all that is in them is wanted.
 
         Returns:
             Those that exist; the others are not watched.
@@ -193,12 +179,7 @@ class LiveReader:
     ) -> None:
         """As `watch`, and offer the one subscriber of a fan-out first everything from `start` on.
 
-        Args:
-            topic: its name.
-            fanout: the subscriber's.
-            subscriber: who catches up.
-            start: where to begin.
-            partition: catch up on this one alone; what comes later, `fanout` selects.
+        `partition`: catch up on this one alone; what comes later, `fanout` selects.
 
         Raises:
             BeyondEnd: the log does not have the offset.
@@ -247,15 +228,8 @@ class LiveReader:
         """Offer a subscriber first everything from `offset` on, as if it had fallen behind there (a session resumes).
 
         Call it after `watch` and without waiting in between, so that the live reader has nothing to offer before. What
-        is caught up on is offered whether the fan-out would select the subscriber or not.
-
-        Args:
-            topic: watched by `fanout`.
-            fanout: the subscriber's.
-            subscriber: who catches up.
-            partition: of the topic.
-            offset: of the first record to offer.
-            gap: told how many of them retention had deleted.
+        is caught up on is offered whether the fan-out would select the subscriber or not. `gap` is told how many
+        records retention had deleted.
 
         Returns:
             Whether the partition is being read; False when the topic does not have it any more.

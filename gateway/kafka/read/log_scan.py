@@ -34,17 +34,10 @@ Collect = Callable[[Received], None]
 async def scan_log(
     kafka: ConsumerOptions, lookup: Lookup, spawn: Spawn, ranges: Mapping[TopicPartition, int], collect: Collect
 ) -> None:
-    """Read each partition from an offset to its end as of this call.
+    """Read each partition from the offset of the first record that matters to its end as of this call.
 
     Partitions that do not exist (any more) are left out, and a partition whose records from the offset on are gone is
     read from its first record. Kafka is asked until it answers: give it a time limit.
-
-    Args:
-        kafka: see `ConsumerOptions`.
-        lookup: knows which topics there are.
-        spawn: starts background work.
-        ranges: partition -> the offset of the first record that matters.
-        collect: told each record.
     """
     scan = _Scan(ranges, collect)
     while True:

@@ -36,14 +36,9 @@ class Presence:
     ) -> None:
         """Nothing is followed before `start`.
 
-        Args:
-            lookup: brings the metadata; not stopped by us.
-            spawn: starts a task of the application's task group.
-            topics: the watched ones.
-            read: their partitions that can be read; the live reader's, which adds and removes too.
-            changed: told when `read` is another.
-            deleted: told a partition that has been missing for `GONE_S`.
-            made_anew: told a topic that was deleted and made again, before its partitions are looked at.
+        `read` are the partitions of the watched `topics` that can be read: the live reader's, which adds and removes
+        too. `changed` is told when they are others, `deleted` a partition that has been missing for `GONE_S`,
+        `made_anew` a topic that was deleted and made again, before its partitions are looked at.
         """
         self._lookup = lookup
         self._spawn = spawn
@@ -75,9 +70,7 @@ class Presence:
     def await_leaders(self, places: Collection[TopicPartition], since_ms: int) -> None:
         """A watch begins without some partitions, since nobody leads them: read them when somebody does.
 
-        Args:
-            places: of watched topics; at least one.
-            since_ms: when the watch began (epoch); what is older is not wanted.
+        What is older than the watch (`since_ms`, epoch) is not wanted.
         """
         for place in places:
             topic = self._topics[place.topic]

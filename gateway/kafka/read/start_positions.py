@@ -46,13 +46,7 @@ class BeyondEnd(Exception):  # noqa: N818 - an answer, not an error of anybody
 
 
 async def starting_offsets(lookup: Lookup, topic: str, start: Start, partition: int | None = None) -> dict[int, int]:
-    """The offset to begin at in each partition; none for `Place.END`, which the watch itself finds.
-
-    Args:
-        lookup: asks Kafka.
-        topic: its name.
-        start: where to begin.
-        partition: of this partition alone; None is all.
+    """The offset to begin at in each partition, or in the one; none for `Place.END`, which the watch itself finds.
 
     Raises:
         BeyondEnd: see there.
