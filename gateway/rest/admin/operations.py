@@ -163,10 +163,7 @@ class Administration(OperationSet):
     async def _committed(self, grant: Grant, group: str, *, known: bool = False) -> dict[TopicPartition, int]:
         """What a group has committed in topics that the client administers.
 
-        Args:
-            grant: the client's.
-            group: its name.
-            known: whether it is there, whatever it has committed.
+        `known`: the group is there, whatever it has committed.
 
         Raises:
             RestError: 404 for a group that has committed nothing and has no members, 403 where the client administers

@@ -144,13 +144,7 @@ class Consumers(OperationSet):
         return control_answer(encode(await self.add(call, group, decode_create(await call.body()))))
 
     async def add(self, call: Call, group: str, create: CreateConsumer, under: str = "") -> CreatedConsumer:
-        """Make an instance.
-
-        Args:
-            call: the request, whose client will be its owner.
-            group: the consumer group.
-            create: how it is to be.
-            under: what stands before `/consumers` in its address.
+        """Make an instance, whose owner is the client; `under` stands before `/consumers` in its address.
 
         Raises:
             Refused: the group is somebody else's, or Kafka does not answer.
@@ -276,14 +270,7 @@ class Consumers(OperationSet):
     async def read(
         self, call: Call, instance: Instance, wanted: Mapping[str, int], default: PollLimits, shown: Shown
     ) -> web.StreamResponse:
-        """Poll an instance.
-
-        Args:
-            call: the request.
-            instance: whose records.
-            wanted: `timeout` and `max_bytes`, where the client says them.
-            default: what holds where it does not.
-            shown: how a record stands in the answer.
+        """Poll an instance; `default` is for `timeout` or `max_bytes` that the client does not say.
 
         Raises:
             Refused: Kafka's answer; nothing is lost by it.

@@ -19,13 +19,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 async def find_span(lookup: Lookup, topic: str, wanted: Wanted, default: str) -> Span:
-    """The offsets that `wanted` means.
-
-    Args:
-        lookup: asks Kafka.
-        topic: its name.
-        wanted: where the client wants to begin.
-        default: `BEGINNING` or `END`, where `wanted` names no start.
+    """The offsets that `wanted` means; `default` is `BEGINNING` or `END`, where it names no start.
 
     Raises:
         Refused: the topic or partition is unknown, or Kafka does not answer.

@@ -71,16 +71,9 @@ class KeyedRequests:
     ) -> None:
         """Keep keys in `table`, which `state` reads.
 
-        Args:
-            table: what is known of keys.
-            state: reads it.
-            publisher: the way into Kafka.
-            lookup: knows where logs end.
-            kafka: connection arguments of a consumer, for `find_records`.
-            delivery_timeout_s: `kafka.delivery_timeout_s`: no record is stored later than this after it was submitted.
-            spawn: starts background work.
-            wall_clock: epoch milliseconds.
-            random_id: gives the id of an attempt.
+        `kafka` has connection arguments of a consumer, for `find_records`. No record is stored later than
+        `delivery_timeout_s` after it was submitted. `wall_clock` gives epoch milliseconds, `random_id` the id of an
+        attempt.
         """
         self.replayed = 0
         self.resumed = 0

@@ -43,11 +43,7 @@ class RequestTable:
     def __init__(self, *, gateway: str, window_s: float, max_keys: int, wall_clock: Callable[[], int]) -> None:
         """A table without keys; `apply` fills it.
 
-        Args:
-            gateway: this gateway's name; see `KeptRequest`.
-            window_s: how long an answer is kept, in seconds.
-            max_keys: how many are kept.
-            wall_clock: epoch milliseconds.
+        An answer is kept for `window_s` seconds; `wall_clock` gives epoch milliseconds.
         """
         self.gateway = gateway
         self.window_ms = int(window_s * 1000)

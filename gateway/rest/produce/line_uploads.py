@@ -46,12 +46,8 @@ class Uploads(OperationSet):
     ) -> None:
         """Publish through `publisher` what `overload` lets in.
 
-        Args:
-            publisher: the way into Kafka.
-            overload: refuses uploads while Kafka is slow.
-            max_uploads: at once; each may hold back as many reports as `streamed_records.WINDOW` says.
-            max_line_bytes: the longest line.
-            idle_s: the longest pause of a client, in sending or in reading its reports.
+        Each of the uploads may hold back as many reports as `streamed_records.WINDOW` says; `idle_s` is the longest
+        pause of a client, in sending or in reading its reports.
         """
         self._publisher = publisher
         self._overload = overload
@@ -94,12 +90,8 @@ class Uploads(OperationSet):
     ) -> web.StreamResponse:
         """Take one upload in and report it, for any dialect.
 
-        Args:
-            call: the request.
-            topic: where its records go.
-            make: makes the owner of its records.
-            take: is given each part of the body as it comes, and None at its end.
-            media: of the answer.
+        `make` makes the owner of its records; `take` is given each part of the body as it comes, and None at its end;
+        `media` is the answer's.
 
         Raises:
             Refused: the topic cannot be had.

@@ -30,15 +30,8 @@ async def find_records(
     """Read the request's topic from `scan` to its end as it is now.
 
     Any client of Kafka can write a header that names the request. So a record counts only where it is the very record
-    that the request has at that index: then nothing is lost, whoever wrote it.
-
-    Args:
-        kafka: connection arguments of a consumer.
-        lookup: knows which topics there are.
-        spawn: starts background work.
-        records: of the request, all of one topic.
-        scan: by partition, where to begin.
-        name: of the request; its records have it and their index in their header `gw.request`.
+    that the request has at that index: then nothing is lost, whoever wrote it. The records have `name` and their index
+    in their header `gw.request`.
 
     Returns:
         By its index in the request, the partition and offset of each record that is stored.

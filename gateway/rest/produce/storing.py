@@ -25,13 +25,10 @@ class Storing:
         self.keyed = keyed
 
     async def store(self, call: Call, records: list[Record], body: bytes, key: str | None) -> web.Response:
-        """Store them, and answer when the last one's fate is known.
+        """Store the records, of one topic, and answer when the last one's fate is known.
 
-        Args:
-            call: the request.
-            records: of one topic; at least one.
-            body: as received, decompressed: what a repeated request must have too.
-            key: the request's; see `idempotency.request_key`.
+        `body` is as received, decompressed: what a repeated request must have too. `key`: see
+        `idempotency.request_key`.
 
         Raises:
             RestError: what became of all of them; or 409 and 422 for the request's key.

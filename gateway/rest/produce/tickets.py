@@ -107,15 +107,10 @@ def submit_allowed(
     tokens: Iterable[int] | None = None,
     sender: Sender | None = None,
 ) -> None:
-    """Submit the records that the client may write.
+    """Submit the records, of one topic, that the client may write.
 
-    Args:
-        publisher: the way into Kafka.
-        grant: the client's.
-        records: of one topic; at least one.
-        ticket: the request's.
-        tokens: the records' indexes in the request; None: 0, 1 and so on.
-        sender: whose order they keep; None: that of this request alone.
+    `tokens` are the records' indexes in the request (None: 0, 1 and so on); `sender` is whose order they keep (None:
+    that of this request alone).
     """
     topic = records[0].topic
     everything = grant.publish.uniform(topic)

@@ -47,11 +47,7 @@ class Replies:
     def __init__(self, live_reader: LiveReader, publisher: Publisher, topic: str, random_id: Callable[[], str]) -> None:
         """Read the reply topic from the first question on.
 
-        Args:
-            live_reader: reads the reply topic.
-            publisher: looks the reply topic up, and creates it.
-            topic: the reply topic.
-            random_id: gives a new id that cannot be guessed, legal in an MQTT topic.
+        `random_id` gives a new id that cannot be guessed, legal in an MQTT topic.
         """
         self.topic = topic
         name = f"http-{random_id()}"

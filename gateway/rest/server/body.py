@@ -32,11 +32,7 @@ class BodyReader:
         self._min_rate = min_rate
 
     async def read(self, request: web.BaseRequest, limit: int | None = None) -> bytes:
-        """The whole body, decoded.
-
-        Args:
-            request: whose.
-            limit: bytes, where it is not `max_bytes`.
+        """The whole body, decoded; at most `limit` bytes, where that is not `max_bytes`.
 
         Raises:
             RestError: 400 for a body that breaks off in its own framing or coding, 408 too slow, 413 too large (before
@@ -95,13 +91,8 @@ class BodyReader:
     async def pieces(self, request: web.BaseRequest, idle_s: float) -> AsyncIterator[bytes]:
         """The body as it comes, decoded; for who deals with each part before the next is there.
 
-        `answer_expectation` must have been called, before an answer was begun.
-
-        Nothing is read ahead beyond what aiohttp holds (twice 64 KiB): who is slow is not sent more.
-
-        Args:
-            request: whose.
-            idle_s: the longest time between two parts.
+        `answer_expectation` must have been called, before an answer was begun. Nothing is read ahead beyond what
+        aiohttp holds (twice 64 KiB): who is slow is not sent more. Parts come within `idle_s`.
 
         Raises:
             RestError: 400 for a body that breaks off in its own framing or coding, 408 for a pause that is too long.

@@ -79,8 +79,7 @@ class Call:
     async def body(self, limit: int | None = None) -> bytes:
         """The whole body, checked against the contract; empty where none is needed and none was sent.
 
-        Args:
-            limit: bytes, where the operation has its own; else `http.max_body_bytes`.
+        It has `limit` bytes at most, where the operation has its own; else `http.max_body_bytes`.
 
         Raises:
             RestError: 400 for a wrong type or content (or the status that the schema names), or none where one is
@@ -111,8 +110,7 @@ class Call:
     def negotiate(self, *offered: str) -> str:
         """The media type of the answer that the client prefers (RFC 9110 section 12.5.1).
 
-        Args:
-            offered: of which; our own preference is the order. None: all that the contract has for success.
+        Our own preference is the order of `offered`; None: all that the contract has for success.
 
         Raises:
             RestError: 406.

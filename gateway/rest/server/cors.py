@@ -43,11 +43,7 @@ class Cors:
         return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": ANY, "Vary": "Origin"}
 
     def preflight(self, request: web.BaseRequest, methods: Sequence[str]) -> web.Response:
-        """The answer to that question.
-
-        Args:
-            request: the question.
-            methods: what the path has.
+        """The answer to that question, for a path that has these methods.
 
         Raises:
             RestError: 403, it is no.

@@ -41,12 +41,9 @@ class RequestLogin:
     async def authenticate(self, request: web.BaseRequest, *, token_in_query: bool = False) -> AuthenticatedClient:
         """The rights of the client behind `request`.
 
-        A name and password, or a token, in the request go before the connection's certificate.
-
-        Args:
-            request: the client's request.
-            token_in_query: whether the parameter `access_token` counts where there is no field Authorization (RFC 6750
-                section 2.3): only where a browser can set no field.
+        A name and password, or a token, in the request go before the connection's certificate. `token_in_query`: the
+        parameter `access_token` counts where there is no field Authorization (RFC 6750 section 2.3): only where a
+        browser can set no field.
 
         Raises:
             RestError: 401 with the challenges; late, for a wrong password or token. 403 for a page of another site.

@@ -239,14 +239,8 @@ class Feeds:
     ) -> FeedSubscriber:
         """Open a stream; the sink may be given records before this returns.
 
-        Args:
-            topic: its name.
-            form: how the sink wants records.
-            sink: gets them.
-            start: by partition, the offset to begin at: of all partitions, or of the one.
-            chosen: which records.
-            allowed: judges each record by its key; None: all are allowed.
-            partition: of this one alone.
+        `start` has the offsets to begin at, of all partitions or of the one. `allowed` judges each record by its key;
+        None: all are allowed.
 
         Raises:
             Refused: as `LiveReader.watch`.

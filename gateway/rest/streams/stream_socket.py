@@ -169,13 +169,9 @@ class _Begun(web.StreamResponse):
 
 
 async def begin_stream(call: Call, media: str, first: bytes, socket: StreamSocket) -> web.StreamResponse:
-    """Send the head of an answer that goes on, and give the connection to `socket`.
+    """Send the head of an answer that goes on, and give the connection to `socket`, which writes the rest in chunks.
 
-    Args:
-        call: what is answered, with 200.
-        media: the answer's type.
-        first: goes out with the head; a part of the answer, without a chunk's frame.
-        socket: writes the rest, in chunks.
+    `first` goes out with the head: a part of the answer, without a chunk's frame.
 
     Raises:
         ConnectionError: the client has left.
