@@ -76,15 +76,9 @@ class EmbeddedBroker:
     ) -> None:
         """Describe the broker; nothing happens before `start`.
 
-        Args:
-            directory: where its data, settings and logs are; made when missing.
-            java: the `java` command.
-            jars: the set `kafka` of the jar lock.
-            port: for clients; 0 for that of the last start or a free one.
-            controller_port: for the controller; 0 likewise.
-            heap: the largest heap of the Java machine, such as `1g`.
-            settings: further broker settings, over ours.
-            patience_s: how long a start may make no progress before it is given up.
+        `jars` is the set `kafka` of the jar lock, `heap` the most that the Java machine takes (`1g`). A port of 0 is
+        that of the last start or a free one. `settings` go over ours; a start that makes no progress for `patience_s`
+        is given up.
         """
         self.directory = directory.absolute()
         self._java = java

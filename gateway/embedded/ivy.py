@@ -101,13 +101,7 @@ def retrieve(
 ) -> Iterator[Step]:
     """Run Ivy, giving each step as it happens; afterwards the files are at `retrieved(staging, ...)`.
 
-    Args:
-        java: the `java` command.
-        ivy: Ivy's jar.
-        settings: an Ivy settings file that says where to look; None for Ivy's own default (Maven Central).
-        modules: what to fetch.
-        staging: a directory for Ivy's cache and for the files.
-        environment: the child's.
+    `settings` is an Ivy settings file that says where to look; None: Ivy's own default (Maven Central).
 
     Raises:
         NetworkError: no answer.

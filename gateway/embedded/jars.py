@@ -79,12 +79,7 @@ def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def locked_jars(set_name: str, lock: Path | None = None) -> list[Jar]:
-    """Return the pinned jars of a set, in the order of the lock.
-
-    Args:
-        set_name: such as `kafka` or `spark`.
-        lock: the lock file; None for the product's own.
-    """
+    """Return the pinned jars of a set, such as `kafka`, in the order of the lock; None: the product's own."""
     file = lock or importlib.resources.files("gateway.embedded").joinpath("jars.lock")
     jars = []
     for coordinate, sha256 in tomllib.loads(file.read_text())[set_name].items():
@@ -123,16 +118,10 @@ def ensure_jars(
 ) -> list[Path]:
     """Return the paths of a set's jars, fetching what is not there yet.
 
-    Quick and without Java when all is there. Two processes may call it at the same time: one fetches, the other
-    waits. What an interrupted fetch had completed is not fetched again.
-
-    Args:
-        set_name: such as `kafka` or `spark`.
-        cache: the cache directory; None for `cache_directory()`.
-        report: told how far the fetch is; not called when nothing is to do.
-        environment: read for `TRIVIUM_IVY_SETTINGS` (an Ivy settings file, for a mirror), `JAVA_HOME`, `PATH`
-            and the cache directory.
-        lock: the lock file that holds the set; None for the product's own.
+    Quick and without Java when all is there. Two processes may call it at the same time: one fetches, the other waits.
+    What an interrupted fetch had completed is not fetched again. None: the usual cache, and the product's own lock.
+    `environment` is read for `TRIVIUM_IVY_SETTINGS` (an Ivy settings file, for a mirror), `JAVA_HOME`, `PATH` and the
+    cache directory.
 
     Raises:
         JarError: no network, a wrong hash, no space, no Ivy.

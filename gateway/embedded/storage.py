@@ -132,14 +132,9 @@ def is_free(port: int) -> bool:
 
 
 def choose_port(wanted: int, last: int, key: str, taken: int, draw: Callable[[int, int], int] = random.randint) -> int:
-    """Return the port to listen on.
+    """Return the port to listen on, which the configuration calls `key`, but not the one that is `taken`.
 
-    Args:
-        wanted: the configured one; 0 asks for a free one.
-        last: that of the last start, used again when any is wanted, so that clients find the broker; 0 for none.
-        key: the configuration's name for it.
-        taken: one that is promised already.
-        draw: `random.randint` or its like.
+    For 0 it is that of the last start, so that clients find the broker, or a free one.
 
     Raises:
         PortTakenError: `wanted` is in use.
