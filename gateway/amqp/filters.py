@@ -72,10 +72,7 @@ class Filters(msgspec.Struct, frozen=True):
 def read_filters(filters: Iterable[Filter], container_id: str, now_ms: int) -> Filters:
     """What the filters of a peer's source mean.
 
-    Args:
-        filters: of the attach.
-        container_id: of the peer: whose own records `no-local` leaves out.
-        now_ms: the wall clock, epoch milliseconds; some positions are "ten minutes ago".
+    `no-local` leaves out the records of `container_id`; some positions are "ten minutes ago" of `now_ms` (epoch).
 
     Raises:
         AddressError: amqp:invalid-field, for a value that is no filter's, or two filters of a kind.

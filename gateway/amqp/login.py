@@ -18,13 +18,7 @@ class Login:
     __slots__ = ("_authenticator", "_certificate", "_exchange", "_peer")
 
     def __init__(self, authenticator: Authenticator, *, peer: str, certificate: Mapping[str, Any] | None) -> None:
-        """Begin.
-
-        Args:
-            authenticator: who judges.
-            peer: `host:port` of the client.
-            certificate: its verified certificate, as `SSLObject.getpeercert()` gives it.
-        """
+        """`certificate` is the client's verified one, as `SSLObject.getpeercert()` gives it."""
         self._authenticator = authenticator
         self._peer = peer
         self._certificate = certificate

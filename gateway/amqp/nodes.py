@@ -240,11 +240,7 @@ class Nodes:
     def __init__(self, live_reader: LiveReader, publisher: Publisher, topic: str, random_id: Callable[[], str]) -> None:
         """Nothing is read before the first node is made.
 
-        Args:
-            live_reader: reads the reply topic.
-            publisher: knows topics.
-            topic: the reply topic.
-            random_id: gives a new name that cannot be guessed, legal in an MQTT topic.
+        `random_id` gives a name that cannot be guessed, legal in an MQTT topic.
         """
         self.topic = topic
         self.live_reader = live_reader

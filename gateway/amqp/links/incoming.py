@@ -94,13 +94,8 @@ class IncomingLink:
     ) -> None:
         """Take an accepted link.
 
-        Args:
-            ingress: what it shares with the others.
-            peer: the connection.
-            link: the engine's.
-            destination: where its messages go; None while that is not known (`gateway.amqp.links.relay`).
-            limit: the largest window, in messages.
-            allowed: asked for each record's key; None when every key is allowed.
+        The destination is None while it is not known (`gateway.amqp.links.relay`); `limit` is the largest window, in
+        messages; `allowed` is asked for each record's key, None when every key is allowed.
         """
         self._ingress = ingress
         self._peer = peer
