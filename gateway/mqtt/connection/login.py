@@ -26,12 +26,8 @@ class Login:
     async def identify(self, connect: Connect, *, peer: str, certificate: Mapping[str, Any] | None) -> Identity | None:
         """Judge a CONNECT without an authentication method; a refusal comes late by intention.
 
-        A user name or a password is believed or refused; a certificate counts only where neither was sent.
-
-        Args:
-            connect: as it came.
-            peer: `host:port` of the client.
-            certificate: its verified certificate, as `SSLObject.getpeercert()` gives it.
+        A user name or a password is believed or refused; a certificate (`SSLObject.getpeercert`) counts only where
+        neither was sent.
 
         Returns:
             None: refused; `refusal` says how.
@@ -58,13 +54,7 @@ class Login:
         """Begin enhanced authentication of a client that named a method in CONNECT.
 
         CONNECT's user name, its password and the certificate have no meaning beside a method: who the client is, the
-        method says.
-
-        Args:
-            connection: where AUTH is said.
-            method: CONNECT's Authentication Method.
-            peer: `host:port` of the client.
-            flush: called when something is to be written that nobody waited for.
+        method says. `flush` is called when something is to be written that nobody waited for.
 
         Returns:
             None: the method is not served; that is CONNACK 0x8C [MQTT-4.12.0-1].

@@ -16,13 +16,8 @@ async def needed_topics(
     """The existing Kafka topics that may hold messages for each filter, by one question to Kafka at most.
 
     No topic is made for a filter: one that it names and that does not exist is left out until it appears. What exists
-    by then is read from its end, what comes later from its beginning; that is why Kafka is asked.
-
-    Args:
-        filters: may name anything.
-        rules: where messages go.
-        topics: what exists.
-        following: every topic that appears is followed already: what exists is known, but for a few seconds.
+    by then is read from its end, what comes later from its beginning; that is why Kafka is asked. `following`: every
+    topic that appears is followed already: what exists is known, but for a few seconds.
 
     Returns:
         By filter: its topics, or Refused where the filter's topic is not for clients.

@@ -168,15 +168,8 @@ class Retained:
     ) -> None:
         """Nothing is known before `state` is loaded.
 
-        Args:
-            state: reads the topic; not started by us.
-            publisher: takes each message's own record.
-            rules: turn records into what MQTT subscribers get.
-            limit: how many messages clients may have retained.
-            limit_bytes: how many bytes they may be counted for.
-            spawn: starts a task of the application's task group.
-            wall_clock: epoch milliseconds.
-            name: the topic.
+        Clients may have `limit` messages retained, which may be counted for `limit_bytes`. `wall_clock` gives epoch
+        milliseconds.
         """
         self.name = name
         self._state = state
@@ -264,15 +257,10 @@ class Retained:
     def put(self, record: Record, topic: str, owner: Owner | None, token: Any) -> None:
         """Publish a message that is to be retained; an empty payload deletes [MQTT-3.3.1-6, MQTT-3.3.1-7].
 
-        Both records are written at once, the message's own and the one that is retained. Where the own record may
-        be refused (its topic is not known yet, it is too large) it goes first, so that a refused message is not
-        retained. Two messages of one client to one topic keep their order.
-
-        Args:
-            record: the message's own record.
-            topic: its MQTT topic.
-            owner: told once, when both are answered: the worse result, with the offset of the own record.
-            token: given back to `owner`.
+        Both records are written at once, the message's own and the one that is retained. Where the own record may be
+        refused (its topic is not known yet, it is too large) it goes first, so that a refused message is not retained.
+        Two messages of one client to one topic keep their order. `owner` is told once, when both are answered: the
+        worse result, with the offset of the own record.
         """
         put = _Put(self, record, topic, owner, token)
         if self._is_full(topic, record):

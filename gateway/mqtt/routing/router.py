@@ -271,12 +271,7 @@ class Router:
         self._held[topic_filter].users += 1
 
     def add(self, subscriber: SubscribedSession, subscription: SessionSubscription, since: Since | None = None) -> bool:
-        """Add or replace a subscription whose filter is held.
-
-        Args:
-            subscriber: whose it is.
-            subscription: the subscription.
-            since: what `hold` returned, if messages from before are not wanted.
+        """Add or replace a subscription whose filter is held; messages from before `since`, of `hold`, are not wanted.
 
         Returns:
             Whether it is new; if not, the hold is dropped.

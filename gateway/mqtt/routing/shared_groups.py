@@ -239,14 +239,7 @@ class Sharing:
         topics: Topics,
         delivery: Callable[[Received], Delivery | None],
     ) -> None:
-        """Nothing is opened yet.
-
-        Args:
-            groups: the process's Kafka consumer groups.
-            rules: which Kafka topics a filter needs, and which MQTT topic a record has.
-            topics: tells of new Kafka topics.
-            delivery: a record as MQTT sees it (`Router.delivery`).
-        """
+        """`delivery` makes of a record what MQTT sees (`Router.delivery`)."""
         self._groups = groups
         self._rules = rules
         self._topics = topics

@@ -32,11 +32,7 @@ _LATEST_MS: Final = 1 << 53  # of a time stamp: what JSON keeps exactly
 def kind_and_name(record: Received, *, trusted: bool = False) -> tuple[str, str] | None:
     """What a record is about: its kind and whose it is; None when it is no gateway's, or says what cannot be.
 
-    A tombstone is one of ours when its key is.
-
-    Args:
-        record: of the topic.
-        trusted: we have written it.
+    A tombstone is one of ours when its key is. `trusted`: we have written the record.
     """
     try:
         key = (record.key or b"").decode()
