@@ -37,10 +37,12 @@ from gateway.listeners import Listener, make_listeners
 from gateway.net.descriptors import descriptors
 from gateway.net.listener import ListenError, listen_error
 from gateway.observe.collector import Collector, calm
+from gateway.observe.flow import Flow, KafkaWatch
 from gateway.observe.lag import LoopLag
 from gateway.observe.logs import configure_logs
 from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
+from gateway.pauses import pauses
 from gateway.ports import check_ports
 from gateway.secret import secrets_in
 from gateway.security.authentication import Authenticator
@@ -211,7 +213,10 @@ class App:
         metrics.add_source("descriptors", descriptors.statistics)
         if self._room is not None:
             metrics.add_source("embedded_kafka", self._room.statistics)
-        await self._open_management(metrics, security, stack)
+        metrics.add_source("flow", pauses.statistics)
+        self._watch_kafka(kafka_log.publisher, stack)
+        flow = Flow([listener.flowing for listener in self._listeners], kafka_log.publisher.budgets.flow, pauses)
+        await self._open_management(metrics, flow, security, stack)
 
         def on_hangup() -> None:
             if security.tls is not None:
@@ -254,7 +259,7 @@ class App:
                 self._write_ready_file()
 
     async def _open_management(
-        self, metrics: Metrics, security: ListenerSecurity, stack: contextlib.AsyncExitStack
+        self, metrics: Metrics, flow: Flow, security: ListenerSecurity, stack: contextlib.AsyncExitStack
     ) -> None:
         async def admit(user: str, password: str, peer: str) -> bool:
             identity = await security.authenticator.authenticate_password(user, password, peer=peer)
@@ -267,6 +272,7 @@ class App:
         management = self._management = Management(
             metrics,
             self._readiness,
+            flow,
             admit=admit,
             hosts=Hosts(settings, asks_nobody=address.is_loopback),
             origins=Origins(settings),
@@ -277,6 +283,18 @@ class App:
         except OSError as error:
             raise ListenError(listen_error("management.address", address, error)) from error
         stack.push_async_callback(management.stop)
+
+    def _watch_kafka(self, publisher: Publisher, stack: contextlib.AsyncExitStack) -> None:
+        """Note when Kafka does not answer."""
+        watch = KafkaWatch(
+            asyncio.get_running_loop(),
+            waiting=lambda: publisher.budget.records > 0,
+            answers=lambda: publisher.answered,
+            reachable=lambda: publisher.reachable,
+            pauses=pauses,
+        )
+        watch.start()
+        stack.callback(watch.stop)
 
     def _readiness(self) -> tuple[bool, dict[str, Any]]:
         """Ready: every listener accepts, Kafka answers, and the sessions and retained messages are loaded."""

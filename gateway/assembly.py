@@ -344,6 +344,7 @@ def parts_with_statistics(
     return (
         ("topics", log.topics.creation.statistics),
         ("publisher", log.publisher.statistics),
+        ("budget", log.publisher.budgets.statistics),
         ("live_reader", log.live_reader.statistics),
         ("state", state.topics.statistics),
         ("retained", state.retained.statistics),

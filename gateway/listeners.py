@@ -14,6 +14,7 @@ from gateway.amqp.listener import WEBSOCKET_SUBPROTOCOL as AMQP_SUBPROTOCOL
 from gateway.amqp.listener import AmqpListener
 from gateway.amqp.services import Services as AmqpServices
 from gateway.assembly import ListenerSecurity, Log, Process, State, wall_clock
+from gateway.flow import Flowing
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
@@ -58,6 +59,10 @@ class Listener(Protocol):
 
     def statistics(self) -> msgspec.Struct:
         """Counts for the metrics."""
+        ...
+
+    def flowing(self) -> list[Flowing]:
+        """What can be asked for its flow."""
         ...
 
 

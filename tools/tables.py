@@ -21,6 +21,7 @@ from gateway.embedded.open_files import Statistics as OpenFiles
 from gateway.failures import FailureStatistics
 from gateway.kafka.cluster.topic_creation import Statistics as TopicCreation
 from gateway.kafka.groups.assignment import GroupsStatistics
+from gateway.kafka.publish.budgets import BudgetStatistics
 from gateway.kafka.publish.settlement import Statistics as PublisherStatistics
 from gateway.kafka.read.watched_topics import LiveStatistics
 from gateway.kafka.state import StateStatistics
@@ -33,6 +34,7 @@ from gateway.net.upgrade import Statistics as UpgradeStatistics
 from gateway.observe.collector import CollectorStatistics
 from gateway.observe.lag import LagStatistics
 from gateway.observe.metrics import describe
+from gateway.pauses import PauseStatistics
 from gateway.rest.listener import RestStatistics
 from gateway.security.authentication import AuthenticationStatistics
 from gateway.security.group_names import GroupNamesStatistics
@@ -51,7 +53,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     "MQTT": {"mqtt": MqttStatistics, "mqtt_websocket": UpgradeStatistics, "retained": RetainedStatistics},
     "AMQP": {"amqp": AmqpStatistics, "amqp_websocket": UpgradeStatistics},
     "HTTP": {"http": RestStatistics},
-    "Into Kafka": {"publisher": PublisherStatistics, "topics": TopicCreation},
+    "Into Kafka": {"publisher": PublisherStatistics, "budget": BudgetStatistics, "topics": TopicCreation},
     "From Kafka": {"live_reader": LiveStatistics, "kafka": GroupsStatistics, "state": StateStatistics},
     "Logins and rights": {
         "authentication": AuthenticationStatistics,
@@ -62,6 +64,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
         "event_loop": LagStatistics,
         "collector": CollectorStatistics,
         "failures": FailureStatistics,
+        "flow": PauseStatistics,
         "descriptors": DescriptorStatistics,
         "embedded_kafka": OpenFiles,
     },

@@ -18,16 +18,19 @@ import structlog
 from flowcontrol.budget import Budget
 from gateway.amqp.answers import delivery_state
 from gateway.amqp.attaches import Attach
+from gateway.amqp.links.flow import flow_of
 from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.login import Login
 from gateway.amqp.nodes import Node
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator, Transaction
+from gateway.flow import ConnectionFlow, subject
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.pump import Pump
+from gateway.pauses import CONNECTION_BUDGET, pauses
 from gateway.security.authorization import Grant
 from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.expiry import Expiry
@@ -191,6 +194,9 @@ class AmqpConnection:
         if self._expiry is not None:
             self._expiry.set(None)
         self._register.discard(self)
+        if self._incoming is not NO_SENDERS:
+            self.budget.gate.unsubscribe(self._own_gate)
+            pauses.end(CONNECTION_BUDGET, self)
         for task in tuple(self._tasks):
             task.cancel()
         for coordinator in {transaction.coordinator for transaction in self.transactions.values()}:
@@ -312,8 +318,16 @@ class AmqpConnection:
         incoming.link.context = incoming
         if self._incoming is NO_SENDERS:
             self._incoming = {}
+            self.budget.gate.subscribe(self._own_gate)
         self._incoming[incoming] = None
         self.services.gates.senders += 1
+
+    def _own_gate(self, is_open: bool) -> None:
+        """Its budget is used up, or has capacity again: what that does to credit, each link's window says."""
+        if is_open:
+            pauses.end(CONNECTION_BUDGET, self)
+        else:
+            pauses.begin(CONNECTION_BUDGET, self, self.subject)
 
     def add_receiver(self, outgoing: OutgoingLink) -> None:
         """A link on which the peer receives is about to be accepted."""
@@ -341,6 +355,20 @@ class AmqpConnection:
     def force_close(self, description: str) -> None:
         """Close the connection with `amqp:connection:forced`; receivers' unsettled records go back to their groups."""
         self._close(Error(CONNECTION_FORCED, description))
+
+    @property
+    def subject(self) -> str:
+        """See `gateway.flow.Flowing`."""
+        return subject("amqp", self.container_id, self.pump.peer)
+
+    @property
+    def load(self) -> int:
+        """See `gateway.flow.Flowing`."""
+        return self.budget.bytes
+
+    def flow(self) -> ConnectionFlow | None:
+        """See `gateway.flow.Flowing`."""
+        return flow_of(self, self._incoming, self._outgoing) if self.container_id else None
 
     def statistics(self) -> tuple[int, int, int, int, int]:
         """(senders, receivers, credit, unanswered, unsettled) now."""

@@ -27,6 +27,8 @@ class Statistics(msgspec.Struct, frozen=True):
     connections_total: Annotated[int, counter("connections accepted")]
     sessions: SessionStatistics
     subscriptions: Annotated[int, gauge("subscriptions of connected sessions")]
+    unanswered: Annotated[int, gauge("messages at QoS 1 and 2 from clients without an answer yet")]
+    unacknowledged: Annotated[int, gauge("messages at QoS 1 and 2 to clients without an answer yet")]
     unmapped_total: Annotated[int, counter("records that have no MQTT topic name")]
     messages: Counters
 
@@ -76,7 +78,10 @@ class MqttListener(ProtocolListener):
     def statistics(self) -> Statistics:
         """Counts for the metrics."""
         services = self._services
+        windows = [client.windows for client in self._clients()]
         return Statistics(
+            unanswered=sum(received for received, _ in windows),
+            unacknowledged=sum(sent for _, sent in windows),
             connections=len(self.pumps),
             connections_total=self.accepted,
             sessions=services.sessions.statistics(),

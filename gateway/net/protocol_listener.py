@@ -11,10 +11,12 @@ from typing import Final
 import msgspec
 
 from gateway.config import Address
+from gateway.flow import Flowing
 from gateway.net.alarms import Alarms
 from gateway.net.listener import Listener
-from gateway.net.pump import Handler, Pump, Writes
+from gateway.net.pump import Handler, Pump
 from gateway.net.strangers import Strangers
+from gateway.net.writes import Writes
 from gateway.spawn import Spawn
 from protocols.connection import Connection
 
@@ -45,6 +47,10 @@ class ProtocolListener(Listener, abc.ABC):
     @abc.abstractmethod
     def statistics(self) -> msgspec.Struct:
         """Counts for the metrics."""
+
+    def flowing(self) -> list[Flowing]:
+        """What can be asked for its flow."""
+        return [pump.handler for pump in self.pumps]
 
     def stop_taking(self) -> None:
         """No new connection, and nothing more is read from the open ones; answers still go out."""

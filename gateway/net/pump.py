@@ -9,14 +9,16 @@ says so: then the connection answers by itself what needs no session.
 from __future__ import annotations
 
 import asyncio
-import collections
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol, cast
 
 from gateway.failures import failures
+from gateway.flow import ConnectionFlow
 from gateway.net.alarms import WIDTH_S, Alarms
 from gateway.net.strangers import Stranger, Strangers
+from gateway.net.writes import Writes
+from gateway.pauses import CONNECTION_BUDGET, SLOW_READER, UNANSWERED, pauses
 from gateway.security.throttle import address_of
 from gateway.spawn import Spawn
 from gateway.turns import SLICE_S
@@ -34,7 +36,8 @@ PIECE: Final = 4 * 1024
 PIECE_MOST: Final = 4 * PIECE  # where the piece before was little work
 LITTLE_S: Final = SLICE_S / 16
 NOTHING: Final[frozenset[str]] = frozenset()
-WRITES_PER_TURN: Final = 128  # about a millisecond
+NOTED: Final = (CONNECTION_BUDGET, UNANSWERED)
+"""Reasons not to read that are a connection's own; others are noted by what many wait for, or are over in a moment."""
 
 
 class Handler(Protocol):
@@ -56,6 +59,20 @@ class Handler(Protocol):
         """The socket is gone; called once, the last call."""
         ...
 
+    @property
+    def subject(self) -> str:
+        """What the connection is called where pauses are told (`gateway.flow.Flowing`)."""
+        ...
+
+    @property
+    def load(self) -> int:
+        """See `gateway.flow.Flowing`."""
+        ...
+
+    def flow(self) -> ConnectionFlow | None:
+        """See `gateway.flow.Flowing`."""
+        ...
+
 
 class _Nobody:
     """The handler of a pump whose socket is gone."""
@@ -68,51 +85,13 @@ class _Nobody:
 
     def disconnected(self, reason: str) -> None: ...
 
+    subject = ""
+    load = 0
+
+    def flow(self) -> None: ...
+
 
 NOBODY: Final[Handler] = _Nobody()
-
-
-class Flushed(Protocol):
-    """What collects bytes for a socket."""
-
-    def flush_now(self) -> None:
-        """Write them."""
-        ...
-
-
-class Writes:
-    """Pumps and streams to be flushed at the end of the event loop's iteration, a bounded number in each.
-
-    A fan-out to many makes more of them than one turn should write. Then the others wait for the next turn, and what
-    comes for them meanwhile leaves with the same write: the busier, the fewer system calls for each message.
-    """
-
-    __slots__ = ("_scheduled", "_waiting")
-
-    def __init__(self) -> None:
-        self._waiting: collections.deque[Flushed] = collections.deque()
-        self._scheduled = False
-
-    def add(self, pump: Flushed) -> None:
-        """Flush `pump` soon; it must not be waiting already."""
-        self._waiting.append(pump)
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._write)
-
-    def _write(self) -> None:
-        waiting = self._waiting
-        try:
-            for _ in range(min(len(waiting), WRITES_PER_TURN)):
-                flushed = waiting.popleft()
-                try:
-                    flushed.flush_now()
-                except Exception as error:  # one socket's, which says nothing of the others
-                    failures.tell("connection", error)
-        finally:
-            self._scheduled = bool(waiting)
-            if waiting:
-                asyncio.get_running_loop().call_soon(self._write)
 
 
 class Pump(asyncio.Protocol):
@@ -261,10 +240,12 @@ class Pump(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The write buffer is over its high mark."""
         self.writable = False
+        pauses.begin(SLOW_READER, self, self.handler.subject)
 
     def resume_writing(self) -> None:
         """The write buffer is below its low mark."""
         self.writable = True
+        pauses.end(SLOW_READER, self)
         if not self._closed:
             try:
                 self.handler.writable()
@@ -279,6 +260,7 @@ class Pump(asyncio.Protocol):
         self._events = None
         self._disarm()
         self.identified()
+        pauses.end_all(self, SLOW_READER, *NOTED)
         try:
             self.handler.disconnected(str(exc) if exc is not None else "closed")
         except Exception as error:
@@ -381,11 +363,15 @@ class Pump(asyncio.Protocol):
         if not self._brakes and self.transport is not None and not self._closed:
             self.transport.pause_reading()
         self._brakes |= {reason}
+        if reason in NOTED:
+            pauses.begin(reason, self, self.handler.subject)
 
     def resume_reading(self, reason: str) -> None:
         """Take one reason back."""
         if reason in self._brakes:
             self._brakes = self._brakes - {reason} or NOTHING
+            if reason in NOTED:
+                pauses.end(reason, self)
             if not self._brakes and self.transport is not None and not self._closed:
                 self.transport.resume_reading()
 
@@ -401,6 +387,11 @@ class Pump(asyncio.Protocol):
     def is_braked_by(self, *reasons: str) -> bool:
         """Whether the socket is not read for one of these reasons."""
         return not self._brakes.isdisjoint(reasons)
+
+    @property
+    def unwritten(self) -> int:
+        """Bytes in the write buffer."""
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     @property
     def reading(self) -> bool:

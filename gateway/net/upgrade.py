@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.config import Address
+from gateway.flow import Flowing
 from gateway.net.http_server import SERVER, HttpConnection, HttpServer
 from gateway.net.listener import Listener
 from gateway.net.strangers import Strangers
@@ -163,6 +164,10 @@ class WebSocketListener(HttpServer):
     def stop_taking(self) -> None:
         """Close the listening socket; the open WebSockets are stopped by their subprotocol's own listener."""
         self.stop_accepting()
+
+    def flowing(self) -> list[Flowing]:
+        """None: they are the subprotocol's, from the upgrade on."""
+        return []
 
     def statistics(self) -> Statistics:
         """Counts so far."""

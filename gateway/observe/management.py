@@ -1,8 +1,8 @@
-"""The management listener: `/healthy`, `/ready`, `/metrics`, and nothing else.
+"""The management listener: `/healthy`, `/ready`, `/metrics`, `/flow`, and nothing else.
 
 `/healthy` and `/ready` say yes or no to everybody, since what asks them (a container's runtime, a load balancer) has
-no name. What `/ready` misses and what `/metrics` counts is told freely on loopback; seen from elsewhere it needs a
-password and the right `admin` when a password is needed anywhere.
+no name. What `/ready` misses, what `/metrics` counts and what `/flow` tells of clients is told freely on loopback; seen
+from elsewhere it needs a password and the right `admin` when a password is needed anywhere.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from aiohttp.typedefs import Handler
 
 from gateway.config import Address
 from gateway.net.heads import HeadError, Heads
+from gateway.observe.flow import CONNECTIONS, MOST_CONNECTIONS, Flow
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
 from gateway.security.origins import Hosts, Origins
 from gateway.security.turns import Busy
@@ -41,6 +42,7 @@ class Management:
         self,
         metrics: Metrics,
         ready: Ready,
+        flow: Flow,
         *,
         admit: Admit | None = None,
         hosts: Hosts,
@@ -52,13 +54,15 @@ class Management:
         Args:
             metrics: what `/metrics` renders.
             ready: asked by `/ready`; must be quick and must not wait.
-            admit: who may see `/metrics` on a listener beyond loopback; None: everybody.
+            flow: what `/flow` tells.
+            admit: who may see `/metrics` and `/flow` on a listener beyond loopback; None: everybody.
             hosts: the names that the listener may be called by.
             origins: whose pages may look.
             ssl_context: for TLS.
         """
         self._metrics = metrics
         self._ready = ready
+        self._flow = flow
         self._admit = admit
         self._guarded = False
         self._heads = Heads(hosts, secure=ssl_context is not None)
@@ -73,7 +77,8 @@ class Management:
         app = web.Application(client_max_size=1024, middlewares=[self._check])
         app.router.add_get("/healthy", self._healthy)
         app.router.add_get("/ready", self._is_ready)
-        app.router.add_get("/metrics", self._render)
+        app.router.add_get("/metrics", self._guard(self._render))
+        app.router.add_get("/flow", self._guard(self._tell_flow))
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handle_signals=False)
         await runner.setup()
         self._runner = runner
@@ -119,14 +124,30 @@ class Management:
             body.update(details)
         return web.Response(status=200 if ready else 503, body=msgspec.json.encode(body), content_type=JSON)
 
+    def _guard(self, answer: Handler) -> Handler:
+        """Answer those only who may look."""
+
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            try:
+                admitted = not self._guarded or await self._admitted(request)
+            except Busy as busy:
+                return web.Response(status=503, text=f"{busy}\n", headers={"Retry-After": "1"})
+            if not admitted:
+                return web.Response(status=401, text="a password is needed\n", headers={"WWW-Authenticate": CHALLENGE})
+            return await answer(request)
+
+        return guarded
+
     async def _render(self, request: web.Request) -> web.Response:
-        try:
-            admitted = not self._guarded or await self._admitted(request)
-        except Busy as busy:
-            return web.Response(status=503, text=f"{busy}\n", headers={"Retry-After": "1"})
-        if not admitted:
-            return web.Response(status=401, text="a password is needed\n", headers={"WWW-Authenticate": CHALLENGE})
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _tell_flow(self, request: web.Request) -> web.Response:
+        limit = request.query.get("limit", str(CONNECTIONS))
+        if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 0 < int(limit) <= MOST_CONNECTIONS):
+            return web.Response(status=400, text=f"limit: a number from 1 to {MOST_CONNECTIONS}\n")
+        snapshot = await self._flow.snapshot(int(limit), request.query.get("client", ""))
+        headers = {"Cache-Control": "no-store"}
+        return web.Response(body=msgspec.json.encode(snapshot), content_type=JSON, headers=headers)
 
     async def _admitted(self, request: web.Request) -> bool:
         """HTTP Basic [RFC 7617]."""

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from gateway.flow import Flowing
 from gateway.net.http_server import HttpServer
 from gateway.net.upgrade import WebSocketEndpoint
 from gateway.rest.admin.operations import Administration
@@ -172,6 +173,10 @@ class RestListener(HttpServer):
         for operations in self._operations:
             await operations.stop()
         self._feeds.stop()
+
+    def flowing(self) -> list[Flowing]:
+        """What can be asked for its flow: the WebSockets, requests are over in a moment."""
+        return self._live.flowing()
 
     def statistics(self) -> RestStatistics:
         """Counts so far."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from flowcontrol.gate import Gate
 from gateway.kafka.publish.publisher import Publisher
+from gateway.pauses import PROCESS, PROCESS_BUDGET, TOPIC_BUDGET, Pause, pauses
 
 
 class Waiter(Protocol):
@@ -42,6 +43,13 @@ class CreditGates:
             return None
         gate = publisher.budgets.topic(topic).gate
         return None if gate.is_open else gate
+
+    def paused(self, topic: str | None) -> Pause | None:
+        """Since when a budget forbids more credit for `topic`, and which; as `shut_gate`."""
+        shut = self.shut_gate(topic)
+        if shut is self._publisher.gate:
+            return pauses.since(PROCESS_BUDGET, PROCESS)
+        return None if shut is None else pauses.since(TOPIC_BUDGET, f"topic {topic}")
 
     def wait_for(self, gate: Gate, link: Waiter) -> None:
         """Top `link` up when `gate` opens."""

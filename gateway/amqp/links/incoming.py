@@ -12,11 +12,12 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from flowcontrol.window import Window
+from flowcontrol.window import Window as CreditWindow
 from gateway.amqp.answers import delivery_state
 from gateway.amqp.counters import Counts
 from gateway.amqp.links.credit import CreditGates
 from gateway.amqp.links.peer import Peer
+from gateway.flow import Window, shown
 from gateway.kafka.publish.publisher import Publisher
 from mapping.amqp.incoming import Destination, Unmappable, to_record
 from mapping.amqp.runs import Template, template_of
@@ -107,7 +108,7 @@ class IncomingLink:
         self.link = link
         self.destination = destination
         self.sender = peer.sender(link)
-        self.window = Window(limit)
+        self.window = CreditWindow(limit)
         self.touched = False
 
     def receive(self, delivery: Any, data: bytes, now_ms: int) -> None:
@@ -249,6 +250,14 @@ class IncomingLink:
         """The gate that had shut is open again."""
         self.top_up()
         self._peer.flush_soon()
+
+    def flow(self) -> Window:
+        """Its credit, and what is unanswered."""
+        topic = self.destination.topic if self.destination is not None else None
+        credit, unsettled = self.link.credit, self.window.unsettled
+        granted = max(self.window.size(self._capacity()), credit + unsettled)
+        paused = self._ingress.gates.paused(topic)
+        return Window(shown(self.link.name), True, topic or "", granted, credit, unsettled, paused)
 
     def _capacity(self) -> int:
         """How many bytes may wait for Kafka because of this link (flow control, part 1)."""

@@ -22,11 +22,13 @@ from gateway.amqp.links.subscriptions import Subscriptions
 from gateway.amqp.nodes import NodeConsumer
 from gateway.amqp.sources import Source
 from gateway.failures import failures
+from gateway.flow import Window, shown
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.assignment import AssignedPartition
 from gateway.kafka.groups.membership import Membership
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.read.live_reader import LiveReader
+from gateway.pauses import NO_CREDIT, SLOW_READER, UNSETTLED, Pause, pauses
 from gateway.security.group_names import GroupNames
 from mapping.amqp.outgoing import from_record
 from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
@@ -120,6 +122,21 @@ class OutgoingLink:
             return 0
         capacity = self._egress.max_unsettled - self.unsettled
         return max(0, min(self._engine.credit_of(self.link), capacity))
+
+    def flow(self) -> Window:
+        """The peer's credit, and what it has not settled."""
+        credit = self._engine.credit_of(self.link)
+        return Window(
+            shown(self.link.name), False, self.topic, credit + self.unsettled, credit, self.unsettled, self._paused()
+        )
+
+    def _paused(self) -> Pause | None:
+        """Why no record would be taken now."""
+        if self.demand > 0 or self._left:
+            return None
+        if not self._peer.pump.writable:
+            return pauses.since(SLOW_READER, self._peer.pump)
+        return Pause(UNSETTLED if self._is_full else NO_CREDIT)
 
     def select(self, record: Received) -> Collection[tuple[OutgoingLink, None]]:
         """Every record of the topic is for this link, or of the one partition that it reads."""

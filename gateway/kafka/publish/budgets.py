@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+import heapq
+from functools import partial
+from typing import Annotated
+
+import msgspec
+
 from flowcontrol.budget import Budget
 from gateway.config import BudgetConfig
+from gateway.flow import BudgetFlow, budget_flow
+from gateway.pauses import PROCESS, PROCESS_BUDGET, TOPIC_BUDGET, pauses
+from gateway.statistics import gauge
+
+
+class BudgetStatistics(msgspec.Struct, frozen=True):
+    """What is in the budgets; their gates are among the pauses (`gateway.pauses`)."""
+
+    limit_bytes: Annotated[int, gauge("bytes submitted and not answered at which nobody is asked for more")]
+    topic_bytes: Annotated[dict[str, int], gauge("bytes submitted and not answered", "topic")]
 
 
 class Budgets:
@@ -15,6 +31,7 @@ class Budgets:
 
     def __init__(self, limits: BudgetConfig) -> None:
         self.process = Budget(limits.process_bytes, limits.process_records)
+        self.process.gate.subscribe(partial(pauses.turned, PROCESS_BUDGET, PROCESS))
         self._limits = limits
         self._topics: dict[str, Budget] = {}
         self._kept: set[str] = set()
@@ -24,6 +41,7 @@ class Budgets:
         budget = self._topics.get(name)
         if budget is None:
             budget = Budget(self._limits.topic_bytes, self._limits.process_records, parent=self.process)
+            budget.gate.subscribe(partial(pauses.turned, TOPIC_BUDGET, f"topic {name}"))
             self._topics[name] = budget
         return budget
 
@@ -46,3 +64,12 @@ class Budgets:
     def connection(self) -> Budget:
         """A budget for one connection, without a parent."""
         return Budget(self._limits.connection_bytes, self._limits.process_records)
+
+    def flow(self, topics: int) -> list[BudgetFlow]:
+        """The process's, and those of so many topics that have the most in them."""
+        fullest = heapq.nlargest(topics, self._topics.items(), key=lambda item: item[1].bytes)
+        return [budget_flow(PROCESS, self.process), *(budget_flow(f"topic {name}", each) for name, each in fullest)]
+
+    def statistics(self) -> BudgetStatistics:
+        """As of now."""
+        return BudgetStatistics(self.process.bytes_limit, {name: each.bytes for name, each in self._topics.items()})

@@ -436,6 +436,11 @@ class Publisher:
         """Whether Kafka has answered anything recently."""
         return self._topics.reachable or self._clock() - self._settlement.answered < REACHABLE_S
 
+    @property
+    def answered(self) -> float:
+        """When Kafka stored the last batch, by the clock."""
+        return self._settlement.answered
+
     def statistics(self) -> Statistics:
         """Counts so far."""
         in_flight = (self.budget.records, self.budget.bytes)

@@ -8,7 +8,10 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from gateway.flow import Window, shown
 from gateway.kafka.groups.membership import OffsetReset
+from gateway.pauses import NO_CREDIT, Pause
+from gateway.pauses import UNSETTLED as TOO_MUCH
 from gateway.rest.consume.start_positions import find_span
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
@@ -156,6 +159,18 @@ class Subscription:
         source, self._source = self._source, None
         if source is not None:
             source.leave()
+
+    @property
+    def unsettled(self) -> int:
+        """Records of a group that its client has neither acknowledged nor released."""
+        return len(self._unsettled)
+
+    def flow(self) -> Window:
+        """Its credit, and what is unsettled."""
+        unsettled = self.unsettled
+        credit = UNSETTLED - unsettled if self._credit is None else self._credit
+        paused = None if credit else Pause(TOO_MUCH if self._credit is None else NO_CREDIT)
+        return Window(shown(self.name), False, self._message.topic, credit + unsettled, credit, unsettled, paused)
 
     # messages of the client
 

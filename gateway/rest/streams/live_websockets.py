@@ -17,10 +17,13 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from gateway.flow import ConnectionFlow, Flowing, Window, fullest, shown, subject
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.sender_partitions import Sender
-from gateway.net.pump import Pump, Writes
+from gateway.net.pump import Pump
 from gateway.net.upgrade import check_upgrade
+from gateway.net.writes import Writes
+from gateway.pauses import PROCESS, PROCESS_BUDGET, UNANSWERED, pauses
 from gateway.rest.produce.tickets import Ticket, submit_allowed
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
@@ -54,9 +57,7 @@ from protocols.websocket import GOING_AWAY, POLICY_VIOLATION
 log = structlog.get_logger(__name__)
 
 SUBSCRIPTIONS: Final = 256  # of one connection
-UNANSWERED: Final = 1024  # produce messages of one connection that wait for Kafka; more are not read
-KAFKA: Final = "kafka"
-ANSWERS: Final = "answers"
+PRODUCING: Final = 1024  # produce messages of one connection that wait for Kafka; more are not read
 STOPPING: Final = "stopping"
 CLOSE_S: Final = 1.0  # how long clients have to answer a Close frame
 
@@ -70,10 +71,15 @@ class LiveStatistics(msgspec.Struct, frozen=True):
     records_in_total: Annotated[int, counter("records published")]
     records_out_total: Annotated[int, counter("records sent to clients")]
     errors_total: Annotated[int, counter("messages answered by an error")]
+    unanswered: Annotated[int, gauge("messages that wait for Kafka")]
 
 
 class LiveSession:
-    """One connection; a `pump.Handler`."""
+    """One connection; a `pump.Handler`.
+
+    Attributes:
+        unanswered: produce messages that wait for Kafka.
+    """
 
     pump: Pump
 
@@ -83,7 +89,7 @@ class LiveSession:
         self.connection = connection
         self._subscriptions: dict[str, Subscription] = {}
         self._sender = Sender(lasting=True)
-        self._unanswered = 0
+        self.unanswered = 0
         self._draining = False
         self._expires_ms = expires_ms
         self._expiry = Expiry(live.services.wall_clock, self._expired)
@@ -97,7 +103,7 @@ class LiveSession:
         gate = self.live.services.publisher.gate
         gate.subscribe(self._on_gate)
         if not gate.is_open:
-            self._pause(KAFKA)
+            self._pause(PROCESS_BUDGET)
 
     def handle(self, events: list[Any]) -> Awaitable[None] | None:
         """Act on the messages that were read."""
@@ -128,6 +134,36 @@ class LiveSession:
         self._expiry.release()
         self.connection.release()
         self.live.services.publisher.gate.unsubscribe(self._on_gate)
+
+    @property
+    def subject(self) -> str:
+        """See `gateway.flow.Flowing`."""
+        return subject("http", self.grant.identity.name, self.pump.peer)
+
+    @property
+    def load(self) -> int:
+        """Nothing of its own: a WebSocket has no budget, it waits with `PRODUCING` messages unanswered."""
+        return 0
+
+    def flow(self) -> ConnectionFlow | None:
+        """See `gateway.flow.Flowing`."""
+        shared = pauses.since(PROCESS_BUDGET, PROCESS) if self.pump.is_braked_by(PROCESS_BUDGET) else None
+        producing = Window("produce", True, "", PRODUCING, PRODUCING - self.unanswered, self.unanswered)
+        subscriptions = fullest(self._subscriptions.values(), lambda each: each.unsettled)
+        return ConnectionFlow(
+            protocol="http",
+            client="",
+            peer=self.pump.peer,
+            principal=shown(self.grant.identity.name),
+            subject=self.subject,
+            bytes=0,
+            bytes_limit=0,
+            records=0,
+            unwritten=self.pump.unwritten,
+            windows=[producing, *(each.flow() for each in subscriptions)],
+            windows_total=1 + len(self._subscriptions),
+            paused=[] if shared is None else [shared],
+        )
 
     # for subscriptions
 
@@ -180,19 +216,19 @@ class LiveSession:
             return
         ticket = Ticket(len(records), grant.identity.name)
         ticket.done.add_done_callback(partial(self._produced, message.id, ticket))
-        self._unanswered += 1
-        if self._unanswered >= UNANSWERED:
-            self._pause(ANSWERS)
+        self.unanswered += 1
+        if self.unanswered >= PRODUCING:
+            self._pause(UNANSWERED)
         submit_allowed(live.services.publisher, grant, records, ticket, sender=self._sender)
 
     def _produced(self, name: str, ticket: Ticket, done: asyncio.Future[None]) -> None:
-        self._unanswered -= 1
+        self.unanswered -= 1
         if self.pump.closed:
             return
         self.send(produced(name, ticket.results))
-        if self._unanswered <= UNANSWERED // 2:
-            self._resume(ANSWERS)
-        if self._draining and not self._unanswered:
+        if self.unanswered <= PRODUCING // 2:
+            self._resume(UNANSWERED)
+        if self._draining and not self.unanswered:
             self._close()
 
     def _subscribe(self, message: Subscribe) -> None:
@@ -242,7 +278,7 @@ class LiveSession:
         self._draining = True
         self._pause(STOPPING)
         self._leave_all()
-        if not self._unanswered:
+        if not self.unanswered:
             self._close()
 
     def _close(self) -> None:
@@ -269,9 +305,9 @@ class LiveSession:
 
     def _on_gate(self, is_open: bool) -> None:
         if is_open:
-            self._resume(KAFKA)
+            self._resume(PROCESS_BUDGET)
         else:
-            self._pause(KAFKA)
+            self._pause(PROCESS_BUDGET)
 
     def _pause(self, reason: str) -> None:
         self.connection.reading = False
@@ -356,6 +392,10 @@ class Live(OperationSet):
         for pump in tuple(self._sessions):
             pump.abort()
 
+    def flowing(self) -> list[Flowing]:
+        """Those that are open."""
+        return list(self._sessions.values())
+
     def statistics(self) -> LiveStatistics:
         """Counts so far."""
         return LiveStatistics(
@@ -365,4 +405,5 @@ class Live(OperationSet):
             records_in_total=self.records_in,
             records_out_total=self.records_out,
             errors_total=self.errors,
+            unanswered=sum(session.unanswered for session in self._sessions.values()),
         )

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.kafka.groups.membership import OffsetReset
-from gateway.net.pump import Writes
+from gateway.net.writes import Writes
 from gateway.rest.consume.start_positions import find_span
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet

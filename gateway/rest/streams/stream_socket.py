@@ -1,7 +1,7 @@
 """A connection whose answer goes on: written without waiting, in few system calls, never more than its reader takes.
 
 The socket is taken away from aiohttp behind the head of the answer: no task is left of the request. Bytes to send are
-collected and written at the end of the event loop's iteration (`pump.Writes`). A thousand streams that get the same
+collected and written at the end of the event loop's iteration (`writes.Writes`). A thousand streams that get the same
 event are written in portions, between which the gateway does other work.
 """
 
@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from gateway.net.http_server import SERVER, HttpConnection
-from gateway.net.pump import Writes
+from gateway.net.writes import Writes
 from gateway.rest.server.call import Call
 from protocols.rest.streaming import LAST_CHUNK
 
@@ -90,7 +90,7 @@ class StreamSocket(asyncio.Protocol):
             self._writes.add(self)
 
     def flush_now(self) -> None:
-        """Write what was sent in this iteration of the event loop (`pump.Flushed`)."""
+        """Write what was sent in this iteration of the event loop (`writes.Flushed`)."""
         self._waiting = False
         if self._closed or self._transport is None or not self._pending:
             return

@@ -13,7 +13,8 @@ import pytest
 
 from gateway.config import Address
 from gateway.net.listener import Listener, ListenError
-from gateway.net.pump import LITTLE_S, PIECE, WRITES_PER_TURN, Pump, Writes
+from gateway.net.pump import LITTLE_S, PIECE, Pump
+from gateway.net.writes import WRITES_PER_TURN, Writes
 from tests.support.gateway import wait_until
 from tests.support.lines import Echo, Lines
 

@@ -14,12 +14,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import Address, SecurityConfig
 from gateway.net.strangers import StrangersStatistics
+from gateway.observe.flow import Flow
 from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
+from gateway.pauses import Pauses
 from gateway.security.origins import Hosts, Origins
 
 LOOPBACK = Address("127.0.0.1:0")
 EVERYWHERE = Address("0.0.0.0:0")
+
+
+NO_FLOW = Flow([], lambda _: [], Pauses())
 
 
 class Gateway:
@@ -50,7 +55,7 @@ async def start() -> AsyncIterator[Start]:
         ready = options.pop("ready", Gateway().state)
         security = options.pop("security", SecurityConfig())
         hosts = Hosts(security, asks_nobody=address.is_loopback)
-        management = Management(metrics or Metrics(), ready, hosts=hosts, origins=Origins(security), **options)
+        management = Management(metrics or Metrics(), ready, NO_FLOW, hosts=hosts, origins=Origins(security), **options)
         opened.append(management)
         await management.start(address)
         return management
@@ -71,7 +76,7 @@ async def get(http: aiohttp.ClientSession, url: str, **options: Any) -> tuple[in
         return response.status, response.headers["Content-Type"], await response.text()
 
 
-async def test_three_paths_and_nothing_else(http: aiohttp.ClientSession, start: Start) -> None:
+async def test_its_paths_and_nothing_else(http: aiohttp.ClientSession, start: Start) -> None:
     gateway = Gateway()
     metrics = Metrics()
     metrics.add_source("fine", lambda: StrangersStatistics(1, 2, 3))
@@ -90,6 +95,8 @@ async def test_three_paths_and_nothing_else(http: aiohttp.ClientSession, start: 
     assert gateway.asked == []  # on loopback nobody is asked
     for path in ("/", "/other", "/metrics/x"):
         assert (await get(http, f"{base}{path}"))[0] == 404
+    for limit in ("0", "1001", "-1", "x", "1e2", "²", "9" * 5000):
+        assert (await get(http, f"{base}/flow?limit={limit}"))[0] == 400
     async with http.post(f"{base}/metrics") as response:
         assert response.status == 405
     await management.stop()
@@ -127,9 +134,10 @@ async def test_seen_from_elsewhere_the_figures_need_a_password(http: aiohttp.Cli
     assert (await get(http, f"{base}/healthy"))[0] == 200
     status, _, body = await get(http, f"{base}/ready")
     assert (status, body) == (503, '{"ready":false}')
-    async with http.get(f"{base}/metrics") as response:
-        assert response.status == 401
-        assert response.headers["WWW-Authenticate"].startswith("Basic ")
+    for path in ("/metrics", "/flow"):
+        async with http.get(f"{base}{path}") as response:
+            assert response.status == 401
+            assert response.headers["WWW-Authenticate"].startswith("Basic ")
     for header in ("Basic", "Basic !!!", "Bearer x", "Basic YW5u", "Basic /w=="):
         assert (await get(http, f"{base}/metrics", headers={"Authorization": header}))[0] == 401
     assert gateway.asked == []
@@ -137,6 +145,9 @@ async def test_seen_from_elsewhere_the_figures_need_a_password(http: aiohttp.Cli
     assert (await get(http, f"{base}/metrics", headers={"Authorization": wrong}))[0] == 401
     right = aiohttp.encode_basic_auth("ann", "se:cret")
     assert (await get(http, f"{base}/metrics", headers={"Authorization": right}))[0] == 200
+    status, content_type, body = await get(http, f"{base}/flow", headers={"Authorization": right})
+    assert (status, content_type) == (200, "application/json")
+    assert '"connections":[]' in body
 
 
 async def test_tls(http: aiohttp.ClientSession, start: Start) -> None:

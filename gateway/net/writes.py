@@ -1,0 +1,54 @@
+"""What is written at the end of a turn of the event loop: a bounded number of sockets in each."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from typing import Final, Protocol
+
+from gateway.failures import failures
+
+WRITES_PER_TURN: Final = 128  # about a millisecond
+
+
+class Flushed(Protocol):
+    """What collects bytes for a socket."""
+
+    def flush_now(self) -> None:
+        """Write them."""
+        ...
+
+
+class Writes:
+    """Pumps and streams to be flushed at the end of the event loop's iteration, a bounded number in each.
+
+    A fan-out to many makes more of them than one turn should write. Then the others wait for the next turn, and what
+    comes for them meanwhile leaves with the same write: the busier, the fewer system calls for each message.
+    """
+
+    __slots__ = ("_scheduled", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: collections.deque[Flushed] = collections.deque()
+        self._scheduled = False
+
+    def add(self, pump: Flushed) -> None:
+        """Flush `pump` soon; it must not be waiting already."""
+        self._waiting.append(pump)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._write)
+
+    def _write(self) -> None:
+        waiting = self._waiting
+        try:
+            for _ in range(min(len(waiting), WRITES_PER_TURN)):
+                flushed = waiting.popleft()
+                try:
+                    flushed.flush_now()
+                except Exception as error:  # one socket's, which says nothing of the others
+                    failures.tell("connection", error)
+        finally:
+            self._scheduled = bool(waiting)
+            if waiting:
+                asyncio.get_running_loop().call_soon(self._write)

@@ -1,0 +1,141 @@
+"""`GET /flow`: who is on the way, who waits and for what."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import aiohttp
+import msgspec
+from proton.utils import BlockingConnection
+
+from gateway.flow import ConnectionFlow, subject
+from gateway.observe.flow import Flow
+from gateway.pauses import SLOW_READER, Pauses
+from gateway.turns import SLICE_S
+from protocols.mqtt.properties import Properties
+from tests.support.gateway import GatewayProcess
+from tests.support.mqtt import RawClient
+
+
+class Connection:
+    """One of very many."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.subject = subject("mqtt", f"sensor-{number}", "10.0.0.1:1")
+        self.load = number
+
+    def flow(self) -> ConnectionFlow:
+        return ConnectionFlow(
+            "mqtt", f"sensor-{self.number}", "10.0.0.1:1", "ann", self.subject, self.load, 10, 1, 0, [], 0
+        )
+
+
+async def test_the_paused_and_the_greedy_come_first_and_others_are_served_meanwhile() -> None:
+    pauses = Pauses()
+    connections = [Connection(number) for number in range(50_000)]
+    for number in (7, 4_711):
+        pauses.begin(SLOW_READER, connections[number], connections[number].subject)
+    flow = Flow([lambda: connections[::2], lambda: connections[1::2]], lambda _: [], pauses)
+    turns = [time.thread_time()]
+    asking = asyncio.ensure_future(flow.snapshot(5))
+    while not asking.done():
+        await asyncio.sleep(0)
+        turns.append(time.thread_time())
+    snapshot = await asking
+    assert snapshot.connections_total == 50_000
+    assert [found.bytes for found in snapshot.connections] == [4_711, 7, 49_999, 49_998, 49_997]
+    assert [[pause.reason for pause in found.paused] for found in snapshot.connections[:3]] == [[SLOW_READER]] * 2 + [
+        []
+    ]
+    assert [paused.subject for paused in snapshot.paused] == [connections[7].subject, connections[4_711].subject]
+    assert max(after - before for before, after in itertools.pairwise(turns)) < 10 * SLICE_S
+    named = await flow.snapshot(5, "sensor-4711 ")
+    assert (named.connections_total, [found.client for found in named.connections]) == (1, ["sensor-4711"])
+
+
+class AmqpClient:
+    """A link in each direction; all of proton is used in one thread, as it must be."""
+
+    def __init__(self, address: tuple[str, int], topic: str) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._url = f"amqp://{address[0]}:{address[1]}"
+        self._topic = topic
+        self._connection: BlockingConnection
+
+    async def attach(self) -> None:
+        def work() -> None:
+            self._connection = BlockingConnection(self._url, timeout=60)
+            self._connection.create_sender(self._topic)
+            self._connection.create_receiver(f"{self._topic}-out", credit=5)
+
+        await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        self._thread.shutdown()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(60):
+        while not await condition():
+            pass  # it has asked the gateway
+
+
+async def ask(gateway: GatewayProcess, query: str = "") -> dict[str, Any]:
+    host, port = gateway.address("management")
+    async with aiohttp.ClientSession() as http, http.get(f"http://{host}:{port}/flow{query}") as answer:
+        assert answer.status == 200
+        assert answer.headers["Content-Type"] == "application/json"
+        return msgspec.json.decode(await answer.read())
+
+
+async def test_every_protocol_tells_its_windows(gateway: GatewayProcess) -> None:
+    name = f"flow-{uuid.uuid4().hex[:8]}"
+    hostile = f"{name}<img src=x onerror=alert(1)>"
+    mqtt = await RawClient.connect(gateway.address("mqtt"), hostile, properties=Properties(receive_maximum=2))
+    amqp = AmqpClient(gateway.address("amqp"), name)
+    host, port = gateway.address("http")
+    try:
+        await mqtt.subscribe(f"{name}/#")
+        await amqp.attach()
+        async with (
+            aiohttp.ClientSession() as http,
+            http.ws_connect(f"http://{host}:{port}/stream", protocols=["trivium.v1"]) as websocket,
+        ):
+            await websocket.send_json({"type": "subscribe", "id": "s1", "topic": f"{name}-out", "credit": 3})
+            assert (await websocket.receive_json())["type"] == "subscribed"
+            for number in range(3):  # one more than the client takes without an answer
+                await mqtt.publish(f"{name}/x", b"%d" % number, qos=1)
+
+            async def shown() -> bool:
+                (found,) = (await ask(gateway, f"?client={name}%3Cimg"))["connections"]
+                return found["windows"][1]["unsettled"] == 2
+
+            await until(shown)
+            (found,) = (await ask(gateway, f"?client={name}%3Cimg"))["connections"]
+            assert (found["protocol"], found["client"], found["principal"]) == ("mqtt", hostile, "anonymous")
+            received, sent = found["windows"]
+            assert (received["to_kafka"], received["granted"], received["unsettled"]) == (True, 256, 0)
+            assert (sent["granted"], sent["outstanding"], sent["paused"]["reason"]) == (2, 0, "Receive Maximum")
+            everything = await ask(gateway, "?limit=1000")
+            windows = {
+                (found["protocol"], window["to_kafka"]): window
+                for found in everything["connections"]
+                for window in found["windows"]
+                if window["topic"] in (name, f"{name}-out")
+            }
+            assert windows["amqp", True]["outstanding"] > 0
+            assert (windows["amqp", False]["outstanding"], windows["amqp", False].get("paused")) == (5, None)
+            assert (windows["http", False]["name"], windows["http", False]["outstanding"]) == ("s1", 3)
+            assert everything["budgets"][0]["name"] == "process"
+            assert everything["budgets"][0]["bytes_limit"] == 256 * 1024 * 1024
+    finally:
+        await amqp.close()
+        mqtt.drop()
