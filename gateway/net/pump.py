@@ -33,8 +33,9 @@ HELD: Final = "held"
 SLICED: Final = "sliced"
 PIECE: Final = 4 * 1024
 """Bytes of a read that are taken at once: 200 links detached, which is ten milliseconds."""
-PIECE_MOST: Final = 4 * PIECE  # where the piece before was little work
+PIECE_MOST: Final = 4 * PIECE  # where the pieces before were little work
 LITTLE_S: Final = SLICE_S / 16
+"""A `PIECE` that takes less is little work."""
 NOTHING: Final[frozenset[str]] = frozenset()
 NOTED: Final = (CONNECTION_BUDGET, UNANSWERED)
 """Reasons not to read that are a connection's own; others are noted by what many wait for, or are over in a moment."""
@@ -107,7 +108,7 @@ class Pump(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_ahead", "_alarms", "_brakes", "_clock", "_closed", "_eof", "_events", "_holding", "_lost", "_spawn",
+        "_ahead", "_alarms", "_brakes", "_clock", "_closed", "_eof", "_events", "_holding", "_lost", "_piece", "_spawn",
         "_stranger", "_strangers", "_timer", "_timer_at", "_writes", "connection", "flushing", "handler", "lingering",
         "peer", "transport", "writable",
     )  # fmt: skip
@@ -146,6 +147,7 @@ class Pump(asyncio.Protocol):
         self._events: list[Any] | None = None  # that wait behind the session's own waiting; most pumps never have any
         self._ahead = 0  # bytes that may still be read meanwhile
         self._eof = False  # the peer has closed meanwhile
+        self._piece = PIECE  # bytes of a read that are taken at once, as much as was little work so far
         self._holding = False
         self.flushing = False
         self._closed = False
@@ -186,7 +188,7 @@ class Pump(asyncio.Protocol):
             events = connection.tick(self._clock())
             if events:
                 self._dispatch(events)
-            if len(data) <= PIECE:
+            if len(data) <= self._piece:
                 self._dispatch(connection.receive_data(data))
                 self.flush()
             else:
@@ -200,8 +202,9 @@ class Pump(asyncio.Protocol):
         What is left when others have waited long enough comes in the next turn; until then the socket is not read.
         """
         began = now = time.perf_counter()
-        at, size = 0, PIECE
+        at = 0
         while at < len(data):
+            size = self._piece
             self._dispatch(self.connection.receive_data(data[at : at + size]))
             if self._closed or self.lingering or self.connection.closing:
                 break
@@ -211,8 +214,10 @@ class Pump(asyncio.Protocol):
                 self.pause_reading(SLICED)
                 asyncio.get_running_loop().call_soon(self._go_on, data[at:])
                 break
-            if now - before < LITTLE_S:
-                size = min(2 * size, PIECE_MOST)
+            if (now - before) * PIECE < LITTLE_S * size:
+                self._piece = min(2 * size, PIECE_MOST)
+            else:
+                self._piece = max(size // 2, PIECE)
         self.flush()
 
     def _go_on(self, rest: bytes) -> None:
