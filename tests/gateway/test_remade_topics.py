@@ -350,7 +350,7 @@ async def test_transactions_go_on(served: GatewayProcess, new_topic: Any, admin:
     address = served.addresses["amqp"]
     assert await asyncio.to_thread(transact, address, topic, last) == "committed"
     await remake(admin, topic, 2)
-    async with asyncio.timeout(50):  # its own time-out would be 60 s
+    async with asyncio.timeout(25):  # metadata become old in 30 s
         while await asyncio.to_thread(transact, address, topic, last) != "committed":
             pass
 

@@ -41,6 +41,11 @@ IDLE_S: Final = 300.0
 """After this time without a transaction a producer is closed."""
 
 
+LOOK_S: Final = 2.0
+"""When answers stay away for so long, we look whether the partitions are still there: aiokafka asks for ever to add one
+that is gone, and looks by itself only when its metadata have become old."""
+
+
 class TransactionalProducer(LeasedProducer):
     """One transactional producer; at most one transaction at a time.
 
@@ -67,7 +72,8 @@ class TransactionalProducer(LeasedProducer):
         self._flying = places
         try:
             async with asyncio.timeout(None) as self._patience:
-                await asyncio.wait(answers)
+                while (await asyncio.wait(answers, timeout=LOOK_S))[1]:
+                    self._producer.client.force_metadata_update()
         except TimeoutError:
             raise errors.UnknownTopicOrPartitionError("a partition is gone") from None
         finally:
