@@ -42,6 +42,7 @@ $(INSTALLED): $(LOCKS) pyproject.toml | check-java
 
 jars: $(INSTALLED)
 	@$(BIN)/python -m gateway.embedded.jars
+	@$(BIN)/python -m gateway.embedded.class_recording
 
 run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=30 ends by itself
 	@$(BIN)/python -m loadtest.demo $(if $(DURATION),--duration $(DURATION)) $(if $(TRIGGER),--trigger $(TRIGGER))

@@ -25,7 +25,8 @@ from typing import Self
 from gateway.config import EmbeddedConfig
 from gateway.embedded import storage
 from gateway.embedded.child import command_line
-from gateway.embedded.jars import Report, ensure_jars, locked_version
+from gateway.embedded.class_archive import archive_options, archive_path
+from gateway.embedded.jars import Report, cache_directory, ensure_jars, locked_version
 from gateway.embedded.java import find_java
 from gateway.embedded.open_files import check_descriptors
 from gateway.embedded.probe import broker_answers
@@ -72,19 +73,20 @@ class EmbeddedBroker:
         controller_port: int = 0,
         heap: str = "1g",
         settings: Mapping[str, str] | None = None,
+        java_options: Sequence[str] = (),
         patience_s: float = PATIENCE_S,
     ) -> None:
         """Describe the broker; nothing happens before `start`.
 
         `jars` is the set `kafka` of the jar lock, `heap` the most that the Java machine takes (`1g`). A port of 0 is
-        that of the last start or a free one. `settings` go over ours; a start that makes no progress for `patience_s`
-        is given up.
+        that of the last start or a free one. `settings` and `java_options` go over ours; a start that makes no progress
+        for `patience_s` is given up.
         """
         self.directory = directory.absolute()
         self._java = java
         self._jars = tuple(jars)
         self._wanted = (port, controller_port)
-        self._heap = heap
+        self._java_options = (f"-Xmx{heap}", *JVM_OPTIONS, *java_options)
         self._settings = dict(settings or {})
         self._patience_s = patience_s
         self._kafka = locked_version("kafka", "kafka_2.13")
@@ -248,7 +250,7 @@ class EmbeddedBroker:
     async def _spawn(self, output: str, descriptors: Sequence[int], *arguments: str) -> asyncio.subprocess.Process:
         """Start a Java child in our directory; what it prints goes to a file in `logs/`."""
         classpath = ":".join(map(str, self._jars))
-        command = command_line(str(self._java), f"-Xmx{self._heap}", *JVM_OPTIONS, "-cp", classpath, *arguments)
+        command = command_line(str(self._java), *self._java_options, "-cp", classpath, *arguments)
         with (self.directory / "logs" / output).open("wb") as file:
             return await asyncio.create_subprocess_exec(
                 *command,
@@ -337,11 +339,13 @@ def embedded_broker(config: EmbeddedConfig, data_dir: Path, report: Report = lam
         SetupError: JavaError or JarError.
     """
     java = find_java()
+    jars = ensure_jars("kafka", report=report)
     return EmbeddedBroker(
         data_dir / "kafka",
         java=java.path,
-        jars=ensure_jars("kafka", report=report),
+        jars=jars,
         port=config.port,
         controller_port=config.controller_port,
         heap=config.heap,
+        java_options=archive_options(archive_path(java, jars, cache_directory())),
     )

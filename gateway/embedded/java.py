@@ -18,6 +18,7 @@ OLDEST_JAVA = 17  # Kafka 4 brokers and Spark 4 are compiled for it
 ANSWER_LIMIT_S = 30.0  # `java -version` takes 0.1 s; a cold disk takes longer
 
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_BUILD = re.compile(r"\(build ([^,)]+)")
 
 
 class SetupError(Exception):
@@ -33,6 +34,7 @@ class Java(NamedTuple):
 
     path: Path  # the `java` command
     version: int  # the feature release, such as 17
+    build: str  # such as 17.0.15+6-Debian-1deb12u1
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
@@ -57,15 +59,17 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JavaError(f"{path} does not run: {error}") from error
-    version = _VERSION.search(answer.stderr + answer.stdout)
+    told = answer.stderr + answer.stdout
+    version = _VERSION.search(told)
     if version is None:
-        lines = (answer.stderr + answer.stdout).strip().splitlines() or ["it printed nothing"]
+        lines = told.strip().splitlines() or ["it printed nothing"]
         raise JavaError(f"{path} did not tell its version: {lines[0]}")
     if int(version[1]) < OLDEST_JAVA:
         raise JavaError(
             f"{path} is Java {version[1]}, which is too old: install Java {OLDEST_JAVA} or newer, or set JAVA_HOME"
         )
-    return Java(path, int(version[1]))
+    build = _BUILD.search(told)
+    return Java(path, int(version[1]), build[1] if build else version[0])
 
 
 if __name__ == "__main__":
