@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import tempfile
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
 
 from gateway.embedded.broker import EmbeddedBroker
-from gateway.embedded.jars import ensure_jars
+from gateway.embedded.class_archive import archive_options, archive_path
+from gateway.embedded.jars import cache_directory, ensure_jars
 from gateway.embedded.java import find_java
+from gateway.embedded.probe import broker_answers
 from tests.support import hung
 from tests.support.by_file import ByFile, longest_first
 from tests.support.gateway import GatewayProcess
 from tests.support.outside import NOT_HERE
-from tests.support.topics import until_led
+from tests.support.topics import create_topic
 
 NewTopicFactory = Callable[..., Awaitable[str]]
 NewBroker = Callable[..., EmbeddedBroker]
@@ -95,8 +99,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def make_broker(directory: Path, **options: Any) -> EmbeddedBroker:
     """A broker that keeps what a test stores with a time long ago; Kafka looks for such records every five minutes."""
     settings = {"log.retention.ms": "-1", **options.pop("settings", {})}
-    options = {"heap": "512m", **options}
-    return EmbeddedBroker(directory, java=find_java().path, jars=ensure_jars("kafka"), settings=settings, **options)
+    java, jars = find_java(), ensure_jars("kafka")
+    archive = archive_options(archive_path(java, jars, cache_directory()))
+    options = {"heap": "512m", "java_options": archive, **options}
+    return EmbeddedBroker(directory, java=java.path, jars=jars, settings=settings, **options)
 
 
 @pytest.fixture(scope="session")
@@ -124,19 +130,51 @@ async def admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
 
 @pytest.fixture
 def new_topic(admin: AIOKafkaAdminClient) -> NewTopicFactory:
-    async def create(partitions: int = 3, **configs: str) -> str:
-        name = f"t-{uuid.uuid4().hex[:12]}"
-        topic_configs = {key.replace("_", "."): value for key, value in configs.items()}
-        await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=topic_configs)])
-        await until_led(admin, name)
-        return name
+    return partial(create_topic, admin)
 
-    return create
+
+@pytest.fixture(scope="session")
+async def _stoppable(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedBroker]:
+    broker = make_broker(tmp_path_factory.mktemp("stoppable"))
+    yield broker
+    await broker.kill()
+
+
+async def _serves(bootstrap: str) -> bool:
+    """Whether a broker leads what is made now; one that was frozen for long is fenced for a moment."""
+    host, _, port = bootstrap.rpartition(":")
+    if not await broker_answers(host, int(port)):
+        return False
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        await admin.start()
+        await create_topic(admin)
+    except (KafkaError, AttributeError):  # aiokafka finds no controller
+        return False
+    finally:
+        await admin.close()
+    return True
+
+
+@pytest.fixture
+async def stoppable(_stoppable: EmbeddedBroker) -> EmbeddedBroker:
+    """A broker that the test may stop, kill or freeze; it serves when a test begins, however the one before has ended.
+
+    It is shared by the tests that do so, one after the other: topics and groups need names of the test's own.
+    """
+    if _stoppable.is_running:
+        os.kill(_stoppable.pid, signal.SIGCONT)
+    else:
+        await _stoppable.start()
+    async with asyncio.timeout(90):
+        while not await _serves(_stoppable.bootstrap_servers):
+            pass
+    return _stoppable
 
 
 @pytest.fixture
 async def new_broker(tmp_path: Path) -> AsyncIterator[NewBroker]:
-    """Make brokers of the test's own, on free ports, for tests that stop, kill or freeze one; not started yet.
+    """Make brokers of the test's own, on free ports, where `stoppable` does not do; not started yet.
 
     `new_broker(name="a", **options of EmbeddedBroker)`: the same name is the same data. All are killed at the end.
     """

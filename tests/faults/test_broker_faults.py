@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,17 +88,15 @@ class Storm:
 
 @pytest.mark.timeout(400)
 async def test_nothing_is_acknowledged_while_kafka_is_frozen_and_everything_after(
-    new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
+    stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    broker = new_broker()
-    await broker.start()
-    gateway = await new_gateway(broker.bootstrap_servers).start()
-    storm = Storm(gateway, messages=6000, rate=1500)
+    gateway = await new_gateway(stoppable.bootstrap_servers).start()
+    storm = Storm(gateway, messages=4500, rate=1500)
     await storm.start()
     # All three are under way, and none is done yet, however slow the slowest is.
     await wait_until(lambda: storm.push() or min(storm.answered().values()) > 100, 60)
 
-    os.kill(broker.pid, signal.SIGSTOP)
+    os.kill(stoppable.pid, signal.SIGSTOP)
     try:
         # What the broker had answered before it froze may still be on its way through the gateway.
         quiet = await settled(storm)
@@ -107,11 +106,10 @@ async def test_nothing_is_acknowledged_while_kafka_is_frozen_and_everything_afte
         await wait_until(lambda: storm.push() or storm.answered() != quiet or loop.time() > until, 20)
         assert storm.answered() == quiet, "an acknowledgement left while Kafka was frozen"
     finally:
-        os.kill(broker.pid, signal.SIGCONT)
+        os.kill(stoppable.pid, signal.SIGCONT)
     await wait_until(storm.push, 90)
     await storm.verify()
     assert await gateway.stop() == 0
-    await broker.stop()
 
 
 async def settled(storm: Storm) -> dict[str, int]:
@@ -132,62 +130,60 @@ async def settled(storm: Storm) -> dict[str, int]:
 
 @pytest.mark.timeout(400)
 async def test_a_broker_that_is_killed_and_comes_back_costs_no_acknowledged_message_and_no_connection(
-    new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
+    stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    broker = new_broker()
-    await broker.start()
-    gateway = await new_gateway(broker.bootstrap_servers).start()
-    storm = Storm(gateway, messages=9000, rate=1500)
+    gateway = await new_gateway(stoppable.bootstrap_servers).start()
+    storm = Storm(gateway, messages=6000, rate=1500)
     await storm.start()
-    for part in (1500, 4000):
+    for part in (1000, 3000):
         await wait_until(lambda part=part: storm.push() or min(storm.answered().values()) > part, 90)
-        await broker.kill()
-        await broker.start()
+        await stoppable.kill()
+        await stoppable.start()
     await wait_until(storm.push, 90)  # raises if a connection was lost
     await storm.verify()
     assert await gateway.stop() == 0
-    await broker.stop()
 
 
 @pytest.mark.timeout(400)
 async def test_a_flood_into_a_frozen_kafka_is_braked_by_tcp_within_the_budget_and_silence_is_forgiven(
-    new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
+    stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    broker = new_broker()
-    await broker.start()
     config = "[budget]\nprocess_bytes = 8_388_608\nconnection_bytes = 2_097_152\n"
-    gateway = await new_gateway(broker.bootstrap_servers, config=config).start()
-    topic = "flood"
-    await create_topic(broker.bootstrap_servers, topic)
+    gateway = await new_gateway(stoppable.bootstrap_servers, config=config).start()
+    topic = f"flood-{uuid.uuid4().hex[:6]}"
+    await create_topic(stoppable.bootstrap_servers, topic)
     payload = b"x" * 20_000
-    body = b"\x00\x05flood\x00" + payload
+    body = bytes((0, len(topic))) + topic.encode() + b"\x00" + payload
     packet = b"\x30" + bytes((len(body) & 0x7F | 0x80, len(body) >> 7 & 0x7F | 0x80, len(body) >> 14)) + body
     resident = rss(gateway.pid)
-    floods: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-    os.kill(broker.pid, signal.SIGSTOP)
     sent = 0
+
+    async def flood(number: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        nonlocal sent
+        reader, writer = await asyncio.open_connection(*gateway.address("mqtt"))
+        writer.write(b"\x10\x0f\x00\x04MQTT\x05\x02\x00\x02\x00\x00\x02f%d" % number)  # keep alive 2 s
+        assert (await asyncio.wait_for(reader.read(100), 60))[0] == 0x20
+        for _ in range(2000):  # 40 MB a connection, if nobody brakes
+            writer.write(packet)
+            sent += 1
+            try:
+                await asyncio.wait_for(writer.drain(), 1)
+            except TimeoutError:
+                return reader, writer
+        raise AssertionError("nothing braked the flood")
+
+    os.kill(stoppable.pid, signal.SIGSTOP)
     try:
-        for number in range(4):
-            reader, writer = await asyncio.open_connection(*gateway.address("mqtt"))
-            floods.append((reader, writer))
-            writer.write(b"\x10\x0f\x00\x04MQTT\x05\x02\x00\x02\x00\x00\x02f%d" % number)  # keep alive 2 s
-            assert (await asyncio.wait_for(reader.read(100), 60))[0] == 0x20
-            for _ in range(2000):  # 40 MB a connection, if nobody brakes
-                writer.write(packet)
-                sent += 1
-                try:
-                    await asyncio.wait_for(writer.drain(), 1)
-                except TimeoutError:
-                    break
-            else:
-                raise AssertionError("nothing braked the flood")
+        async with asyncio.TaskGroup() as group:
+            flooding = [group.create_task(flood(number)) for number in range(4)]
+        floods = [task.result() for task in flooding]
         loop = asyncio.get_running_loop()
         until = loop.time() + 4
         await wait_until(lambda: loop.time() > until, 10)  # longer than 1.5 times the keep alive
         assert not any(reader.at_eof() for reader, _ in floods)
         assert rss(gateway.pid) - resident < 1.5 * 8_388_608 + 16_000_000
     finally:
-        os.kill(broker.pid, signal.SIGCONT)
+        os.kill(stoppable.pid, signal.SIGCONT)
     for _, writer in floods:
         await asyncio.wait_for(writer.drain(), 60)
         writer.write(b"\xe0\x00")
@@ -195,8 +191,7 @@ async def test_a_flood_into_a_frozen_kafka_is_braked_by_tcp_within_the_budget_an
         assert await asyncio.wait_for(reader.read(), 60) == b""  # no DISCONNECT: the gateway has heard ours
         writer.close()
     assert await gateway.stop() == 0
-    assert await stored_records(broker.bootstrap_servers, topic) == sent
-    await broker.stop()
+    assert await stored_records(stoppable.bootstrap_servers, topic) == sent
 
 
 def rss(pid: int) -> int:

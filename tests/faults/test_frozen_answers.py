@@ -71,12 +71,8 @@ class AmqpClient:
         return "attached"
 
 
-async def test_each_is_told_in_time(
-    new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
-) -> None:
-    broker = new_broker()
-    await broker.start()
-    gateway = await new_gateway(broker.bootstrap_servers, config=CONFIG).start()
+async def test_each_is_told_in_time(stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]) -> None:
+    gateway = await new_gateway(stoppable.bootstrap_servers, config=CONFIG).start()
     host, port = gateway.address("http")
     name = f"frozen-{uuid.uuid4().hex[:6]}"
     async with AsyncExitStack() as stack:
@@ -112,7 +108,7 @@ async def test_each_is_told_in_time(
         partitions = {"partitions": [{"topic": name, "partition": number} for number in range(3)]}
         assert (await ask("POST", f"{reading}/assignments", partitions))[0] == 204
         place = {"topic": name, "partition": 0, "offset": 0}
-        freeze(broker.pid)
+        freeze(stoppable.pid)
         try:
             async with asyncio.timeout(BOUND_S):
                 *answers, declared = await asyncio.gather(
@@ -139,7 +135,7 @@ async def test_each_is_told_in_time(
             assert told == ["amqp:internal-error"] * 5
             assert declared.ends.told == "declared"  # Kafka hears of it with its first message
         finally:
-            os.kill(broker.pid, signal.SIGCONT)
+            os.kill(stoppable.pid, signal.SIGCONT)
 
         # The same connections, and the same names: nothing was left half made.
         async with asyncio.timeout(WAIT_S):

@@ -46,14 +46,12 @@ async def clients() -> AsyncIterator[list[RawClient]]:
 
 
 async def test_they_come_subscribe_and_go(
-    new_broker: Callable[..., EmbeddedBroker],
+    stoppable: EmbeddedBroker,
     new_gateway: Callable[..., GatewayProcess],
     tmp_path: Path,
     clients: list[RawClient],
 ) -> None:
-    broker = new_broker()
-    await broker.start()
-    gateway = new_gateway(broker.bootstrap_servers, "--data-dir", str(tmp_path / "data"), config=CONFIG)
+    gateway = new_gateway(stoppable.bootstrap_servers, "--data-dir", str(tmp_path / "data"), config=CONFIG)
     await gateway.start()
     name = f"frozen-{uuid.uuid4().hex[:6]}"
 
@@ -73,8 +71,8 @@ async def test_they_come_subscribe_and_go(
     stays, goes = await connect("stays"), await connect("goes")
     for client in (stays, goes):
         await client.subscribe(Subscription(f"{name}/before", 1))
-    with frozen(broker):
-        await until_frozen(broker.pid)
+    with frozen(stoppable):
+        await until_frozen(stoppable.pid)
         stays.send(packets.Subscribe(50, (Subscription(f"{name}/frozen", 1),)))
         stays.send(packets.Unsubscribe(51, (f"{name}/other",)))
         goes.send(packets.Disconnect())
@@ -91,8 +89,8 @@ async def test_they_come_subscribe_and_go(
     again.send(packets.Disconnect())
     await again.expect_end()
 
-    with frozen(broker):
-        await until_frozen(broker.pid)
+    with frozen(stoppable):
+        await until_frozen(stoppable.pid)
         stays.send(packets.Subscribe(52, (Subscription(f"{name}/never", 1),)))
         await begin("late")
         goodbye = asyncio.create_task(stays.expect_end())

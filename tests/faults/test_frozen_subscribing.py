@@ -21,12 +21,8 @@ CONFIG = "drain_timeout_s = 2\n[kafka]\ncreate_topics = true\n"
 BOUND_S = 24.0  # 8 and a slow machine; what waits for Kafka's requests waits 30 and more
 
 
-async def test_each_is_answered_in_time(
-    new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
-) -> None:
-    broker = new_broker()
-    await broker.start()
-    gateway = await new_gateway(broker.bootstrap_servers, config=CONFIG).start()
+async def test_each_is_answered_in_time(stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]) -> None:
+    gateway = await new_gateway(stoppable.bootstrap_servers, config=CONFIG).start()
     address, name = gateway.address("mqtt"), f"frozen-{uuid.uuid4().hex[:6]}"
     clients: list[RawClient] = []
 
@@ -39,7 +35,7 @@ async def test_each_is_answered_in_time(
         await first.subscribe(f"{name}/#")
         await first.publish(f"{name}/a", b"before")
         assert (await first.message()).payload == b"before"
-        freeze(broker.pid)
+        freeze(stoppable.pid)
         try:
             known, unknown, kept = await connect(), await connect(), await RawClient.open(address)
             clients.append(kept)
@@ -59,7 +55,7 @@ async def test_each_is_answered_in_time(
                 assert "Kafka does not answer" in str(refused.properties.reason_string)
                 assert (await kept.expect(packets.Connack)).reason_code == 0x88
         finally:
-            os.kill(broker.pid, signal.SIGCONT)
+            os.kill(stoppable.pid, signal.SIGCONT)
         await first.publish(f"{name}/a", b"after")
         assert (await known.message()).payload == b"after"
     finally:

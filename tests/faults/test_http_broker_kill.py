@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ LONG_S = 60.0  # for anything that must wait until Kafka is back, on a slow mach
 KILLS = 1
 BETWEEN = 15  # answers that everybody has had between two kills
 PAUSE_S = 0.02
-TOPIC = "killed"
+TOPIC = f"killed-{uuid.uuid4().hex[:6]}"
 
 
 class Producers:
@@ -146,12 +147,10 @@ class Consumer:
 
 @pytest.mark.timeout(300)
 async def test_a_killed_broker_costs_http_clients_nothing_that_was_acknowledged_and_no_place(
-    new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
+    stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    broker = new_broker()
-    await broker.start()
-    gateway = await new_gateway(broker.bootstrap_servers).start()
-    await create_topic(broker.bootstrap_servers, TOPIC, 1)
+    gateway = await new_gateway(stoppable.bootstrap_servers).start()
+    await create_topic(stoppable.bootstrap_servers, TOPIC, 1)
     url = "http://" + gateway.addresses["http"]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), read_bufsize=1 << 20) as http:
         producers, listener, consumer = Producers(http, url), Listener(http, url), Consumer(http, url)
@@ -162,13 +161,13 @@ async def test_a_killed_broker_costs_http_clients_nothing_that_was_acknowledged_
             for kill in range(1, KILLS + 1):
                 await wait_until(lambda kill=kill: producers.has_stored(kill * BETWEEN), LONG_S)
                 await wait_until(lambda: len(listener.values) >= BETWEEN and len(consumer.values) >= BETWEEN, LONG_S)
-                await broker.kill()
-                await broker.start()
+                await stoppable.kill()
+                await stoppable.start()
             stored = len(producers.singles), len(producers.lines)
             await wait_until(lambda: producers.has_stored(max(stored) + 5), LONG_S)
             producers.over.set()
             await asyncio.wait_for(asyncio.gather(*publishing), LONG_S)
-            log = [(place, json.loads(value)) async for place, value in everything(broker.bootstrap_servers)]
+            log = [(place, json.loads(value)) async for place, value in everything(stoppable.bootstrap_servers)]
             values = [value for _, value in log]
             await wait_until(lambda: len(listener.values) >= len(values), LONG_S)
             await wait_until(lambda: set(values) <= set(consumer.values), LONG_S)
@@ -182,7 +181,6 @@ async def test_a_killed_broker_costs_http_clients_nothing_that_was_acknowledged_
         assert list(seen) == values, "in order, and again only what was not committed"
         await consumer.end()
     assert await gateway.stop() == 0
-    await broker.stop()
 
 
 async def everything(bootstrap: str) -> AsyncIterator[tuple[int, bytes]]:

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
@@ -19,8 +19,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.embedded.broker import EmbeddedBroker
-from gateway.embedded.jars import ensure_jars
-from gateway.embedded.java import find_java
 from tests.support.amqp import ThreadedSender
 from tests.support.frozen import freeze
 from tests.support.gateway import GatewayProcess, wait_until
@@ -233,16 +231,6 @@ def running_in(directory: Path) -> list[int]:
 # with a broker that freezes
 
 
-@pytest.fixture(scope="module")
-async def freezable(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedBroker]:
-    """A broker of this module's own."""
-    directory = tmp_path_factory.mktemp("freezable")
-    broker = EmbeddedBroker(directory, java=find_java().path, jars=ensure_jars("kafka"), heap="512m")
-    await broker.start()
-    yield broker
-    await broker.kill()
-
-
 async def in_flight(gateway: GatewayProcess, count: int) -> None:
     async def reached() -> bool:
         return (await metrics(gateway))["trivium_publisher_records_in_flight"] == count
@@ -272,10 +260,10 @@ async def refuses(address: str) -> bool:
 
 
 async def test_sigterm_settles_what_is_in_flight_before_each_protocols_goodbye(
-    freezable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
+    stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     # Half of it is for Kafka's answers: the most that there is, for a slow machine.
-    gateway = await new_gateway(freezable.bootstrap_servers, config=f"drain_timeout_s = 10\n{CREATE}").start()
+    gateway = await new_gateway(stoppable.bootstrap_servers, config=f"drain_timeout_s = 10\n{CREATE}").start()
     trio = await Trio(gateway).connect()
     trio.send()
     assert await trio.answers() == STORED
@@ -289,7 +277,7 @@ async def test_sigterm_settles_what_is_in_flight_before_each_protocols_goodbye(
         trio.mqtt.paho.on_disconnect = lambda _c, _d, _f, reason, _p: (
             order.append("disconnect"), setattr(trio.mqtt, "disconnected", reason),
         )  # fmt: skip
-        freeze(freezable.pid)
+        freeze(stoppable.pid)
         try:
             trio.send()
             await in_flight(gateway, 3)
@@ -300,7 +288,7 @@ async def test_sigterm_settles_what_is_in_flight_before_each_protocols_goodbye(
             assert trio.unanswered()
             refused = await idle_answer(idle, gateway)
         finally:
-            os.kill(freezable.pid, signal.SIGCONT)
+            os.kill(stoppable.pid, signal.SIGCONT)
         assert await trio.answers() == STORED
         assert await trio.amqp.end() == FORCED
         await wait_until(lambda: trio.mqtt.disconnected is not None)
@@ -324,16 +312,16 @@ async def idle_answer(session: aiohttp.ClientSession, gateway: GatewayProcess) -
 
 
 async def test_with_kafka_frozen_it_stops_in_time_and_is_not_ready(
-    freezable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
+    stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    stopped = await new_gateway(freezable.bootstrap_servers, config=CREATE, name="stopped").start()
-    waiting = await new_gateway(freezable.bootstrap_servers, config=CREATE, name="waiting").start()
+    stopped = await new_gateway(stoppable.bootstrap_servers, config=CREATE, name="stopped").start()
+    waiting = await new_gateway(stoppable.bootstrap_servers, config=CREATE, name="waiting").start()
     one, other = await Trio(stopped).connect(), await Trio(waiting).connect()
     for trio in (one, other):
         await trio.mqtt.subscribe(f"{trio.topic}/#")
         trio.send()
         assert await trio.answers() == STORED
-    freeze(freezable.pid)
+    freeze(stoppable.pid)
     try:
         for trio in (one, other):
             trio.send()
@@ -354,7 +342,7 @@ async def test_with_kafka_frozen_it_stops_in_time_and_is_not_ready(
         assert (await get(waiting, "/healthy"))[0] == 200
         assert other.unanswered()
     finally:
-        os.kill(freezable.pid, signal.SIGCONT)
+        os.kill(stoppable.pid, signal.SIGCONT)
     assert await other.answers() == STORED
     await until(lambda: is_ready(waiting))
     await other.close()
@@ -364,11 +352,11 @@ async def test_with_kafka_frozen_it_stops_in_time_and_is_not_ready(
 
 
 async def test_without_kafka_it_listens_and_is_not_ready_until_kafka_answers(
-    freezable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess], free_address: str
+    stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess], free_address: str
 ) -> None:
-    gateway = new_gateway(freezable.bootstrap_servers, "--management", free_address)
+    gateway = new_gateway(stoppable.bootstrap_servers, "--management", free_address)
     gateway.addresses["management"] = free_address
-    freeze(freezable.pid)
+    freeze(stoppable.pid)
     try:
         starting = asyncio.create_task(gateway.start())
         await until(lambda: accepts(free_address))
@@ -376,7 +364,7 @@ async def test_without_kafka_it_listens_and_is_not_ready_until_kafka_answers(
         assert not gateway.ready_file.exists()
         assert [f'"protocol": "{name}", "address"' in gateway.log.read_text() for name in LISTENERS[:3]] == [True] * 3
     finally:
-        os.kill(freezable.pid, signal.SIGCONT)
+        os.kill(stoppable.pid, signal.SIGCONT)
     await asyncio.wait_for(starting, 60)
     assert await is_ready(gateway)
     assert await gateway.stop() == 0

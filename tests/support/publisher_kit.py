@@ -8,23 +8,20 @@ import os
 import random
 import signal
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient
 
 from gateway.config import BudgetConfig, KafkaConfig
 from gateway.embedded.broker import EmbeddedBroker
-from gateway.embedded.jars import ensure_jars
-from gateway.embedded.java import find_java
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.publish.publisher import Publisher
 from mapping.outcomes import Outcome
 from tests.support.frozen import freeze as freeze_process
-from tests.support.topics import until_led
+from tests.support.topics import create_topic
 
 
 class Recorder:
@@ -125,43 +122,32 @@ def kit() -> Callable[..., contextlib.AbstractAsyncContextManager[Kit]]:
     return open_kit
 
 
-@pytest.fixture(scope="module")
-async def own_broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedBroker]:
-    """A running broker that the tests of a module freeze, kill and stop; each test leaves it running."""
-    directory = tmp_path_factory.mktemp("own-broker")
-    broker = EmbeddedBroker(directory, java=find_java().path, jars=ensure_jars("kafka"), heap="512m")
-    await broker.start()
-    yield broker
-    await broker.kill()
-
-
 @pytest.fixture
-def frozen(own_broker: EmbeddedBroker) -> Callable[..., contextlib.AbstractContextManager[None]]:
+def frozen(stoppable: EmbeddedBroker) -> Callable[..., contextlib.AbstractContextManager[None]]:
     """`with frozen():` the broker's process is stopped (SIGSTOP) inside and continues afterwards."""
 
     @contextlib.contextmanager
     def freeze() -> Iterator[None]:
-        freeze_process(own_broker.pid)
+        freeze_process(stoppable.pid)
         try:
             yield
         finally:
-            os.kill(own_broker.pid, signal.SIGCONT)
+            os.kill(stoppable.pid, signal.SIGCONT)
 
     return freeze
 
 
 @pytest.fixture
-async def own_topic(own_broker: EmbeddedBroker) -> Callable[..., Awaitable[str]]:
-    """`await own_topic(partitions)`: a new topic of the own broker."""
+async def own_topic(stoppable: EmbeddedBroker) -> Callable[..., Awaitable[str]]:
+    """`await own_topic(partitions)`: a new topic of the stoppable broker."""
 
     async def create(partitions: int = 3) -> str:
-        admin = AIOKafkaAdminClient(bootstrap_servers=own_broker.bootstrap_servers)
+        admin = AIOKafkaAdminClient(bootstrap_servers=stoppable.bootstrap_servers)
         await admin.start()
-        name = f"t-{uuid.uuid4().hex[:12]}"
-        await admin.create_topics([NewTopic(name, partitions, 1)])
-        await until_led(admin, name)
-        await admin.close()
-        return name
+        try:
+            return await create_topic(admin, partitions)
+        finally:
+            await admin.close()
 
     return create
 

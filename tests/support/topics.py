@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import TopicAlreadyExistsError
+
+
+async def create_topic(admin: AIOKafkaAdminClient, partitions: int = 3, **configs: str) -> str:
+    """Make a topic with a name of its own, and wait until it can be used; `configs` have `_` for each dot."""
+    name = f"t-{uuid.uuid4().hex[:12]}"
+    topic_configs = {key.replace("_", "."): value for key, value in configs.items()}
+    await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=topic_configs)])
+    await until_led(admin, name)
+    return name
 
 
 async def until_led(admin: AIOKafkaAdminClient, name: str) -> None:

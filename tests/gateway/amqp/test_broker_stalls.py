@@ -7,12 +7,14 @@ import contextlib
 import os
 import signal
 import time
+import uuid
 from typing import Any
 
 from proton import Message, Timeout
 from proton.utils import BlockingConnection
 
 from gateway.amqp.listener import AmqpListener
+from gateway.embedded.broker import EmbeddedBroker
 from protocols.amqp import outcomes
 from tests.support.frozen import freeze
 
@@ -21,23 +23,19 @@ FROZEN_S = 1.5
 COUNT = 50
 
 
-async def test_a_frozen_broker(new_broker: Any, own_listener: Any) -> None:
-    """One broker for both: its start takes longer than either."""
-    broker = new_broker()
-    await broker.start()
-    assert broker.pid is not None
+async def test_a_frozen_broker(stoppable: EmbeddedBroker, own_listener: Any) -> None:
     try:
-        async with own_listener(broker.bootstrap_servers) as listener:
-            await nothing_is_accepted_that_is_not_stored(listener, broker.pid)
-            await a_drain_is_answered(listener, broker.pid)
+        async with own_listener(stoppable.bootstrap_servers) as listener:
+            await nothing_is_accepted_that_is_not_stored(listener, stoppable.pid)
+            await a_drain_is_answered(listener, stoppable.pid)
     finally:
-        os.kill(broker.pid, signal.SIGCONT)
+        os.kill(stoppable.pid, signal.SIGCONT)
 
 
 async def nothing_is_accepted_that_is_not_stored(listener: AmqpListener, pid: int) -> None:
     def client() -> tuple[int, list[int]]:
         connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
-        sender = connection.create_sender("readings")
+        sender = connection.create_sender(f"stalled-{uuid.uuid4().hex}")
         sender.send(Message(body=b"first", inferred=True))
         freeze(pid)
         deliveries = [sender.link.send(Message(body=b"%d" % number, inferred=True)) for number in range(COUNT)]
@@ -62,8 +60,9 @@ async def a_drain_is_answered(listener: AmqpListener, pid: int) -> None:
 
     def client() -> None:
         connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
-        sender = connection.create_sender("drained")
-        receivers = [connection.create_receiver(source, credit=0) for source in ("drained", "drained/group.id/g")]
+        topic = f"drained-{uuid.uuid4().hex}"
+        sender = connection.create_sender(topic)
+        receivers = [connection.create_receiver(source, credit=0) for source in (topic, f"{topic}/group.id/{topic}")]
         sender.send(Message(body=b"first", inferred=True))
         for receiver in receivers:
             receiver.link.flow(10)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.publisher_kit import frozen, kit, own_broker, own_topic, read_topic
+from tests.support.publisher_kit import frozen, kit, own_topic, read_topic
 from tests.support.reader_kit import producer, readers
 
-__all__ = ["frozen", "kit", "own_broker", "own_topic", "producer", "read_topic", "readers"]
+__all__ = ["frozen", "kit", "own_topic", "producer", "read_topic", "readers"]

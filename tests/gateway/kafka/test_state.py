@@ -14,6 +14,7 @@ from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from gateway.config import KafkaConfig
+from gateway.embedded.broker import EmbeddedBroker
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.partitioner import partition_of
 from mapping.outcomes import Outcome
@@ -223,23 +224,21 @@ async def test_what_is_open_for_us_stays_shut_for_clients(bootstrap: str, name: 
 
 
 async def test_a_gateway_that_started_before_kafka_loads_later_and_follows_across_a_restart(
-    new_broker: Any, name: str
+    stoppable: EmbeddedBroker, name: str
 ) -> None:
-    broker = new_broker()
-    await broker.start()
-    servers = broker.bootstrap_servers
+    servers = stoppable.bootstrap_servers
     answers = Answers()
     async with state_process(servers, partitions=2) as process:
         table = Table(process, name)
         await loaded(process)
         table.topic.write(b"a", b"1", owner=answers, token=1)
         await wait_until(lambda: table.values == {b"a": b"1"}, WITHIN_S)
-        await broker.kill()
+        await stoppable.kill()
         async with state_process(servers, partitions=2) as early:
             theirs = Table(early, name)
             await early.state.start()
             table.topic.write(b"a", b"2", owner=answers, token=2)  # waits for Kafka as every record does
-            await broker.start()
+            await stoppable.start()
             await asyncio.wait_for(early.state.loaded.wait(), WITHIN_S)
             await wait_until(lambda: table.values == theirs.values == {b"a": b"2"}, WITHIN_S)
         await wait_until(lambda: 2 in answers.outcomes, WITHIN_S)  # a record may be seen before its answer
@@ -247,10 +246,10 @@ async def test_a_gateway_that_started_before_kafka_loads_later_and_follows_acros
         assert [record.value for record in table.seen] == [b"1", b"2"]  # positions were kept: nothing came twice
         assert table.restarted == []
         # What Kafka does not take in time is told to the owner.
-        freeze(broker.pid)
+        freeze(stoppable.pid)
         try:
             table.topic.write(b"a", b"3", owner=answers, token=3)
             await process.publisher.drain(0.2)
         finally:
-            os.kill(broker.pid, signal.SIGCONT)
+            os.kill(stoppable.pid, signal.SIGCONT)
         assert answers.outcomes[3] is Outcome.BUSY

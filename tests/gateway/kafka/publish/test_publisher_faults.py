@@ -65,10 +65,10 @@ async def until_stored(k, topic, owner, first):
     return number
 
 
-async def test_a_frozen_broker_acknowledges_nothing_and_loses_nothing(own_broker, own_topic, frozen, kit, read_topic):
+async def test_a_frozen_broker_acknowledges_nothing_and_loses_nothing(stoppable, own_topic, frozen, kit, read_topic):
     topic = await own_topic(3)
     # A request times out while the broker is frozen, so that the retry inside aiokafka is part of the test.
-    async with kit(own_broker.bootstrap_servers, request_timeout_s=2.0) as k:
+    async with kit(stoppable.bootstrap_servers, request_timeout_s=2.0) as k:
         load = Load(k, topic)
         async with asyncio.TaskGroup() as group:
             group.create_task(load.run())
@@ -86,35 +86,35 @@ async def test_a_frozen_broker_acknowledges_nothing_and_loses_nothing(own_broker
         assert set(load.owner.outcomes().values()) == {Outcome.STORED}
         assert len(load.owner.fates) == load.submitted
         assert k.publisher.statistics().producers == 1
-    stored = await read_topic(own_broker.bootstrap_servers, topic)
+    stored = await read_topic(stoppable.bootstrap_servers, topic)
     assert sum(map(len, stored.values())) == load.submitted
     load.check(stored)
 
 
-async def test_a_killed_broker_loses_nothing_acknowledged(own_broker, own_topic, kit, read_topic):
+async def test_a_killed_broker_loses_nothing_acknowledged(stoppable, own_topic, kit, read_topic):
     topic = await own_topic(3)
-    async with kit(own_broker.bootstrap_servers, request_timeout_s=5.0) as k:
+    async with kit(stoppable.bootstrap_servers, request_timeout_s=5.0) as k:
         load = Load(k, topic)
         async with asyncio.TaskGroup() as group:
             group.create_task(load.run())
             for _ in range(2):
                 target = len(load.owner.fates) + 3000
                 await k.until(lambda target=target: len(load.owner.fates) > target)
-                await own_broker.kill()
+                await stoppable.kill()
                 settled = len(load.owner.fates)
                 assert load.submitted > settled
-                await own_broker.start()
+                await stoppable.start()
                 await k.until(lambda settled=settled: len(load.owner.fates) > settled)
             load.running = False
         assert await k.publisher.drain(60)
         assert set(load.owner.outcomes().values()) == {Outcome.STORED}
         assert len(load.owner.fates) == load.submitted
-    load.check(await read_topic(own_broker.bootstrap_servers, topic), duplicates_allowed=True)
+    load.check(await read_topic(stoppable.bootstrap_servers, topic), duplicates_allowed=True)
 
 
-async def test_a_silent_kafka_means_busy_in_time_and_order_afterwards(own_broker, own_topic, frozen, kit, read_topic):
+async def test_a_silent_kafka_means_busy_in_time_and_order_afterwards(stoppable, own_topic, frozen, kit, read_topic):
     topic = await own_topic(1)
-    async with kit(own_broker.bootstrap_servers, request_timeout_s=0.5, delivery_timeout_s=2.0) as k:
+    async with kit(stoppable.bootstrap_servers, request_timeout_s=0.5, delivery_timeout_s=2.0) as k:
         load = Load(k, topic)
         owner = load.owner
         k.submit(Record(topic, b"k", b"0"), owner, 0)
@@ -136,13 +136,13 @@ async def test_a_silent_kafka_means_busy_in_time_and_order_afterwards(own_broker
         await k.until(lambda: len(owner.fates) == again + 500)
         assert {fate for token, fate in owner.outcomes().items() if token >= again} == {Outcome.STORED}
     # What was given up may be stored or not (its fate was unknown), but nothing overtook anything.
-    load.check(await read_topic(own_broker.bootstrap_servers, topic))
+    load.check(await read_topic(stoppable.bootstrap_servers, topic))
 
 
-async def test_without_kafka_everything_waits_and_then_says_busy(own_broker, own_topic, kit):
+async def test_without_kafka_everything_waits_and_then_says_busy(stoppable, own_topic, kit):
     topic = await own_topic(1)
-    await own_broker.stop()
-    async with kit(own_broker.bootstrap_servers, request_timeout_s=1.0, delivery_timeout_s=1.0) as k:
+    await stoppable.stop()
+    async with kit(stoppable.bootstrap_servers, request_timeout_s=1.0, delivery_timeout_s=1.0) as k:
         assert not k.publisher.reachable
         owner = k.recorder()
         k.submit(Record(topic, b"k", b"v"), owner, "held")
@@ -152,14 +152,14 @@ async def test_without_kafka_everything_waits_and_then_says_busy(own_broker, own
         with pytest.raises(Refused) as refused:
             await k.publisher.topic(topic)
         assert refused.value.outcome is Outcome.BUSY
-        await own_broker.start()
+        await stoppable.start()
         await k.until(lambda: k.publisher.reachable)
         await until_stored(k, topic, owner, 1)
 
 
-async def test_drain_gives_up_in_time_and_says_busy(own_broker, own_topic, frozen, kit):
+async def test_drain_gives_up_in_time_and_says_busy(stoppable, own_topic, frozen, kit):
     topic = await own_topic(3)
-    async with kit(own_broker.bootstrap_servers) as k:
+    async with kit(stoppable.bootstrap_servers) as k:
         owner = k.recorder()
         k.submit(Record(topic, b"k", b"v"), owner, "stored")
         await k.until(lambda: owner.fates)
@@ -177,11 +177,11 @@ async def test_drain_gives_up_in_time_and_says_busy(own_broker, own_topic, froze
             assert time.monotonic() - began < 20
 
 
-async def test_memory_is_bounded_while_kafka_is_frozen(own_broker, own_topic, frozen, kit):
+async def test_memory_is_bounded_while_kafka_is_frozen(stoppable, own_topic, frozen, kit):
     """Senders that heed the gate hold the process to its budget, whatever Kafka does."""
     topic = await own_topic(3)
     limits = BudgetConfig(process_bytes=4 << 20)
-    async with kit(own_broker.bootstrap_servers, limits=limits) as k:
+    async with kit(stoppable.bootstrap_servers, limits=limits) as k:
         await k.publisher.topic(topic)
         owner = k.recorder()
         number = 0

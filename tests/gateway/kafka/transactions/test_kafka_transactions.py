@@ -252,10 +252,10 @@ def test_marks_that_cannot_be_read_or_written(tmp_path: Path, content: str | Non
 
 
 async def test_a_commit_that_kafka_does_not_answer(
-    kit: Any, own_broker: Any, own_topic: Callable[..., Any], frozen: Any, monkeypatch: pytest.MonkeyPatch
+    kit: Any, stoppable: Any, own_topic: Callable[..., Any], frozen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody knows its fate: the peer is told so, and the next transaction has a producer again."""
-    bootstrap = own_broker.bootstrap_servers
+    bootstrap = stoppable.bootstrap_servers
     topic = await own_topic(1)
     async with opened(kit, bootstrap, limit=1) as transactions:
         await run(transactions, topic, [b"before"])
@@ -276,9 +276,9 @@ async def test_a_commit_that_kafka_does_not_answer(
 
 
 async def test_an_abort_while_kafka_is_away(
-    kit: Any, own_broker: Any, own_topic: Callable[..., Any], frozen: Any, monkeypatch: pytest.MonkeyPatch
+    kit: Any, stoppable: Any, own_topic: Callable[..., Any], frozen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bootstrap = own_broker.bootstrap_servers
+    bootstrap = stoppable.bootstrap_servers
     topic = await own_topic(1)
     async with opened(kit, bootstrap, limit=1) as transactions:
         await run(transactions, topic, [b"before"])

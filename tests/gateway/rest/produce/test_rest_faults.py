@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -12,30 +11,20 @@ import pytest
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.kafka.driver.kafka_consumer import close_consumer
 from gateway.kafka.groups import polled_member
-from tests.conftest import make_broker
 from tests.gateway.rest.conftest import JSON_RECORDS, ask, raw_exchange, read_topic, running_gateway, until
 from tests.support.frozen import freeze
 
 BODY = {"records": [{"value": 1}]}
 
 
-@pytest.fixture(scope="module")
-async def broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedBroker]:
-    """A broker that may be stopped, as long as it goes on at the end of the test."""
-    own = make_broker(tmp_path_factory.mktemp("stoppable"))
-    await own.start()
-    yield own
-    await own.kill()
-
-
 def thaw(broker: EmbeddedBroker) -> None:
     os.kill(broker.pid, signal.SIGCONT)
 
 
-async def test_no_200_leaves_while_the_broker_is_stopped(broker: EmbeddedBroker) -> None:
-    async with running_gateway(broker.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
+async def test_no_200_leaves_while_the_broker_is_stopped(stoppable: EmbeddedBroker) -> None:
+    async with running_gateway(stoppable.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
         assert (await ask(http, "POST", "/topics/stalled", BODY, headers=JSON_RECORDS))[0] == 200
-        freeze(broker.pid)
+        freeze(stoppable.pid)
         try:
             async with asyncio.TaskGroup() as group:
                 waiting = [
@@ -45,43 +34,43 @@ async def test_no_200_leaves_while_the_broker_is_stopped(broker: EmbeddedBroker)
                 await until(lambda: gateway.listener.statistics().produce.active == 20)
                 done, _ = await asyncio.wait(waiting, timeout=1.0)
                 assert not done
-                thaw(broker)
+                thaw(stoppable)
                 async with asyncio.timeout(60):
                     answers = [await one for one in waiting]
         finally:
-            thaw(broker)
+            thaw(stoppable)
         assert [status for status, _ in answers] == [200] * 20
         places = {(body["offsets"][0]["partition"], body["offsets"][0]["offset"]) for _, body in answers}
         assert len(places) == 20
-        assert len(await read_topic(broker.bootstrap_servers, "stalled", 21)) == 21
+        assert len(await read_topic(stoppable.bootstrap_servers, "stalled", 21)) == 21
 
 
-async def test_after_the_delivery_timeout_the_request_is_a_503_with_retry_after(broker: EmbeddedBroker) -> None:
+async def test_after_the_delivery_timeout_the_request_is_a_503_with_retry_after(stoppable: EmbeddedBroker) -> None:
     kafka = {"delivery_timeout_s": 2.0, "request_timeout_s": 1.0}
     async with (
-        running_gateway(broker.bootstrap_servers, kafka=kafka, wait=False) as gateway,
+        running_gateway(stoppable.bootstrap_servers, kafka=kafka, wait=False) as gateway,
         aiohttp.ClientSession(gateway.url) as http,
     ):
         async with asyncio.timeout(60):
             while (await ask(http, "POST", "/topics/late", BODY, headers=JSON_RECORDS))[0] != 200:
                 pass  # on a busy machine the topic is not there before the delivery timeout
-        freeze(broker.pid)
+        freeze(stoppable.pid)
         try:
             async with http.post("/topics/late", json=BODY, headers=JSON_RECORDS) as response:
                 assert response.status == 503
                 assert response.headers["Retry-After"] == "1"
                 assert (await response.json(content_type=None))["error_code"] == 503
         finally:
-            thaw(broker)
+            thaw(stoppable)
         async with asyncio.timeout(60):
             while (await ask(http, "POST", "/topics/late", BODY, headers=JSON_RECORDS))[0] != 200:
                 pass  # each round takes until Kafka answers, or the delivery timeout
 
 
-async def test_clients_that_leave_while_they_wait_harm_nobody(broker: EmbeddedBroker) -> None:
-    async with running_gateway(broker.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
+async def test_clients_that_leave_while_they_wait_harm_nobody(stoppable: EmbeddedBroker) -> None:
+    async with running_gateway(stoppable.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
         assert (await ask(http, "POST", "/topics/leavers", BODY, headers=JSON_RECORDS))[0] == 200
-        freeze(broker.pid)
+        freeze(stoppable.pid)
         try:
             host, _, port = gateway.listener.bound.rpartition(":")
             for _ in range(10):
@@ -94,7 +83,7 @@ async def test_clients_that_leave_while_they_wait_harm_nobody(broker: EmbeddedBr
             await until(lambda: gateway.publisher.statistics().records_in_flight == 10)
             await until(lambda: gateway.listener.statistics().produce.active == 0)
         finally:
-            thaw(broker)
+            thaw(stoppable)
         await until(lambda: gateway.publisher.statistics().records_in_flight == 0)
         assert (await ask(http, "POST", "/topics/leavers", BODY, headers=JSON_RECORDS))[0] == 200
         await until(lambda: gateway.listener.statistics().connections == 1)
@@ -150,17 +139,17 @@ async def test_hostile_bytes_get_the_dialects_error_and_nothing_else(gateway: An
     await until(lambda: gateway.listener.statistics().connections <= before)
 
 
-async def test_a_consumer_outlives_a_stopped_broker_and_can_be_deleted_under_one(broker: EmbeddedBroker) -> None:
-    async with running_gateway(broker.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
+async def test_a_consumer_outlives_a_stopped_broker_and_can_be_deleted_under_one(stoppable: EmbeddedBroker) -> None:
+    async with running_gateway(stoppable.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
         kept, deleted = [await made_consumer(http, group) for group in ("kept", "deleted")]
-        freeze(broker.pid)
+        freeze(stoppable.pid)
         try:
             async with asyncio.timeout(60):
                 assert await ask(http, "GET", f"{kept}/records?timeout=500") == (200, [])
                 assert (await ask(http, "DELETE", deleted))[0] == 204
                 assert (await ask(http, "GET", f"{deleted}/records"))[0] == 404
         finally:
-            thaw(broker)
+            thaw(stoppable)
         assert (await ask(http, "POST", "/topics/outage", BODY, headers=JSON_RECORDS))[0] == 200
         async with asyncio.timeout(60):
             while (answer := await ask(http, "GET", f"{kept}/records?timeout=5000")) == (200, []):
@@ -181,21 +170,21 @@ async def made_consumer(http: aiohttp.ClientSession, group: str) -> str:
     return path
 
 
-async def test_a_deletion_that_is_asked_for_again_is_the_same_one(broker: EmbeddedBroker) -> None:
+async def test_a_deletion_that_is_asked_for_again_is_the_same_one(stoppable: EmbeddedBroker) -> None:
     """As clients do whose connection was cut while Kafka does not answer."""
-    async with running_gateway(broker.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
+    async with running_gateway(stoppable.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
         path = await made_consumer(http, "deleted-twice")
-        freeze(broker.pid)
+        freeze(stoppable.pid)
         try:
             answers = await asyncio.gather(ask(http, "DELETE", path), ask(http, "DELETE", path))
         finally:
-            thaw(broker)
+            thaw(stoppable)
         assert answers == [(204, None)] * 2
         assert (await ask(http, "DELETE", path))[0] == 404
 
 
 async def test_a_consumer_that_does_not_end_well_is_deleted_all_the_same(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+    stoppable: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def cancelled(consumer: Any, timeout: float) -> None:
         """As aiokafka lets out what it has cancelled itself."""
@@ -203,7 +192,7 @@ async def test_a_consumer_that_does_not_end_well_is_deleted_all_the_same(
         raise asyncio.CancelledError
 
     monkeypatch.setattr(polled_member, "close_consumer", cancelled)
-    async with running_gateway(broker.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
+    async with running_gateway(stoppable.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
         path = await made_consumer(http, "ends-badly")
         assert await ask(http, "DELETE", path) == (204, None)
         assert (await ask(http, "DELETE", path))[0] == 404
