@@ -47,8 +47,8 @@ jars: $(INSTALLED)
 run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=30 ends by itself
 	@$(BIN)/python -m loadtest.demo $(if $(DURATION),--duration $(DURATION)) $(if $(TRIGGER),--trigger $(TRIGGER))
 
-# Most of the time of the tests is waiting.
-WORKERS ?= 2
+# Nearly half of the time of the tests is waiting: three workers keep two cores busy.
+WORKERS ?= 3
 
 test: setup lint  ## Run all checks and all tests; ARGS="-k name" for some
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
