@@ -7,6 +7,7 @@ connection's other links go on meanwhile, and the peer may leave.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -42,6 +43,10 @@ from protocols.amqp.transactions import LOCAL_TRANSACTIONS
 
 TARGET_CAPABILITIES: Final = ("queue", "topic", "temporary-queue", "temporary-topic")
 """A sender cannot tell them apart: all of them only mean "store it"."""
+ATTACHING: Final = 256
+"""Attaches of a connection that are answered at the same time: they share their questions to Kafka, so that each of its
+round trips answers so many. What a link costs here while it waits is a task."""
+JOINING: Final = 16  # of these, for a consumer group: each new one is a Kafka consumer that starts
 
 
 class AttachingPeer(TransactingPeer, Protocol):
@@ -68,6 +73,53 @@ class AttachingPeer(TransactingPeer, Protocol):
 
     def is_lost(self, link: Link) -> bool:
         """Whether the peer has left while its attach was being answered."""
+
+
+class AttachQueue:
+    """The attaches of one connection that wait for their answers: thousands may come in one read."""
+
+    __slots__ = ("_answering", "_asked", "_joining")
+
+    def __init__(self) -> None:
+        self._asked: deque[Link] = deque()
+        self._answering = 0  # tasks
+        self._joining: asyncio.Semaphore | None = None
+
+    @property
+    def joining(self) -> asyncio.Semaphore:
+        """Held while a consumer group is joined."""
+        if self._joining is None:
+            self._joining = asyncio.Semaphore(JOINING)
+        return self._joining
+
+    def add(self, link: Link) -> bool:
+        """Put an attach in line; whether one more task shall run `answer`."""
+        self._asked.append(link)
+        if self._answering >= ATTACHING:
+            return False
+        self._answering += 1
+        return True
+
+    async def answer(self, services: Services, peer: AttachingPeer) -> None:
+        """Answer attaches as long as there are some: each takes its time."""
+        try:
+            while self._asked and not peer.gone:
+                await services.attaching.rest()
+                if not self._asked:
+                    break
+                link = self._asked.popleft()
+                if peer.is_lost(link):
+                    continue
+                try:
+                    await Attach(services, peer, link).answer()
+                except (
+                    Exception
+                ) as error:  # our bug, on one connection: it ends, as in the pump, and the others live on
+                    peer.pump.fail(error)
+                if not peer.gone:
+                    peer.pump.flush()
+        finally:
+            self._answering -= 1
 
 
 class Attach:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import operator
-from collections import deque
 from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ import structlog
 
 from flowcontrol.budget import Budget
 from gateway.amqp.answers import delivery_state
-from gateway.amqp.attaches import Attach
+from gateway.amqp.attaches import AttachQueue
 from gateway.amqp.links.flow import flow_of
 from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.links.outgoing import OutgoingLink
@@ -74,10 +73,6 @@ WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn before they are written: 
 _LINK_OF: Final = operator.itemgetter(0)  # of a token
 NO_SENDERS: Final[dict[IncomingLink, None]] = {}  # of all connections that have none: a dictionary takes memory
 NO_RECEIVERS: Final[dict[OutgoingLink, None]] = {}
-ATTACHING: Final = 256
-"""Attaches of a connection that are answered at the same time: they share their questions to Kafka, so that each of its
-round trips answers so many. What a link costs here while it waits is a task."""
-JOINING: Final = 16  # of these, for a consumer group: each new one is a Kafka consumer that starts
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
 
 
@@ -115,9 +110,7 @@ class AmqpConnection:
         self._incoming: dict[IncomingLink, None] = NO_SENDERS
         self._outgoing: dict[OutgoingLink, None] = NO_RECEIVERS
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._asked: deque[Link] | None = None  # links whose attach waits for its answer
-        self._attaching = 0  # tasks that answer attaches
-        self._joining: asyncio.Semaphore | None = None
+        self._attaches: AttachQueue | None = None  # most connections have few, and some have none
         self._closed_in_order = False  # a close was sent or came
         self._written = 0
         self._now_ms = 0
@@ -309,9 +302,8 @@ class AmqpConnection:
     @property
     def joining(self) -> asyncio.Semaphore:
         """Held while a consumer group is joined."""
-        if self._joining is None:
-            self._joining = asyncio.Semaphore(JOINING)
-        return self._joining
+        assert self._attaches is not None
+        return self._attaches.joining
 
     def add_sender(self, incoming: IncomingLink) -> None:
         """A link on which the peer sends is about to be accepted."""
@@ -408,12 +400,10 @@ class AmqpConnection:
             case ConnectionOpened():
                 self._opened(event)
             case LinkRequested(link=link):
-                if self._asked is None:
-                    self._asked = deque()
-                self._asked.append(link)
-                if self._attaching < ATTACHING:
-                    self._attaching += 1
-                    self.start(self._answer_attaches())
+                if self._attaches is None:
+                    self._attaches = AttachQueue()
+                if self._attaches.add(link):
+                    self.start(self._attaches.answer(self.services, self))
             case LinkDetached(link=link):
                 if event.by_us:
                     self._log.info("link detached", link=link.name, error=event.error)
@@ -485,27 +475,6 @@ class AmqpConnection:
         task = self.pump.spawn(work)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
-
-    async def _answer_attaches(self) -> None:
-        """Answer attaches as long as there are some: thousands may come in one read, and each takes its time."""
-        try:
-            while self._asked and not self.gone:
-                await self.services.attaching.rest()
-                if not self._asked:
-                    break
-                link = self._asked.popleft()
-                if not self.is_lost(link):
-                    await self._attach(link)
-        finally:
-            self._attaching -= 1
-
-    async def _attach(self, link: Link) -> None:
-        try:
-            await Attach(self.services, self, link).answer()
-        except Exception as error:  # our bug, on one connection: it ends, as in the pump, and the others live on
-            self.pump.fail(error)
-        if not self.gone:
-            self.pump.flush()
 
     def _lose(self, links: Sequence[Link], *, failed: bool) -> Iterator[None]:
         contexts = [link.context for link in links]  # the engine forgets them at the end of this turn

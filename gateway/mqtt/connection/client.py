@@ -14,9 +14,10 @@ import structlog
 
 from gateway.flow import ConnectionFlow, subject
 from gateway.kafka.contracts import Refused
+from gateway.mqtt.connection.connack import announcement, judge_will, session_expiry
 from gateway.mqtt.connection.flow import flow_of
 from gateway.mqtt.connection.login import Dialogue
-from gateway.mqtt.connection.publishing import EXACTLY_ONCE, REFUSED, Incoming
+from gateway.mqtt.connection.publishing import REFUSED, Incoming
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.connection.subscribing import ANSWER_S, subscribe, unsubscribe
 from gateway.mqtt.session.session import Session
@@ -189,22 +190,13 @@ class Client:
                 rest = await self._connect(event) + rest
             elif kind is events.AuthReceived:
                 rest = await self._authenticate(event) + rest
-            elif kind is events.SubscribeReceived:
-                await self._subscribe(event)
-            else:
-                await self._unsubscribe(event)
+            elif self.session is not None:
+                change = subscribe if kind is events.SubscribeReceived else unsubscribe
+                await change(self, self.session, self._connection, self._services, event)
             if self._pump is not None and not self._pump.is_braked_by(PROCESS_BUDGET, CONNECTION_BUDGET):
                 self._connection.resume_keepalive(self._services.clock())
             self.flush()
             waiting = self._act(rest) if rest and not self._gone else None
-
-    async def _subscribe(self, event: events.SubscribeReceived) -> None:
-        if self.session is not None:
-            await subscribe(self, self.session, self._connection, self._services, event)
-
-    async def _unsubscribe(self, event: events.UnsubscribeReceived) -> None:
-        if self.session is not None:
-            await unsubscribe(self, self.session, self._connection, self._services, event)
 
     async def _connect(self, event: events.ConnectReceived) -> list[Any]:
         """Judge a CONNECT; the events in return are what the client had sent ahead."""
@@ -261,7 +253,7 @@ class Client:
         asked = connect.properties if connect.properties is not None else NONE
         grant = self.grant = services.access.for_identity(identity)
         self.client_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
-        refusal = self._judge_will(connect, grant)
+        refusal = judge_will(connect, grant, services.config)
         if refusal is not None:
             return self._refuse(*refusal)
         will = PendingWill(connect.will, connect.version) if connect.will is not None else None
@@ -271,7 +263,7 @@ class Client:
                     self.client_id,
                     identity.name,
                     clean_start=connect.clean_start,
-                    expiry=self._expiry(connect, asked),
+                    expiry=session_expiry(connect, asked, services.config),
                     will=will,
                 )
         except TimeoutError:
@@ -284,7 +276,7 @@ class Client:
         log.info("client connected", client=self.client_id, principal=identity.name, peer=pump.peer, present=present)
         ahead = self._connection.accept(
             present,
-            self._announcement(connect, asked, proof, session.expiry),
+            announcement(connect, self.client_id, asked, proof, session.expiry, services.config),
             received=session.inbound_qos2.open_ids if session.inbound_qos2 is not None else (),
             reserved=session.reserved_ids,
         )
@@ -298,43 +290,6 @@ class Client:
         session.budget.gate.subscribe(self._own_gate)
         session.attach(self)
         return ahead
-
-    def _judge_will(self, connect: Connect, grant: Grant) -> tuple[ReasonCode, str] | None:
-        """Why the will of a CONNECT is refused, if it is."""
-        will = connect.will
-        if will is None:
-            return None
-        if will.qos > self._services.config.maximum_qos:
-            return ReasonCode.QOS_NOT_SUPPORTED, f"QoS {will.qos} is not available"  # [MQTT-3.2.2-12]
-        if not grant.mqtt_publish.of_topic(will.topic):
-            return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
-        return None
-
-    def _expiry(self, connect: Connect, asked: Properties) -> int:
-        """Session Expiry Interval in seconds, at most what the configuration allows."""
-        longest = self._services.config.session_expiry_max_s
-        if connect.version is not Version.V5:
-            return 0 if connect.clean_start else longest  # clean session 0: for as long as it is kept at all
-        return min(asked.session_expiry_interval or 0, longest)
-
-    def _announcement(self, connect: Connect, asked: Properties, proof: Properties, expiry: int) -> Properties:
-        """CONNACK says what differs from what was asked and from the standard's defaults."""
-        config = self._services.config
-        too_long = connect.keep_alive == 0 or connect.keep_alive > config.max_keep_alive_s
-        information = None
-        if asked.request_response_information and config.response_information is not None:
-            information = config.response_information.replace("{client}", self.client_id)
-        return Properties(
-            session_expiry_interval=None if expiry == (asked.session_expiry_interval or 0) else expiry,
-            receive_maximum=config.receive_maximum,
-            maximum_qos=config.maximum_qos if config.maximum_qos < EXACTLY_ONCE else None,
-            assigned_client_identifier=None if connect.client_id else self.client_id,
-            topic_alias_maximum=config.topic_alias_maximum,
-            server_keep_alive=config.max_keep_alive_s if too_long else None,
-            response_information=information,
-            authentication_method=proof.authentication_method,
-            authentication_data=proof.authentication_data,
-        )
 
     # the end of the connection
 

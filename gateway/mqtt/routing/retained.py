@@ -4,10 +4,6 @@ The key is the MQTT topic, the value the payload, the headers are those of the m
 tombstone. Any Kafka client may write there too. Order per topic is Kafka's: the offset is the version. What this
 process wrote counts from Kafka's answer on, so that a subscription after PUBACK finds it; the copy that the follower
 brings later changes nothing.
-
-Memory: a message costs its topic (as text) and its payload and headers (packed, one bytes object), and about 400 bytes
-for Python's objects and the trie (`ENTRY_BYTES` allows for more); what a subscriber gets is built when it is asked
-for, and not kept.
 """
 
 from __future__ import annotations
@@ -23,11 +19,12 @@ import msgspec
 from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
+from gateway.mqtt.routing.retained_entry import ENTRY_BYTES, Entry, content_bytes
 from gateway.spawn import Spawn, keep_on
 from gateway.statistics import counter, gauge
 from mapping.mqtt import Delivery, from_record
 from mapping.outcomes import Outcome
-from mapping.record import EXPIRY, MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Headers, Received, Record
+from mapping.record import MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Headers, Received, Record
 from mapping.rules import Rules
 from protocols.mqtt.retained_names import NameTrie
 from protocols.mqtt.topics import is_valid_name
@@ -35,8 +32,6 @@ from protocols.mqtt.topics import is_valid_name
 log = logging.getLogger(__name__)
 
 RETAINED: Final = "__trivium_retained"
-ENTRY_BYTES: Final = 500
-"""What a message is counted for beside its topic, payload and headers."""
 SWEEP_S: Final = 1.0
 SWEEP_MOST: Final = 1000
 """Messages that expire in one turn of the loop, and tombstones per sweep: there may be very many of both."""
@@ -47,17 +42,11 @@ NOTICED_MS: Final = 60_000
 STALE_DEADLINES: Final = 1000
 """The heap of deadlines may hold so many of replaced messages, beside as many as there are messages in it."""
 
-_EXPIRY_DIGITS: Final = 15
-_DROPPED: Final = frozenset({MQTT_TOPIC, MQTT_RETAIN})  # the key says it, the topic says it
 _RETAIN_SET: Final = (MQTT_RETAIN, b"1")
 _OWN, _COPY = "own", "copy"  # the tokens of a message's two records
 
 Place = tuple[int, int]
 """Partition and offset in the topic of retained messages."""
-
-_Packed = tuple[bytes, Headers]
-_pack = msgspec.msgpack.encode
-_unpack = msgspec.msgpack.Decoder(_Packed).decode
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -76,16 +65,6 @@ class RetainedStatistics(msgspec.Struct, frozen=True):
     invalid_total: Annotated[int, counter("records of their topic whose key is no MQTT topic name")]
     expired_total: Annotated[int, counter("retained messages that ran out")]
     refused_total: Annotated[int, counter("retained messages refused because there are too many")]
-
-
-class _Entry(msgspec.Struct, gc=False):
-    """One message: its version, when it runs out (epoch milliseconds), its time stamp, payload and headers."""
-
-    partition: int
-    offset: int
-    timestamp: int
-    expires: int | None
-    packed: bytes
 
 
 class _Put:
@@ -180,7 +159,7 @@ class Retained:
         self._spawn = spawn
         self._wall_clock = wall_clock
         self._table = state.open(name, self._apply, self._restarted, self._reread)
-        self._kept: dict[str, _Entry] = {}
+        self._kept: dict[str, Entry] = {}
         self._names = NameTrie()
         self._bytes = 0
         self._applied: dict[int, int] = {}  # partition -> the offset up to which the follower has come
@@ -229,7 +208,7 @@ class Retained:
             found = []
             for name in piece:
                 entry = kept.get(name)
-                if entry is not None and not _is_over(entry, now):
+                if entry is not None and not entry.is_over(now):
                     place = entry.partition, entry.offset
                     if place > after:
                         found.append((name, place))
@@ -243,9 +222,9 @@ class Retained:
     def get(self, topic: str) -> Kept | None:
         """The message of a topic; None when there is none (any more)."""
         entry = self._kept.get(topic)
-        if entry is None or _is_over(entry, self._wall_clock()):
+        if entry is None or entry.is_over(self._wall_clock()):
             return None
-        value, headers = _unpack(entry.packed)
+        value, headers = entry.content()
         key = topic.encode()
         headers = ((MQTT_TOPIC, key), _RETAIN_SET, *headers)
         record = Received(self.name, key, value, headers, entry.timestamp, entry.partition, entry.offset)
@@ -279,7 +258,7 @@ class Retained:
         entry = self._kept.get(topic)
         if entry is None and len(self._kept) >= self._limit:
             return True
-        more = ENTRY_BYTES + len(topic) + _record_bytes(record) - (0 if entry is None else _size(topic, entry))
+        more = ENTRY_BYTES + len(topic) + content_bytes(record) - (0 if entry is None else entry.size(topic))
         return more > 0 and self._bytes + more > self._limit_bytes
 
     def _is_safe(self, record: Record) -> bool:
@@ -287,7 +266,7 @@ class Retained:
         info = self._publisher.known_topic(record.topic)
         if info is None or (info.needs_key and record.key is None):
             return False
-        return _record_bytes(record) < info.max_message_bytes // 2
+        return content_bytes(record) < info.max_message_bytes // 2
 
     def _write(self, put: _Put) -> None:
         """The copy goes to the partition where the topic's last version is: another client may have put it there."""
@@ -361,11 +340,10 @@ class Retained:
         if former is not None and former.partition != partition and former.timestamp > timestamp:
             return  # of another partitioner's partition, where offsets say nothing
         self._tombstones.pop(name, None)
-        entry: _Entry | None = None
+        entry: Entry | None = None
         if value:
-            packed = _pack((value, tuple(header for header in headers if header[0] not in _DROPPED)))
-            entry = _Entry(partition, offset, timestamp, _expiry(headers), packed)
-            if _is_over(entry, self._wall_clock()):
+            entry = Entry.of(partition, offset, timestamp, value, headers)
+            if entry.is_over(self._wall_clock()):
                 self._plan_tombstone(name, entry)
                 entry = None
         if entry is None:
@@ -377,16 +355,16 @@ class Retained:
         if former is None:
             self._names.add(name)
         else:
-            self._bytes -= _size(name, former)
+            self._bytes -= former.size(name)
         self._kept[name] = entry
-        self._bytes += _size(name, entry)
+        self._bytes += entry.size(name)
 
-    def _remove(self, name: str, entry: _Entry) -> None:
+    def _remove(self, name: str, entry: Entry) -> None:
         del self._kept[name]
         for stale in self._stale.values():
             stale.discard(name)
         self._names.remove(name)
-        self._bytes -= _size(name, entry)
+        self._bytes -= entry.size(name)
 
     # The topic was deleted and made again. A message that was acknowledged just before that was noticed may have been
     # stored in the former one: what is older was deleted on purpose, that one not.
@@ -415,7 +393,7 @@ class Retained:
             if entry.timestamp < since:
                 self._remove(name, entry)
             elif name not in self._writing:
-                value, headers = _unpack(entry.packed)
+                value, headers = entry.content()
                 self._table.write(name.encode(), value, headers, owner=None, partition=self._partition_of(name))
 
     # Expiry
@@ -463,21 +441,9 @@ class Retained:
                 # Nobody waits for it: what is not deleted now is found again at the next start.
                 self._table.write(name.encode(), None, owner=None, partition=partition)
 
-    def _plan_tombstone(self, name: str, entry: _Entry) -> None:
+    def _plan_tombstone(self, name: str, entry: Entry) -> None:
         assert entry.expires is not None
         self._tombstones[name] = (entry.expires + GRACE_MS, entry.partition)
-
-
-def _is_over(entry: _Entry, now: int) -> bool:
-    return entry.expires is not None and entry.expires <= now
-
-
-def _size(name: str, entry: _Entry) -> int:
-    return ENTRY_BYTES + len(name) + len(entry.packed)
-
-
-def _record_bytes(record: Record) -> int:
-    return len(record.value or b"") + sum(len(name) + len(value or b"") for name, value in record.headers)
 
 
 def _name_of(key: bytes | None) -> str | None:
@@ -489,12 +455,3 @@ def _name_of(key: bytes | None) -> str | None:
     except UnicodeDecodeError:
         return None
     return name if is_valid_name(name) else None
-
-
-def _expiry(headers: Headers) -> int | None:
-    """Epoch milliseconds after which the message must not be delivered, as `mapping` reads it."""
-    found = None
-    for name, value in headers:
-        if name == EXPIRY and value is not None:
-            found = value
-    return int(found) if found is not None and found.isdigit() and len(found) <= _EXPIRY_DIGITS else None

@@ -14,7 +14,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from gateway.kafka.publish.partitioner import partition_of
-from gateway.mqtt.routing.retained import ENTRY_BYTES, GRACE_MS, Retained
+from gateway.mqtt.routing.retained import GRACE_MS, Retained
+from gateway.mqtt.routing.retained_entry import ENTRY_BYTES
 from mapping.mqtt import Inbound
 from mapping.outcomes import Outcome
 from mapping.record import EXPIRY, MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Received, Record

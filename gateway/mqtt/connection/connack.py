@@ -1,0 +1,51 @@
+"""What a CONNECT is granted and CONNACK announces (sections 3.1 and 3.2.2.3), once its client is known."""
+
+from __future__ import annotations
+
+from gateway.config import MqttConfig
+from gateway.mqtt.connection.publishing import EXACTLY_ONCE
+from gateway.security.authorization import Grant
+from protocols.mqtt.packets import Connect, Version
+from protocols.mqtt.properties import Properties
+from protocols.mqtt.reasons import ReasonCode
+
+
+def judge_will(connect: Connect, grant: Grant, config: MqttConfig) -> tuple[ReasonCode, str] | None:
+    """Why the will of a CONNECT is refused, if it is."""
+    will = connect.will
+    if will is None:
+        return None
+    if will.qos > config.maximum_qos:
+        return ReasonCode.QOS_NOT_SUPPORTED, f"QoS {will.qos} is not available"  # [MQTT-3.2.2-12]
+    if not grant.mqtt_publish.of_topic(will.topic):
+        return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
+    return None
+
+
+def session_expiry(connect: Connect, asked: Properties, config: MqttConfig) -> int:
+    """Session Expiry Interval in seconds, at most what the configuration allows."""
+    longest = config.session_expiry_max_s
+    if connect.version is not Version.V5:
+        return 0 if connect.clean_start else longest  # clean session 0: for as long as it is kept at all
+    return min(asked.session_expiry_interval or 0, longest)
+
+
+def announcement(  # noqa: PLR0917 - what was asked, and what is given
+    connect: Connect, client_id: str, asked: Properties, proof: Properties, expiry: int, config: MqttConfig
+) -> Properties:
+    """What differs from what was asked and from the standard's defaults; `proof` ends an exchange of AUTH."""
+    too_long = connect.keep_alive == 0 or connect.keep_alive > config.max_keep_alive_s
+    information = None
+    if asked.request_response_information and config.response_information is not None:
+        information = config.response_information.replace("{client}", client_id)
+    return Properties(
+        session_expiry_interval=None if expiry == (asked.session_expiry_interval or 0) else expiry,
+        receive_maximum=config.receive_maximum,
+        maximum_qos=config.maximum_qos if config.maximum_qos < EXACTLY_ONCE else None,
+        assigned_client_identifier=None if connect.client_id else client_id,
+        topic_alias_maximum=config.topic_alias_maximum,
+        server_keep_alive=config.max_keep_alive_s if too_long else None,
+        response_information=information,
+        authentication_method=proof.authentication_method,
+        authentication_data=proof.authentication_data,
+    )
