@@ -37,29 +37,23 @@ class Listener(Protocol):
 
     async def start(self) -> None:
         """Listen; ListenError when the address cannot be had."""
-        ...
 
     @property
     def bound(self) -> str:
         """The address really bound, `HOST:PORT`."""
-        ...
 
     @property
     def accepting(self) -> bool:
         """Whether new connections are accepted."""
-        ...
 
     def stop_taking(self) -> None:
         """Take nothing new; what was taken is still answered."""
-        ...
 
     async def stop(self, timeout: float) -> None:
         """Close every connection in its protocol's way, within `timeout` seconds."""
-        ...
 
     def statistics(self) -> msgspec.Struct:
         """Counts for the metrics."""
-        ...
 
     def flowing(self) -> list[Flowing]:
         """What can be asked for its flow."""

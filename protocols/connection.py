@@ -35,29 +35,22 @@ class Connection(Protocol):
 
     def receive_data(self, data: bytes) -> list[Any]:
         """Take bytes as they came, split anywhere, and return what they mean, in order."""
-        ...
 
     def receive_eof(self) -> list[Any]:
         """The peer will send no more."""
-        ...
 
     def data_to_send(self) -> bytes:
         """Take the bytes that wait to be written; b"" when there are none."""
-        ...
 
     def next_deadline(self) -> float | None:
         """When `tick` must be called at the latest, in the clock of `tick`; None: no need."""
-        ...
 
     def tick(self, now: float) -> list[Any]:
         """Tell the time: keep-alive, idle time-out, heartbeats."""
-        ...
 
     def give_up(self) -> list[Any]:
         """Our side cannot go on, by its own fault: say so in the protocol's words and close; the last events."""
-        ...
 
     @property
     def closing(self) -> bool:
         """Nothing more is to be read: write what `data_to_send` still gives, then close the socket."""
-        ...

@@ -69,7 +69,6 @@ class Job(Protocol):
 
     def account(self, progress: Progress) -> Progress:
         """Look after what a batch left behind, and add what is known now to its progress."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,6 @@ class Owner(Protocol):
         An owner that has a client to answer to has a method `broken(error)`, too: it is called when this has raised,
         and ends what the client would wait in for ever.
         """
-        ...
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not an error of anybody
@@ -63,17 +62,14 @@ class Subscriber(Protocol):
         After False the reader keeps the record's position and offers it again when `resume` was called on the
         handle that the reader gave at subscription.
         """
-        ...
 
     @property
     def demand(self) -> int:
         """How many more records would be taken now; 0 when there is no capacity: as False of `offer_nowait`."""
-        ...
 
     @property
     def lossy(self) -> bool:
         """Whether a record may be dropped when there is no capacity (MQTT QoS 0): it is counted, and not sent later."""
-        ...
 
 
 class Fanout(Protocol):
@@ -84,4 +80,3 @@ class Fanout(Protocol):
 
     def select(self, record: Received) -> Collection[tuple[Subscriber, Any]]:
         """The candidates, each with the context that its `offer_nowait` is to be given, where it still decides."""
-        ...

@@ -21,7 +21,6 @@ class Sleeper(Protocol):
 
     def wake(self) -> None:
         """Called at the time that was set, or a little before."""
-        ...
 
 
 class _Slot(NamedTuple):

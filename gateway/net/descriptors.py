@@ -30,11 +30,9 @@ class Pausable(Protocol):
 
     def pause(self) -> None:
         """Accept nothing; clients wait."""
-        ...
 
     async def resume(self) -> None:
         """Accept again."""
-        ...
 
 
 class DescriptorStatistics(msgspec.Struct, frozen=True):

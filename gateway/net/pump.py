@@ -46,19 +46,15 @@ class Handler(Protocol):
 
     def connected(self, pump: Pump) -> None:
         """The socket is open; called once, before any event."""
-        ...
 
     def handle(self, events: list[Any]) -> Awaitable[None] | None:
         """Act on events. An awaitable in return holds all later ones until it is done."""
-        ...
 
     def writable(self) -> None:
         """The write buffer is below its low mark again: go on sending."""
-        ...
 
     def disconnected(self, reason: str) -> None:
         """The socket is gone; called once, the last call."""
-        ...
 
     @property
     def subject(self) -> str:

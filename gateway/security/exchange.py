@@ -40,15 +40,12 @@ class Judge(Protocol):
 
     def check_busy(self, address: str) -> None:
         """Raise Busy where an exchange of this address is refused unchecked."""
-        ...
 
     def accepted(self) -> None:
         """An exchange proved an identity."""
-        ...
 
     async def wait_refused(self, address: str) -> None:
         """An exchange failed: count it, and wait until that may be told."""
-        ...
 
 
 class Exchange(Protocol):
@@ -56,7 +53,6 @@ class Exchange(Protocol):
 
     async def step(self, data: bytes | None) -> Step:
         """Take the client's next message, None where it began without one; a failure waits, by intention."""
-        ...
 
 
 class ScramExchange:

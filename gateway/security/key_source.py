@@ -8,7 +8,7 @@ import math
 import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import aiohttp
 import structlog
@@ -22,14 +22,6 @@ log = structlog.get_logger(__name__)
 FETCH_LIMIT_S: Final = 5.0
 WAIT_LIMIT_S: Final = 6.0  # for a fetch and for reading what it brought
 WAITING_LIMIT: Final = 1024  # logins that wait for a fetch: each holds a token
-
-
-class KeySource(Protocol):
-    """Finds the key that a token names."""
-
-    async def find(self, kid: str | None, algorithm: str) -> PyJWK | None:
-        """The key; None when the issuer has none like that."""
-        ...
 
 
 class FileKeys:

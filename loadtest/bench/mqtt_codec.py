@@ -142,7 +142,7 @@ def rows() -> list[tuple[str, Callable[[], Any]]]:
                 if prepared:
                     connection.send_prepared(message, qos)
                 else:
-                    connection.send_publish(TOPIC, PAYLOAD, qos, properties=properties)
+                    connection.send_prepared(prepare_publish(TOPIC, PAYLOAD, properties, Version.V5), qos)
             connection.data_to_send()
             connection._awaited.clear()
             connection.outbound.used = 0
@@ -170,9 +170,9 @@ def rows() -> list[tuple[str, Callable[[], Any]]]:
         ("decode PUBLISH QoS 1, 3.1.1", decode(Version.V311, 1)),
         ("decode PUBLISH QoS 1, 5.0, 4 properties", decode(Version.V5, 1, FOUR)),
         ("encode floor, QoS 1, 5.0", floor_encode),
-        ("send_publish QoS 0", send(0, prepared=False)),
-        ("send_publish QoS 1", send(1, prepared=False)),
-        ("send_publish QoS 1, 4 properties", send(1, prepared=False, properties=FOUR)),
+        ("prepare and send QoS 0", send(0, prepared=False)),
+        ("prepare and send QoS 1", send(1, prepared=False)),
+        ("prepare and send QoS 1, 4 properties", send(1, prepared=False, properties=FOUR)),
         ("send_prepared QoS 0", send(0, prepared=True)),
         ("send_prepared QoS 1", send(1, prepared=True)),
         ("send_prepared QoS 1 and its PUBACK", acknowledged()),

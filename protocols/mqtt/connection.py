@@ -143,7 +143,7 @@ class Connection(Receiver):
             received: packet identifiers of the client between PUBLISH and PUBREL in the session that is resumed. A
                 PUBLISH with one of them is given to the session again, which knows it [MQTT-4.3.3-10].
             reserved: packet identifiers of ours in that session; no other message gets one of them. Each leaves with
-                `send_publish` or `send_prepared` (`packet_id=`) or `send_pubrel`, or `release_reserved` frees it.
+                `send_prepared` (`packet_id=`) or `send_pubrel`, or `release_reserved` frees it.
 
         Returns:
             The events of what the client had sent ahead, in order.

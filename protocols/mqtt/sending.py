@@ -14,7 +14,7 @@ from protocols.errors import UsageError
 from protocols.mqtt import packets
 from protocols.mqtt.aliases import TopicAliases
 from protocols.mqtt.codec import decode_varint, encode_varint
-from protocols.mqtt.encoding import PreparedPublish, encode_packet, prepare_publish
+from protocols.mqtt.encoding import PreparedPublish, encode_packet
 from protocols.mqtt.packets import Packet, Version
 from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import REASON_CODES, RETURN_CODES, PacketType, ReasonCode
@@ -171,41 +171,6 @@ class Sender:
 
     # verbs: our messages
 
-    def send_publish(
-        self,
-        topic: str,
-        payload: bytes,
-        qos: int = 0,
-        *,
-        retain: bool = False,
-        dup: bool = False,
-        properties: Properties | None = None,
-        packet_id: int | None = None,
-    ) -> int | None:
-        """Send a message to the client.
-
-        Args:
-            topic: its topic name.
-            payload: its payload.
-            qos: 0 to 2.
-            retain: the RETAIN flag.
-            dup: sent again after a reconnect [MQTT-3.3.1-1].
-            properties: of PUBLISH; ignored in 3.1.1.
-            packet_id: to send an earlier one again; by default the next free one is taken.
-
-        Returns:
-            The packet identifier (0 at QoS 0). None: larger than the client takes, so it is not sent and counts
-            as delivered to it [MQTT-3.1.2-25]; a `packet_id` that was reserved is free again.
-
-        Raises:
-            UsageError: not open, the client's window is full (`outbound.free`), or no packet identifier is free.
-        """
-        if self.version is None:
-            raise UsageError("nothing can be published before CONNECT")
-        return self.send_prepared(
-            prepare_publish(topic, payload, properties, self.version), qos, retain=retain, dup=dup, packet_id=packet_id
-        )
-
     def send_prepared(
         self,
         message: PreparedPublish,
@@ -215,7 +180,18 @@ class Sender:
         dup: bool = False,
         packet_id: int | None = None,
     ) -> int | None:
-        """Send what `prepare_publish` encoded for this version; otherwise as `send_publish`."""
+        """Send what `prepare_publish` encoded for this version.
+
+        `dup`: it is sent again after a reconnect [MQTT-3.3.1-1], under the `packet_id` of before; by default the next
+        free one is taken.
+
+        Returns:
+            The packet identifier (0 at QoS 0). None: larger than the client takes, so it is not sent and counts
+            as delivered to it [MQTT-3.1.2-25]; a `packet_id` that was reserved is free again.
+
+        Raises:
+            UsageError: not open, the client's window is full (`outbound.free`), or no packet identifier is free.
+        """
         if self.state is not OPEN:
             raise UsageError(f"PUBLISH in state {self.state.name}")
         head = message.topic

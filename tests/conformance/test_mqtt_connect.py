@@ -10,7 +10,7 @@ from protocols.mqtt.connection import Limits
 from protocols.mqtt.events import ConnectReceived
 from protocols.mqtt.properties import Properties
 from protocols.mqtt.reasons import ReasonCode
-from tests.protocols.mqtt.client import CONNECTS, failed, goodbye, new, opened, say
+from tests.protocols.mqtt.client import CONNECTS, failed, goodbye, new, opened, say, send_publish
 from tests.protocols.mqtt.wire import wire
 
 BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
@@ -198,7 +198,7 @@ def test_connack_comes_before_all_else(version: int, present: bool) -> None:
     connection = new()
     say(connection, CONNECTS[version], "c0 00")
     with pytest.raises(UsageError):
-        connection.send_publish("t", b"")
+        send_publish(connection, "t", b"")
     for answer in (connection.send_puback, connection.send_pubrec, connection.send_pubrel, connection.send_pubcomp):
         answer(1)
     connection.send_suback(1, [0])

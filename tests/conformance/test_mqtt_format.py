@@ -9,7 +9,7 @@ from protocols.mqtt.connection import Connection
 from protocols.mqtt.events import PublishReceived
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
-from tests.protocols.mqtt.client import failed, new, opened, say
+from tests.protocols.mqtt.client import failed, new, opened, say, send_publish
 from tests.protocols.mqtt.wire import wire
 
 BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
@@ -70,7 +70,7 @@ def test_a_byte_order_mark_is_a_character(version: int) -> None:
     connection = opened(version)
     (event,) = say(connection, f"30 * 0007 efbbbf61efbbbf {none(version)}")
     assert event.topic == "\ufeffa\ufeff"
-    connection.send_publish(event.topic, b"")
+    send_publish(connection, event.topic, b"")
     assert connection.data_to_send() == wire(f"30 * 0007 efbbbf61efbbbf {none(version)}")
 
 
@@ -121,7 +121,7 @@ def test_qos_0_has_no_packet_identifier(version: int) -> None:
     connection = opened(version)
     (event,) = say(connection, f"30 * s't' {none(version)} 0007")
     assert (event.payload, event.packet_id, event.dup) == (b"\0\7", 0, False)
-    connection.send_publish("t", b"x")
+    send_publish(connection, "t", b"x")
     assert connection.data_to_send() == wire(f"30 * s't' {none(version)} 'x'")
 
 
@@ -141,7 +141,7 @@ def test_no_packet_identifier_is_0(version: int, text: str) -> None:
 @BOTH
 def test_our_packet_identifiers_are_not_0_and_not_in_use(version: int) -> None:
     connection = opened(version)
-    ids = [connection.send_publish("t", b"", 1 + number % 2) for number in range(900)]
+    ids = [send_publish(connection, "t", b"", 1 + number % 2) for number in range(900)]
     assert len(set(ids)) == 900
     assert 0 not in ids
     data = connection.data_to_send()
@@ -163,8 +163,8 @@ def test_answers_carry_the_identifier_of_the_message(version: int) -> None:
     connection.send_pubcomp(0xABCE)
     assert connection.data_to_send() == bytes.fromhex("4002abcd 5002abce 7002abce")
     for _ in range(299):
-        connection.send_publish("t", b"", 1)
-    connection.send_publish("t", b"", 2)
+        send_publish(connection, "t", b"", 1)
+    send_publish(connection, "t", b"", 2)
     connection.data_to_send()
     say(connection, "50 02 012c")
     connection.send_pubrel(300)
@@ -174,7 +174,7 @@ def test_answers_carry_the_identifier_of_the_message(version: int) -> None:
 @pytest.mark.clause("MQTT-2.2.2-1")
 def test_no_properties_are_a_length_of_0() -> None:
     connection = opened()
-    connection.send_publish("t", b"")
+    send_publish(connection, "t", b"")
     connection.send_suback(1, [0])
     connection.send_unsuback(2, [0])
     assert connection.data_to_send() == bytes.fromhex("3004000174 00  9004000100 00  b004000200 00")

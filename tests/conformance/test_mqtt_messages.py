@@ -23,7 +23,7 @@ from protocols.mqtt.events import (
 )
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
-from tests.protocols.mqtt.client import CONNECTS, failed, goodbye, new, opened, say
+from tests.protocols.mqtt.client import CONNECTS, failed, goodbye, new, opened, say, send_publish
 from tests.protocols.mqtt.wire import wire
 
 BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
@@ -56,7 +56,7 @@ def test_every_set_of_flags(version: int, flags: int) -> None:
 @BOTH
 def test_ours_at_qos_0_has_no_dup(version: int) -> None:
     connection = opened(version)
-    connection.send_publish("t", b"x", retain=True)
+    send_publish(connection, "t", b"x", retain=True)
     assert connection.data_to_send()[0] == 0x31
 
 
@@ -171,7 +171,7 @@ def test_no_wildcard_in_a_response_topic(topic: str) -> None:
 @BOTH
 def test_a_qos_1_message_is_unacknowledged_until_puback(version: int) -> None:
     connection = opened(version)
-    assert connection.send_publish("t", b"x", 1) == 1
+    assert send_publish(connection, "t", b"x", 1) == 1
     assert say(connection, "c0 00", "40 02 0002") == []  # a PUBACK of something else
     assert connection.outbound.used == 1
     assert say(connection, "40 02 0001") == [PubackReceived(1)]
@@ -183,7 +183,7 @@ def test_a_qos_1_message_is_unacknowledged_until_puback(version: int) -> None:
 @BOTH
 def test_a_qos_2_message_is_unacknowledged_until_pubrec_and_its_release_until_pubcomp(version: int) -> None:
     connection = opened(version)
-    assert connection.send_publish("t", b"x", 2) == 1
+    assert send_publish(connection, "t", b"x", 2) == 1
     connection.data_to_send()
     assert connection.outbound.used == 1
     assert say(connection, "50 02 0001") == [PubrecReceived(1)]
@@ -191,7 +191,7 @@ def test_a_qos_2_message_is_unacknowledged_until_pubrec_and_its_release_until_pu
     assert connection.data_to_send() == bytes.fromhex("62020001")
     assert connection.outbound.used == 1
     with pytest.raises(UsageError):  # the PUBLISH cannot be sent again
-        connection.send_publish("t", b"x", 2, dup=True, packet_id=1)
+        send_publish(connection, "t", b"x", 2, dup=True, packet_id=1)
     assert say(connection, "50 02 0001") == [PubrecReceived(1)]
     connection.send_pubrel(1)
     assert connection.data_to_send() == bytes.fromhex("62020001")
@@ -203,12 +203,12 @@ def test_a_qos_2_message_is_unacknowledged_until_pubrec_and_its_release_until_pu
 @pytest.mark.parametrize(("qos", "answer"), [(1, "40 03 0001 87"), (2, "50 03 0001 87")])
 def test_a_refused_message_of_ours_is_acknowledged(qos: int, answer: str) -> None:
     connection = opened()
-    connection.send_publish("t", b"x", qos)
+    send_publish(connection, "t", b"x", qos)
     (event,) = say(connection, answer)
     assert event.reason_code == 0x87
     assert connection.outbound.used == 0
     connection.data_to_send()
-    connection.send_publish("t", b"y", qos)
+    send_publish(connection, "t", b"y", qos)
     assert b"x" not in connection.data_to_send()
 
 
@@ -217,35 +217,35 @@ def test_a_refused_message_of_ours_is_acknowledged(qos: int, answer: str) -> Non
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_message_that_is_sent_again_has_dup(version: int, qos: int) -> None:
     connection = opened(version)
-    assert connection.send_publish("t", b"x", qos, dup=True, packet_id=9) == 9
+    assert send_publish(connection, "t", b"x", qos, dup=True, packet_id=9) == 9
     assert connection.data_to_send() == wire(f"{0x38 | qos << 1:02x} * s't' 0009 {none(version)} 'x'")
 
 
 @pytest.mark.clause("MQTT-3.3.4-9", "MQTT-4.9.0-1", "MQTT-4.9.0-2")
 def test_the_client_s_receive_maximum() -> None:
     connection = opened(connect=WINDOW_OF_2)
-    connection.send_publish("t", b"", 1)
-    connection.send_publish("t", b"", 2)
+    send_publish(connection, "t", b"", 1)
+    send_publish(connection, "t", b"", 2)
     for qos in (1, 2):
         with pytest.raises(UsageError):
-            connection.send_publish("t", b"", qos)
+            send_publish(connection, "t", b"", qos)
     say(connection, "50 02 0002")  # of success: the place is taken until PUBCOMP
     with pytest.raises(UsageError):
-        connection.send_publish("t", b"", 1)
+        send_publish(connection, "t", b"", 1)
     connection.send_pubrel(2)
     say(connection, "70 02 0002")
-    assert connection.send_publish("t", b"", 1) == 3
+    assert send_publish(connection, "t", b"", 1) == 3
     say(connection, "40 03 0001 80")
-    assert connection.send_publish("t", b"", 2) == 4
+    assert send_publish(connection, "t", b"", 2) == 4
     say(connection, "50 03 0004 80")  # of failure: the place is free
-    assert connection.send_publish("t", b"", 1) == 5
+    assert send_publish(connection, "t", b"", 1) == 5
 
 
 @pytest.mark.clause("MQTT-3.3.4-10", "MQTT-4.9.0-3")
 def test_nothing_else_waits_for_the_client_s_receive_maximum() -> None:
     connection = opened(connect=WINDOW_OF_2)
-    connection.send_publish("t", b"", 1)
-    connection.send_publish("t", b"", 1)
+    send_publish(connection, "t", b"", 1)
+    send_publish(connection, "t", b"", 1)
     connection.data_to_send()
     events = say(
         connection, "c0 00", "82 * 0001 00 s't' 00", "a2 * 0002 00 s't'", "32 * s't' 0003 00", "34 * s't' 0004 00"
@@ -255,7 +255,7 @@ def test_nothing_else_waits_for_the_client_s_receive_maximum() -> None:
     connection.send_unsuback(2, [0])
     connection.send_puback(3)
     connection.send_pubrec(4)
-    assert connection.send_publish("t", b"") == 0
+    assert send_publish(connection, "t", b"") == 0
     assert connection.data_to_send() == bytes.fromhex(
         "d000 9004000100 00 b004000200 00 40020003 50020004 3004000174 00"
     )
@@ -350,10 +350,10 @@ def test_a_message_too_large_is_not_sent_and_not_owed() -> None:
     connection = opened(connect="10 * s'MQTT' 05 02 000a v 27 00000014 ; s'me'")
     for qos, size in ((0, 14), (1, 12), (2, 12)):
         before = connection.outbound.used
-        assert connection.send_publish("t", b"x" * (size + 1), qos) is None
+        assert send_publish(connection, "t", b"x" * (size + 1), qos) is None
         assert connection.outbound.used == before
         assert connection.data_to_send() == b""
-        assert connection.send_publish("t", b"x" * size, qos) is not None
+        assert send_publish(connection, "t", b"x" * size, qos) is not None
         assert len(connection.data_to_send()) == 20
 
 
@@ -378,7 +378,7 @@ def test_nothing_comes_after_our_disconnect() -> None:
     for speak in (puback, pubrec, pubrel, pubcomp, suback, unsuback, disconnect):
         speak(connection, Properties())
     with pytest.raises(UsageError):
-        connection.send_publish("t", b"")
+        send_publish(connection, "t", b"")
     assert connection.data_to_send() == b""
 
 

@@ -73,30 +73,24 @@ class Catalogue(Protocol):
     @property
     def names(self) -> frozenset[str]:
         """The topics that clients may see."""
-        ...
 
     @property
     def topics_in_all(self) -> int:
         """How many of them there are, with those that were `made` since they were counted."""
-        ...
 
     @property
     def partitions_in_all(self) -> int:
         """Of every topic, likewise."""
-        ...
 
     def made(self, name: str, partitions: int) -> None:
         """Kafka has taken a topic."""
-        ...
 
     @property
     def counted(self) -> float:
         """When that was read, by the clock."""
-        ...
 
     async def refresh(self) -> None:
         """Read it now. Raises Refused (BUSY)."""
-        ...
 
 
 class _Order(msgspec.Struct, frozen=True):

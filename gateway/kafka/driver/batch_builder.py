@@ -12,15 +12,12 @@ class RecordWriter(Protocol):
 
     def set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
         """Number the batch in its producer's sequence."""
-        ...
 
     def build(self) -> bytearray:
         """The batch, in the form in which Kafka stores it."""
-        ...
 
     def size(self) -> int:
         """Bytes so far."""
-        ...
 
 
 class WrittenBatch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no types

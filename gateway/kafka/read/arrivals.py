@@ -26,7 +26,6 @@ class Sleeper(Protocol):
 
     def arrived(self) -> None:
         """Something was stored in one of its partitions. Called once; it is forgotten then."""
-        ...
 
 
 class Arrivals:

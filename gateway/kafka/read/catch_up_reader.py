@@ -43,7 +43,6 @@ class Goal(Protocol):
     @property
     def position(self) -> int:
         """An offset, which may move on."""
-        ...
 
 
 class Reading:

@@ -38,7 +38,6 @@ class Publishing(Protocol):
 
     def answered(self) -> None:
         """Results are known."""
-        ...
 
 
 Token = tuple[Publishing, Slot, Result]

@@ -57,11 +57,9 @@ class SubscribedSession(Protocol):
 
     def __hash__(self) -> int:
         """By identity."""
-        ...
 
     def outbox_for(self, match: Match) -> Subscriber:
         """The outbox of deliveries that match so; the same for as long as the session's subscriptions stay."""
-        ...
 
 
 class _Entry(msgspec.Struct):

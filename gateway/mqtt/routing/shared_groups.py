@@ -39,17 +39,14 @@ class SharedSubscriber(Protocol):
 
     def __hash__(self) -> int:
         """By identity."""
-        ...
 
     @property
     def capacity(self) -> int:
         """Free places in the client's window (QoS 1 and 2); 0 while the socket is full."""
-        ...
 
     @property
     def takes_more(self) -> bool:
         """Whether the socket's buffer is below its mark (QoS 0)."""
-        ...
 
     def take_shared(self, record: Received, match: Match, share: Share) -> None:
         """Send the record; there is room. Sooner or later it is told to `share`, exactly once.
@@ -58,7 +55,6 @@ class SharedSubscriber(Protocol):
         `share.decline`: too large for this client, or not allowed to it; another may have it.
         `share.again`: not sent after all.
         """
-        ...
 
 
 class Share:

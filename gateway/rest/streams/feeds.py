@@ -29,7 +29,6 @@ class Form(Protocol):
 
     def encode(self, record: Received, position: str) -> bytes:
         """The bytes for the socket; `position` is behind the record."""
-        ...
 
 
 class Sink(Protocol):
@@ -38,15 +37,12 @@ class Sink(Protocol):
     @property
     def has_capacity(self) -> bool:
         """Whether one more record can be taken."""
-        ...
 
     def send(self, data: bytes) -> None:
         """Take the bytes of one record."""
-        ...
 
     def gap(self, partition: int, lost: int) -> None:
         """Tell that retention had deleted records that the client asked for."""
-        ...
 
 
 class Feed:

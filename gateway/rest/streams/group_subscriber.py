@@ -18,11 +18,9 @@ class Receiver(Protocol):
     @property
     def ready(self) -> bool:
         """Whether one more record can be taken."""
-        ...
 
     def deliver(self, record: Received) -> None:
         """Take a record; it is settled later, through its `GroupSubscriber`."""
-        ...
 
 
 class GroupSubscriber:

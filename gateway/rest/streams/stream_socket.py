@@ -30,11 +30,9 @@ class StreamUser(Protocol):
 
     def writable(self) -> None:
         """Called when the socket has capacity again."""
-        ...
 
     def closed(self) -> None:
         """Called once, when the connection is gone."""
-        ...
 
 
 class StreamSocket(asyncio.Protocol):

@@ -6,6 +6,7 @@ from typing import Any
 
 from protocols.connection import ConnectionFailed
 from protocols.mqtt.connection import Connection, Limits, State
+from protocols.mqtt.encoding import prepare_publish
 from protocols.mqtt.properties import NONE, Properties
 from tests.protocols.mqtt.wire import wire
 
@@ -50,3 +51,20 @@ def goodbye(connection: Connection) -> tuple[int, int] | None:
     if not data:
         return None
     return data[0], data[3] if data[0] == 0x20 else data[2]
+
+
+def send_publish(
+    connection: Connection,
+    topic: str,
+    payload: bytes,
+    qos: int = 0,
+    *,
+    retain: bool = False,
+    dup: bool = False,
+    properties: Properties | None = None,
+    packet_id: int | None = None,
+) -> int | None:
+    """Encode and send one message; see `Sender.send_prepared`."""
+    assert connection.version is not None
+    message = prepare_publish(topic, payload, properties, connection.version)
+    return connection.send_prepared(message, qos, retain=retain, dup=dup, packet_id=packet_id)

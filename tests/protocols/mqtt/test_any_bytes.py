@@ -24,7 +24,7 @@ from protocols.mqtt.events import (
 from protocols.mqtt.packets import Packet, Version
 from protocols.mqtt.properties import TABLE, WILL, Kind, Properties
 from protocols.mqtt.reasons import REASON_CODES, PacketType
-from tests.protocols.mqtt.client import CONNECTS
+from tests.protocols.mqtt.client import CONNECTS, send_publish
 from tests.protocols.mqtt.wire import wire
 
 PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
@@ -201,7 +201,7 @@ class Server:
                 waiting += self.connection.accept(properties=announced, received=[2], reserved=[1, 5])
                 if self.connection.is_open and self.acknowledges:
                     for qos in (1, 2, 2):
-                        self.connection.send_publish("plant/1", b"x", qos)
+                        send_publish(self.connection, "plant/1", b"x", qos)
             elif not self.acknowledges:
                 continue
             elif type(event) is PublishReceived and event.qos:

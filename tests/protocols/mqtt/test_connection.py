@@ -9,6 +9,7 @@ import pytest
 from protocols.connection import ConnectionFailed
 from protocols.errors import UsageError
 from protocols.mqtt.connection import Connection, Limits, State
+from protocols.mqtt.encoding import prepare_publish
 from protocols.mqtt.events import (
     AuthReceived,
     ConnectReceived,
@@ -23,7 +24,7 @@ from protocols.mqtt.events import (
 )
 from protocols.mqtt.packets import Subscription, Version
 from protocols.mqtt.properties import Properties
-from tests.protocols.mqtt.client import CONNECT_5, CONNECTS, failed, goodbye, new, opened, say
+from tests.protocols.mqtt.client import CONNECT_5, CONNECTS, failed, goodbye, new, opened, say, send_publish
 from tests.protocols.mqtt.wire import wire
 
 # opening
@@ -539,18 +540,18 @@ def test_an_end_without_goodbye() -> None:
 @pytest.mark.clause("MQTT-4.9.0-1")
 def test_the_window_is_the_client_s_receive_maximum() -> None:
     connection = opened(connect="10 * s'MQTT' 05 02 000a v 21 0002 ; s'me'")
-    assert connection.send_publish("t", b"x", 1) == 1
-    assert connection.send_publish("t", b"y", 2) == 2
+    assert send_publish(connection, "t", b"x", 1) == 1
+    assert send_publish(connection, "t", b"y", 2) == 2
     assert connection.outbound.free == 0
     with pytest.raises(UsageError):
-        connection.send_publish("t", b"z", 1)
-    assert connection.send_publish("t", b"0") == 0  # QoS 0 needs no window [MQTT-4.9.0-3]
+        send_publish(connection, "t", b"z", 1)
+    assert send_publish(connection, "t", b"0") == 0  # QoS 0 needs no window [MQTT-4.9.0-3]
     assert connection.data_to_send() == wire("32 * s't' 0001 00 'x'") + wire("34 * s't' 0002 00 'y'") + wire(
         "30 * s't' 00 '0'"
     )
     assert say(connection, "40 02 0001") == [PubackReceived(1)]
     assert connection.outbound.free == 1
-    assert connection.send_publish("t", b"z", 1) == 3
+    assert send_publish(connection, "t", b"z", 1) == 3
 
 
 def test_ours_is_the_smaller_one() -> None:
@@ -561,7 +562,7 @@ def test_ours_is_the_smaller_one() -> None:
 @pytest.mark.clause("MQTT-4.3.3-4")
 def test_qos_2_out() -> None:
     connection = opened()
-    connection.send_publish("t", b"x", 2)
+    send_publish(connection, "t", b"x", 2)
     connection.data_to_send()
     assert say(connection, "50 02 0001") == [PubrecReceived(1)]
     connection.send_pubrel(1)
@@ -574,10 +575,10 @@ def test_qos_2_out() -> None:
 
 def test_a_refused_qos_2_message_is_over() -> None:
     connection = opened()
-    connection.send_publish("t", b"x", 2)
+    send_publish(connection, "t", b"x", 2)
     assert say(connection, "50 03 0001 87") == [PubrecReceived(1, 0x87)]
     assert connection.outbound.used == 0
-    connection.send_publish("t", b"x", 2)
+    send_publish(connection, "t", b"x", 2)
     assert say(connection, "50 02 0002", "50 03 0002 80") == [PubrecReceived(2), PubrecReceived(2, 0x80)]
     assert connection.outbound.used == 0
 
@@ -587,7 +588,7 @@ def test_acknowledgements_of_every_kind_in_one_read(version: int) -> None:
     connection = opened(version)
     for _ in range(2):
         for qos in (1, 1, 2, 1):
-            connection.send_publish("t", b"", qos)
+            send_publish(connection, "t", b"", qos)
     connection.data_to_send()
     events = say(
         connection, "40 02 0001", "40 02 0002", "50 02 0003", "c0 00", "40 02 0004", "62 02 0009", "50 02 0007"
@@ -620,7 +621,7 @@ def test_topics_in_every_pattern() -> None:
 )
 def test_the_wrong_acknowledgement(qos: int, answer: str) -> None:
     connection = opened()
-    connection.send_publish("t", b"x", qos)
+    send_publish(connection, "t", b"x", qos)
     connection.data_to_send()
     assert failed(say(connection, answer)) == "0x82"
     assert goodbye(connection) == (0xE0, 0x82)
@@ -635,20 +636,20 @@ def test_an_acknowledgement_of_nothing_says_nothing(answer: str) -> None:
 
 def test_a_message_is_sent_again_under_its_old_identifier() -> None:
     connection = opened()
-    assert connection.send_publish("t", b"x", 1, dup=True, packet_id=7) == 7
+    assert send_publish(connection, "t", b"x", 1, dup=True, packet_id=7) == 7
     assert connection.data_to_send() == wire("3a * s't' 0007 00 'x'")
     with pytest.raises(UsageError):
-        connection.send_publish("t", b"x", 1, packet_id=7)
+        send_publish(connection, "t", b"x", 1, packet_id=7)
     assert connection.outbound.used == 1
     assert say(connection, "40 02 0007") == [PubackReceived(7)]
 
 
 def test_identifiers_go_round_and_miss_those_in_use() -> None:
     connection = opened(limits=Limits(outgoing_inflight=65_535))
-    connection.send_publish("t", b"", 1, packet_id=3)
+    send_publish(connection, "t", b"", 1, packet_id=3)
     taken = []
     for _ in range(65_540):
-        packet_id = connection.send_publish("t", b"", 1)
+        packet_id = send_publish(connection, "t", b"", 1)
         assert packet_id
         taken.append(packet_id)
         connection.receive_data(b"\x40\x02" + packet_id.to_bytes(2))
@@ -662,10 +663,10 @@ def test_identifiers_go_round_and_miss_those_in_use() -> None:
 @pytest.mark.clause("MQTT-3.1.2-25")
 def test_a_message_too_large_for_the_client_is_not_sent() -> None:
     connection = opened(connect="10 * s'MQTT' 05 02 000a v 27 00000014 ; s'me'")
-    assert connection.send_publish("t", b"x" * 12, 1) == 1  # 20 bytes
-    assert connection.send_publish("t", b"x" * 13, 1) is None
-    assert connection.send_publish("t", b"x" * 14) == 0
-    assert connection.send_publish("t", b"x" * 15) is None
+    assert send_publish(connection, "t", b"x" * 12, 1) == 1  # 20 bytes
+    assert send_publish(connection, "t", b"x" * 13, 1) is None
+    assert send_publish(connection, "t", b"x" * 14) == 0
+    assert send_publish(connection, "t", b"x" * 15) is None
     assert connection.outbound.used == 1
     assert len(connection.data_to_send()) == 40
     connection.send_suback(1, [0], Properties(reason_string="a long story"))
@@ -679,7 +680,7 @@ def test_a_message_too_large_for_the_client_is_not_sent() -> None:
 @pytest.mark.parametrize("version", [5, 4])
 def test_every_size_of_header(size: int, qos: int, version: int) -> None:
     connection = opened(version)
-    connection.send_publish("t", b"x" * size, qos, retain=True)
+    send_publish(connection, "t", b"x" * size, qos, retain=True)
     expected = wire(
         f"{0x31 | qos << 1:02x} * s't' {'0001' if qos else ''} {'00' if version == 5 else ''} {'78' * size}"
     )
@@ -688,12 +689,12 @@ def test_every_size_of_header(size: int, qos: int, version: int) -> None:
 
 def test_properties_out() -> None:
     connection = opened()
-    connection.send_publish(
-        "t", b"x", properties=Properties(subscription_identifiers=(1, 200), user_properties=(("k", "v"),))
+    send_publish(
+        connection, "t", b"x", properties=Properties(subscription_identifiers=(1, 200), user_properties=(("k", "v"),))
     )
     assert connection.data_to_send() == wire("30 * s't' v 0b 01 0b c801 26 s'k' s'v' ; 'x'")
     connection = opened(4)
-    connection.send_publish("t", b"x", properties=Properties(content_type="lost"))
+    send_publish(connection, "t", b"x", properties=Properties(content_type="lost"))
     assert connection.data_to_send() == wire("30 * s't' 'x'")
 
 
@@ -765,12 +766,12 @@ def test_a_late_acknowledgement_is_not_said() -> None:
     connection.send_disconnect(0x80)
     assert connection.data_to_send() == b""
     with pytest.raises(UsageError):
-        connection.send_publish("t", b"")
+        send_publish(connection, "t", b"")
 
 
 def test_nothing_is_published_before_connect() -> None:
     with pytest.raises(UsageError):
-        new().send_publish("t", b"")
+        new().send_prepared(prepare_publish("t", b"", None, Version.V5))
 
 
 # enhanced authentication

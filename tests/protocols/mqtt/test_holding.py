@@ -6,16 +6,16 @@ import pytest
 
 from protocols.mqtt.encoding import encode_prepared, prepare_publish
 from protocols.mqtt.packets import Version
-from tests.protocols.mqtt.client import opened, say
+from tests.protocols.mqtt.client import opened, say, send_publish
 from tests.protocols.mqtt.wire import wire
 
 
 def test_acknowledgements_leave_and_messages_follow() -> None:
     connection = opened(4)
     say(connection, "34 * s't' 0001")
-    connection.send_publish("t", b"before")
+    send_publish(connection, "t", b"before")
     connection.hold_messages()
-    connection.send_publish("t", b"a", 1)
+    send_publish(connection, "t", b"a", 1)
     connection.send_encoded(encode_prepared(prepare_publish("t", b"b", None, Version.V311), retain=False))
     connection.send_pubrec(1)
     assert connection.data_to_send() == wire("30 * s't' 'before'") + wire("50 02 0001")
@@ -24,7 +24,7 @@ def test_acknowledgements_leave_and_messages_follow() -> None:
     assert connection.data_to_send() == b""
     connection.send_pubrel(7)
     connection.release_messages()
-    connection.send_publish("t", b"c")
+    send_publish(connection, "t", b"c")
     assert connection.data_to_send() == (
         wire("62 02 0007") + wire("32 * s't' 0001 'a'") + wire("30 * s't' 'b'") + wire("30 * s't' 'c'")
     )
@@ -36,7 +36,7 @@ def test_acknowledgements_leave_and_messages_follow() -> None:
 def test_a_goodbye_comes_behind_them(version: int) -> None:
     connection = opened(version)
     connection.hold_messages()
-    connection.send_publish("t", b"a")
+    send_publish(connection, "t", b"a")
     connection.send_disconnect(0x8B)
     data = connection.data_to_send()
     assert data.startswith(wire("30 * s't' 'a'") if version == 4 else wire("30 * s't' 00 'a'"))

@@ -19,7 +19,7 @@ from protocols.mqtt.events import (
     PubrelReceived,
 )
 from protocols.mqtt.properties import NONE, Properties
-from tests.protocols.mqtt.client import CONNECT_5, CONNECTS, failed, new, say
+from tests.protocols.mqtt.client import CONNECT_5, CONNECTS, failed, new, say, send_publish
 from tests.protocols.mqtt.wire import wire
 
 WINDOW_OF_2 = "10 * s'MQTT' 05 00 000a v 21 0002 ; s'me'"
@@ -102,11 +102,11 @@ def test_what_was_sent_ahead_of_connack_meets_the_session() -> None:
 @pytest.mark.clause("MQTT-2.2.1-4")
 def test_a_reserved_identifier_is_for_its_own_message() -> None:
     connection = resumed(reserved=[1, 3, 4])
-    assert [connection.send_publish("t", b"", 1) for _ in range(2)] == [2, 5]
-    assert connection.send_publish("t", b"x", 1, dup=True, packet_id=3) == 3
+    assert [send_publish(connection, "t", b"", 1) for _ in range(2)] == [2, 5]
+    assert send_publish(connection, "t", b"x", 1, dup=True, packet_id=3) == 3
     assert connection.outbound.used == 3
     with pytest.raises(UsageError):
-        connection.send_publish("t", b"x", 1, dup=True, packet_id=3)
+        send_publish(connection, "t", b"x", 1, dup=True, packet_id=3)
     assert say(connection, "40 02 0003") == [PubackReceived(3)]
     connection.release_reserved(1)
     connection.release_reserved(1)
@@ -119,9 +119,9 @@ def test_a_reserved_identifier_is_free_when_its_message_is_too_large() -> None:
     connection = resumed(
         reserved=[1], connect="10 * s'MQTT' 05 02 000a v 27 00000014 ; s'me'", limits=Limits(outgoing_inflight=1)
     )
-    assert connection.send_publish("t", b"x" * 13, 1, dup=True, packet_id=1) is None
+    assert send_publish(connection, "t", b"x" * 13, 1, dup=True, packet_id=1) is None
     assert connection.outbound.used == 0
-    assert connection.send_publish("t", b"", 1, packet_id=1) == 1
+    assert send_publish(connection, "t", b"", 1, packet_id=1) == 1
 
 
 @pytest.mark.clause("MQTT-4.4.0-1")
@@ -132,7 +132,7 @@ def test_releases_are_sent_again_without_a_place_in_the_window() -> None:
         connection.send_pubrel(packet_id)
     assert connection.data_to_send() == bytes.fromhex("62020001 62020002 62020003")
     assert connection.outbound.used == 0
-    assert [connection.send_publish("t", b"", 2) for _ in range(2)] == [4, 5]
+    assert [send_publish(connection, "t", b"", 2) for _ in range(2)] == [4, 5]
     assert say(connection, "70 02 0002", "50 02 0001", "70 02 0001", "50 03 0003 91") == [
         PubcompReceived(2),
         PubrecReceived(1),
@@ -146,7 +146,7 @@ def test_releases_are_sent_again_without_a_place_in_the_window() -> None:
 def test_an_answer_to_what_was_not_sent_again_yet_says_nothing(answer: str) -> None:
     connection = resumed(reserved=[1])
     assert say(connection, answer) == []
-    assert connection.send_publish("t", b"", 2, dup=True, packet_id=1) == 1
+    assert send_publish(connection, "t", b"", 2, dup=True, packet_id=1) == 1
     assert connection.outbound.used == 1
 
 
@@ -155,7 +155,7 @@ def test_a_late_pubrec_goes_on_with_the_exchange() -> None:
     assert say(connection, "50 02 0001") == [PubrecReceived(1)]
     connection.send_pubrel(1)
     with pytest.raises(UsageError):
-        connection.send_publish("t", b"", 2, dup=True, packet_id=1)
+        send_publish(connection, "t", b"", 2, dup=True, packet_id=1)
     assert say(connection, "70 02 0001") == [PubcompReceived(1)]
     assert connection.outbound.used == 0
 
@@ -174,14 +174,14 @@ def test_a_pubrec_of_nothing_is_answered_and_forgotten() -> None:
         assert connection.data_to_send() == b"\x62\x02" + packet_id.to_bytes(2)
     assert connection.outbound.used == 0
     assert say(connection, "70 02 0001") == []
-    assert connection.send_publish("t", b"", 1) == 1
+    assert send_publish(connection, "t", b"", 1) == 1
 
 
 def test_no_release_before_its_pubrec() -> None:
     connection = resumed()
     assert say(connection, "50 02 0002") == [PubrecReceived(2)]  # of nothing, and answered too late
-    connection.send_publish("t", b"", 1)
-    connection.send_publish("t", b"", 2)
+    send_publish(connection, "t", b"", 1)
+    send_publish(connection, "t", b"", 2)
     connection.data_to_send()
     for packet_id in (1, 2):
         connection.send_pubrel(packet_id)
@@ -194,9 +194,9 @@ def test_no_release_before_its_pubrec() -> None:
 def test_every_identifier_can_be_reserved() -> None:
     connection = resumed(reserved=range(1, 65_536))
     with pytest.raises(UsageError):
-        connection.send_publish("t", b"", 1)
+        send_publish(connection, "t", b"", 1)
     connection.release_reserved(40_000)
-    assert connection.send_publish("t", b"", 1) == 40_000
+    assert send_publish(connection, "t", b"", 1) == 40_000
 
 
 @pytest.mark.parametrize("ids", [{"received": [0]}, {"reserved": [65_536]}])
@@ -224,9 +224,9 @@ class Model:
         again = packet_id if packet_id in self.reserved else None
         if len(self.counted) == 2:
             with pytest.raises(UsageError):
-                self.connection.send_publish("t", b"", qos, packet_id=again)
+                send_publish(self.connection, "t", b"", qos, packet_id=again)
             return
-        sent = self.connection.send_publish("t", b"", qos, packet_id=again)
+        sent = send_publish(self.connection, "t", b"", qos, packet_id=again)
         assert sent not in self.phase
         assert sent is not None
         assert (sent in self.reserved) is (again is not None)
