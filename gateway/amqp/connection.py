@@ -57,12 +57,7 @@ from protocols.amqp.events import (
     TransferReceived,
 )
 from protocols.amqp.links import Link
-from protocols.amqp.outcomes import (
-    CONNECTION_FORCED,
-    RESOURCE_DELETED,
-    UNAUTHORIZED_ACCESS,
-    Error,
-)
+from protocols.amqp.outcomes import CONNECTION_FORCED, RESOURCE_DELETED, UNAUTHORIZED_ACCESS, Error
 from protocols.amqp.sasl import SaslCode
 from protocols.amqp.transactions import UNKNOWN_ID
 from protocols.connection import ConnectionClosed, ConnectionFailed

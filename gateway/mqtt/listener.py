@@ -15,6 +15,8 @@ from gateway.net.strangers import Strangers
 from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
 from protocols.mqtt.connection import Connection
+from protocols.mqtt.properties import NONE, Properties
+from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.states import Limits
 
 WEBSOCKET_SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")  # [MQTT-6.0.0-4]; some 3.1 clients offer only the latter
@@ -69,11 +71,15 @@ class MqttListener(ProtocolListener):
         return connection, Client(connection, self._services)
 
     def close_connections(self) -> None:
-        """DISCONNECT 0x8B on every connection; 3.1.1 has no words for it."""
+        """DISCONNECT 0x8B, or 0x9C where another server is known, on every connection; 3.1.1 has no words for it."""
         if self._services.self_delivery is not None:
             self._services.self_delivery.release()
+        code, properties = ReasonCode.SERVER_SHUTTING_DOWN, NONE
+        if self._services.config.server_reference is not None:
+            code = ReasonCode.USE_ANOTHER_SERVER
+            properties = Properties(server_reference=self._services.config.server_reference)
         for client in self._clients():
-            client.shut_down()
+            client.disconnect(code, "the gateway is stopping", properties)
 
     def statistics(self) -> Statistics:
         """Counts for the metrics."""

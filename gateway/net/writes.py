@@ -16,7 +16,6 @@ class Flushed(Protocol):
 
     def flush_now(self) -> None:
         """Write them."""
-        ...
 
 
 class Writes:

@@ -48,19 +48,9 @@ class Client:
     """The client at the other end of one connection."""
 
     __slots__ = (
-        "_connection",
-        "_dialogue",
-        "_disconnected_for",
-        "_gone",
-        "_holding",
-        "_incoming",
-        "_pump",
-        "_services",
-        "_window_opened",
-        "client_id",
-        "grant",
-        "session",
-    )
+        "_connection", "_dialogue", "_disconnected_for", "_gone", "_holding", "_incoming", "_pump", "_services",
+        "_window_opened", "client_id", "grant", "session",
+    )  # fmt: skip
 
     def __init__(self, connection: Connection, services: Services) -> None:
         self.client_id = ""
@@ -312,15 +302,6 @@ class Client:
     def taken_over(self) -> None:
         """Another connection has the client id now [MQTT-3.1.4-3]."""
         self.disconnect(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
-
-    def shut_down(self) -> None:
-        """The gateway stops; everything acknowledged so far has been said."""
-        reference = self._services.config.server_reference
-        if reference is None:
-            self.disconnect(ReasonCode.SERVER_SHUTTING_DOWN, "the gateway is stopping")
-        else:
-            properties = Properties(server_reference=reference)
-            self.disconnect(ReasonCode.USE_ANOTHER_SERVER, "the gateway is stopping", properties)
 
     # what a session needs of its connection (`gateway.mqtt.session.client_port.ClientPort`)
 
