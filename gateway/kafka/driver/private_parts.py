@@ -64,9 +64,11 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "aiokafka.client.AIOKafkaClient": {
         "_get_conn": "metadata of all topics are asked for over a broker's connection",
         "_md_update_fut": "ended when a producer is closed by force: its tasks wait for it",
+        "_sync_task": "there is none any more when a client was closed while it connects: the connection is closed too",
         "_metadata_update": "replaced: 15,000 partitions cost 125 ms of the event loop there, 15 ms by `wire`",
     },
     "aiokafka.conn.AIOKafkaConnection": {
+        "_on_close_cb": "the client's method: tells whose connection it is",
         "_send_sasl_token": "as `send`: a socket that uvloop has closed is a broken connection",
     },
     "aiokafka.admin.AIOKafkaAdminClient": {

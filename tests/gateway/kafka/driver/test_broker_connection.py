@@ -1,4 +1,6 @@
-"""A broker's socket is lost, and something is sent before whoever reads it has learned of that."""
+"""A broker's socket is lost, and something is sent before whoever reads it has learned of that; or the client is closed
+while it connects.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from aiokafka.client import AIOKafkaClient
+from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.metadata import MetadataRequest
 
@@ -30,3 +32,16 @@ async def test_what_is_sent_into_a_lost_socket_is_a_broken_connection(client: AI
         await connection.send(MetadataRequest([]))
     assert not connection.connected()
     assert await client.force_metadata_update(), "another one takes its place"
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 6, 10])
+async def test_a_connection_that_is_made_while_its_client_closes_is_closed(bootstrap: str, turns: int) -> None:
+    client = AIOKafkaClient(bootstrap_servers=bootstrap)
+    await start_client(client.bootstrap, client.close, asyncio.create_task)
+    (node,) = [broker.nodeId for broker in client.cluster.brokers()]
+    connecting = asyncio.create_task(client.ready(node, group=ConnectionGroup.COORDINATION))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await client.close()
+    await connecting
+    assert not any(connection.connected() for connection in client._conns.values())
