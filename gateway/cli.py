@@ -48,6 +48,13 @@ def read_config(file: Path | None, flags: dict[str, Any] | None = None) -> Confi
         raise fail(str(error)) from error
 
 
+def read_password(*, confirm: bool) -> str:
+    """A password from the terminal, or from standard input where that is none."""
+    if sys.stdin.isatty():
+        return str(typer.prompt("Password", hide_input=True, confirmation_prompt=confirm, err=True))
+    return sys.stdin.readline().rstrip("\r\n")
+
+
 @app.command()
 def up(
     config: ConfigFile = None,
@@ -90,6 +97,42 @@ def up(
         raise fail(Redactor(secrets_in(settings)).clean(str(error)), code) from error
 
 
+@app.command("flow")
+def flow(
+    config: ConfigFile = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="The management address; else that of the configuration.")
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option(help="Log in; the password is asked for, or read from standard input.")
+    ] = None,
+    client: Annotated[str, typer.Option(help="Only clients in whose name or address this stands.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Clients that are asked for.")] = 100,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, for scripts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it once, as JSON (docs/flow.md).")] = False,
+) -> None:
+    """Show live who is on the way to Kafka, who waits and for what. Ctrl-C ends it."""
+    from gateway.observe.flow_view import NoFlow, Source, print_once, watch  # noqa: PLC0415
+
+    if url is None:
+        settings = read_config(config)
+        address = settings.management.address
+        tls = settings.security.tls_cert is not None and not address.is_loopback
+        url = f"{'https' if tls else 'http'}://{address}"
+    if not url.startswith(("http://", "https://")):
+        raise fail(f"--url: {url} is no address of HTTP")
+    source = Source(url, None if user is None else (user, read_password(confirm=False)), client=client, limit=limit)
+    try:
+        if once or as_json:
+            print_once(source, as_json=as_json)
+        else:
+            watch(source)
+    except NoFlow as error:
+        raise fail(str(error), LOST) from error
+    except KeyboardInterrupt:
+        return
+
+
 @config_app.command("check")
 def config_check(config: ConfigFile = None) -> None:
     """Check the configuration and say what is wrong with it."""
@@ -123,10 +166,7 @@ def password_line(
     """Print a user's line for the password file; the password is asked for, or read from standard input."""
     from gateway.security.lines import argon2_line, new_scram_line  # noqa: PLC0415 - hashes and amqtt load slowly
 
-    if sys.stdin.isatty():
-        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
-    else:
-        password = sys.stdin.readline().rstrip("\r\n")
+    password = read_password(confirm=True)
     try:
         line = new_scram_line(user, password, mechanism, iterations) if scram else argon2_line(user, password)
     except ValueError as error:

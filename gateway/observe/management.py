@@ -1,8 +1,8 @@
-"""The management listener: `/healthy`, `/ready`, `/metrics`, `/flow`, and nothing else.
+"""The management listener: `/healthy`, `/ready`, `/metrics`, `/flow`, `/console`, and nothing else.
 
 `/healthy` and `/ready` say yes or no to everybody, since what asks them (a container's runtime, a load balancer) has
-no name. What `/ready` misses, what `/metrics` counts and what `/flow` tells of clients is told freely on loopback; seen
-from elsewhere it needs a password and the right `admin` when a password is needed anywhere.
+no name. What `/ready` misses, what `/metrics` counts, and what `/flow` and `/console` tell of clients is told freely on
+loopback; seen from elsewhere it needs a password and the right `admin` when a password is needed anywhere.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from aiohttp.typedefs import Handler
 
 from gateway.config import Address
 from gateway.net.heads import HeadError, Heads
+from gateway.observe.console import FILES, Console
 from gateway.observe.flow import CONNECTIONS, MOST_CONNECTIONS, Flow
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
 from gateway.security.origins import Hosts, Origins
@@ -54,8 +55,8 @@ class Management:
         Args:
             metrics: what `/metrics` renders.
             ready: asked by `/ready`; must be quick and must not wait.
-            flow: what `/flow` tells.
-            admit: who may see `/metrics` and `/flow` on a listener beyond loopback; None: everybody.
+            flow: what `/flow` and `/console` tell.
+            admit: who may see `/metrics`, `/flow` and `/console` on a listener beyond loopback; None: everybody.
             hosts: the names that the listener may be called by.
             origins: whose pages may look.
             ssl_context: for TLS.
@@ -63,6 +64,7 @@ class Management:
         self._metrics = metrics
         self._ready = ready
         self._flow = flow
+        self._console = Console(flow, metrics, ready)
         self._admit = admit
         self._guarded = False
         self._heads = Heads(hosts, secure=ssl_context is not None)
@@ -79,6 +81,9 @@ class Management:
         app.router.add_get("/ready", self._is_ready)
         app.router.add_get("/metrics", self._guard(self._render))
         app.router.add_get("/flow", self._guard(self._tell_flow))
+        app.router.add_get("/console/events", self._guard(self._console.events))
+        for path in FILES:
+            app.router.add_get(path, self._guard(self._console.file))
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handle_signals=False)
         await runner.setup()
         self._runner = runner
@@ -100,6 +105,7 @@ class Management:
 
     async def stop(self) -> None:
         """Close the listener and its connections."""
+        self._console.stop()
         runner, self._runner, self._bound = self._runner, None, None
         if runner is not None:
             await runner.cleanup()

@@ -14,7 +14,7 @@ fields say what they are (`gateway.statistics`); `Metrics` reads it at scrape ti
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -79,6 +79,15 @@ class Metrics(Collector):
     def render(self) -> bytes:
         """Everything, in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def figures(self, names: Collection[str]) -> dict[str, list[tuple[dict[str, str], float]]]:
+        """Some of it: the labels and values of the metrics of these names."""
+        found: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in names}
+        for family in self.collect():
+            for sample in family.samples:
+                if sample.name in found:
+                    found[sample.name].append((dict(sample.labels), sample.value))
+        return found
 
     def describe(self) -> Iterable[Metric]:
         """Nothing in advance: the sources say what there is."""

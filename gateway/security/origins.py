@@ -24,7 +24,7 @@ _NEAR_SUFFIXES: Final = (".localhost", ".local", ".internal", ".home.arpa", ".te
 _DEFAULT_PORTS: Final = (":80", ":443")
 _OWN_PAGES: Final = frozenset({"none", "same-origin"})  # of Sec-Fetch-Site: the user himself; our own page
 _DOCUMENTS: Final = frozenset({"/", "/docs", "/docs/", "/openapi", "/openapi/v3", "/openapi.yaml"})
-_METRICS: Final = frozenset({"/healthy", "/ready", "/metrics"})
+_METRICS: Final = frozenset({"/healthy", "/ready", "/metrics", "/flow", "/console"})
 _LINKED: Final = _DOCUMENTS | _METRICS
 """Paths that another site may link to: to read them changes nothing."""
 

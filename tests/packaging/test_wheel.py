@@ -34,8 +34,10 @@ def test_wheel_holds_exactly_our_packages(wheel):
 
 
 def test_wheel_holds_the_data_files(wheel):
-    assert "gateway/embedded/jars.lock" in wheel.namelist()
-    assert wheel.read("gateway/embedded/jars.lock") == (ROOT / "gateway/embedded/jars.lock").read_bytes()
+    pages = [f"gateway/observe/pages/console.{kind}" for kind in ("html", "css", "js")]
+    for name in ("gateway/embedded/jars.lock", *pages):
+        assert name in wheel.namelist()
+        assert wheel.read(name) == (ROOT / name).read_bytes()
 
 
 def test_wheel_has_command_and_licence(wheel):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import Address, SecurityConfig
 from gateway.net.strangers import StrangersStatistics
+from gateway.observe.console import MOST
 from gateway.observe.flow import Flow
 from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
@@ -110,7 +113,7 @@ async def test_pages_of_other_sites_may_not_look(http: aiohttp.ClientSession, st
     for security in (SecurityConfig(), SecurityConfig(allow_anonymous=False, password_file=Path("users"))):
         management = await start(security=security, ready=lambda: (True, {}))
         base = f"http://127.0.0.1:{management.port}"
-        for path in ("/metrics", "/ready", "/healthy"):
+        for path in ("/metrics", "/ready", "/healthy", "/flow", "/console"):
             for headers, status in (
                 ({}, 200),
                 ({"Host": "localhost"}, 200),
@@ -134,7 +137,7 @@ async def test_seen_from_elsewhere_the_figures_need_a_password(http: aiohttp.Cli
     assert (await get(http, f"{base}/healthy"))[0] == 200
     status, _, body = await get(http, f"{base}/ready")
     assert (status, body) == (503, '{"ready":false}')
-    for path in ("/metrics", "/flow"):
+    for path in ("/metrics", "/flow", "/console", "/console.js", "/console.css", "/console/events"):
         async with http.get(f"{base}{path}") as response:
             assert response.status == 401
             assert response.headers["WWW-Authenticate"].startswith("Basic ")
@@ -164,3 +167,31 @@ async def test_a_taken_port_is_an_error(start: Start) -> None:
     first = await start()
     with pytest.raises(OSError, match="address already in use"):
         await start(Address(f"127.0.0.1:{first.port}"))
+
+
+async def test_the_console_is_live_and_has_nothing_inline(http: aiohttp.ClientSession, start: Start) -> None:
+    metrics = Metrics()
+    metrics.add_source("mqtt", lambda: StrangersStatistics(1, 2, 3))
+    management = await start(metrics=metrics, ready=lambda: (True, {"kafka": True}))
+    base = f"http://127.0.0.1:{management.port}"
+    for path, media in (("/console", "text/html"), ("/console.js", "text/javascript"), ("/console.css", "text/css")):
+        async with http.get(f"{base}{path}") as response:
+            assert (response.status, response.content_type) == (200, media)
+            policy = response.headers["Content-Security-Policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert response.headers["X-Content-Type-Options"] == "nosniff"
+    async with AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(http.get(f"{base}/console/events?client=x")) for _ in range(MOST)]
+        for _ in range(2):
+            line = await streams[0].content.readline()
+            event = msgspec.json.decode(line.removeprefix(b"data: "))
+            assert event["ready"] == {"kafka": True}
+            assert event["figures"]["trivium_mqtt_connections"] == [[{}, 2.0]]
+            assert event["flow"]["connections"] == []
+            assert await streams[0].content.readline() == b"\n"
+        async with http.get(f"{base}/console/events") as response:
+            assert response.status == 503
+        await management.stop()  # it does not wait for pages that are looked at
+        with pytest.raises(aiohttp.ClientError):
+            await streams[0].content.read()

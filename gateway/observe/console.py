@@ -1,0 +1,150 @@
+"""The console: one page for operators, and the stream of events (WHATWG HTML section 9.2) that keeps it live.
+
+The page is three files beside this module; nothing is fetched from anywhere else, nothing in it is inline, and what
+clients have chosen reaches it as text only. One snapshot is made for all pages that look at the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from gateway.observe.flow import Flow, Snapshot
+from gateway.observe.metrics import Metrics
+
+PAGES: Final = Path(__file__).with_name("pages")
+PERIOD_S: Final = 1.0  # between two events
+REST: Final = 20  # and so many times as long as making one takes: looking on costs a twentieth of the processor at most
+MOST: Final = 16  # consoles at once
+EPISODES: Final = 200  # past pauses that a page shows
+STALL_S: Final = 30.0  # a browser that reads nothing for so long is gone
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+FILES: Final = {
+    "/console": ("console.html", "text/html"),
+    "/console.css": ("console.css", "text/css"),
+    "/console.js": ("console.js", "text/javascript"),
+}
+FIGURES: Final = frozenset(
+    {
+        "trivium_amqp_dead_letters_failed_total",
+        "trivium_amqp_dead_letters_total",
+        "trivium_amqp_open_connections",
+        "trivium_event_loop_worst_lag_seconds",
+        "trivium_http_connections",
+        "trivium_http_produce_refused_total",
+        "trivium_kafka_group_lag",
+        "trivium_kafka_group_outlets",
+        "trivium_kafka_group_unsettled",
+        "trivium_kafka_group_waiting",
+        "trivium_mqtt_connections",
+        "trivium_mqtt_messages_dead_letters_total",
+        "trivium_mqtt_messages_dropped_total",
+        "trivium_mqtt_messages_lost_at_qos_0_total",
+        "trivium_mqtt_messages_refused_total",
+        "trivium_mqtt_sessions_connected",
+        "trivium_mqtt_sessions_expired_total",
+        "trivium_mqtt_sessions_stored",
+        "trivium_mqtt_sessions_takeovers_total",
+        "trivium_mqtt_sessions_wills_total",
+        "trivium_mqtt_subscriptions",
+        "trivium_retained_messages",
+        "trivium_live_reader_gaps_total",
+        "trivium_live_reader_lag",
+    }
+)
+"""What the page shows of the metrics."""
+
+
+class _Event(msgspec.Struct, frozen=True):
+    """One look."""
+
+    flow: Snapshot
+    figures: dict[str, list[tuple[dict[str, str], float]]]
+    ready: dict[str, Any]
+
+
+class Console:
+    """The console's page and its events."""
+
+    def __init__(self, flow: Flow, metrics: Metrics, ready: Callable[[], tuple[bool, dict[str, Any]]]) -> None:
+        """What is shown; see `gateway.observe.management.Management`."""
+        self._flow = flow
+        self._metrics = metrics
+        self._ready = ready
+        self._files = {path: (PAGES.joinpath(name).read_bytes(), media) for path, (name, media) in FILES.items()}
+        self._streams: set[asyncio.Task[Any]] = set()
+        self._last: dict[str, tuple[float, bytes]] = {}  # by what is looked for: when, and the event
+        self._making = asyncio.Lock()
+        self._took_s = 0.0
+
+    async def file(self, request: web.Request) -> web.Response:
+        """`GET /console`, and what the page needs."""
+        body, media = self._files[request.path]
+        return web.Response(body=body, content_type=media, charset="utf-8", headers=HEADERS)
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """`GET /console/events`: an event each second, until the page is left."""
+        if len(self._streams) >= MOST:
+            return web.Response(status=503, text="There are too many consoles\n", headers={"Retry-After": "5"})
+        answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        try:
+            await answer.prepare(request)
+            while True:
+                event = await self._event(request.query.get("client", ""))
+                async with asyncio.timeout(STALL_S):
+                    await answer.write(event)
+                await asyncio.sleep(self._period)
+        except (ConnectionError, TimeoutError):
+            return answer
+        finally:
+            self._streams.discard(task)
+
+    def stop(self) -> None:
+        """End the streams, which have no end of their own."""
+        for task in tuple(self._streams):
+            task.cancel()
+
+    @property
+    def _period(self) -> float:
+        return max(PERIOD_S, REST * self._took_s)
+
+    async def _event(self, client: str) -> bytes:
+        """The event of this moment, which others may have asked for as well."""
+        async with self._making:
+            now = time.monotonic()
+            made_at, event = self._last.get(client, (float("-inf"), b""))
+            if now - made_at >= self._period / 2:
+                if len(self._last) >= MOST:
+                    self._last.clear()
+                event = await self._make(client)
+                self._last[client] = (now, event)
+            return event
+
+    async def _make(self, client: str) -> bytes:
+        cpu = time.thread_time()
+        flow = await self._flow.snapshot(client=client)
+        flow = msgspec.structs.replace(flow, episodes=flow.episodes[:EPISODES])
+        _, ready = self._ready()
+        event = b"data: %b\n\n" % msgspec.json.encode(_Event(flow, self._metrics.figures(FIGURES), ready))
+        self._took_s = time.thread_time() - cpu  # others' turns in between are in it too: then we rest longer
+        return event

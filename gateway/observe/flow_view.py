@@ -1,0 +1,191 @@
+"""`trivium flow`: what `/flow` tells, in a terminal."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from datetime import datetime
+from urllib.parse import urlencode
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gateway.flow import BudgetFlow, ConnectionFlow
+from gateway.observe.flow import Snapshot
+
+PERIOD_S = 1.0
+ANSWER_S = 10.0
+PIPE_COLUMNS = 130  # where there is no terminal to ask
+PAUSED = 8  # rows
+TOPICS = 5
+EPISODES = 8
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_UNITS = ("B", "KiB", "MiB", "GiB")
+_STEP = 1024
+
+
+class NoFlow(Exception):  # noqa: N818 - an answer, not an error of ours
+    """The gateway does not tell; the text says why."""
+
+
+class Source:
+    """A gateway's `/flow`."""
+
+    def __init__(self, base: str, login: tuple[str, str] | None, *, client: str, limit: int) -> None:
+        """`base`: the management address, as `http://HOST:PORT`; `login`: user and password."""
+        self._url = f"{base.rstrip('/')}/flow?{urlencode({'limit': limit, 'client': client})}"
+        self._headers = {}
+        if login is not None:
+            self._headers["Authorization"] = f"Basic {base64.b64encode(':'.join(login).encode()).decode()}"
+
+    def read(self) -> bytes:
+        """The document of this moment; NoFlow says why there is none."""
+        request = urllib.request.Request(self._url, headers=self._headers)  # noqa: S310 - the command checks the scheme
+        try:
+            with _DIRECT.open(request, timeout=ANSWER_S) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                raise NoFlow(error.read(200).decode(errors="replace").strip() or str(error)) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise NoFlow(f"{self._url.partition('?')[0]}: {getattr(error, 'reason', error)}") from error
+
+
+def print_once(source: Source, *, as_json: bool) -> None:
+    """Print the flow of this moment; NoFlow."""
+    document = source.read()
+    if as_json:
+        print(json.dumps(json.loads(document)))  # noqa: T201 - ASCII: nothing that a terminal would obey
+        return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_COLUMNS)
+    console.print(view(_decoded(document), rows=None))
+
+
+def watch(source: Source) -> None:
+    """Show it live, until Ctrl-C; NoFlow when the first answer fails, later ones are tried again."""
+    console = Console()
+    shown = view(_decoded(source.read()), rows=console.height)
+    with Live(shown, console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(PERIOD_S)
+            try:
+                live.update(view(_decoded(source.read()), rows=console.height), refresh=True)
+            except NoFlow as error:
+                live.update(plain(f"{error}; trying again"), refresh=True)
+
+
+def _decoded(document: bytes) -> Snapshot:
+    try:
+        return msgspec.json.decode(document, type=Snapshot)
+    except msgspec.DecodeError as error:
+        raise NoFlow(f"this is no gateway of this version: {error}") from error
+
+
+def view(snapshot: Snapshot, rows: int | None) -> Group:
+    """All of it; as much as fits in `rows` lines, if that is given."""
+    process, *topics = snapshot.budgets
+    parts: list[RenderableType] = [
+        Text(
+            f"trivium flow   {_clock(snapshot.at)}   {snapshot.connections_total:,} connections   on the way to Kafka "
+            f"{size(process.bytes)} of {size(process.bytes_limit)}, {process.records:,} records"
+        ),
+        _paused(snapshot),
+    ]
+    tail = [_topics(topics), _episodes(snapshot)]
+    used = 14 + min(PAUSED, len(snapshot.paused)) + min(TOPICS, len(topics)) + min(EPISODES, len(snapshot.episodes))
+    most = len(snapshot.connections) if rows is None else max(3, rows - used)
+    return Group(*parts, _clients(snapshot.connections[:most], snapshot.at), *tail)
+
+
+def _paused(snapshot: Snapshot) -> Table:
+    table = _table("Paused now", ("whose", "why"), ("for",))
+    for each in snapshot.paused[:PAUSED]:
+        table.add_row(plain(each.subject), each.reason, _since(each.since, snapshot.at), style="yellow")
+    return _or_nothing(table, "nobody")
+
+
+def _clients(connections: list[ConnectionFlow], now: float) -> Table:
+    numbers = ("to Kafka", "unanswered", "unacknowledged", "unwritten")
+    table = _table("Clients", ("client", "protocol", "user", "address"), numbers, "paused")
+    for each in connections:
+        to_kafka = sum(window.unsettled for window in each.windows if window.to_kafka)
+        to_client = sum(window.unsettled for window in each.windows if not window.to_kafka)
+        reasons = [f"{pause.reason} {_since(pause.since, now)}".strip() for pause in each.paused]
+        reasons += sorted({window.paused.reason for window in each.windows if window.paused is not None})
+        table.add_row(
+            plain(each.client),
+            each.protocol,
+            plain(each.principal),
+            each.peer,
+            size(each.bytes),
+            f"{to_kafka:,}",
+            f"{to_client:,}",
+            size(each.unwritten),
+            ", ".join(reasons),
+            style="yellow" if each.paused else "",
+        )
+    return _or_nothing(table, "none")
+
+
+def _topics(topics: list[BudgetFlow]) -> Table:
+    table = _table("Topics", ("topic",), ("to Kafka", "of", "records"), "")
+    for each in topics[:TOPICS]:
+        name = plain(each.name.removeprefix("topic "))
+        shut = "" if each.open else "paused"
+        table.add_row(name, size(each.bytes), size(each.bytes_limit), f"{each.records:,}", shut)
+    return _or_nothing(table, "none in use")
+
+
+def _episodes(snapshot: Snapshot) -> Table:
+    table = _table("Past pauses", ("whose", "why", "from", "until"), ("paused", "times"))
+    for each in snapshot.episodes[:EPISODES]:
+        times = (_clock(each.began), _clock(each.ended), f"{each.paused_s:.2f} s", f"{each.times:,}")
+        table.add_row(plain(each.subject), each.reason, *times)
+    return _or_nothing(table, "none")
+
+
+def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...], last: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    for at, text in enumerate(texts):
+        table.add_column(text, no_wrap=True, overflow="ellipsis", ratio=None if at else 1)
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
+    if last is not None:
+        table.add_column(last, no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _or_nothing(table: Table, nothing: str) -> Table:
+    if not table.row_count:
+        table.add_row(Text(nothing, style="dim"))
+    return table
+
+
+def plain(text: str) -> Text:
+    """A name that a client has chosen: nothing in it is markup, or an order to the terminal."""
+    return Text("".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text))
+
+
+def size(count: float) -> str:
+    """Bytes, in units."""
+    unit = 0
+    while count >= _STEP and unit < len(_UNITS) - 1:
+        count, unit = count / _STEP, unit + 1
+    return f"{count:.1f} {_UNITS[unit]}" if unit and count < 10 else f"{count:.0f} {_UNITS[unit]}"
+
+
+def _since(since: float | None, now: float) -> str:
+    return "" if since is None else f"{max(0.0, now - since):,.1f} s"
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")

@@ -1,0 +1,178 @@
+"""Kafka is frozen: `/flow`, `trivium flow` and the console say who waits and for what, and later that it was so.
+
+The console is looked at in a real browser, at the width of a telephone and of a desk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.embedded.broker import EmbeddedBroker
+from protocols.mqtt import packets
+from tests.support.browser import Browser, browser
+from tests.support.frozen import freeze
+from tests.support.gateway import GatewayProcess
+from tests.support.mqtt import RawClient
+
+CONFIG = "drain_timeout_s = 2\n[kafka]\ncreate_topics = true\n[budget]\nconnection_bytes = 65536\n"
+HOSTILE = "<img src=x onerror=\"document.title='owned'\">\u202e"
+WIDTHS = (360, 1440)
+BACKSPACE, TAB, ENTER, SPACE = "\ue003", "\ue004", "\ue007", " "  # WebDriver, section 17.4.2
+LOOK = """
+return [document.documentElement.scrollWidth <= document.documentElement.clientWidth, document.title,
+        document.images.length, document.querySelectorAll('#clients-table tbody th button').length]
+"""
+CONTRAST = """
+// WCAG 2.2, 1.4.3: the lowest contrast of a text with what is behind it.
+const channel = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+const light = (color) => {
+  const [r, g, b] = numbers(color);
+  return 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+};
+const ground = (element) => {
+  for (let at = element; at; at = at.parentElement) {
+    const color = getComputedStyle(at).backgroundColor;
+    if ((numbers(color)[3] ?? 1) === 1) return color;
+  }
+  return 'rgb(255, 255, 255)';
+};
+const texts = [...document.querySelectorAll('a:not(.skip), button, p, dt, dd, th, td, h1, h2, label')];
+return Math.min(...texts.filter((element) => element.textContent.trim()).map((element) => {
+  const [one, other] = [light(getComputedStyle(element).color), light(ground(element))];
+  return (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+}));
+"""
+
+
+class Stall:
+    """A gateway whose Kafka is frozen, with a client that has more on the way than it may."""
+
+    def __init__(self, broker: EmbeddedBroker, gateway: GatewayProcess, client: RawClient) -> None:
+        self.broker = broker
+        self.gateway = gateway
+        self.client = client
+        host, port = gateway.address("management")
+        self.base = f"http://{host}:{port}"
+
+    def thaw(self) -> None:
+        os.kill(self.broker.pid, signal.SIGCONT)
+
+    async def flow(self) -> dict[str, Any]:
+        async with aiohttp.ClientSession() as http, http.get(f"{self.base}/flow") as answer:
+            assert answer.status == 200
+            return dict(await answer.json())
+
+    async def command(self, *options: str) -> str:
+        """What `trivium flow` prints."""
+        argv = (sys.executable, "-m", "gateway", "flow", "--url", self.base, *options)
+        process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+        output, _ = await process.communicate()
+        assert process.returncode == 0
+        return output.decode()
+
+
+@pytest.fixture
+async def stall(
+    new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
+) -> AsyncIterator[Stall]:
+    broker = new_broker()
+    await broker.start()
+    gateway = await new_gateway(broker.bootstrap_servers, config=CONFIG).start()
+    client = await RawClient.connect(gateway.address("mqtt"), HOSTILE)
+    found = Stall(broker, gateway, client)
+    try:
+        topic = f"stall-{uuid.uuid4().hex[:6]}/x"
+        await client.publish(topic, b"before")
+        freeze(broker.pid)
+        for number in range(10):
+            client.send(packets.Publish(topic, b"z" * 10_000, 1, packet_id=100 + number))
+        yield found
+    finally:
+        found.thaw()
+        client.drop()
+
+
+async def test_a_stall_is_told_and_remembered(stall: Stall, tmp_path: Path) -> None:
+    def reasons(flow: dict[str, Any]) -> set[tuple[str, str]]:
+        return {(pause["subject"].partition(" ")[0], pause["reason"]) for pause in flow["paused"]}
+
+    wanted = {("mqtt", "connection budget"), ("Kafka", "Kafka silent")}
+    async with asyncio.timeout(60):
+        while not wanted <= reasons(flow := await stall.flow()):
+            pass  # it has asked the gateway
+    (found,) = flow["connections"]
+    assert (found["client"], found["bytes"] >= found["bytes_limit"]) == (HOSTILE, True)
+    assert [pause["reason"] for pause in found["paused"]] == ["connection budget"]
+    assert flow["at"] - 120 < found["paused"][0]["since"] <= flow["at"]
+
+    shown = await stall.command("--once")
+    assert "connection budget" in shown
+    assert "<img src=x" in shown
+    assert "\u202e" not in shown
+    printed = await stall.command("--json", "--client", "img")
+    assert printed.isascii()
+    assert json.loads(printed)["connections"][0]["client"] == HOSTILE
+
+    async with browser(tmp_path) as window:
+        await look_at_the_stall(window, stall)
+        stall.thaw()
+        await window.until("document.getElementById('state').textContent === 'all flows'")
+        await window.until("document.querySelectorAll('#episodes-table tbody th').length >= 2")
+        assert await window.complaints() == []
+    wanted = {("mqtt", "connection budget"), ("Kafka", "Kafka silent")}
+    flow = await stall.flow()
+    assert {(each["subject"].partition(" ")[0], each["reason"]) for each in flow["episodes"]} >= wanted
+    assert all(each["ended"] > each["began"] and each["paused_s"] > 0 for each in flow["episodes"])
+
+
+async def look_at_the_stall(window: Browser, stall: Stall) -> None:
+    """The console while Kafka is frozen, narrow and wide, light and dark, and by the keyboard alone."""
+    for width in WIDTHS:
+        await window.resize(width)
+        for scheme in ("light", "dark"):
+            await window.scheme(scheme)
+            await window.open(f"{stall.base}/console")
+            await window.until("document.querySelectorAll('#paused-table tr.braked').length >= 2")
+            assert await window.until("document.body.innerText.includes('Kafka silent')")
+            fits, title, images, clients = await window.run(LOOK)
+            assert (width, fits, title, images, clients) == (width, True, "Trivium", 0, 1)
+            name = "return document.querySelector('#clients-table tbody th button').textContent"
+            assert await window.run(name) == HOSTILE
+            assert await window.run(CONTRAST) >= 4.5
+            assert await window.complaints() == []
+    focused = "return document.activeElement.matches(arguments[0])"
+    await window.press(TAB)
+    assert await window.run(focused, ".skip")
+    await window.press(ENTER)
+    assert await window.run(focused, "#main")
+    for selector in ("#filter", "#clients-table tbody th button"):
+        await window.press(TAB)
+        assert await window.run(focused, selector)
+    assert await window.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    await window.press(ENTER)
+    await window.until("document.querySelectorAll('#clients-table .windows li').length === 2")
+    seen = await window.run("return document.querySelector('#glance > div:last-child dd').textContent")
+    await window.until(f"document.querySelector('#glance > div:last-child dd').textContent !== '{seen}'")
+    assert await window.run(focused, "#clients-table tbody th button")  # also when everything was written anew
+    await window.run("document.getElementById('hold').focus()")
+    await window.press(SPACE)
+    assert await window.run("return document.getElementById('hold').getAttribute('aria-pressed')") == "true"
+    await window.press(SPACE)
+    await window.run("document.getElementById('filter').focus()")
+    await window.press(*"nobody")
+    await window.until("document.querySelector('#clients-table .empty') !== null")
+    await window.press(*[BACKSPACE] * len("nobody"))
+    await window.until("document.querySelector('#clients-table .empty') === null")
+    assert await window.complaints() == []
