@@ -17,6 +17,8 @@ from typing import Any, Final
 import uvloop
 
 from loadtest.clients.topics import create_topic
+from loadtest.faults import bench
+from loadtest.faults.run import run as run_faults
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Report
@@ -161,6 +163,14 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     long.add_argument("--settle", type=float, default=soaking.settle, help="seconds before anything is judged")
     long.add_argument("--csv", type=Path, help="write the samples here; default: soak.csv in the directory")
     long.add_argument("--plot", type=Path, help="draw them here, as SVG; default: soak.svg in the directory")
+    broken = scenario(
+        "faults", "everything that goes wrong, one after the other, under load; a report", starts=("gateway",)
+    )
+    going_wrong = bench.Plan()
+    for name in going_wrong._fields:
+        value = getattr(going_wrong, name)
+        broken.add_argument(f"--{name.replace('_', '-')}", type=type(value), help=f"default: {value:g}")
+    broken.add_argument("--only", action="append", default=[], help="faults whose name begins so; may be given again")
     recoveries = scenario(
         "recovery",
         "the embedded Kafka, whose data are deleted at the end, is killed with many GB that it had not flushed",
@@ -339,6 +349,18 @@ async def soak_gateway(options: argparse.Namespace) -> int:
     return conclude(options, report, soaked.problems)
 
 
+async def faults(options: argparse.Namespace) -> int:
+    """Run it; 0 when everything held that must."""
+    allow_files()
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-faults-"))
+    outcomes = await run_faults(directory, bench.Plan(**chosen(options, bench.Plan._fields)), options.only, say)
+    say(f"report: {directory / 'faults.md'}, {directory / 'faults.html'}")
+    report = Report("faults")
+    for outcome in outcomes:
+        report.add(**outcome.row())
+    return conclude(options, report, [f"{one.fault.name}: {text}" for one in outcomes for text in one.problems])
+
+
 async def recover(options: argparse.Namespace) -> int:
     """Scenario `recovery`; 0 when all data were there again."""
     directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
@@ -429,6 +451,7 @@ RUN: Final = {
     "many-topics": everything,
     "many": many_of_all,
     "soak": soak_gateway,
+    "faults": faults,
     "recovery": recover,
     "reads": reads,
     "topics": flood_topics,

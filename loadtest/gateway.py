@@ -15,6 +15,7 @@ LISTENERS: Final = ("mqtt", "amqp", "http", "management")
 START_S: Final = 180.0  # Kafka, when it is embedded, has 120
 STOP_S: Final = 20.0
 _POLL_S: Final = 0.01
+_BUGS: Final = ("Traceback", "was contained", "exception was never retrieved", "Task was destroyed", "Unclosed")
 
 
 class GatewayProcess:
@@ -102,6 +103,13 @@ class GatewayProcess:
         except TimeoutError as error:
             raise RuntimeError(f"the gateway is not ready after {limit_s:g} s: {self._last_lines()}") from error
         self.addresses = json.loads(self._ready.read_text())
+
+    def bugs(self) -> list[str]:
+        """Signs of our own mistakes in its log, with what stands beside them."""
+        log = self.log.read_text(errors="replace")
+        return [
+            f"the log says {word!r}: {log[max(0, log.index(word) - 500) :][:3000]}" for word in _BUGS if word in log
+        ]
 
     def _last_lines(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])

@@ -66,7 +66,7 @@ class Arrivals:
 
     Attributes:
         counts: how often each came.
-        reordered: first arrivals below an earlier one of their sender.
+        reordered: first arrivals below an earlier one of their sender in the same lane.
         foreign: messages that are not of the run.
     """
 
@@ -75,26 +75,26 @@ class Arrivals:
         self.reordered = 0
         self.foreign = 0
         self._numbering = numbering
-        self._highest: dict[int, int] = {}
+        self._highest: dict[tuple[int, int], int] = {}
 
-    def take(self, payload: bytes | None) -> bool:
-        """A message came; whether it is of the run."""
+    def take(self, payload: bytes | None, lane: int = 0) -> bool:
+        """A message came; whether it is of the run. `lane`: within which order is judged."""
         number = self._numbering.read(payload)
         if number is None:
             self.foreign += 1
             return False
-        self.add(number)
+        self.add(number, lane)
         return True
 
-    def add(self, number: Number) -> None:
+    def add(self, number: Number, lane: int = 0) -> None:
         """The same, for one whose number is known."""
         self.counts[number] += 1
         if self.counts[number] > 1:
             return
-        if number.sequence < self._highest.get(number.sender, -1):
+        if number.sequence < self._highest.get((number.sender, lane), -1):
             self.reordered += 1
         else:
-            self._highest[number.sender] = number.sequence
+            self._highest[number.sender, lane] = number.sequence
 
     @property
     def total(self) -> int:
@@ -139,14 +139,15 @@ async def stored(
         await consumer.stop()
 
 
-async def read_topic(bootstrap: str, topic: str, numbering: Numbering) -> Arrivals:
+async def read_topic(bootstrap: str, topic: str, numbering: Numbering, *, by_partition: bool = False) -> Arrivals:
     """What a topic has of a run.
 
-    Each sender must have kept to one key (or one partition), or reordering between partitions shows as such.
+    Each sender must have kept to one key (or one partition), or reordering between partitions shows as such; unless
+    order is judged in each partition for itself, since the topic was given more of them.
     """
     arrivals = Arrivals(numbering)
     async for record in stored(bootstrap, topic):
-        arrivals.take(record.value)
+        arrivals.take(record.value, record.partition if by_partition else 0)
     return arrivals
 
 

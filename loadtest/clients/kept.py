@@ -74,14 +74,18 @@ class KeptClient(LastingClient):
             if first == 0x20:
                 self._connack(body)
             elif first == 0xE0:
+                word = f"DISCONNECT 0x{body[0] if body else 0:02x}"
+                self.told[word] += 1
                 if not body or body[0] != 0x8B:  # that one says goodbye for a stop that was asked for
-                    self.faults.append(f"DISCONNECT 0x{body[0] if body else 0:02x}")
+                    self.faults.append(word)
             elif first != 0xD0:
                 self._packet(first, body)
 
     def _connack(self, body: bytes) -> None:
         if body[1]:
-            self.faults.append(f"CONNACK 0x{body[1]:02x}")
+            word = f"CONNACK 0x{body[1]:02x}"
+            self.told[word] += 1
+            self.faults.append(word)
             return
         self.connects += 1
         present = bool(body[0] & 1)
@@ -137,7 +141,7 @@ class KeptPublisher(KeptClient):
     Attributes:
         total: how many messages there are; may be raised.
         answered: how many are through: PUBACK, or PUBCOMP.
-        refused: answers by their reason code of failure; the message is sent anew under another identifier.
+        given_up: how many were refused and are not sent anew.
     """
 
     def __init__(
@@ -150,12 +154,15 @@ class KeptPublisher(KeptClient):
         payload: Callable[[int], bytes],
         on_ack: Callable[[int], None],
         window: int,
+        again: bool = True,
     ) -> None:
+        """`again`: what is refused is sent anew under another identifier, and every message's story is kept."""
         super().__init__(address, client_id)
         self.total = 0
         self.answered = 0
-        self.refused: dict[int, int] = {}
+        self.given_up = 0
         self.stories: dict[int, list[Event]] = {}
+        self._again = again
         self._topic = topic
         self._qos = qos
         self._payload = payload
@@ -170,7 +177,12 @@ class KeptPublisher(KeptClient):
     @property
     def finished(self) -> bool:
         """Whether every message is through."""
-        return self.answered >= self.total
+        return self.answered + self.given_up >= self.total
+
+    @property
+    def sent(self) -> int:
+        """How many were sent at least once."""
+        return self._next
 
     def push(self) -> None:
         """Send what the window allows."""
@@ -196,6 +208,8 @@ class KeptPublisher(KeptClient):
         return publish_packet(self._topic, self._payload(sequence), self._qos, identifier, dup=dup)
 
     def _note(self, sequence: int, what: str, identifier: int) -> None:
+        if not self._again:
+            return
         story = self.stories.setdefault(sequence, [])
         story.append(Event(time.time(), what, identifier, self.connects))
 
@@ -231,9 +245,12 @@ class KeptPublisher(KeptClient):
         if (first == PUBACK) is not (self._qos == 1) or (first == PUBCOMP and not one.released):
             self.faults.append(f"{name} at QoS {self._qos} for {identifier}")
         elif first != PUBCOMP and code >= 0x80:
-            self.refused[code] = self.refused.get(code, 0) + 1
+            self.told[f"{name} 0x{code:02x}"] += 1
             del self._outgoing[identifier]
-            self._anew.append(one.sequence)  # with the next `push`
+            if self._again:
+                self._anew.append(one.sequence)  # with the next `push`
+            else:
+                self.given_up += 1
         elif first == PUBREC:
             one.released = True
             self._write(struct.pack(">BBH", PUBREL, 2, identifier))

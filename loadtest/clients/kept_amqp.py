@@ -45,7 +45,9 @@ from loadtest.clients.lasting import LastingClient
 _TRANSIENT: Final = frozenset({"amqp:connection:forced", "amqp:internal-error", "amqp:resource-limit-exceeded"})
 """Conditions with which a gateway that stops, or whose Kafka is away, may end a link or a connection."""
 
-_RELEASED, _MODIFIED = 0x26, 0x27
+_REJECTED, _RELEASED, _MODIFIED = 0x25, 0x26, 0x27
+_OUTCOMES: Final = {_REJECTED: "rejected", _RELEASED: "released", _MODIFIED: "modified"}
+_ENDS: Final = {DETACH: "detach", END: "end", CLOSE: "close"}
 _MORE: Final = 5  # the place of the field in a transfer
 
 
@@ -98,10 +100,12 @@ class KeptLink(LastingClient):
         """The server ends the link, the session or the connection."""
         error = next((field[1] for field in fields if isinstance(field, tuple)), None)
         condition = error[0].decode() if error else ""
+        word = f"{_ENDS[code]} {condition}".strip()
+        self.told[word] += 1
         if condition in _TRANSIENT:
             self.refusals += 1
         elif not self._stopping:
-            self.faults.append(f"the server ended 0x{code:02x}: {error}")
+            self.faults.append(f"{word}: {error}")
         if self._transport is not None:
             self._transport.close()
 
@@ -112,7 +116,7 @@ class KeptSender(KeptLink):
     Attributes:
         total: how many messages there are; may be raised.
         answered: how many were accepted.
-        returned: outcomes released and modified; the message is sent again.
+        given_up: outcomes released and modified of messages that are not sent again.
         resent: messages that were sent again since the connection broke before their outcome.
     """
 
@@ -126,12 +130,15 @@ class KeptSender(KeptLink):
         payload: Callable[[int], bytes],
         on_accepted: Callable[[int], None],
         window: int,
+        again: bool = True,
     ) -> None:
+        """`again`: what comes back with the outcome released or modified is sent again."""
         super().__init__(address, container)
         self.total = 0
         self.answered = 0
-        self.returned = 0
+        self.given_up = 0
         self.resent = 0
+        self._send_again = again
         self._target = target
         self._annotations = key_annotation(key)
         self._payload = payload
@@ -145,8 +152,13 @@ class KeptSender(KeptLink):
 
     @property
     def finished(self) -> bool:
-        """Whether every message was accepted."""
-        return self.answered >= self.total
+        """Whether every message was accepted, or given up."""
+        return self.answered + self.given_up >= self.total
+
+    @property
+    def sent(self) -> int:
+        """How many were sent at least once."""
+        return self._next
 
     def push(self) -> None:
         """Send what window and credit allow."""
@@ -203,11 +215,22 @@ class KeptSender(KeptLink):
             self.answered += 1
             self._on_accepted(message)
         else:
-            heapq.heappush(self._again, message)
-            if outcome in (_RELEASED, _MODIFIED):
-                self.returned += 1
+            word = _outcome(state)
+            self.told[word] += 1
+            if outcome not in (_RELEASED, _MODIFIED):
+                self.faults.append(f"{word}: message {message} got {state}")
+            if self._send_again:
+                heapq.heappush(self._again, message)
             else:
-                self.faults.append(f"message {message} got {state}")
+                self.given_up += 1
+
+
+def _outcome(state: Any) -> str:
+    """A delivery's state by its name, with the condition of its error."""
+    if state is None:
+        return "settled without an outcome"
+    error = next((field[1] for field in state[1] if isinstance(field, tuple)), None)
+    return f"{_OUTCOMES.get(state[0], state[0])} {error[0].decode() if error else ''}".strip()
 
 
 class Place(NamedTuple):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import collections
 import contextlib
 from typing import ClassVar, Final, cast
 
 AGAIN_S: Final = 0.05  # between two attempts to connect
 ANSWER_S: Final = 30.0  # until the client is served
 CONNECT_S: Final = 5.0
-ALIVE_S: Final = 20.0  # between two signs of life
 
 
 class LastingClient(abc.ABC, asyncio.Protocol):
@@ -19,16 +19,20 @@ class LastingClient(abc.ABC, asyncio.Protocol):
     Attributes:
         connects: connections on which the client was served.
         faults: what the server must not have done.
+        told: the server's words of refusal, of messages, links and connections, by their code; and lost connections.
         connected: set while it is served.
+        alive_s: between two signs of life.
     """
 
     goodbye: ClassVar[bytes]
     sign_of_life: ClassVar[bytes]
+    alive_s = 20.0
 
     def __init__(self, address: tuple[str, int], client_id: str) -> None:
         self.client_id = client_id
         self.connects = 0
         self.faults: list[str] = []
+        self.told: collections.Counter[str] = collections.Counter()
         self.connected = asyncio.Event()
         self._address = address
         self._transport: asyncio.Transport | None = None
@@ -57,7 +61,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
                 self._transport.abort()
             while not self._gone.is_set():
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(ALIVE_S):
+                    async with asyncio.timeout(self.alive_s):
                         await self._gone.wait()
                 self._write(self.sign_of_life)
             await asyncio.sleep(AGAIN_S)
@@ -81,6 +85,8 @@ class LastingClient(abc.ABC, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """`run` connects again."""
+        if not self._stopping:
+            self.told["connection lost"] += 1
         self._transport = None
         self.connected.clear()
         self._gone.set()

@@ -13,13 +13,13 @@ _POLL_S: Final = 0.02
 
 
 async def create_topic(
-    bootstrap: str, name: str, partitions: int = 3, *, configs: Mapping[str, str] | None = None
+    bootstrap: str, name: str, partitions: int = 3, *, replicas: int = 1, configs: Mapping[str, str] | None = None
 ) -> None:
-    """Create a topic with one replica and Kafka's `configs`; returns when every partition has a leader."""
+    """Create a topic with Kafka's `configs`; returns when every partition has a leader."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=dict(configs or {}))])
+        await admin.create_topics([NewTopic(name, partitions, replicas, topic_configs=dict(configs or {}))])
         async with asyncio.timeout(LED_S):
             while not await _is_led(admin, name):  # noqa: ASYNC110 - Kafka announces it to nobody
                 await asyncio.sleep(_POLL_S)

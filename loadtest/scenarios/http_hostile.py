@@ -126,10 +126,7 @@ class Hostile:
             self._problems.append(f"tasks: {before.tasks}, then {after.tasks}")
         if after.resident > before.resident + GROWTH:
             self._problems.append(f"memory: {before.resident}, then {after.resident} bytes")
-        log = self._gateway.log.read_text(errors="replace")
-        for word in ("Traceback", "was contained", "exception was never retrieved", "Task was destroyed", "Unclosed"):
-            if word in log:
-                self._problems.append(f"the log says {word!r}: {log[log.index(word) - 500 :][:3000]}")
+        self._problems += self._gateway.bugs()
 
     async def _attack(self, numbers: range) -> None:
         waiting = iter(numbers)

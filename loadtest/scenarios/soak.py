@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import aiohttp
 
+from loadtest import plot
 from loadtest.clients import amqp_receiver, mqtt
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
@@ -427,36 +428,15 @@ def write_samples(path: Path, samples: Sequence[Sample]) -> None:
 
 
 def draw(path: Path, samples: Sequence[Sample], settle: float) -> None:
-    """As an SVG: a panel for each measure, from 0 to its most; a line where the judging begins."""
-    width, height, left, gap = 900, 180, 70, 40
-    end = max(samples[-1].seconds, 1.0)
-    total = f'width="{width + left + 20}" height="{len(MEASURES) * (height + gap)}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {total} font-family="sans-serif" font-size="12">',
-        '<rect width="100%" height="100%" fill="white"/>',
-    ]
-    for number, measure in enumerate(MEASURES):
-        top = number * (height + gap) + gap // 2
-        most = max(1.0, *(getattr(one, measure.name) / measure.unit for one in samples)) * 1.1
-        points = " ".join(
-            f"{left + one.seconds / end * width:.1f},"
-            f"{top + height - max(0, getattr(one, measure.name)) / measure.unit / most * height:.1f}"
-            for one in samples
+    """As an SVG: a panel for each measure, and a line where the judging begins."""
+    end = samples[-1].seconds
+    panels = [
+        plot.Panel(
+            f"{measure.name} (MiB)" if measure.unit == MIB else measure.name,
+            {measure.name: [(one.seconds, getattr(one, measure.name) / measure.unit) for one in samples]},
         )
-        name = f"{measure.name} (MiB)" if measure.unit == MIB else measure.name
-        parts.append(f'<rect x="{left}" y="{top}" width="{width}" height="{height}" fill="none" stroke="gray"/>')
-        parts.append(f'<text x="{left}" y="{top - 5}">{name}</text>')
-        for share in (0.0, 0.5, 1.0):
-            y = top + height * (1 - share)
-            parts.append(f'<text x="{left - 5}" y="{y + 4:.0f}" text-anchor="end">{most * share:.0f}</text>')
-        if settle < end:
-            x = left + settle / end * width
-            parts.append(
-                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + height}" stroke="red" stroke-dasharray="4"/>'
-            )
-        parts.append(f'<polyline points="{points}" fill="none" stroke="steelblue" stroke-width="1.5"/>')
-    parts.append(
-        f'<text x="{left}" y="{len(MEASURES) * (height + gap) - 4}">0 to {end / 60:.1f} minutes;'
-        f" judged from {settle / 60:.1f} on</text></svg>"
-    )
-    path.write_text("\n".join(parts) + "\n")
+        for measure in MEASURES
+    ]
+    marks = [plot.Mark(settle, settle)] if settle < end else []
+    note = f"0 to {end / 60:.1f} minutes; judged from {settle / 60:.1f} on"
+    path.write_text(plot.draw(panels, end, note=note, marks=marks))

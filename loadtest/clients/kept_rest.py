@@ -1,0 +1,128 @@
+"""An HTTP producer that outlives its connections: a batch of records as JSON, one request after the other, as in order.
+
+A request whose answer did not come is sent again; what an answer refuses is given up, and the next batch follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Final
+
+from loadtest.clients.lasting import LastingClient
+from loadtest.clients.rest import TEXT_RECORDS
+
+PAUSE_S: Final = 1.0  # after a refusal; what its Retry-After says, if that is more
+
+
+class KeptProducer(LastingClient):
+    """Posts numbered records with one key.
+
+    Attributes:
+        total: how many records there are; may be raised.
+        answered: how many have an offset.
+        given_up: how many were refused.
+    """
+
+    goodbye = b""
+    sign_of_life = b""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        client_id: str,
+        topic: str,
+        *,
+        key: str,
+        payload: Callable[[int], bytes],
+        on_ack: Callable[[int], None],
+        window: int,
+    ) -> None:
+        """`window`: records of a request, at most."""
+        super().__init__(address, client_id)
+        self.total = 0
+        self.answered = 0
+        self.given_up = 0
+        self._head = f"POST /topics/{topic} HTTP/1.1\r\nHost: load\r\nContent-Type: {TEXT_RECORDS}\r\n"
+        self._key = key
+        self._payload = payload
+        self._on_ack = on_ack
+        self._window = window
+        self._next = 0
+        self._asked = range(0)  # the records of the request that has no answer yet
+        self._pausing = False
+        self._buffer = b""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every record is answered."""
+        return self.answered + self.given_up >= self.total
+
+    @property
+    def sent(self) -> int:
+        """How many were sent at least once."""
+        return self._next
+
+    def push(self) -> None:
+        """Post the next batch when none is in flight."""
+        if self._asked or self._pausing or self._next >= self.total or not self.connected.is_set():
+            return
+        self._asked = range(self._next, min(self.total, self._next + self._window))
+        self._next = self._asked.stop
+        self._post()
+
+    def _post(self) -> None:
+        records = [{"key": self._key, "value": self._payload(sequence).decode()} for sequence in self._asked]
+        body = json.dumps({"records": records}).encode()
+        self._write(f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    def _begin(self) -> None:
+        """Nothing is said before the first request; one that has no answer comes first."""
+        self._buffer = b""
+        self.connects += 1
+        self._served()
+        if self._asked:
+            self._post()
+
+    def data_received(self, data: bytes) -> None:
+        """Answers."""
+        self._buffer += data
+        head, separator, rest = self._buffer.partition(b"\r\n\r\n")
+        if not separator:
+            return
+        status, *lines = head.decode("latin-1").split("\r\n")
+        fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        length = int(fields.get("content-length", "0"))
+        if len(rest) < length:
+            return
+        self._buffer = rest[length:]
+        self._answered(int(status.split(" ")[1]), float(fields.get("retry-after", "0")), rest[:length])
+        self.push()
+
+    def _answered(self, status: int, retry_after_s: float, body: bytes) -> None:
+        if not self._asked:
+            self.told[str(status)] += 1
+            if status < 400:
+                self.faults.append(f"an answer that nobody asked for: {status}")
+            return
+        results = json.loads(body)["offsets"] if status == 200 else [{"error_code": status}] * len(self._asked)
+        if len(results) != len(self._asked):
+            self.faults.append(f"{len(results)} answers to {len(self._asked)} records")
+        refused = 0
+        for sequence, result in zip(self._asked, results, strict=False):
+            if "offset" in result:
+                self.answered += 1
+                self._on_ack(sequence)
+            else:
+                refused += 1
+                self.told[str(result["error_code"])] += 1
+        self.given_up += refused
+        self._asked = range(0)
+        if refused:
+            self._pausing = True
+            asyncio.get_running_loop().call_later(max(PAUSE_S, retry_after_s), self._resume)
+
+    def _resume(self) -> None:
+        self._pausing = False
+        self.push()

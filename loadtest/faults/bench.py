@@ -1,0 +1,282 @@
+"""`python -m loadtest faults`: one fault after the other under load of all three protocols, each with its verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from loadtest.faults.kafka import Kafka, KafkaProcess
+from loadtest.faults.load import Load, Sample, Stored, Terms
+from loadtest.faults.proxy import Proxy
+from loadtest.gateway import GatewayProcess, process_resident
+
+MIB: Final = 1024 * 1024
+SHOWN: Final = 5
+TOLD: Final = "connection lost"
+
+
+class Plan(NamedTuple):
+    """How much, and how long. Times in seconds.
+
+    Attributes:
+        connections: of each protocol.
+        window: messages unanswered at each; records of an HTTP request.
+        rate: messages a second of each protocol; 0: as fast as they are answered.
+        size: payload bytes.
+        before: load before a fault; its second half gives the usual throughput.
+        after: load behind it, at least.
+        patience: how long throughput may take to come back, and the last answers to come.
+        stall: of Kafka, within the delivery timeout.
+        long_stall: of Kafka, beyond it.
+        delivery_timeout: of the gateway.
+        short: of every other fault that lasts.
+        rounds: kills of broker and gateway in turn.
+        crowd: connections at once.
+        budget: of the gateway, MiB.
+    """
+
+    connections: int = 4
+    window: int = 100
+    rate: float = 0.0
+    size: int = 100
+    before: float = 10.0
+    after: float = 5.0
+    patience: float = 60.0
+    stall: float = 30.0
+    long_stall: float = 150.0
+    delivery_timeout: float = 120.0
+    short: float = 10.0
+    rounds: int = 10
+    crowd: int = 5000
+    budget: int = 64
+
+    @property
+    def terms(self) -> Terms:
+        """Of the load."""
+        return Terms(self.connections, self.window, self.rate, self.size)
+
+    def settings(self) -> dict[str, str]:
+        """The gateway's, by environment."""
+        return {
+            "TRIVIUM_KAFKA__DELIVERY_TIMEOUT_S": f"{self.delivery_timeout:g}",
+            "TRIVIUM_BUDGET__PROCESS_BYTES": str(self.budget * MIB),
+            "TRIVIUM_BUDGET__CONNECTION_BYTES": str(self.budget * MIB // 4),
+            "TRIVIUM_BUDGET__TOPIC_BYTES": str(self.budget * MIB // 2),
+            "TRIVIUM_HTTP__HEADER_TIMEOUT_S": "5",
+            "TRIVIUM_AMQP__IDLE_TIMEOUT_S": "5",
+        }
+
+
+class Stage:
+    """What a fault can hurt, and where it notes what it saw.
+
+    Attributes:
+        seen: what the fault's own clients were told, or what else a reader of the report should know.
+        problems: what must not have been.
+    """
+
+    def __init__(self, gateway: GatewayProcess, kafka: Kafka, proxy: Proxy, load: Load, plan: Plan) -> None:
+        self.gateway = gateway
+        self.kafka = kafka
+        self.proxy = proxy
+        self.load = load
+        self.plan = plan
+        self.seen: collections.Counter[str] = collections.Counter()
+        self.problems: list[str] = []
+
+    async def until(self, condition: Callable[[], bool], what: str, limit_s: float | None = None) -> bool:
+        """Wait; a problem when it takes longer than `limit_s` (the plan's patience). Returns whether it came true."""
+        limit_s = self.plan.patience if limit_s is None else limit_s
+        try:
+            async with asyncio.timeout(limit_s):
+                while not condition():  # noqa: ASYNC110 - nobody announces it
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            self.problems.append(f"{what}: not within {limit_s:g} s")
+            return False
+        return True
+
+
+class Fault(NamedTuple):
+    """One thing that goes wrong, and what must hold all the same: nothing acknowledged is lost, ever.
+
+    Attributes:
+        name: of it.
+        what: is done, for the report.
+        act: does it and undoes it.
+        connected: every honest client stays connected.
+        all_told: every honest client is refused something by its protocol, or loses its connection.
+        silent: nothing more may be refused to honest clients than `connected` says: no refusals at all.
+        proxied: the gateway reaches Kafka through the proxy.
+        by_partition: keys move to other partitions, by Kafka's own rule.
+        tiny: Kafka's data lie on a file system that is soon full.
+        replicated: a second broker has a copy of everything that the load sends, and must have.
+        recovery_s: throughput must be back within it.
+    """
+
+    name: str
+    what: str
+    act: Callable[[Stage], Awaitable[None]]
+    connected: bool = True
+    all_told: bool = False
+    silent: bool = False
+    proxied: bool = False
+    by_partition: bool = False
+    tiny: bool = False
+    replicated: bool = False
+    recovery_s: float | None = None
+
+
+class Outcome(NamedTuple):
+    """What came of a fault; times in seconds, memory in bytes."""
+
+    fault: Fault
+    begin: float
+    end: float
+    usual: float
+    recovered: float | None
+    stored: Stored
+    told: dict[str, collections.Counter[str]]
+    seen: collections.Counter[str]
+    disconnected: int
+    idle: int
+    peak: int
+    bound: int
+    samples: Sequence[Sample]
+    problems: list[str]
+
+    def row(self) -> dict[str, Any]:
+        """As columns of a report."""
+        names = ("acknowledged", "lost", "reordered", "duplicated")
+        return {
+            "fault": self.fault.name,
+            "s": round(self.end - self.begin, 1),
+            "msg/s before": round(self.usual),
+            "back to 90 % after s": "never" if self.recovered is None else round(self.recovered, 2),
+            **{name: self.stored.total(name) for name in names},
+            "connections lost": self.disconnected,
+            "MiB idle": self.idle // MIB,
+            "MiB at most": self.peak // MIB,
+            "told": "; ".join(f"{protocol}: {words(found)}" for protocol, found in self.told.items() if found),
+            "seen": words(self.seen),
+            "problems": len(self.problems),
+        }
+
+
+def words(found: collections.Counter[str]) -> str:
+    """Words and how often each was said."""
+    return ", ".join(f"{word} x {count:,}" if count > 1 else word for word, count in sorted(found.items()))
+
+
+class Bench:
+    """Runs faults; each has a gateway that was just started, and a load and topics of its own."""
+
+    def __init__(
+        self,
+        directory: Path,
+        plan: Plan,
+        kafka: Kafka,
+        proxy: Proxy,
+        *,
+        say: Callable[[str], None] = print,
+        tiny: Callable[[], contextlib.AbstractAsyncContextManager[Kafka]] | None = None,
+    ) -> None:
+        """`proxy` stands before a second listener of `kafka`; `tiny` makes a broker whose disk is soon full."""
+        self.plan = plan
+        self._directory = directory
+        self._say = say
+        self._kafka = kafka
+        self._proxy = proxy
+        self._tiny = tiny
+
+    async def run(self, fault: Fault) -> Outcome:
+        """One fault."""
+        self._say(f"{fault.name}: {fault.what}")
+        async with contextlib.AsyncExitStack() as stack:
+            kafka = self._kafka
+            if fault.tiny:
+                assert self._tiny is not None
+                kafka = await stack.enter_async_context(self._tiny())
+            host, port = self._proxy.address
+            bootstrap = f"{host}:{port}" if fault.proxied else kafka.bootstrap_servers
+            gateway = await stack.enter_async_context(self._gateway(fault, bootstrap))
+            if fault.replicated:  # only now: the gateway's own topics are to be where they are always
+                assert isinstance(kafka, KafkaProcess)
+                await stack.enter_async_context(kafka.replica())
+            outcome = await self._run(fault, gateway, kafka)
+        for problem in outcome.problems:
+            self._say(f"  {problem}")
+        return outcome
+
+    @contextlib.asynccontextmanager
+    async def _gateway(self, fault: Fault, bootstrap: str) -> AsyncIterator[GatewayProcess]:
+        directory = self._directory / fault.name.replace(" ", "-").replace(",", "")
+        directory.mkdir(parents=True, exist_ok=True)
+        gateway = GatewayProcess(directory, bootstrap, environment=self.plan.settings())
+        try:
+            await gateway.start()
+            yield gateway
+        finally:
+            await gateway.stop()
+
+    async def _run(self, fault: Fault, gateway: GatewayProcess, kafka: Kafka) -> Outcome:
+        plan = self.plan
+        idle = process_resident(gateway.pid)
+        load = Load(gateway, kafka.bootstrap_servers, plan.terms)
+        stage = Stage(gateway, kafka, self._proxy, load, plan)
+        await load.start(2 if fault.replicated else 1)
+        begin = end = usual = 0.0
+        connects: list[int] = []
+        recovered = None
+        try:
+            moving = await stage.until(lambda: all(one.answered for one in load.all), "answers to all senders")
+            if moving:
+                begin = load.now
+                await asyncio.sleep(plan.before)
+                usual = load.rate(begin + plan.before / 2, load.samples[-1].at)
+                connects = [one.connects for one in load.all]
+                begin = load.now
+                await fault.act(stage)
+                end = load.now
+                await asyncio.sleep(plan.after)
+                if await stage.until(lambda: load.recovered(usual, end) is not None, "throughput back"):
+                    recovered = load.recovered(usual, end)
+        finally:
+            disconnected = sum(one.connects for one in load.all) - sum(connects)
+            hanging = await load.finish(plan.patience)
+        stored = await load.judge(by_partition=fault.by_partition)
+        peak = max((one.resident for one in load.samples), default=0)
+        bound = idle + 3 * plan.budget * MIB // 2
+        outcome = Outcome(
+            fault, begin, end, usual, recovered, stored, load.told(), stage.seen, disconnected, idle, peak, bound,
+            load.samples, [*stage.problems, *([hanging] if hanging else []), *gateway.bugs()],
+        )  # fmt: skip
+        outcome.problems.extend(_judge(outcome, load))
+        return outcome
+
+
+def _judge(outcome: Outcome, load: Load) -> list[str]:
+    """What was promised and not kept."""
+    fault, problems = outcome.fault, load.faults()[:SHOWN]
+    for protocol, verdict in outcome.stored.verdicts.items():
+        if verdict.lost:
+            problems.append(f"{protocol}: {verdict.lost} of {verdict.acknowledged} acknowledged messages are lost")
+        if verdict.reordered:
+            problems.append(f"{protocol}: {verdict.reordered} of {verdict.stored} messages are out of order")
+        if not verdict.acknowledged:
+            problems.append(f"{protocol}: nothing was acknowledged")
+    if fault.connected and (outcome.disconnected or any(told[TOLD] for told in outcome.told.values())):
+        problems.append(f"honest clients were disconnected: {[dict(told) for told in outcome.told.values()]}")
+    if fault.silent and any(outcome.told.values()):
+        problems.append(f"something was refused: {[dict(told) for told in outcome.told.values()]}")
+    if fault.all_told:
+        problems += [f"{one.client_id} was told nothing" for one in load.all if not one.told]
+    if outcome.peak > outcome.bound:
+        problems.append(f"memory: {outcome.peak // MIB} MiB, over {outcome.bound // MIB}")
+    if fault.recovery_s is not None and outcome.recovered is not None and outcome.recovered > fault.recovery_s:
+        problems.append(f"throughput was back after {outcome.recovered:.2f} s, not within {fault.recovery_s:g}")
+    return problems

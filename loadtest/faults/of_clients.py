@@ -1,0 +1,327 @@
+"""Faults of clients, beside the honest ones: they vanish, do not read, do not wait, dribble, or come all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, cast
+
+from loadtest.bench.http_client import CONTROL, request_head
+from loadtest.clients import amqp_wire, mqtt_wire
+from loadtest.clients.topics import create_topic
+from loadtest.faults.bench import Fault, Plan, Stage
+from loadtest.faults.proxy import Proxy
+from loadtest.gateway import process_descriptors
+from loadtest.scenarios.steady import PROTOCOLS
+
+MANY: Final = 20  # of each protocol
+KEEP_ALIVE_S: Final = 2
+SLACK: Final = 8  # descriptors that come with time and stay: connections to Kafka
+LARGE: Final = b"x" * 20_000
+LITTLE: Final = 4096  # bytes of a receive buffer
+OVER: Final = 50_000  # transfers in one go; the credit is a thousand
+CROWD_S: Final = 1.0  # within which all of them begin
+
+Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _connect(address: tuple[str, int], *, little: bool = False) -> Peer:
+    if not little:
+        return await asyncio.open_connection(*address)
+    own = socket.socket()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LITTLE)
+    own.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(own, address)
+    return await asyncio.open_connection(sock=own, limit=LITTLE)
+
+
+async def _log_in(protocol: str, peer: Peer, name: str, first: bytes = b"") -> None:
+    """Until the server has accepted the client; then `first` is said."""
+    reader, writer = peer
+    if protocol == "mqtt":
+        writer.write(mqtt_wire.connect_packet(name, keep_alive_s=KEEP_ALIVE_S))
+        await reader.readexactly((await reader.readexactly(2))[1])  # CONNACK; its length is one byte
+    elif protocol == "amqp":
+        writer.write(amqp_wire.GREETING)
+        frames = amqp_wire.Splitter()
+        while not any(_code(body) == amqp_wire.SASL_OUTCOME for body in frames.feed(await _some(reader))):
+            pass
+        writer.write(amqp_wire.opening(name))
+    writer.write(first)
+
+
+async def _some(reader: asyncio.StreamReader) -> bytes:
+    data = await reader.read(65536)
+    if not data:
+        raise ConnectionResetError("closed")
+    return data
+
+
+def _code(body: bytes) -> int:
+    return int(amqp_wire.read_value(body, 0)[0][0])
+
+
+def _cut(writer: asyncio.StreamWriter) -> None:
+    """Without a goodbye."""
+    writer.transport.abort()
+
+
+async def _forgotten(stage: Stage, before: int) -> None:
+    """Wait until the gateway has let go of everybody but the honest."""
+    begun = time.monotonic()
+    await stage.until(
+        lambda: process_descriptors(stage.gateway.pid) <= before + SLACK, "the gateway lets go of connections"
+    )
+    stage.seen["s until all were let go"] += round(time.monotonic() - begun)
+
+
+async def vanish(stage: Stage) -> None:
+    """The network swallows clients in the middle of something; nobody tells the gateway."""
+    before = process_descriptors(stage.gateway.pid)
+    half = {
+        "mqtt": mqtt_wire.publish_packet("vanished", LARGE, 1, 1)[:-1],
+        "amqp": amqp_wire.attach_sender("vanished", "vanished", stage.load.topic("amqp"))[:-1],
+        "http": request_head("POST", f"/topics/{stage.load.topic('http')}", CONTROL, "Content-Length: 1000"),
+    }
+    proxies = {protocol: Proxy(stage.gateway.address(protocol)) for protocol in PROTOCOLS}
+    peers: list[Peer] = []
+    try:
+        for protocol, proxy in proxies.items():
+            await proxy.start()
+            for number in range(MANY):
+                peers.append(await _connect(proxy.address))
+                name = f"{stage.load.numbering.run}-vanish-{number}"
+                await _log_in(protocol, peers[-1], name, half[protocol])
+        await asyncio.sleep(0.5)
+        for proxy in proxies.values():
+            proxy.silence()
+        await _forgotten(stage, before)
+    finally:
+        for _, writer in peers:
+            _cut(writer)
+        for proxy in proxies.values():
+            await proxy.stop()
+
+
+async def no_reading(stage: Stage) -> None:
+    """Receivers ask for everything that is published, and read nothing."""
+    wish = {
+        "mqtt": mqtt_wire.subscribe_packet(1, [(f"{stage.load.topic('mqtt')}/#", 1)]),
+        "amqp": amqp_wire.attach_receiver("deaf", "deaf", stage.load.topic("amqp")) + amqp_wire.credit(0, 0, 1_000_000),
+        "http": request_head("GET", f"/topics/{stage.load.topic('http')}/stream", CONTROL, "Accept: */*"),
+    }
+    before = process_descriptors(stage.gateway.pid)
+    peers: list[Peer] = []
+    try:
+        for protocol in PROTOCOLS:
+            for number in range(MANY):
+                peers.append(await _connect(stage.gateway.address(protocol), little=True))
+                name = f"{stage.load.numbering.run}-deaf-{number}"
+                await _log_in(protocol, peers[-1], name, wish[protocol])
+                cast("asyncio.Transport", peers[-1][1].transport).pause_reading()
+        await asyncio.sleep(stage.plan.short)
+    finally:
+        for _, writer in peers:
+            _cut(writer)
+    await _forgotten(stage, before)
+
+
+async def _flood(stage: Stage, seconds: float) -> None:
+    """Large messages at QoS 0 and uploads of lines, as fast as the sockets take them."""
+    topic = f"faults-flood-{stage.load.numbering.run}"
+    message = mqtt_wire.publish_packet(f"{topic}/x", LARGE, 0)
+    line = json.dumps({"value": LARGE.decode()}).encode() + b"\n"
+    head = request_head("POST", f"/topics/{topic}/records", "application/x-ndjson", "Transfer-Encoding: chunked")
+    pieces = {"mqtt": message, "http": b"%x\r\n%b\r\n" % (len(line), line)}
+    written: dict[str, int] = dict.fromkeys(pieces, 0)
+    peers: list[Peer] = []
+
+    async def press(protocol: str, peer: Peer) -> None:
+        reader, writer = peer
+        swallow = asyncio.ensure_future(_swallow(reader))
+        try:
+            while True:
+                writer.write(pieces[protocol])
+                await writer.drain()
+                written[protocol] += len(pieces[protocol])
+        finally:
+            swallow.cancel()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for protocol in pieces:
+            for number in range(4):
+                peers.append(await _connect(stage.gateway.address(protocol)))
+                first = head if protocol == "http" else b""
+                await _log_in(protocol, peers[-1], f"{stage.load.numbering.run}-flood-{number}", first)
+                tasks.append(group.create_task(_until_cut(press(protocol, peers[-1]))))
+        await asyncio.sleep(seconds)
+        for task in tasks:
+            task.cancel()
+    for _, writer in peers:
+        _cut(writer)
+    for protocol, size in written.items():
+        stage.seen[f"{protocol} flood MiB"] += size >> 20
+
+
+async def _swallow(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(OSError):
+        while await reader.read(65536):
+            pass
+
+
+async def _until_cut(work: Any) -> None:
+    with contextlib.suppress(OSError):
+        await work
+
+
+async def flood(stage: Stage) -> None:
+    """Into a Kafka that runs."""
+    await create_topic(stage.kafka.bootstrap_servers, f"faults-flood-{stage.load.numbering.run}")
+    await _flood(stage, stage.plan.short)
+
+
+async def flood_stalled(stage: Stage) -> None:
+    """Into a Kafka that stands still: the budget must brake."""
+    await create_topic(stage.kafka.bootstrap_servers, f"faults-flood-{stage.load.numbering.run}")
+    os.kill(stage.kafka.pid, signal.SIGSTOP)
+    try:
+        await _flood(stage, stage.plan.short)
+    finally:
+        os.kill(stage.kafka.pid, signal.SIGCONT)
+
+
+async def no_credit(stage: Stage) -> None:
+    """An AMQP sender transfers far beyond its credit; an MQTT one publishes at QoS 2 and releases nothing."""
+    peer = reader, writer = await _connect(stage.gateway.address("amqp"))
+    await _log_in("amqp", peer, f"{stage.load.numbering.run}-greedy")
+    writer.write(amqp_wire.attach_sender("greedy", "greedy", stage.load.topic("amqp")))
+    frames = amqp_wire.Splitter()
+    while not any(_code(body) == amqp_wire.FLOW for body in frames.feed(await _some(reader))):
+        pass
+    body = amqp_wire.data_section(b"greedy")
+    writer.write(b"".join(amqp_wire.transfer(number, struct.pack(">I", number), body) for number in range(OVER)))
+    stage.seen[f"amqp: {await _end_of_amqp(stage, reader, frames)}"] += 1
+    _cut(writer)
+    peer = reader, writer = await _connect(stage.gateway.address("mqtt"))
+    await _log_in("mqtt", peer, f"{stage.load.numbering.run}-greedy")
+    topic = f"{stage.load.topic('mqtt')}/greedy"
+    writer.write(b"".join(mqtt_wire.publish_packet(topic, b"greedy", 2, number) for number in range(1, 1000)))
+    stage.seen[f"mqtt: {await _end_of_mqtt(stage, reader)}"] += 1
+    _cut(writer)
+
+
+async def _end_of_amqp(stage: Stage, reader: asyncio.StreamReader, frames: amqp_wire.Splitter) -> str:
+    """The condition with which the server ends link, session or connection."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(stage.plan.patience):
+            while True:
+                for body in frames.feed(await _some(reader)):
+                    (code, fields), _ = amqp_wire.read_value(body, 0)
+                    if code in (amqp_wire.DETACH, amqp_wire.END, amqp_wire.CLOSE):
+                        errors = [field[1] for field in fields if isinstance(field, tuple)]
+                        return errors[0][0].decode() if errors else "ended without a word"
+    stage.problems.append("amqp: nobody minds transfers beyond the credit")
+    return "nothing"
+
+
+async def _end_of_mqtt(stage: Stage, reader: asyncio.StreamReader) -> str:
+    """The reason code of DISCONNECT."""
+    packets = mqtt_wire.Splitter()
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(stage.plan.patience):
+            while True:
+                for first, body in packets.feed(await _some(reader)):
+                    if first == 0xE0:
+                        return f"DISCONNECT 0x{body[0]:02x}"
+    stage.problems.append("mqtt: nobody minds more than the Receive Maximum")
+    return "nothing"
+
+
+async def dribble(stage: Stage) -> None:
+    """The first words of each protocol, one byte a second; the gateway must not wait for ever."""
+    words = {
+        "mqtt": mqtt_wire.connect_packet("d" * 100),
+        "amqp": amqp_wire.GREETING,
+        "http": request_head("GET", "/topics", CONTROL, "X-Long: " + "x" * 100),
+    }
+
+    async def one(protocol: str) -> None:
+        reader, writer = await _connect(stage.gateway.address(protocol))
+        begun, swallow = time.monotonic(), asyncio.ensure_future(_swallow(reader))
+        for byte in words[protocol]:
+            writer.write(bytes((byte,)))
+            done, _ = await asyncio.wait({swallow}, timeout=1.0)
+            if done:
+                stage.seen[f"{protocol}: cut off after {round(time.monotonic() - begun)} s"] += 1
+                break
+        else:
+            stage.problems.append(f"{protocol}: nobody minds {len(words[protocol])} s for a greeting")
+        swallow.cancel()
+        _cut(writer)
+
+    async with asyncio.TaskGroup() as group:
+        for protocol in PROTOCOLS:
+            for _ in range(MANY):
+                group.create_task(one(protocol))
+
+
+async def crowd(stage: Stage) -> None:
+    """Everybody connects within a second; seconds until the last one is answered."""
+    before = process_descriptors(stage.gateway.pid)
+    words = {
+        "mqtt": lambda number: mqtt_wire.connect_packet(f"{stage.load.numbering.run}-crowd-{number}"),
+        "amqp": lambda number: amqp_wire.GREETING,
+        "http": lambda number: request_head("GET", "/topics", CONTROL, "Accept: */*"),
+    }
+    begun = last = time.monotonic()
+
+    async def one(number: int) -> None:
+        nonlocal last
+        protocol = PROTOCOLS[number % len(PROTOCOLS)]
+        await asyncio.sleep(number / stage.plan.crowd * CROWD_S)
+        try:
+            async with asyncio.timeout(stage.plan.patience):
+                reader, writer = await _connect(stage.gateway.address(protocol))
+                try:
+                    writer.write(words[protocol](number))
+                    data = await _some(reader)
+                    fine = data[:4] == b"\x20" + data[1:3] + b"\0" if protocol == "mqtt" else b"HTTP/1.1 5" not in data
+                    stage.seen[f"{protocol} {'answered' if fine else 'refused'}"] += 1
+                    await asyncio.sleep(max(0.0, 2 * CROWD_S - (time.monotonic() - begun)))  # they are there together
+                finally:
+                    _cut(writer)
+        except (OSError, TimeoutError) as error:
+            stage.seen[f"{protocol} {type(error).__name__}"] += 1
+        last = max(last, time.monotonic())
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(stage.plan.crowd):
+            group.create_task(one(number))
+    stage.seen["s for all"] += round(last - begun)
+    await _forgotten(stage, before)
+
+
+def faults(plan: Plan) -> tuple[Fault, ...]:
+    """All of them."""
+
+    def quiet(name: str, what: str, act: Callable[[Stage], Awaitable[None]]) -> Fault:
+        return Fault(name, what, act, silent=True)
+
+    return (
+        quiet("vanish", f"{MANY} clients of each protocol vanish in mid-frame, without a close", vanish),
+        quiet("no reading", f"{MANY} receivers of each protocol ask for everything and read nothing for"
+              f" {plan.short:g} s", no_reading),
+        quiet("flood", f"eight clients send 20 kB messages without a pause for {plan.short:g} s", flood),
+        quiet("flood, stalled", f"the same while Kafka has SIGSTOP for {plan.short:g} s", flood_stalled),
+        quiet("no credit", "transfers beyond the link credit, PUBLISH beyond the Receive Maximum", no_credit),
+        quiet("one byte a second", f"{MANY} clients of each protocol say their first words that way", dribble),
+        quiet("crowd", f"{plan.crowd} clients of all protocols connect within a second", crowd),
+    )  # fmt: skip

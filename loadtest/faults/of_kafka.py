@@ -1,0 +1,201 @@
+"""Faults of Kafka and of the way to it: the broker, its disk, its topics, the network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Final
+
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.errors import UnknownTopicOrPartitionError
+
+from loadtest.clients.topics import create_topic
+from loadtest.faults.bench import Fault, Plan, Stage
+from loadtest.faults.disk import TinyKafka
+from loadtest.faults.kafka import KafkaProcess
+from loadtest.faults.proxy import Proxy
+from loadtest.scenarios.steady import PROTOCOLS
+
+FULL_S: Final = 60.0  # until the broker has found out
+CUTS: Final = 20
+
+
+async def _stall(stage: Stage, seconds: float) -> None:
+    os.kill(stage.kafka.pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        os.kill(stage.kafka.pid, signal.SIGCONT)
+
+
+async def stall(stage: Stage) -> None:
+    """Shorter than the delivery timeout."""
+    await _stall(stage, stage.plan.stall)
+
+
+async def long_stall(stage: Stage) -> None:
+    """Longer than the delivery timeout."""
+    await _stall(stage, stage.plan.long_stall)
+
+
+async def kill(stage: Stage) -> None:
+    """And start it again at once."""
+    await stage.kafka.kill()
+    await stage.kafka.start()
+
+
+async def away(stage: Stage) -> None:
+    """And start it again after a while."""
+    await stage.kafka.kill()
+    await asyncio.sleep(stage.plan.short)
+    await stage.kafka.start()
+
+
+async def delay(stage: Stage) -> None:
+    """Every way to Kafka and back takes 200 ms more."""
+    stage.proxy.delay_s = 0.1
+    await asyncio.sleep(stage.plan.short)
+    stage.proxy.delay_s = 0.0
+
+
+async def throttle(stage: Stage) -> None:
+    """100 kB/s for each connection."""
+    stage.proxy.rate = 100_000.0
+    await asyncio.sleep(stage.plan.short)
+    stage.proxy.rate = None
+
+
+async def cuts(stage: Stage) -> None:
+    """Connections to Kafka are cut in the middle of a frame, again and again."""
+    already = stage.proxy.cuts
+    for number in range(1, CUTS + 1):
+        stage.proxy.cut(1)
+        due = already + number
+        if not await stage.until(partial(_has_cut, stage.proxy, due), f"cut {number}"):
+            return
+        await asyncio.sleep(stage.plan.short / CUTS)
+    stage.seen["connections cut"] += CUTS
+
+
+def _has_cut(proxy: Proxy, count: int) -> bool:
+    return proxy.cuts >= count
+
+
+async def half_open(stage: Stage) -> None:
+    """Kafka's side of every connection is gone, and the gateway is not told; until it has found out."""
+    before = stage.proxy.accepted
+    stage.proxy.forget()
+    await asyncio.sleep(1.0)  # answers that were under way
+    await stage.until(stage.load.progressed(), "found out", max(stage.plan.patience, stage.plan.delivery_timeout))
+    stage.seen["new connections to Kafka"] += stage.proxy.accepted - before
+
+
+async def black_hole(stage: Stage) -> None:
+    """Nothing comes through, either way; connections can be made."""
+    stage.proxy.silence()
+    await asyncio.sleep(stage.plan.stall)
+    stage.proxy.speak()
+
+
+async def full_disk(stage: Stage) -> None:
+    """The broker writes until it cannot; then there is room again and it is started."""
+    assert isinstance(stage.kafka, TinyKafka)
+    seconds = stage.load.now
+    with stage.kafka.full():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FULL_S):
+                await stage.kafka.ended()
+        stage.seen["the broker ended by itself" if not stage.kafka.is_running else "the broker went on"] += 1
+        stage.seen["s until then"] += round(stage.load.now - seconds)
+        await stage.kafka.kill()
+    await stage.kafka.start()
+
+
+@contextlib.asynccontextmanager
+async def _admin(stage: Stage) -> AsyncIterator[AIOKafkaAdminClient]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=stage.kafka.bootstrap_servers)
+    await admin.start()
+    try:
+        yield admin
+    finally:
+        await admin.close()
+
+
+async def topics_made_anew(stage: Stage) -> None:
+    """The topics are deleted and, after a while, made again; what was stored in the old ones is gone by intent."""
+    topics = [stage.load.topic(protocol) for protocol in PROTOCOLS]
+    async with _admin(stage) as admin:
+        await admin.delete_topics(topics)
+        for topic in topics:
+            while True:
+                (found,) = await admin.describe_topics([topic])
+                if found["error_code"] == UnknownTopicOrPartitionError.errno:
+                    break
+                await asyncio.sleep(0.02)
+        for protocol in PROTOCOLS:
+            stage.load.count_from_now(protocol)
+        await asyncio.sleep(stage.plan.short / 4)
+        for topic in topics:
+            await create_topic(stage.kafka.bootstrap_servers, topic)
+
+
+async def more_partitions(stage: Stage) -> None:
+    """Three become nine; a key's messages may go elsewhere then, and are in order in each."""
+    async with _admin(stage) as admin:
+        await admin.create_partitions({stage.load.topic(protocol): NewPartitions(9) for protocol in PROTOCOLS})
+    await asyncio.sleep(stage.plan.short)
+
+
+async def too_few_replicas(stage: Stage) -> None:
+    """The second broker is killed, and min.insync.replicas is 2: Kafka refuses what is to be stored by all."""
+    assert isinstance(stage.kafka, KafkaProcess)
+    second = stage.kafka.second
+    assert second is not None
+    await second.kill()
+    await asyncio.sleep(stage.plan.short / 2)  # until Kafka has noticed, it waits and refuses nothing
+    before = dict(stage.load.answers)
+    await asyncio.sleep(stage.plan.short / 2)
+    if stage.load.answers != before:
+        stage.problems.append(f"acknowledged with one replica: {before}, then {stage.load.answers}")
+    await second.start()
+    await stage.until(stage.load.progressed(), "answers to all")
+
+
+def faults(plan: Plan) -> tuple[Fault, ...]:
+    """All of them."""
+    return (
+        Fault(
+            "stall", f"SIGSTOP to Kafka for {plan.stall:g} s, within the delivery timeout", stall,
+            silent=True, recovery_s=2.0,
+        ),
+        Fault(
+            "long stall", f"SIGSTOP to Kafka for {plan.long_stall:g} s, beyond the delivery timeout"
+            f" of {plan.delivery_timeout:g} s", long_stall, all_told=True, recovery_s=2.0,
+        ),
+        Fault("broker killed", "SIGKILL to Kafka, started again at once", kill, silent=True),
+        Fault("broker away", f"SIGKILL to Kafka, started again {plan.short:g} s later", away, silent=True),
+        Fault("delay", f"100 ms more to Kafka and 100 ms more back for {plan.short:g} s", delay, silent=True,
+              proxied=True),
+        Fault("throttle", f"100 kB/s on each connection to Kafka for {plan.short:g} s", throttle, silent=True,
+              proxied=True),
+        Fault("cuts", f"{CUTS} connections to Kafka reset in the middle of a frame", cuts, silent=True, proxied=True),
+        Fault("half-open", "Kafka's side of all connections gone, the gateway not told, until it has found out",
+              half_open, silent=True, proxied=True),
+        Fault("black hole", f"nothing passes to Kafka or back for {plan.stall:g} s", black_hole, silent=True,
+              proxied=True),
+        Fault("disk full", "Kafka's disk is full; then there is room and Kafka is started again", full_disk, tiny=True),
+        Fault("topics made anew", "all topics deleted and made again", topics_made_anew),
+        Fault("more partitions", "three partitions of each topic become nine", more_partitions, silent=True,
+              by_partition=True),
+        Fault(
+            "too few replicas",
+            f"min.insync.replicas=2, and the second of two brokers away for {plan.short:g} s",
+            too_few_replicas,
+            silent=True,
+            replicated=True,
+        ),
+    )  # fmt: skip

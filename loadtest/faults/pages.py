@@ -1,0 +1,74 @@
+"""The report of a run: a table as Markdown, and one HTML page with a plot for each fault, which needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any, Final
+
+from loadtest import plot
+from loadtest.faults.bench import MIB, Outcome
+from loadtest.scenarios.steady import PROTOCOLS
+
+TITLE: Final = "Faults under load"
+_STYLE: Final = (
+    "body{font:15px/1.5 sans-serif;max-width:1100px;margin:2em auto;padding:0 1em}"
+    "table{border-collapse:collapse;font-size:13px}td,th{border:1px solid #bbb;padding:.2em .5em;text-align:left}"
+    ".bad{color:#b00}svg{max-width:100%;height:auto}"
+)
+
+
+def markdown(outcomes: Sequence[Outcome], note: str) -> str:
+    """The table, and what was wrong."""
+    rows = [outcome.row() for outcome in outcomes]
+    names = list(rows[0])
+    lines = [f"# {TITLE}", "", note, "", _line(names), "|---" * len(names) + "|"]
+    lines += [_line(row.values()) for row in rows]
+    for outcome in outcomes:
+        lines += ["", f"**{outcome.fault.name}**: {outcome.fault.what}."]
+        lines += [f"- {_cell(problem)}" for problem in outcome.problems]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Any) -> str:
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:,}" if isinstance(value, int | float) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def page(outcomes: Sequence[Outcome], note: str) -> str:
+    """The same with plots."""
+    rows = [outcome.row() for outcome in outcomes]
+    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(_cell(value))}</td>" for value in row.values()) + "</tr>" for row in rows
+    )
+    parts = [
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{TITLE}</title><style>{_STYLE}</style>',
+        f"<h1>{TITLE}</h1><p>{escape(note)}</p><table><tr>{head}</tr>{body}</table>",
+    ]
+    for outcome in outcomes:
+        parts.append(f"<h2>{escape(outcome.fault.name)}</h2><p>{escape(outcome.fault.what)}.</p>")
+        parts += [f'<p class="bad">{escape(problem)}</p>' for problem in outcome.problems]
+        parts.append(_plot(outcome))
+    return "\n".join(parts) + "\n</html>\n"
+
+
+def _plot(outcome: Outcome) -> str:
+    samples = outcome.samples
+    panels = [
+        plot.Panel(
+            "acknowledged messages a second",
+            {one: [(sample.at, sample.rates[one]) for sample in samples] for one in PROTOCOLS},
+        ),
+        plot.Panel(
+            "p99 of latency, ms", {one: [(sample.at, sample.p99[one]) for sample in samples] for one in PROTOCOLS}
+        ),
+        plot.Panel("gateway's memory, MiB", {"rss": [(sample.at, sample.resident / MIB) for sample in samples]}),
+    ]
+    end = samples[-1].at if samples else 0.0
+    mark = plot.Mark(outcome.begin, outcome.end)
+    return plot.draw(panels, end, note=f"0 to {end:.0f} s; the fault is red", marks=[mark], height=140)

@@ -1,0 +1,61 @@
+"""What `python -m loadtest faults` starts: Kafka, the proxy before it, one gateway for each fault; then the report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from loadtest.faults import of_clients, of_gateway, of_kafka, pages
+from loadtest.faults.bench import Bench, Fault, Outcome, Plan
+from loadtest.faults.disk import tiny_kafka
+from loadtest.faults.kafka import KafkaProcess
+from loadtest.faults.proxy import Proxy
+
+
+def table(plan: Plan) -> list[Fault]:
+    """Every fault there is."""
+    return [*of_kafka.faults(plan), *of_gateway.faults(plan), *of_clients.faults(plan)]
+
+
+async def run(directory: Path, plan: Plan, only: list[str], say: Callable[[str], None]) -> list[Outcome]:
+    """All faults, or those whose name begins with one of `only`; `faults.md` and `faults.html` in the directory."""
+    outcomes: list[Outcome] = []
+    async with _kafka(directory / "kafka") as (kafka, proxy):
+        bench = Bench(directory, plan, kafka, proxy, say=say, tiny=lambda: tiny_kafka(directory / "tiny", say))
+        for fault in table(plan):
+            if only and not any(fault.name.startswith(name) for name in only):
+                continue
+            if not kafka.is_running:
+                await kafka.start()
+            outcomes.append(await bench.run(fault))
+            write(directory, plan, outcomes)
+    return outcomes
+
+
+def write(directory: Path, plan: Plan, outcomes: list[Outcome]) -> None:
+    """The report of what there is so far."""
+    rate = f"{plan.rate:g} messages a second of each protocol" if plan.rate else "as fast as answered"
+    note = (
+        f"{plan.connections} connections of each protocol, windows of {plan.window}, {plan.size} bytes, {rate};"
+        f" budget {plan.budget} MiB, delivery timeout {plan.delivery_timeout:g} s; load average"
+        f" {os.getloadavg()[0]:.1f} at the end, {os.cpu_count()} processors."
+    )
+    (directory / "faults.md").write_text(pages.markdown(outcomes, note))
+    (directory / "faults.html").write_text(pages.page(outcomes, note))
+
+
+@contextlib.asynccontextmanager
+async def _kafka(directory: Path) -> AsyncIterator[tuple[KafkaProcess, Proxy]]:
+    await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+    kafka = KafkaProcess(directory)
+    proxy = Proxy(("127.0.0.1", kafka.inner), kafka.outer)
+    try:
+        await kafka.prepare()
+        await kafka.start()
+        await proxy.start()
+        yield kafka, proxy
+    finally:
+        await asyncio.gather(proxy.stop(), kafka.stop())

@@ -1,0 +1,72 @@
+"""`python -m loadtest faults` in short, and that it finds a loss when there is one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+
+from gateway.embedded.broker import EmbeddedBroker
+from loadtest.faults import of_clients, of_gateway, of_kafka
+from loadtest.faults.bench import Bench, Fault, Plan, Stage
+from loadtest.faults.kafka import second_listener
+from loadtest.faults.proxy import Proxy, free_port
+
+PLAN = Plan(
+    connections=2, window=10, rate=100, before=0.5, after=0.1, stall=0.5, short=0.5, patience=120, delivery_timeout=120
+)
+
+
+@pytest.fixture
+async def bench(new_broker: Callable[..., EmbeddedBroker], tmp_path: Path) -> AsyncIterator[Bench]:
+    port, controller, inner, outer = (free_port() for _ in range(4))
+    settings = second_listener(port, controller, inner, outer)
+    broker = new_broker(port=port, controller_port=controller, settings=settings)
+    await broker.start()
+    proxy = Proxy(("127.0.0.1", inner), outer)
+    await proxy.start()
+    yield Bench(tmp_path, PLAN, broker, proxy)
+    await proxy.stop()
+    await broker.stop()
+
+
+async def several(stage: Stage) -> None:
+    """One after the other."""
+    for act in (of_kafka.stall, of_kafka.cuts, of_clients.no_credit, of_gateway.freeze, of_gateway.kill):
+        await act(stage)
+        assert await stage.until(stage.load.progressed(), f"answers to all after {act.__name__}")
+
+
+async def lose_what_is_stored(stage: Stage) -> None:
+    """Kafka deletes what the AMQP senders were told is there."""
+    topic = stage.load.topic("amqp")
+    admin = AIOKafkaAdminClient(bootstrap_servers=stage.kafka.bootstrap_servers)
+    await admin.start()
+    everything = {TopicPartition(topic, number): RecordsToDelete(before_offset=-1) for number in range(3)}
+    await admin.delete_records(everything)
+    await admin.close()
+    consumer = AIOKafkaConsumer(bootstrap_servers=stage.kafka.bootstrap_servers)
+    await consumer.start()
+    stage.seen["deleted"] = sum((await consumer.beginning_offsets(list(everything))).values())
+    await consumer.stop()
+
+
+@pytest.mark.timeout(400)
+async def test_faults_under_load_cost_nothing_and_a_loss_is_found(bench: Bench) -> None:
+    outcome = await bench.run(Fault("several", "one after the other", several, connected=False, proxied=True))
+    assert outcome.problems == []
+    assert {one: verdict.lost for one, verdict in outcome.stored.verdicts.items()} == {"mqtt": 0, "amqp": 0, "http": 0}
+    assert min(verdict.acknowledged for verdict in outcome.stored.verdicts.values()) > 50
+    assert outcome.seen["amqp: amqp:link:transfer-limit-exceeded"] == 1
+    assert outcome.seen["mqtt: DISCONNECT 0x93"] == 1
+    assert outcome.disconnected == len(outcome.told) * PLAN.connections, "by the kill, and only by it"
+    assert len(outcome.samples) > 4
+
+    outcome = await bench.run(Fault("planted loss", "records deleted in Kafka", lose_what_is_stored, silent=True))
+    lost = outcome.seen["deleted"]
+    assert lost > 0
+    acknowledged = outcome.stored.verdicts["amqp"].acknowledged
+    assert outcome.problems == [f"amqp: {lost} of {acknowledged} acknowledged messages are lost"]

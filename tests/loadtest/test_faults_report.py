@@ -1,0 +1,82 @@
+"""What the fault bench makes of its samples: when throughput is back, and the report."""
+
+from __future__ import annotations
+
+import collections
+import re
+from pathlib import Path
+
+import pytest
+
+from loadtest.faults import pages
+from loadtest.faults.bench import Fault, Outcome, Plan, Stage
+from loadtest.faults.load import Load, Sample, Stored
+from loadtest.faults.run import table
+from loadtest.gateway import GatewayProcess
+from loadtest.scenarios.steady import PROTOCOLS
+from loadtest.verify import Verdict
+
+
+def load_with(rates: list[float], tmp_path: Path) -> Load:
+    """Samples of half a second."""
+    load = Load(GatewayProcess(tmp_path, None), "", Plan().terms)
+    load.samples = [
+        Sample((number + 1) / 2, dict.fromkeys(PROTOCOLS, rate / 3), {}, 0) for number, rate in enumerate(rates)
+    ]
+    return load
+
+
+@pytest.mark.parametrize(
+    ("rates", "since", "found"),
+    [
+        ([100] * 10, 2.0, 0.0),
+        ([100, 100, 0, 0, 0, 0, 95, 95, 100, 100], 1.0, 2.0),
+        ([100, 100, 0, 0, 300, 0, 0, 90, 90, 90], 1.0, 0.5),  # a burst is as good: over a second it was enough
+        ([100, 100, 0, 0, 150, 0, 0, 90, 90, 90], 1.0, 2.5),  # this one was not
+        ([100, 100, 0, 0, 89, 89, 89, 89, 89, 89], 1.0, None),
+        ([100, 100, 0, 0, 0, 0, 0, 0, 0, 100], 1.0, None),  # half a second is no second
+    ],
+)
+def test_throughput_is_back_when_a_second_has_nine_tenths(
+    rates: list[float], since: float, found: float | None, tmp_path: Path
+) -> None:
+    assert load_with(rates, tmp_path).recovered(100, since) == found
+
+
+async def nothing(stage: Stage) -> None:
+    """Of a fault that is not run."""
+
+
+def outcome(**changes: object) -> Outcome:
+    samples = [Sample(at / 4, dict.fromkeys(PROTOCOLS, 10.0), dict.fromkeys(PROTOCOLS, 1.0), 1 << 27)
+               for at in range(40)]  # fmt: skip
+    told = {one: collections.Counter[str]() for one in PROTOCOLS} | {"mqtt": collections.Counter({"PUBACK 0x83": 3})}
+    made = Outcome(
+        Fault("a <b> fault", "what | is done", nothing), 3.0, 6.0, 30.0, 0.5,
+        Stored({one: Verdict(100, 100, 0, 1, 0, 0) for one in PROTOCOLS}), told, collections.Counter({"cuts": 20}),
+        0, 90 << 20, 128 << 20, 186 << 20, samples, [],
+    )  # fmt: skip
+    return made._replace(**changes)  # type: ignore[arg-type]
+
+
+def test_the_report_has_a_row_and_a_plot_for_each_fault_and_needs_nothing_else() -> None:
+    outcomes = [outcome(), outcome(recovered=None, problems=["a & b are lost"])]
+    page = pages.page(outcomes, "a note")
+    assert page.count("<svg") == 2
+    assert page.count("<polyline") == 2 * 7, "three protocols twice, and memory"
+    assert "a &lt;b&gt; fault" in page
+    assert "a &amp; b are lost" in page
+    assert not re.search(r"<script|<link|src=|href=|url\(", page)
+    lines = [line for line in pages.markdown(outcomes, "a note").splitlines() if line.startswith("| ")]
+    assert len(lines) == 3
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    first, second = (dict(zip(cells[0], row, strict=True)) for row in cells[1:])
+    assert first["acknowledged"] == "300"
+    assert first["told"] == "mqtt: PUBACK 0x83 x 3"
+    assert (first["back to 90 % after s"], second["back to 90 % after s"]) == ("0.5", "never")
+    assert (first["problems"], second["problems"]) == ("0", "1")
+
+
+def test_every_fault_has_a_name_of_its_own_that_no_other_begins_with() -> None:
+    names = [fault.name for fault in table(Plan())]
+    assert len(names) == len(set(names)) > 20
