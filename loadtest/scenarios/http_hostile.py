@@ -216,7 +216,8 @@ class Hostile:
             while True:
                 text = (await connection.ask("GET", "/metrics")).decode()
                 found = {
-                    line.split()[0]: float(line.split()[1]) for line in text.splitlines() if not line.startswith("#")
+                    name: float(value)
+                    for name, value in (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
                 }
                 left = {name: found[name] for name in BACK if found[name] > (not name.endswith("_instances"))}
                 figures = Figures(self._descriptors(), int(found[TASKS]), process_resident(self._gateway.pid))
