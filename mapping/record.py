@@ -102,6 +102,14 @@ INTERNAL_TOPIC_PREFIX: Final = "__"
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
+def text_of(raw: bytes | None) -> str | None:
+    """A key or a header's value as text; None when there is none, or it is no UTF-8."""
+    try:
+        return None if raw is None else raw.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 def is_topic_name(name: str) -> bool:
     """Whether `name` is a Kafka topic name that clients may use: legal, and not internal (`__...`)."""
     return (

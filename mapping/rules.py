@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from mapping.record import MQTT_TOPIC, Headers, is_topic_name
+from mapping.record import MQTT_TOPIC, Headers, is_topic_name, text_of
 from mapping.topic_names import PLACEHOLDER, CollisionError, TopicNames
 
 _CACHE_LIMIT: Final = 65536  # entries; one entry is some 200 bytes, so the cache stays under 16 MiB
@@ -105,9 +105,8 @@ class _Rule:
         found = self._topic_back.fullmatch(topic)
         if found is None or key is None or len(key) > _MQTT_TOPIC_LIMIT:
             return None
-        try:
-            text = key.decode()
-        except UnicodeDecodeError:
+        text = text_of(key)
+        if text is None:
             return None
         if self._key_back is None:  # the key is the whole MQTT topic
             destination = self.forward(text.split("/"), text, names)
@@ -325,8 +324,5 @@ def _is_plain(text: str) -> bool:
 
 def _topic_name(raw: bytes) -> str | None:
     """`raw` as an MQTT topic name [MQTT-4.7.3-1, MQTT-3.3.2-2], or None when it cannot be one."""
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError:
-        return None
-    return text if _is_plain(text) and len(raw) <= _MQTT_TOPIC_LIMIT else None
+    text = text_of(raw)
+    return text if text is not None and _is_plain(text) and len(raw) <= _MQTT_TOPIC_LIMIT else None

@@ -9,6 +9,7 @@ from gateway.security.authentication import Authenticator
 from gateway.security.exchange import Continue, Done, Exchange, Failed
 from gateway.security.identity import Identity
 from gateway.security.turns import Busy
+from mapping.record import text_of
 from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
 
 
@@ -59,9 +60,8 @@ class Login:
             authorization, user, password = parts
             if authorization not in (b"", user):
                 return None
-            try:
-                name = user.decode()
-            except UnicodeDecodeError:
+            name = text_of(user)
+            if name is None:
                 return None
             return await authenticator.authenticate_password(name, password, peer=self._peer)
         return None

@@ -13,9 +13,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from gateway.security.exchange import Continue, Done, Failed, Judge, Step
+from gateway.security.exchange import Continue, Done, Exchange, Failed, Judge, Step
 from gateway.security.tokens import Shown, TokenError
-from gateway.security.turns import Busy
 
 OAUTHBEARER: Final = "OAUTHBEARER"
 XOAUTH2: Final = "XOAUTH2"
@@ -30,10 +29,10 @@ class _MessageError(ValueError):
     """A message that is none of the mechanism's."""
 
 
-class BearerExchange:
-    """One exchange, on one connection (contract: `gateway.security.exchange.Exchange`)."""
+class BearerExchange(Exchange):
+    """An exchange of OAUTHBEARER or XOAUTH2."""
 
-    __slots__ = ("_address", "_asked", "_judge", "_judge_token", "_mechanism", "_refused", "_user")
+    __slots__ = ("_asked", "_judge_token", "_mechanism", "_refused")
 
     def __init__(
         self,
@@ -43,15 +42,10 @@ class BearerExchange:
         address: str,
         user: str | None,
     ) -> None:
-        """Begin; `judge_token` raises TokenError for a token that it does not believe.
-
-        `user` is as of `Authenticator.exchange`.
-        """
+        """`judge_token` raises TokenError for a token that it does not believe."""
+        super().__init__(judge, address, user)
         self._mechanism = mechanism
         self._judge_token = judge_token
-        self._judge = judge
-        self._address = address
-        self._user = user
         self._asked = False
         self._refused: str | None = None  # why; the client has been told in JSON
 
@@ -62,10 +56,8 @@ class BearerExchange:
         if data is None and not self._asked:
             self._asked = True
             return Continue(b"")  # part 3 of RFC 4422: it has begun without its message
-        try:
-            self._judge.check_busy(self._address)
-        except Busy as busy:
-            return Failed(str(busy), busy=True)
+        if (busy := self._busy()) is not None:
+            return busy
         try:
             name, token = self._read(data or b"")
         except _MessageError as fault:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Protocol
 
 import msgspec
@@ -48,31 +49,43 @@ class Judge(Protocol):
         """An exchange failed: count it, and wait until that may be told."""
 
 
-class Exchange(Protocol):
+class Exchange(abc.ABC):
     """One exchange, on one connection."""
 
-    async def step(self, data: bytes | None) -> Step:
-        """Take the client's next message, None where it began without one; a failure waits, by intention."""
+    __slots__ = ("_address", "_judge", "_user")
 
-
-class ScramExchange:
-    """An exchange of SCRAM."""
-
-    __slots__ = ("_address", "_judge", "_server", "_user")
-
-    def __init__(self, server: ScramServer, judge: Judge, address: str, user: str | None) -> None:
-        """Begin; `address` is what failures are counted for, `user` as of `Authenticator.exchange`."""
-        self._server = server
+    def __init__(self, judge: Judge, address: str, user: str | None) -> None:
+        """`address` is what failures are counted for, `user` as of `Authenticator.exchange`."""
         self._judge = judge
         self._address = address
         self._user = user
 
+    @abc.abstractmethod
     async def step(self, data: bytes | None) -> Step:
-        """Take the client's next message; only a failure waits."""
+        """Take the client's next message, None where it began without one; a failure waits, by intention."""
+
+    def _busy(self) -> Failed | None:
+        """The refusal where nothing of this address is looked at now."""
         try:
             self._judge.check_busy(self._address)
         except Busy as busy:
             return Failed(str(busy), busy=True)
+        return None
+
+
+class ScramExchange(Exchange):
+    """An exchange of SCRAM."""
+
+    __slots__ = ("_server",)
+
+    def __init__(self, server: ScramServer, judge: Judge, address: str, user: str | None) -> None:
+        super().__init__(judge, address, user)
+        self._server = server
+
+    async def step(self, data: bytes | None) -> Step:
+        """Take the client's next message; only a failure waits."""
+        if (busy := self._busy()) is not None:
+            return busy
         step = self._server.step(data)
         match step:
             case Challenge(challenge):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config import ConfigError
+from gateway.security.entry_file import read_entries
 
 ARGON2: Final = ("$argon2id$", "$argon2i$", "$argon2d$")
 SHA_512_CRYPT: Final = "$6$"
@@ -23,26 +24,17 @@ def read_password_file(path: Path, key: str) -> dict[str, str]:
     Raises:
         ConfigError: unreadable or malformed; names the line, never its text.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{key}: {path} is not UTF-8 text") from None
     users: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        entry = line.strip()
-        if not entry or entry.startswith("#"):
-            continue
+    for where, entry in read_entries(path, key):
         name, colon, hashed = entry.partition(":")
         if not colon or not name or not hashed:
-            raise ConfigError(f"{key}: {path} line {number}: expected name:hash")
+            raise ConfigError(f"{where}: expected name:hash")
         if hashed.startswith(SHA_512_CRYPT):
             if importlib.util.find_spec("crypt") is None:
-                raise ConfigError(f"{key}: {path} line {number}: this Python cannot check SHA-512 crypt; use Argon2")
+                raise ConfigError(f"{where}: this Python cannot check SHA-512 crypt; use Argon2")
         elif not hashed.startswith(ARGON2):
-            raise ConfigError(f"{key}: {path} line {number}: the hash is neither Argon2 nor SHA-512 crypt")
+            raise ConfigError(f"{where}: the hash is neither Argon2 nor SHA-512 crypt")
         if name in users:
-            raise ConfigError(f"{key}: {path} line {number}: the name stands twice")
+            raise ConfigError(f"{where}: the name stands twice")
         users[name] = hashed
     return users

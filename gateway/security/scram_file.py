@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config import ConfigError
+from gateway.security.entry_file import read_entries
 from gateway.security.identity import is_principal
 from gateway.security.saslprep import saslprep
 from gateway.security.scram import MECHANISMS, MINIMUM_ITERATIONS, ScramCredential, digest_size
@@ -60,23 +61,14 @@ def read_scram_file(path: Path, key: str) -> ScramUsers:
     Raises:
         ConfigError: unreadable, malformed or without a user; names the line, never its text.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{key}: {path} is not UTF-8 text") from None
     credentials: dict[tuple[str, str], ScramCredential] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        entry = line.strip()
-        if not entry or entry.startswith("#"):
-            continue
+    for where, entry in read_entries(path, key):
         try:
             user, credential = _parse(entry)
         except ValueError as error:
-            raise ConfigError(f"{key}: {path} line {number}: {error}") from None
+            raise ConfigError(f"{where}: {error}") from None
         if user in credentials:
-            raise ConfigError(f"{key}: {path} line {number}: the name stands twice with this mechanism")
+            raise ConfigError(f"{where}: the name stands twice with this mechanism")
         credentials[user] = credential
     if not credentials:
         raise ConfigError(f"{key}: {path} has no user")

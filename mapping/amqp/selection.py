@@ -35,6 +35,7 @@ from mapping.record import (
     TO,
     USER_ID,
     Received,
+    text_of,
 )
 from protocols.amqp.primitives import DecodeError, Described, Pairs, decode
 from protocols.amqp.sections import MESSAGE_ANNOTATIONS, scan
@@ -77,7 +78,7 @@ class _Message:
             letter = self._types.get(stored)
             if letter is not None:
                 return _typed(raw, letter)
-        text = _text(raw)
+        text = text_of(raw)
         if text is None:
             return raw
         return text if types is not None or self.field(GW_PROTOCOL) == b"amqp10" else Untyped(text)
@@ -137,15 +138,6 @@ def _resolve(name: str) -> _Read:
 # Values.
 
 
-def _text(raw: bytes | None) -> str | None:
-    if raw is None:
-        return None
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return None
-
-
 def _integer(raw: bytes | None) -> int | None:
     if raw is None or len(raw) > _NUMBER_LIMIT or not raw.removeprefix(b"-").isdigit():
         return None
@@ -167,7 +159,7 @@ def _typed(raw: bytes, letter: str) -> Value:
         return raw == b"true"
     elif letter == "x":
         return raw
-    text = _text(raw)
+    text = text_of(raw)
     return raw if text is None else text
 
 
@@ -183,21 +175,21 @@ def _simple(value: Any) -> Value:
 def _id(raw: bytes | None) -> Value:
     """An id in its own type."""
     if raw is None or not raw.startswith(ID_PREFIX):
-        return _text(raw)
+        return text_of(raw)
     if raw.startswith(BINARY_ID):
         try:
             return bytes.fromhex(raw[len(BINARY_ID) :].decode())
         except ValueError:
-            return _text(raw)
+            return text_of(raw)
     if raw.startswith(ULONG_ID):
         return _integer(raw[len(ULONG_ID) :])
     kind, _, rest = raw.partition(b":")
-    return _text(rest if kind in (b"AMQP_UUID", b"AMQP_STRING") else raw)
+    return text_of(rest if kind in (b"AMQP_UUID", b"AMQP_STRING") else raw)
 
 
 def _jms_id(raw: bytes | None) -> str | None:
     """An id as JMS clients see it: the AMQP binding's prefixes behind `ID:`."""
-    text = _text(raw)
+    text = text_of(raw)
     if text is None or text.startswith("ID:"):
         return text
     return "ID:" + text if text.startswith(ID_PREFIX.decode()) else None
@@ -205,14 +197,14 @@ def _jms_id(raw: bytes | None) -> str | None:
 
 def _message_id(message: _Message) -> Value:
     raw = message.field(MESSAGE_ID)
-    return _jms_id(raw) or (None if raw is None else f"ID:AMQP_NO_PREFIX:{_text(raw)}")
+    return _jms_id(raw) or (None if raw is None else f"ID:AMQP_NO_PREFIX:{text_of(raw)}")
 
 
 def _correlation_id(message: _Message) -> Value:
     raw = message.field(CORRELATION_ID)
     if raw is not None and raw.startswith(STRING_ID):
-        return _text(raw[len(STRING_ID) :])
-    return _jms_id(raw) or _text(raw)  # an application's own needs no prefix
+        return text_of(raw[len(STRING_ID) :])
+    return _jms_id(raw) or text_of(raw)  # an application's own needs no prefix
 
 
 def _sent_at(message: _Message) -> Value:
@@ -235,7 +227,7 @@ def _offset(message: _Message) -> Value:
 
 
 def _texts(name: str) -> _Read:
-    return lambda message: _text(message.field(name))
+    return lambda message: text_of(message.field(name))
 
 
 def _numbers(name: str) -> _Read:
@@ -276,7 +268,7 @@ _NAMES: Final[dict[str, _Read]] = {
 
 def _key(message: _Message) -> Value:
     key = message.record.key
-    text = _text(key)
+    text = text_of(key)
     return key if text is None else text
 
 

@@ -236,13 +236,9 @@ class Creation:
         return None if why is None else self._full("capacity", why, "the broker's limit of open files")
 
     def _full(self, what: str, why: str, key: str) -> Refused:
-        if what not in self._warned:
-            if len(self._warned) >= self._config.max_topics:
-                self._warned.clear()
-            self._warned.add(what)
-            log.warning(
-                "no topic is made any more: %s (%s); a mapping rule can put many MQTT topics into one", why, key
-            )
+        self._tell_once(
+            what, "no topic is made any more: %s (%s); a mapping rule can put many MQTT topics into one", why, key
+        )
         return Refused(Outcome.FULL, f"no further topic: {why}")
 
     async def _ask_for(self, wanted: list[Wanted]) -> dict[str, Made | Refused]:
@@ -287,13 +283,16 @@ class Creation:
 
     def _tell_collision(self, name: str, why: str | None) -> None:
         """Kafka refuses names that differ from another's in `.` and `_` only: say once what to do about it."""
-        if why is None or "collide" not in why or name in self._warned:
-            return
-        if len(self._warned) >= self._config.max_topics:
-            self._warned.clear()
-        self._warned.add(name)
-        log.warning("topic %s is not made (%s); mapping.dotted_topics or a mapping rule can lead MQTT elsewhere",
-                    name, why)  # fmt: skip
+        if why is not None and "collide" in why:
+            text = "topic %s is not made (%s); mapping.dotted_topics or a mapping rule can lead MQTT elsewhere"
+            self._tell_once(name, text, name, why)
+
+    def _tell_once(self, what: str, text: str, *arguments: str) -> None:
+        if what not in self._warned:
+            if len(self._warned) >= self._config.max_topics:
+                self._warned.clear()
+            self._warned.add(what)
+            log.warning(text, *arguments)
 
     async def _led(self, names: set[str]) -> dict[str, Partitions | Refused]:
         """New topics' partitions when all have leaders."""

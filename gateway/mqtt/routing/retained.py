@@ -24,7 +24,7 @@ from gateway.spawn import Spawn, keep_on
 from gateway.statistics import counter, gauge
 from mapping.mqtt import Delivery, from_record
 from mapping.outcomes import Outcome
-from mapping.record import MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Headers, Received, Record
+from mapping.record import MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Headers, Received, Record, text_of
 from mapping.rules import Rules
 from protocols.mqtt.retained_names import NameTrie
 from protocols.mqtt.topics import is_valid_name
@@ -314,8 +314,8 @@ class Retained:
     def _apply(self, record: Received) -> None:
         """A record of the topic (contract: `gateway.kafka.state.Apply`)."""
         self._applied[record.partition] = record.offset
-        name = _name_of(record.key)
-        if name is None:
+        name = text_of(record.key)
+        if name is None or not is_valid_name(name):
             self._invalid += 1
             if self._invalid == 1:
                 log.warning(
@@ -444,14 +444,3 @@ class Retained:
     def _plan_tombstone(self, name: str, entry: Entry) -> None:
         assert entry.expires is not None
         self._tombstones[name] = (entry.expires + GRACE_MS, entry.partition)
-
-
-def _name_of(key: bytes | None) -> str | None:
-    """The MQTT topic that a key is, or None."""
-    if key is None:
-        return None
-    try:
-        name = key.decode()
-    except UnicodeDecodeError:
-        return None
-    return name if is_valid_name(name) else None

@@ -20,7 +20,7 @@ from gateway.mqtt.state.records import (
     decode_inflight,
     decode_session,
 )
-from mapping.record import Received
+from mapping.record import Received, text_of
 from protocols.mqtt.states import UNLIMITED
 from protocols.mqtt.topics import is_valid_filter, is_valid_name
 
@@ -34,9 +34,8 @@ def kind_and_name(record: Received, *, trusted: bool = False) -> tuple[str, str]
 
     A tombstone is one of ours when its key is. `trusted`: we have written the record.
     """
-    try:
-        key = (record.key or b"").decode()
-    except UnicodeDecodeError:
+    key = text_of(record.key)
+    if key is None:
         return None
     kind, slash, name = key.partition("/")
     kind += slash
