@@ -15,19 +15,13 @@ class Scope(enum.IntEnum):
 
 
 class PeerError(Exception):
-    """The peer broke its protocol. Never leaves a sans-io connection: it becomes the protocol's close and an event.
-
-    Attributes:
-        code: what goes on the wire: an MQTT reason code or an AMQP error condition.
-        reason: one line for the peer and the log, without payloads and secrets.
-        scope: what is closed.
-    """
+    """The peer broke its protocol. Never leaves a sans-io connection: it becomes the protocol's close and an event."""
 
     def __init__(self, code: int | str, reason: str, scope: Scope = Scope.CONNECTION) -> None:
         super().__init__(code, reason, scope)
-        self.code = code
-        self.reason = reason
-        self.scope = scope
+        self.code = code  # what goes on the wire: an MQTT reason code or an AMQP error condition
+        self.reason = reason  # one line for the peer and the log, without payloads and secrets
+        self.scope = scope  # what is closed
 
     def __str__(self) -> str:
         code = f"0x{self.code:02X}" if isinstance(self.code, int) else self.code

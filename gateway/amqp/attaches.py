@@ -50,13 +50,9 @@ JOINING: Final = 16  # of these, for a consumer group: each new one is a Kafka c
 
 
 class AttachingPeer(TransactingPeer, Protocol):
-    """A connection, as far as answers to its attaches need it.
+    """A connection, as far as answers to its attaches need it."""
 
-    Attributes:
-        nodes: temporary ones that its links have made.
-    """
-
-    nodes: dict[Link, Node]
+    nodes: dict[Link, Node]  # temporary ones that its links have made
 
     @property
     def joining(self) -> asyncio.Semaphore:

@@ -72,31 +72,20 @@ CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
 
 
 class AmqpConnection:
-    """The `Handler` of one connection's pump, and the publisher's `Owner`.
-
-    Attributes:
-        services: what all connections share.
-        pump: the socket.
-        budget: what this connection has in flight; the publisher counts it.
-        quiescing: no more credit is granted: the gateway is stopping.
-        gone: the socket is gone.
-        grant: what its peer may do; there from its open on.
-        container_id: the peer's name for itself; "" until its open.
-        transactions: that its peer may post to, by txn-id.
-        nodes: temporary ones that its links have made.
-    """
+    """The `Handler` of one connection's pump, and the publisher's `Owner`."""
 
     def __init__(self, services: Services, connection: Connection, register: set[AmqpConnection]) -> None:
         """`register` has the connections that are open."""
-        self.services = services
+        self.services = services  # what all connections share
         self.pump: Pump
+        # what this connection has in flight; the publisher counts it
         self.budget: Budget = services.publisher.budgets.connection()
-        self.quiescing = False
-        self.gone = False
-        self.grant: Grant
-        self.container_id = ""
-        self.transactions: dict[bytes, Transaction] = {}
-        self.nodes: dict[Link, Node] = {}
+        self.quiescing = False  # no more credit is granted: the gateway is stopping
+        self.gone = False  # the socket is gone
+        self.grant: Grant  # what its peer may do; there from its open on
+        self.container_id = ""  # the peer's name for itself; "" until its open
+        self.transactions: dict[bytes, Transaction] = {}  # that its peer may post to, by txn-id
+        self.nodes: dict[Link, Node] = {}  # temporary ones that its links have made
         self._connection = connection
         self._register = register
         self._identity: Identity | None = None

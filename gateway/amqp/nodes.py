@@ -42,20 +42,13 @@ class NodeReceiver(Subscriber, Protocol):
 
 
 class Node:
-    """One temporary queue or topic; a queue is itself the subscriber of the live reader.
-
-    Attributes:
-        address: of the node.
-        key: of its records.
-        owner: the connection that made it.
-        lossy: False.
-    """
+    """One temporary queue or topic; a queue is itself the subscriber of the live reader."""
 
     def __init__(self, nodes: Nodes, owner: object, name: str, *, queue: bool) -> None:
         """Made by `Nodes.create`."""
-        self.address = f"{nodes.topic}/{name}"
-        self.key = name.encode()
-        self.owner = owner
+        self.address = f"{nodes.topic}/{name}"  # of the node
+        self.key = name.encode()  # of its records
+        self.owner = owner  # the connection that made it
         self.lossy = False
         self._nodes = nodes
         self._queue = queue
@@ -149,18 +142,13 @@ class Node:
 
 
 class NodeConsumer:
-    """A link's place at a node: what a group's `Membership` is in a group; the subscriber of a topic's receiver.
-
-    Attributes:
-        link: whose it is.
-        lossy: False.
-    """
+    """A link's place at a node: what a group's `Membership` is in a group; the subscriber of a topic's receiver."""
 
     __slots__ = ("_held", "_node", "link", "lossy")
 
     def __init__(self, node: Node, link: NodeReceiver) -> None:
         """Made by `Node.join`."""
-        self.link = link
+        self.link = link  # whose it is
         self.lossy = False
         self._node = node
         self._held: dict[int, tuple[Received, int]] = {}
@@ -230,19 +218,14 @@ class NodeConsumer:
 
 
 class Nodes:
-    """All temporary nodes of the process; the `Fanout` of the reply topic.
-
-    Attributes:
-        topic: the reply topic.
-        live_reader: the reader.
-    """
+    """All temporary nodes of the process; the `Fanout` of the reply topic."""
 
     def __init__(self, live_reader: LiveReader, publisher: Publisher, topic: str, random_id: Callable[[], str]) -> None:
         """Nothing is read before the first node is made.
 
         `random_id` gives a name that cannot be guessed, legal in an MQTT topic.
         """
-        self.topic = topic
+        self.topic = topic  # the reply topic
         self.live_reader = live_reader
         self._publisher = publisher
         self._random_id = random_id

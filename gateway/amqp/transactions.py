@@ -69,23 +69,13 @@ _REJECTED_OUTCOME: Final = "amqp:rejected:list"
 
 
 class TransactingPeer(Peer, Protocol):
-    """A connection with transactions.
+    """A connection with transactions."""
 
-    Attributes:
-        transactions: that its peer may post to, by txn-id.
-    """
-
-    transactions: dict[bytes, Transaction]
+    transactions: dict[bytes, Transaction]  # that its peer may post to, by txn-id
 
 
 class Coordinators:
-    """The transactions of all connections.
-
-    Attributes:
-        open: not discharged, and their coordinators still there.
-        ending: commits and rollbacks under way.
-        timeout_s: from the first message of a transaction to its discharge.
-    """
+    """The transactions of all connections."""
 
     def __init__(
         self,
@@ -99,9 +89,9 @@ class Coordinators:
         """`limit`: how many may be open; `random_id` gives hexadecimal digits for a txn-id."""
         self.kafka = kafka
         self.counts = counts
-        self.timeout_s = timeout_s
-        self.open: set[Transaction] = set()
-        self.ending: set[asyncio.Task[None]] = set()
+        self.timeout_s = timeout_s  # from the first message of a transaction to its discharge
+        self.open: set[Transaction] = set()  # not discharged, and their coordinators still there
+        self.ending: set[asyncio.Task[None]] = set()  # commits and rollbacks under way
         self._limit = limit
         self._random_id = random_id
         self._stopping = False
@@ -129,22 +119,16 @@ class Coordinators:
 
 
 class Coordinator:
-    """A link on which a peer declares and discharges; the `context` of the engine's link.
-
-    Attributes:
-        link: the engine's.
-        peer: the connection.
-        touched: see `IncomingLink`.
-    """
+    """A link on which a peer declares and discharges; the `context` of the engine's link."""
 
     __slots__ = ("_coordinators", "_unanswered", "link", "peer", "touched")
 
     def __init__(self, coordinators: Coordinators, peer: TransactingPeer, link: Link) -> None:
         self._coordinators = coordinators
         self._unanswered = 0
-        self.link = link
-        self.peer = peer
-        self.touched = False
+        self.link = link  # the engine's
+        self.peer = peer  # the connection
+        self.touched = False  # see `IncomingLink`
 
     def receive_run(self, events: Sequence[Any], first: int, now_ms: int) -> int:
         """Take one command; see `IncomingLink.receive_run`."""
@@ -261,13 +245,7 @@ class _Retirement:
 
 
 class Transaction:
-    """One transaction.
-
-    Attributes:
-        id: its txn-id.
-        coordinator: the link on which it was declared.
-        error: why it can only be rolled back; None while it can be committed.
-    """
+    """One transaction."""
 
     __slots__ = (
         "_concluded", "_coordinators", "_ending", "_held", "_kafka", "_peer", "_retired", "_timer", "_unheld",
@@ -275,9 +253,9 @@ class Transaction:
     )  # fmt: skip
 
     def __init__(self, coordinators: Coordinators, coordinator: Coordinator, txn_id: bytes) -> None:
-        self.id = txn_id
-        self.coordinator = coordinator
-        self.error: Error | None = None
+        self.id = txn_id  # its txn-id
+        self.coordinator = coordinator  # the link on which it was declared
+        self.error: Error | None = None  # why it can only be rolled back; None while it can be committed
         self._coordinators = coordinators
         self._peer = coordinator.peer
         self._kafka = coordinators.kafka.begin(_settle)

@@ -92,16 +92,7 @@ NOBODY: Final[Handler] = _Nobody()
 
 
 class Pump(asyncio.Protocol):
-    """One socket with one sans-io connection and the session that gives it meaning.
-
-    Attributes:
-        connection, handler: what the bytes and the events mean.
-        transport: asyncio's; None before it is there, and when it is gone.
-        peer: its address, for logs.
-        writable: whether the write buffer is below its mark.
-        lingering: whether what the peer still sends is thrown away.
-        flushing: whether a flush is to come: something was written in this turn of the loop.
-    """
+    """One socket with one sans-io connection and the session that gives it meaning."""
 
     __slots__ = (
         "_ahead", "_alarms", "_brakes", "_clock", "_closed", "_eof", "_events", "_holding", "_lost", "_piece", "_spawn",
@@ -131,12 +122,12 @@ class Pump(asyncio.Protocol):
         self._stranger: Stranger | None = None
         self._writes = writes if writes is not None else Writes()
         self._alarms = alarms if alarms is not None else Alarms()
-        self.connection = connection
+        self.connection = connection  # connection, handler: what the bytes and the events mean
         self.handler = handler
-        self.transport: asyncio.Transport | None = None
-        self.peer = ""
-        self.writable = True
-        self.lingering = False
+        self.transport: asyncio.Transport | None = None  # asyncio's; None before it is there, and when it is gone
+        self.peer = ""  # its address, for logs
+        self.writable = True  # whether the write buffer is below its mark
+        self.lingering = False  # whether what the peer still sends is thrown away
         self._spawn = spawn
         self._clock = clock
         self._brakes: frozenset[str] = NOTHING  # most pumps never need one of their own; a set takes 216 bytes
@@ -145,7 +136,7 @@ class Pump(asyncio.Protocol):
         self._eof = False  # the peer has closed meanwhile
         self._piece = PIECE  # bytes of a read that are taken at once, as much as was little work so far
         self._holding = False
-        self.flushing = False
+        self.flushing = False  # whether a flush is to come: something was written in this turn of the loop
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None  # for a deadline that is near; others are among the alarms
         self._timer_at: float | None = None

@@ -32,13 +32,7 @@ CACHED_GRANTS: Final = 2048
 
 
 class Grant:
-    """What one identity may do. Take one per connection: a known `publish(topic, key)` is a look-up or two.
-
-    Attributes:
-        identity: whose.
-        publish, subscribe, admin: in Kafka's names.
-        mqtt_publish, mqtt_subscribe: in those of MQTT.
-    """
+    """What one identity may do. Take one per connection: a known `publish(topic, key)` is a look-up or two."""
 
     __slots__ = ("_groups", "admin", "identity", "mqtt_publish", "mqtt_subscribe", "publish", "subscribe")
 
@@ -52,13 +46,14 @@ class Grant:
         partial: bool,
     ) -> None:
         everything = not rules
-        self.identity = identity
+        self.identity = identity  # whose
         self._groups = GroupPermission(identity, group_rules)
         to_publish = [rule for rule in rules if rule.concerns(identity, "publish")]
         to_subscribe = [rule for rule in rules if rule.concerns(identity, "subscribe")]
-        self.publish = Permission(to_publish, everything)
+        self.publish = Permission(to_publish, everything)  # publish, subscribe, admin: in Kafka's names
         self.subscribe = Permission(to_subscribe, everything)
         self.admin = Permission([rule for rule in rules if rule.concerns(identity, "admin")], everything)
+        # mqtt_publish, mqtt_subscribe: in those of MQTT
         self.mqtt_publish = MqttPermission(to_publish, everything, mapping, partial=partial)
         self.mqtt_subscribe = MqttPermission(to_subscribe, everything, mapping, partial=partial)
 

@@ -58,10 +58,6 @@ class UrlKeys:
 
     A login waits only when its key is unknown and a fetch may bring it, and for `WAIT_LIMIT_S` at most: otherwise a
     stranger who makes up names of keys could have everybody's login wait, and the issuer asked for ever.
-
-    Attributes:
-        fetches: that were tried.
-        failures: of these.
     """
 
     def __init__(self, config: OauthConfig, *, clock: Callable[[], float]) -> None:
@@ -70,8 +66,8 @@ class UrlKeys:
         `clock` gives monotonic seconds.
         """
         assert config.jwks_url is not None
-        self.fetches = 0
-        self.failures = 0
+        self.fetches = 0  # that were tried
+        self.failures = 0  # of these
         self._address = config.jwks_url
         self._algorithms = config.algorithms
         self._refresh_s = config.refresh_s

@@ -21,13 +21,7 @@ EARLY_LIMIT: Final = 65536  # bytes kept while a SASL verdict is awaited
 
 
 class Connection:
-    """One AMQP connection.
-
-    Attributes:
-        engine: the AMQP layer; its verbs may be used from `ConnectionOpened` on.
-        mechanisms: SASL mechanisms to offer, in order; read when the peer asks for SASL.
-        allow_without_sasl: whether a peer may begin with AMQP at once (part 5.3: it is then anonymous).
-    """
+    """One AMQP connection."""
 
     __slots__ = (
         "_buffer",
@@ -46,7 +40,7 @@ class Connection:
         "mechanisms",
     )  # fmt: skip
 
-    engine: Engine
+    engine: Engine  # the AMQP layer; its verbs may be used from `ConnectionOpened` on
 
     def __init__(
         self,
@@ -60,7 +54,8 @@ class Connection:
         """Wait for a peer, which has `open_timeout_s` from connecting to open; `container_id` is our name."""
         self._container_id = container_id
         self._limits = limits
-        self.mechanisms = mechanisms
+        self.mechanisms = mechanisms  # SASL mechanisms to offer, in order; read when the peer asks for SASL
+        # whether a peer may begin with AMQP at once (part 5.3: it is then anonymous)
         self.allow_without_sasl = allow_without_sasl
         self._open_timeout_s = open_timeout_s
         self._open_by: float | None = None

@@ -45,20 +45,13 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Endpoints:
-    """The connection, its sessions and its links.
-
-    Attributes:
-        opened: both sides have sent their open.
-        over: the last event was given; nothing more is read.
-        closing: nothing more is to be read, and our close is in the output.
-        transactional: a coordinator was asked for, so that transfers may carry a txn-id.
-    """
+    """The connection, its sessions and its links."""
 
     def __init__(self, container_id: str, limits: Limits, *, with_sasl: bool) -> None:
-        self.opened = False
-        self.over = False
-        self.closing = False
-        self.transactional = False
+        self.opened = False  # both sides have sent their open
+        self.over = False  # the last event was given; nothing more is read
+        self.closing = False  # nothing more is to be read, and our close is in the output
+        self.transactional = False  # a coordinator was asked for, so that transfers may carry a txn-id
         self._limits = limits
         self._with_sasl = with_sasl
         self._remote_opened = False

@@ -31,20 +31,15 @@ class SaslCode(enum.IntEnum):
 
 
 class SaslLayer:
-    """One SASL exchange, after its protocol header was read.
-
-    Attributes:
-        failure: set when the peer broke the protocol or was refused: nothing more may follow.
-        done: the outcome was OK; what is left in the buffer belongs to the next layer.
-    """
+    """One SASL exchange, after its protocol header was read."""
 
     def __init__(self, mechanisms: Sequence[str]) -> None:
         self._mechanisms = tuple(mechanisms)
         self._output: list[bytes] = [HEADER]
         self._waiting = False  # for our side's word
         self._started = False
-        self.failure: str | None = None
-        self.done = False
+        self.failure: str | None = None  # set when the peer broke the protocol or was refused: nothing more may follow
+        self.done = False  # the outcome was OK; what is left in the buffer belongs to the next layer
         self._send(MECHANISMS, [primitives.symbols(self._mechanisms)])
 
     def receive(self, buffer: bytearray) -> list[Any]:

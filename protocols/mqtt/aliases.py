@@ -17,18 +17,13 @@ USES_PER_ALIAS: Final = 64  # how many uses are counted until all are halved
 
 
 class _Topic:
-    """A topic that is counted.
-
-    Attributes:
-        alias: its alias at the client; 0: none.
-        uses: how often it was sent, halved with age.
-    """
+    """A topic that is counted."""
 
     __slots__ = ("alias", "uses")
 
     def __init__(self) -> None:
-        self.alias = 0
-        self.uses = 0
+        self.alias = 0  # its alias at the client; 0: none
+        self.uses = 0  # how often it was sent, halved with age
 
 
 class TopicAliases:

@@ -22,20 +22,15 @@ _ELSEWHERE = -1
 
 
 class _Node:
-    """A place where names part: below it are at least two.
-
-    Attributes:
-        skip: the levels between the edge to this node and the node, which all names below have.
-        children: the next level to the name that alone goes on with it, or to the node where several do.
-        name: the name that ends here.
-    """
+    """A place where names part: below it are at least two."""
 
     __slots__ = ("children", "name", "skip")
 
     def __init__(self, skip: tuple[str, ...] = ()) -> None:
-        self.skip = skip
+        self.skip = skip  # the levels between the edge to this node and the node, which all names below have
+        # the next level to the name that alone goes on with it, or to the node where several do
         self.children: dict[str, _Node | str] = {}
-        self.name: str | None = None
+        self.name: str | None = None  # the name that ends here
 
     def with_skip(self, skip: tuple[str, ...]) -> _Node:
         """What takes the place of this node, which a search may have come to."""

@@ -37,13 +37,6 @@ class Sender:
 
     Verbs that answer the client do nothing once the connection is closed: an acknowledgement may come from Kafka
     after DISCONNECT.
-
-    Attributes:
-        version: of the protocol; None before CONNECT.
-        state: where the connection is.
-        connect: the CONNECT that was received.
-        inbound: QoS 1 and 2 messages from the client that are not acknowledged, against our Receive Maximum.
-        outbound: ours that the client has not acknowledged, against its Receive Maximum.
     """
 
     __slots__ = (
@@ -62,10 +55,12 @@ class Sender:
     )
 
     def __init__(self, outgoing_inflight: int) -> None:
-        self.version: Version | None = None
-        self.state = State.NEW
-        self.connect: packets.Connect | None = None
+        self.version: Version | None = None  # of the protocol; None before CONNECT
+        self.state = State.NEW  # where the connection is
+        self.connect: packets.Connect | None = None  # the CONNECT that was received
+        # QoS 1 and 2 messages from the client that are not acknowledged, against our Receive Maximum
         self.inbound = Inflight(UNLIMITED)
+        # ours that the client has not acknowledged, against its Receive Maximum
         self.outbound = Inflight(outgoing_inflight)
         self._max_out = LARGEST_PACKET
         self._given: TopicAliases | None = None  # only for a client that takes aliases [MQTT-3.1.2-27]

@@ -20,17 +20,13 @@ _OPENING: Final = b"{["
 
 
 class DocumentSplitter:
-    """Takes parts of a body, and gives whole documents.
-
-    Attributes:
-        fault: why nothing more can be cut; what was given before is good.
-    """
+    """Takes parts of a body, and gives whole documents."""
 
     __slots__ = ("_data", "_depth", "_in_string", "_limit", "_seen", "fault")
 
     def __init__(self, limit: int) -> None:
         """`limit`: the most bytes of a document."""
-        self.fault: RestError | None = None
+        self.fault: RestError | None = None  # why nothing more can be cut; what was given before is good
         self._limit = limit
         self._data = bytearray()  # from the beginning of the document on
         self._seen = 0  # so far it was looked at

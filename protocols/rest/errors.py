@@ -38,16 +38,7 @@ class Fault(enum.Enum):
 
 
 class RestError(Exception):
-    """A refusal, with everything the answer needs (RFC 9110 section 15).
-
-    Attributes:
-        status: the HTTP status, which is also the `error_code` of the body.
-        message: one line for the client, without secrets.
-        validation_errors: what is wrong with the body, one line each; empty when it is not about the body.
-        headers: further fields of the answer, such as `Allow`, `Retry-After` or `WWW-Authenticate`.
-        close: the connection cannot be used further, because the rest of the request was not read.
-        fault: what it is about; None where the status says enough.
-    """
+    """A refusal, with everything the answer needs (RFC 9110 section 15)."""
 
     def __init__(
         self,
@@ -60,12 +51,14 @@ class RestError(Exception):
         fault: Fault | None = None,
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.message = _shown(message)
+        self.status = status  # the HTTP status, which is also the `error_code` of the body
+        self.message = _shown(message)  # one line for the client, without secrets
+        # what is wrong with the body, one line each; empty when it is not about the body
         self.validation_errors = tuple(_shown(line) for line in validation_errors)
+        # further fields of the answer, such as `Allow`, `Retry-After` or `WWW-Authenticate`
         self.headers = tuple(headers)
-        self.close = close
-        self.fault = fault
+        self.close = close  # the connection cannot be used further, because the rest of the request was not read
+        self.fault = fault  # what it is about; None where the status says enough
 
 
 def _shown(text: str) -> str:

@@ -35,19 +35,13 @@ def text_frame(payload: bytes) -> bytes:
 
 
 class LiveConnection:
-    """One live WebSocket, behind its opening handshake; a `protocols.connection.Connection`.
-
-    Attributes:
-        waiting: bytes that wait for `data_to_send`.
-        closing: whether a Close frame was sent or the socket is gone.
-        reading: whether the socket is being read: only then does the peer's silence mean that it is gone.
-    """
+    """One live WebSocket, behind its opening handshake; a `protocols.connection.Connection`."""
 
     def __init__(self, max_message_bytes: int, heartbeat_s: float) -> None:
         """`tick` sends a Ping every `heartbeat_s` seconds; a message over `max_message_bytes` ends the connection."""
-        self.waiting = 0
-        self.closing = False
-        self.reading = True
+        self.waiting = 0  # bytes that wait for `data_to_send`
+        self.closing = False  # whether a Close frame was sent or the socket is gone
+        self.reading = True  # whether the socket is being read: only then does the peer's silence mean that it is gone
         self._frames = FrameReader(TEXT)
         self._out: list[bytes] = []
         self._message = bytearray()  # as far as it has come

@@ -22,14 +22,10 @@ class Waiter(Protocol):
 
 
 class CreditGates:
-    """The gates of all incoming links of the process.
-
-    Attributes:
-        senders: how many incoming links there are; they share the process's budget.
-    """
+    """The gates of all incoming links of the process."""
 
     def __init__(self, publisher: Publisher) -> None:
-        self.senders = 0
+        self.senders = 0  # how many incoming links there are; they share the process's budget
         self._publisher = publisher
         self._waiting: dict[Gate, set[Waiter]] = {}
         self._callbacks: dict[Gate, Callable[[bool], None]] = {}

@@ -34,15 +34,11 @@ Token = tuple[Rejecting, Received, str]
 
 
 class DeadLetters:
-    """All dead letters of the process; the publisher's `Owner` of them.
-
-    Attributes:
-        max_attempts: how often a record may fail.
-    """
+    """All dead letters of the process; the publisher's `Owner` of them."""
 
     def __init__(self, publisher: Publisher, template: str | None, max_attempts: int, counts: Counts) -> None:
         """`template`: the topic's name, in which `{topic}` stands for the record's own; None: no dead letters."""
-        self.max_attempts = max_attempts
+        self.max_attempts = max_attempts  # how often a record may fail
         self._counts = counts
         self._submit = publisher.submit
         self._sender = Sender(lasting=True)  # one for all: they are few, and then they lie as they were rejected

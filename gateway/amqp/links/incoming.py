@@ -69,14 +69,7 @@ class Ingress(msgspec.Struct, frozen=True):
 
 
 class IncomingLink:
-    """One link of a sending peer.
-
-    Attributes:
-        link: the engine's.
-        sender: keeps its messages in order.
-        window: counts what is unanswered.
-        touched: has arrivals or settlements since its credit was looked at.
-    """
+    """One link of a sending peer."""
 
     __slots__ = (
         "_allowed", "_ingress", "_largest", "_peer", "_submit", "_template", "_untemplated", "destination", "link",
@@ -105,11 +98,11 @@ class IncomingLink:
         self._allowed = allowed
         self._template: Template | None = None
         self._untemplated = 0  # messages that were mapped in the general way, less those that runs make up for
-        self.link = link
+        self.link = link  # the engine's
         self.destination = destination
-        self.sender = peer.sender(link)
-        self.window = CreditWindow(limit)
-        self.touched = False
+        self.sender = peer.sender(link)  # keeps its messages in order
+        self.window = CreditWindow(limit)  # counts what is unanswered
+        self.touched = False  # has arrivals or settlements since its credit was looked at
 
     def receive(self, delivery: Any, data: bytes, now_ms: int) -> None:
         """Take one message."""

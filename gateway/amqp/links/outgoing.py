@@ -64,15 +64,7 @@ class Egress(msgspec.Struct, frozen=True):
 
 
 class OutgoingLink:
-    """One link of a receiving peer; `gateway.kafka.contracts.Subscriber` and, for the live reader, `Fanout` of itself.
-
-    Attributes:
-        link: the engine's.
-        topic: the Kafka topic.
-        lossy: False: a record is kept until it was sent.
-        unsettled: sent and without an outcome.
-        retiring: of these, how many have one in a transaction that is not discharged.
-    """
+    """One link of a receiving peer: a `contracts.Subscriber` and, for the live reader, `Fanout` of itself."""
 
     __slots__ = (
         "_burst", "_condition", "_dead_letters", "_draining", "_egress", "_engine", "_left", "_membership",
@@ -100,11 +92,11 @@ class OutgoingLink:
         self._burst = 0  # that may be sent before demand and time are looked at again
         self._now_ms = 0
         self._waits = True  # said "no capacity", or has not been asked yet
-        self.link = link
-        self.topic = source.topic
-        self.lossy = False
-        self.unsettled = 0
-        self.retiring = 0
+        self.link = link  # the engine's
+        self.topic = source.topic  # the Kafka topic
+        self.lossy = False  # a record is kept until it was sent
+        self.unsettled = 0  # sent and without an outcome
+        self.retiring = 0  # of these, how many have one in a transaction that is not discharged
 
     def joined(self, membership: Membership | NodeConsumer) -> None:
         """The group, or the temporary node, that this link receives for."""

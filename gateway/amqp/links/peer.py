@@ -19,23 +19,14 @@ from protocols.amqp.outcomes import Error
 
 
 class Peer(Owner, Protocol):
-    """Who is at the other end of a link.
-
-    Attributes:
-        pump: the socket.
-        budget: what the connection has in flight; the publisher counts it.
-        grant: what the peer may do.
-        container_id: its name for itself.
-        quiescing: no more credit is granted: the gateway is stopping.
-        gone: the socket is gone.
-    """
+    """Who is at the other end of a link."""
 
     pump: Pump
-    budget: Budget
-    grant: Grant
-    container_id: str
-    quiescing: bool
-    gone: bool
+    budget: Budget  # what the connection has in flight; the publisher counts it
+    grant: Grant  # what the peer may do
+    container_id: str  # its name for itself
+    quiescing: bool  # no more credit is granted: the gateway is stopping
+    gone: bool  # the socket is gone
 
     @property
     def engine(self) -> Engine:

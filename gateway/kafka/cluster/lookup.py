@@ -39,10 +39,6 @@ class Lookup:
 
     A fetch that waits for data holds back everything behind it on its connection, so a subscription would
     wait for it. Questions that arrive while one is being asked share the next request.
-
-    Attributes:
-        requests: how many were sent for offsets, and answered with metadata.
-        topics: those that exist, as of the last answer; another object with each.
     """
 
     def __init__(
@@ -64,10 +60,10 @@ class Lookup:
         self._ensure = ensure
         self._timeout_s = timeout_s
         self._asking = asyncio.Lock()
-        self.topics: Mapping[str, wire.Topic] = {}
+        self.topics: Mapping[str, wire.Topic] = {}  # those that exist, as of the last answer; another object with each
         self._next_batches = {False: _Batch(), True: _Batch()}  # by whether only those with a leader are asked for
         self._listeners: list[Callable[[Brokers], None]] = []
-        self.requests = 0
+        self.requests = 0  # how many were sent for offsets, and answered with metadata
 
     def listen(self, listener: Callable[[Brokers], None]) -> None:
         """Call `listener(brokers)` after each update of the metadata, which cover every topic."""

@@ -45,15 +45,11 @@ def refused_by(code: int, subject: str) -> Refused:
 
 
 class TopicQueries:
-    """One connection to any broker. Every question raises Refused (BUSY) when none answers.
-
-    Attributes:
-        patience: hears of every answer.
-    """
+    """One connection to any broker. Every question raises Refused (BUSY) when none answers."""
 
     def __init__(self, config: KafkaConfig, spawn: Spawn, clock: Callable[[], float]) -> None:
         """Connect with the first question. `clock` gives monotonic seconds."""
-        self.patience = Patience(clock)
+        self.patience = Patience(clock)  # hears of every answer
         self._kafka = AnyBroker(config, "topics", spawn, self.patience.heard)
 
     async def request(self, request: Any) -> Any:

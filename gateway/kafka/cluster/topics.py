@@ -47,10 +47,6 @@ class Topics:
     """The topics of one Kafka cluster.
 
     `run` must be running for the refreshes; look-ups work without it once `start` has been called.
-
-    Attributes:
-        creation: makes topics, within the limits.
-        queries: what Kafka is asked.
     """
 
     def __init__(
@@ -68,7 +64,8 @@ class Topics:
         `create`: an unknown topic is created at its first use, where `capacity` says that the broker can take its
         partitions, and `may_make` that its name is the one to be made of those that Kafka takes for the same.
         """
-        self.queries = TopicQueries(config, spawn, clock)
+        self.queries = TopicQueries(config, spawn, clock)  # what Kafka is asked
+        # makes topics, within the limits
         self.creation = Creation(config, self.queries, self, spawn=spawn, clock=clock, capacity=capacity)
         self._config = config
         self._create = create

@@ -17,16 +17,12 @@ _NONE: Final = wire.NO_LEADER
 
 
 class Brokers(AIOKafkaClient):  # type: ignore[misc]  # aiokafka carries no types
-    """Follows all topics. Nobody calls `add_topic` or `set_topics`.
-
-    Attributes:
-        topics: those that exist, as of the last answer; empty before the first.
-    """
+    """Follows all topics. Nobody calls `add_topic` or `set_topics`."""
 
     def __init__(self, updated: Callable[[Brokers], None], **settings: Any) -> None:
         """`updated` is told each new answer; `settings` are of `AIOKafkaClient`."""
         super().__init__(**settings)
-        self.topics: Mapping[str, wire.Topic] = {}
+        self.topics: Mapping[str, wire.Topic] = {}  # those that exist, as of the last answer; empty before the first
         self._updated = updated
 
     def partitions_for_topic(self, topic: str) -> range | None:

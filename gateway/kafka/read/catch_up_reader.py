@@ -46,16 +46,7 @@ class Goal(Protocol):
 
 
 class Reading:
-    """One subscriber's place in one partition.
-
-    Attributes:
-        subscriber: whom it is for.
-        partition: the partition read.
-        position: the offset of the next record to offer; safe to store.
-        goal: reaching `goal.position` ends the reading, before the record there is offered.
-        finished: called once, when the goal is reached; not when the reading is cancelled.
-        gap: told how many records retention had deleted before they could be offered.
-    """
+    """One subscriber's place in one partition."""
 
     __slots__ = ("finished", "gap", "goal", "partition", "position", "subscriber")
 
@@ -69,12 +60,12 @@ class Reading:
         finished: Callable[[Reading], None],
         gap: Callable[[int], None] | None = None,
     ) -> None:
-        self.subscriber = subscriber
-        self.partition = partition
-        self.position = position
-        self.goal = goal
-        self.finished = finished
-        self.gap = gap
+        self.subscriber = subscriber  # whom it is for
+        self.partition = partition  # the partition read
+        self.position = position  # the offset of the next record to offer; safe to store
+        self.goal = goal  # reaching `goal.position` ends the reading, before the record there is offered
+        self.finished = finished  # called once, when the goal is reached; not when the reading is cancelled
+        self.gap = gap  # told how many records retention had deleted before they could be offered
 
 
 class CatchUpStatistics(msgspec.Struct, frozen=True):

@@ -10,11 +10,7 @@ from gateway.kafka.read.live_reader import LiveReader
 
 
 class LingeringWatch:
-    """One `Fanout`'s place at the end of one topic: taken with the first need, given up a while after the last.
-
-    Attributes:
-        held: whether the live reader watches; what is stored from now on is seen.
-    """
+    """One `Fanout`'s place at the end of one topic: taken with the first need, given up a while after the last."""
 
     def __init__(
         self, live_reader: LiveReader, topic: str, fanout: Fanout, in_use: Callable[[], object], *, linger_s: float
@@ -23,7 +19,7 @@ class LingeringWatch:
 
         `in_use` is true while it is needed; `linger_s` seconds after that it may end.
         """
-        self.held = False
+        self.held = False  # whether the live reader watches; what is stored from now on is seen
         self._live_reader = live_reader
         self._topic = topic
         self._fanout = fanout

@@ -55,17 +55,13 @@ async def scan_log(
 
 
 class _Scan:
-    """How far the reading is.
-
-    Attributes:
-        positions: partition -> the next offset to read; without those that are done.
-        ends: partition -> where to stop: where the log ended when it was asked for first, or ends now, if it shrank.
-    """
+    """How far the reading is."""
 
     __slots__ = ("_collect", "ends", "positions")
 
     def __init__(self, ranges: Mapping[TopicPartition, int], collect: Collect) -> None:
-        self.positions = dict(ranges)
+        self.positions = dict(ranges)  # partition -> the next offset to read; without those that are done
+        # partition -> where to stop: where the log ended when it was asked for first, or ends now, if it shrank
         self.ends: dict[TopicPartition, int] = {}
         self._collect = collect
 

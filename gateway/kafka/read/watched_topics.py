@@ -17,20 +17,15 @@ from mapping.record import Received
 
 
 class Watch:
-    """A fan-out on one topic.
-
-    Attributes:
-        since: partitions of which it wants only what lies at or after an offset.
-        readings: of its subscribers that are behind.
-    """
+    """A fan-out on one topic."""
 
     __slots__ = ("fanout", "readings", "select", "since")
 
     def __init__(self, fanout: Fanout, since: dict[int, int]) -> None:
         self.fanout = fanout
         self.select: Callable[[Received], Collection[tuple[Subscriber, Any]]] = fanout.select
-        self.since = since
-        self.readings: dict[Reading, None] = {}
+        self.since = since  # partitions of which it wants only what lies at or after an offset
+        self.readings: dict[Reading, None] = {}  # of its subscribers that are behind
 
     def is_early(self, record: Received) -> bool:
         """Whether the record was stored before the watch began; forgets the mark once it is passed."""
@@ -44,25 +39,18 @@ class Watch:
 
 
 class Partition:
-    """Positions in one partition.
-
-    Attributes:
-        position: the offset of the next record to fan out; all below it was fanned out.
-        fetched: the offset of the next record to expect from the consumer.
-        stored: the log reaches to here at least, by this process's own records.
-        behind: the subscribers that are fed by the catch-up reader.
-        missing_since: when (loop time) the metadata lacked the partition first; None while it is there.
-    """
+    """Positions in one partition."""
 
     __slots__ = ("behind", "fetched", "missing_since", "position", "stored", "topic")
 
     def __init__(self, topic: Topic, position: int) -> None:
         self.topic = topic
+        # when (loop time) the metadata lacked the partition first; None while it is there
         self.missing_since: float | None = None
-        self.position = position
-        self.fetched = position
-        self.stored = 0
-        self.behind: dict[Subscriber, tuple[Watch, Reading]] = {}
+        self.position = position  # the offset of the next record to fan out; all below it was fanned out
+        self.fetched = position  # the offset of the next record to expect from the consumer
+        self.stored = 0  # the log reaches to here at least, by this process's own records
+        self.behind: dict[Subscriber, tuple[Watch, Reading]] = {}  # the subscribers that are fed by the catch-up reader
 
 
 class Later:

@@ -68,18 +68,7 @@ class RetainedStatistics(msgspec.Struct, frozen=True):
 
 
 class _Put:
-    """One retained PUBLISH: owner of its own record and of the copy, which settles the client's token once.
-
-    Attributes:
-        record: the own record.
-        topic: its MQTT topic.
-        budget: the client's, which counts both records (see `Publisher.submit`).
-        principal: the client's.
-        own, copy: what became of each; None: not known yet.
-        is_written: whether the copy was given to the publisher.
-        read: to which offset the copy's partition was read when it was written, and in which of the topics of the name
-            (see `Retained._restarts`): the copy lies behind that.
-    """
+    """One retained PUBLISH: owner of its own record and of the copy, which settles the client's token once."""
 
     __slots__ = (
         "_offset", "_owner", "_retained", "_token", "budget", "copy", "is_written", "own", "principal", "read",
@@ -87,13 +76,15 @@ class _Put:
     )  # fmt: skip
 
     def __init__(self, retained: Retained, record: Record, topic: str, owner: Owner | None, token: Any) -> None:
-        self.record = record
-        self.topic = topic
-        self.budget = getattr(owner, "budget", None)
-        self.principal = getattr(owner, "principal", None)
-        self.own: Result | None = None
+        self.record = record  # the own record
+        self.topic = topic  # its MQTT topic
+        self.budget = getattr(owner, "budget", None)  # the client's, which counts both records (see `Publisher.submit`)
+        self.principal = getattr(owner, "principal", None)  # the client's
+        self.own: Result | None = None  # own, copy: what became of each; None: not known yet
         self.copy: Result | None = None
-        self.is_written = False
+        self.is_written = False  # whether the copy was given to the publisher
+        # to which offset the copy's partition was read when it was written, and in which of the topics of the name (see
+        # `Retained._restarts`): the copy lies behind that
         self.read = (0, -1)
         self._retained = retained
         self._owner = owner
@@ -127,11 +118,7 @@ class _Put:
 
 
 class Retained:
-    """The retained messages of all gateways of this Kafka.
-
-    Attributes:
-        name: the topic in which they are.
-    """
+    """The retained messages of all gateways of this Kafka."""
 
     def __init__(
         self,
@@ -150,7 +137,7 @@ class Retained:
         Clients may have `limit` messages retained, which may be counted for `limit_bytes`. `wall_clock` gives epoch
         milliseconds.
         """
-        self.name = name
+        self.name = name  # the topic in which they are
         self._state = state
         self._publisher = publisher
         self._rules = rules

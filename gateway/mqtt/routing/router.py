@@ -86,34 +86,24 @@ class _Entry(msgspec.Struct):
 
 
 class _Held:
-    """A filter in use.
-
-    Attributes:
-        users: how many subscriptions, or holds, there are.
-        topics: the Kafka topics that are watched for it.
-        looked: whether it was found out which exist; what appears after that is newer than the filter.
-    """
+    """A filter in use."""
 
     __slots__ = ("looked", "topics", "users")
 
     def __init__(self) -> None:
-        self.users = 0
-        self.topics: set[str] = set()
-        self.looked = False
+        self.users = 0  # how many subscriptions, or holds, there are
+        self.topics: set[str] = set()  # the Kafka topics that are watched for it
+        self.looked = False  # whether it was found out which exist; what appears after that is newer than the filter
 
 
 class _Plan:
-    """Who gets the messages of one topic.
-
-    Attributes:
-        outboxes: those that get every one of them, each with how it matches.
-        judged: subscriptions that may not want a message: No Local, or one that was stored before.
-    """
+    """Who gets the messages of one topic."""
 
     __slots__ = ("judged", "outboxes")
 
     def __init__(self) -> None:
-        self.outboxes: list[tuple[Subscriber, Match]] = []
+        self.outboxes: list[tuple[Subscriber, Match]] = []  # those that get every one of them, each with how it matches
+        # subscriptions that may not want a message: No Local, or one that was stored before
         self.judged: list[tuple[SubscribedSession, list[_Entry]]] = []
 
 

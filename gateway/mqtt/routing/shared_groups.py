@@ -58,14 +58,7 @@ class SharedSubscriber(Protocol):
 
 
 class Share:
-    """A session's place in a shared subscription; an outbox of the group (`gateway.kafka.contracts.Subscriber`).
-
-    Attributes:
-        group: the share name.
-        topic_filter: without `$share/` and the name.
-        subscription: the options as of the last SUBSCRIBE.
-        lossy: False: what has no room waits in Kafka's log, at QoS 0 too.
-    """
+    """A session's place in a shared subscription; an outbox of the group (`gateway.kafka.contracts.Subscriber`)."""
 
     __slots__ = (
         "_delivery",
@@ -89,10 +82,10 @@ class Share:
         delivery: Callable[[Received], Delivery | None],
     ) -> None:
         """Made by `Sharing.join`."""
-        self.group = shared.group
-        self.topic_filter = shared.topic_filter
-        self.subscription = subscription
-        self.lossy = False
+        self.group = shared.group  # the share name
+        self.topic_filter = shared.topic_filter  # without `$share/` and the name
+        self.subscription = subscription  # the options as of the last SUBSCRIBE
+        self.lossy = False  # what has no room waits in Kafka's log, at QoS 0 too
         self._sharing = sharing
         self._subscriber = subscriber
         self._delivery = delivery

@@ -21,21 +21,14 @@ AGAIN_S: Final = 1.0  # after Kafka refused a write
 
 
 class SessionStore:
-    """The last known records of all sessions, and their way into Kafka.
-
-    Attributes:
-        records: client id -> session record, of all gateways.
-        inflight: client id -> in-flight record.
-        stopped: nothing is tried again.
-        invalid: records that were ignored.
-    """
+    """The last known records of all sessions, and their way into Kafka."""
 
     def __init__(self, owner: str) -> None:
         """`owner` is written into every record."""
-        self.records: dict[str, bytes] = {}
-        self.inflight: dict[str, bytes] = {}
-        self.stopped = False
-        self.invalid = 0
+        self.records: dict[str, bytes] = {}  # client id -> session record, of all gateways
+        self.inflight: dict[str, bytes] = {}  # client id -> in-flight record
+        self.stopped = False  # nothing is tried again
+        self.invalid = 0  # records that were ignored
         self._mark = ((GW_OWNER, owner.encode()),)
         self._table: StateTopic  # since `bind`
 

@@ -33,18 +33,14 @@ class Upload:
     """One request whose records are stored and reported while it is sent.
 
     A subclass writes the reports of another dialect: `stored`, `failed` and `ended`.
-
-    Attributes:
-        budget: bytes and records in flight of this upload; see `Publisher.submit`.
-        taken: records so far, those that were refused included.
-        failures: of them, how many were not stored.
     """
 
     def __init__(self, publisher: Publisher, topic: str) -> None:
         """For records of `topic`; `close` must be called in the end."""
+        # bytes and records in flight of this upload; see `Publisher.submit`
         self.budget = publisher.budgets.connection()
-        self.taken = 0
-        self.failures = 0
+        self.taken = 0  # records so far, those that were refused included
+        self.failures = 0  # of them, how many were not stored
         self._publisher = publisher
         self._topic = topic
         self._sender = Sender(lasting=True)

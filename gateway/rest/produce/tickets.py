@@ -19,22 +19,16 @@ _STATUS_BUSY: Final = ANSWERS[Outcome.BUSY].http
 
 
 class Ticket:
-    """One request that waits for Kafka: the owner of its records, whose tokens are their indexes in the request.
-
-    Attributes:
-        principal: the client's; see `Publisher.submit`.
-        results: what became of each record.
-        failed: how many records were not stored.
-        done: ends when every record has its result.
-    """
+    """One request that waits for Kafka: the owner of its records, whose tokens are their indexes in the request."""
 
     __slots__ = ("_left", "done", "failed", "principal", "results")
 
     def __init__(self, count: int, principal: str) -> None:
         """For `count` records of `principal`."""
-        self.principal = principal
-        self.results: list[Stored | ErrorBody] = [_PENDING] * count
-        self.failed = 0
+        self.principal = principal  # the client's; see `Publisher.submit`
+        self.results: list[Stored | ErrorBody] = [_PENDING] * count  # what became of each record
+        self.failed = 0  # how many records were not stored
+        # ends when every record has its result
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._left = count
 

@@ -22,27 +22,17 @@ LINGER_S: Final = 30.0  # so long the topic is read on behind the last question:
 
 
 class Question:
-    """One request that waits for its answer.
-
-    Attributes:
-        correlation_id: what the answer must bring.
-        answer: done with the answer.
-    """
+    """One request that waits for its answer."""
 
     __slots__ = ("answer", "correlation_id")
 
     def __init__(self, correlation_id: str, answer: asyncio.Future[Received]) -> None:
-        self.correlation_id = correlation_id
-        self.answer = answer
+        self.correlation_id = correlation_id  # what the answer must bring
+        self.answer = answer  # done with the answer
 
 
 class Replies:
-    """All open questions of the process; the `Fanout` of the reply topic.
-
-    Attributes:
-        address: where answers go.
-        late: how many answers came that nobody waited for.
-    """
+    """All open questions of the process; the `Fanout` of the reply topic."""
 
     def __init__(self, live_reader: LiveReader, publisher: Publisher, topic: str, random_id: Callable[[], str]) -> None:
         """Read the reply topic from the first question on.
@@ -51,8 +41,8 @@ class Replies:
         """
         self.topic = topic
         name = f"http-{random_id()}"
-        self.address = f"{topic}/{name}"
-        self.late = 0
+        self.address = f"{topic}/{name}"  # where answers go
+        self.late = 0  # how many answers came that nobody waited for
         self._key = name.encode()
         self._publisher = publisher
         self._random_id = random_id

@@ -17,12 +17,9 @@ class OperationSet:
     """The operations of one subject, such as consumers or topics. A subclass overrides the methods that it needs.
 
     `RestListener` makes each set with `RestServices`; its part of the contract stands in `protocols/rest/openapi`.
-
-    Attributes:
-        operations: the handlers by the contract's operationId.
     """
 
-    operations: Mapping[str, Handler]
+    operations: Mapping[str, Handler]  # the handlers by the contract's operationId
 
     def refuse(self, error: RestError) -> web.Response:
         """The answer to a refused request for one of these operations, with the error body of its dialect."""

@@ -75,11 +75,7 @@ class LiveStatistics(msgspec.Struct, frozen=True):
 
 
 class LiveSession:
-    """One connection; a `pump.Handler`.
-
-    Attributes:
-        unanswered: produce messages that wait for Kafka.
-    """
+    """One connection; a `pump.Handler`."""
 
     pump: Pump
 
@@ -89,7 +85,7 @@ class LiveSession:
         self.connection = connection
         self._subscriptions: dict[str, Subscription] = {}
         self._sender = Sender(lasting=True)
-        self.unanswered = 0
+        self.unanswered = 0  # produce messages that wait for Kafka
         self._draining = False
         self._expires_ms = expires_ms
         self._expiry = Expiry(live.services.wall_clock, self._expired)

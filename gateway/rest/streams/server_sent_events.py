@@ -65,15 +65,11 @@ class StreamsStatistics(msgspec.Struct, frozen=True):
 
 
 class EventStream:
-    """One stream; a `feeds.Sink`, a `group_subscriber.Receiver` and a `stream_socket.StreamUser`.
-
-    Attributes:
-        source: gives it records; set when it has joined.
-    """
+    """One stream; a `feeds.Sink`, a `group_subscriber.Receiver` and a `stream_socket.StreamUser`."""
 
     def __init__(self, streams: EventStreams, limit: int | None) -> None:
         self.socket = StreamSocket(streams.writes, self)
-        self.source: FeedSubscriber | GroupSubscriber | None = None
+        self.source: FeedSubscriber | GroupSubscriber | None = None  # gives it records; set when it has joined
         self.form: Form = FORMS[Format.JSON.value]
         self._streams = streams
         self._left = limit

@@ -36,13 +36,7 @@ class StreamUser(Protocol):
 
 
 class StreamSocket(asyncio.Protocol):
-    """One such connection, from the request on.
-
-    Attributes:
-        has_capacity: whether more may be sent.
-        total: bytes sent so far.
-        busy: whether something was written since this was last set to False.
-    """
+    """One such connection, from the request on."""
 
     __slots__ = (
         "_closed", "_ending", "_paused", "_pending", "_size", "_transport", "_user", "_waiting", "_writes", "busy",
@@ -60,9 +54,9 @@ class StreamSocket(asyncio.Protocol):
         self._paused = False
         self._closed = False
         self._ending = False
-        self.has_capacity = True
-        self.total = 0
-        self.busy = False
+        self.has_capacity = True  # whether more may be sent
+        self.total = 0  # bytes sent so far
+        self.busy = False  # whether something was written since this was last set to False
 
     def begin(self, transport: asyncio.Transport) -> None:
         """Take the socket over."""

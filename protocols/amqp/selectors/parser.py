@@ -44,15 +44,11 @@ _LONG: Final = 1 << 63  # the magnitude of the least long
 
 
 class SelectorError(ValueError):
-    """The text is no selector.
-
-    Attributes:
-        position: of the offending character, from 0.
-    """
+    """The text is no selector."""
 
     def __init__(self, reason: str, position: int) -> None:
         super().__init__(f"{reason}, at character {position + 1}")
-        self.position = position
+        self.position = position  # of the offending character, from 0
 
 
 def compile_selector(text: str, resolve: Callable[[str], Getter]) -> Callable[[Any], bool]:
