@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Annotated, Final
 
 import msgspec
@@ -28,6 +28,8 @@ UNSETTLED: Final = "too much unsettled"
 UNANSWERED: Final = "too much unanswered"
 KAFKA_SILENT: Final = "Kafka silent"  # acknowledgements wait
 KAFKA_UNREACHABLE: Final = "Kafka unreachable"
+NO_CAPACITY: Final = (RECEIVE_MAXIMUM, NO_CREDIT, UNSETTLED)
+"""What somebody who is behind may lack, beside room in the write buffer, of which its socket tells."""
 REASONS: Final = (
     PROCESS_BUDGET, TOPIC_BUDGET, CONNECTION_BUDGET, SLOW_READER, RECEIVE_MAXIMUM, NO_CREDIT, UNSETTLED, UNANSWERED,
     KAFKA_SILENT, KAFKA_UNREACHABLE,
@@ -89,18 +91,18 @@ class Pauses:
         """`clock`: seconds; `wall_clock`: epoch seconds."""
         self._clock = clock
         self._wall_clock = wall_clock
-        self._open: dict[tuple[Hashable, str], tuple[float, str]] = {}
+        self._open: dict[tuple[object, str], tuple[float, str]] = {}
         self._episodes: deque[Episode] = deque()
         self._last: dict[tuple[str, str], Episode] = {}  # of the episodes
         self._count: Counter[str] = Counter()
         self._lasted: dict[str, float] = {}
 
-    def begin(self, reason: str, what: Hashable, subject: str) -> None:
+    def begin(self, reason: str, what: object, subject: str) -> None:
         """`what` is paused, which is called `subject`; without effect while it is so already."""
         if (what, reason) not in self._open:
             self._open[what, reason] = (self._clock(), subject)
 
-    def end(self, reason: str, what: Hashable) -> None:
+    def end(self, reason: str, what: object) -> None:
         """It goes on; without effect when it was not paused."""
         found = self._open.pop((what, reason), None)
         if found is None:
@@ -112,7 +114,7 @@ class Pauses:
         if lasted >= SHORTEST_S:
             self._remember(subject, reason, lasted)
 
-    def end_all(self, what: Hashable, *reasons: str) -> None:
+    def end_all(self, what: object, *reasons: str) -> None:
         """It is gone."""
         for reason in reasons:
             self.end(reason, what)
@@ -124,7 +126,7 @@ class Pauses:
         else:
             self.begin(reason, subject, subject)
 
-    def since(self, reason: str, what: Hashable) -> Pause | None:
+    def since(self, reason: str, what: object) -> Pause | None:
         """The pause of `what` that goes on for this reason."""
         found = self._open.get((what, reason))
         return None if found is None else Pause(reason, self._wall_clock() - (self._clock() - found[0]))

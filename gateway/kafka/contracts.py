@@ -51,7 +51,11 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error of anybody
 
 
 class Subscriber(Protocol):
-    """A place for records on their way to one client: an MQTT session, an AMQP link, an HTTP consumer."""
+    """A place for records on their way to one client: an MQTT session, an AMQP link, an HTTP consumer.
+
+    One that knows why it has no capacity has a method `lacks`, too: reason and subject for `gateway.pauses`; None where
+    another tells of it.
+    """
 
     def offer_nowait(self, record: Received, context: Any = None) -> bool:
         """Take the record (True; also when it is not wanted, expired or denied) or say "no capacity" (False).

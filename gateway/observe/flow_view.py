@@ -22,7 +22,8 @@ from gateway.observe.flow import Snapshot
 
 PERIOD_S = 1.0
 ANSWER_S = 10.0
-PIPE_COLUMNS = 130  # where there is no terminal to ask
+PIPE_COLUMNS = 160  # where there is no terminal to ask
+NARROW = 120  # columns below which users and addresses are left out
 PAUSED = 8  # rows
 TOPICS = 5
 EPISODES = 8
@@ -67,18 +68,18 @@ def print_once(source: Source, *, as_json: bool) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPE_COLUMNS)
-    console.print(view(_decoded(document), rows=None))
+    console.print(view(_decoded(document), None, console.width))
 
 
 def watch(source: Source) -> None:
     """Show it live, until Ctrl-C; NoFlow when the first answer fails, later ones are tried again."""
     console = Console()
-    shown = view(_decoded(source.read()), rows=console.height)
+    shown = view(_decoded(source.read()), console.height, console.width)
     with Live(shown, console=console, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(PERIOD_S)
             try:
-                live.update(view(_decoded(source.read()), rows=console.height), refresh=True)
+                live.update(view(_decoded(source.read()), console.height, console.width), refresh=True)
             except NoFlow as error:
                 live.update(plain(f"{error}; trying again"), refresh=True)
 
@@ -90,8 +91,8 @@ def _decoded(document: bytes) -> Snapshot:
         raise NoFlow(f"this is no gateway of this version: {error}") from error
 
 
-def view(snapshot: Snapshot, rows: int | None) -> Group:
-    """All of it; as much as fits in `rows` lines, if that is given."""
+def view(snapshot: Snapshot, rows: int | None, columns: int) -> Group:
+    """All of it; as much as fits in `rows` lines, if that is given, of so many columns."""
     process, *topics = snapshot.budgets
     parts: list[RenderableType] = [
         Text(
@@ -103,7 +104,7 @@ def view(snapshot: Snapshot, rows: int | None) -> Group:
     tail = [_topics(topics), _episodes(snapshot)]
     used = 14 + min(PAUSED, len(snapshot.paused)) + min(TOPICS, len(topics)) + min(EPISODES, len(snapshot.episodes))
     most = len(snapshot.connections) if rows is None else max(3, rows - used)
-    return Group(*parts, _clients(snapshot.connections[:most], snapshot.at), *tail)
+    return Group(*parts, _clients(snapshot.connections[:most], snapshot.at, wide=columns >= NARROW), *tail)
 
 
 def _paused(snapshot: Snapshot) -> Table:
@@ -113,9 +114,12 @@ def _paused(snapshot: Snapshot) -> Table:
     return _or_nothing(table, "nobody")
 
 
-def _clients(connections: list[ConnectionFlow], now: float) -> Table:
-    numbers = ("to Kafka", "unanswered", "unacknowledged", "unwritten")
-    table = _table("Clients", ("client", "protocol", "user", "address"), numbers, "paused")
+def _clients(connections: list[ConnectionFlow], now: float, *, wide: bool) -> Table:
+    """Messages from a client are unanswered, those to it unacknowledged; what its socket does not take is unwritten."""
+    numbers = (
+        ("to Kafka", "unanswered", "unacknowledged", "unwritten") if wide else ("to Kafka", "in", "out", "unwritten")
+    )
+    table = _table("Clients", ("client", "protocol", *(("user", "address") if wide else ())), numbers, "paused")
     for each in connections:
         to_kafka = sum(window.unsettled for window in each.windows if window.to_kafka)
         to_client = sum(window.unsettled for window in each.windows if not window.to_kafka)
@@ -124,8 +128,7 @@ def _clients(connections: list[ConnectionFlow], now: float) -> Table:
         table.add_row(
             plain(each.client),
             each.protocol,
-            plain(each.principal),
-            each.peer,
+            *((plain(each.principal), each.peer) if wide else ()),
             size(each.bytes),
             f"{to_kafka:,}",
             f"{to_client:,}",

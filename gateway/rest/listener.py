@@ -175,8 +175,8 @@ class RestListener(HttpServer):
         self._feeds.stop()
 
     def flowing(self) -> list[Flowing]:
-        """What can be asked for its flow: the WebSockets, requests are over in a moment."""
-        return self._live.flowing()
+        """What can be asked for its flow: WebSockets and streams of events; requests are over in a moment."""
+        return [*self._live.flowing(), *self._events.flowing()]
 
     def statistics(self) -> RestStatistics:
         """Counts so far."""

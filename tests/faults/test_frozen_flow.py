@@ -84,18 +84,14 @@ class Stall:
 
 
 @pytest.fixture
-async def stall(
-    new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
-) -> AsyncIterator[Stall]:
-    broker = new_broker()
-    await broker.start()
-    gateway = await new_gateway(broker.bootstrap_servers, config=CONFIG).start()
+async def stall(stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]) -> AsyncIterator[Stall]:
+    gateway = await new_gateway(stoppable.bootstrap_servers, config=CONFIG).start()
     client = await RawClient.connect(gateway.address("mqtt"), HOSTILE)
-    found = Stall(broker, gateway, client)
+    found = Stall(stoppable, gateway, client)
     try:
         topic = f"stall-{uuid.uuid4().hex[:6]}/x"
         await client.publish(topic, b"before")
-        freeze(broker.pid)
+        freeze(stoppable.pid)
         for number in range(10):
             client.send(packets.Publish(topic, b"z" * 10_000, 1, packet_id=100 + number))
         yield found

@@ -41,9 +41,10 @@ class Browser:
         return await self._do("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     async def resize(self, width: int, height: int = 900) -> None:
-        """The page's own size: a window is never narrower than 500 pixels."""
+        """The page's own size, as on a telephone where it is narrow: a window has 500 pixels at least."""
+        mobile = width < 500
         await self.cdp(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
         )
 
     async def scheme(self, name: str) -> None:

@@ -22,7 +22,7 @@ from gateway.amqp.links.subscriptions import Subscriptions
 from gateway.amqp.nodes import NodeConsumer
 from gateway.amqp.sources import Source
 from gateway.failures import failures
-from gateway.flow import Window, shown
+from gateway.flow import Window, shown, subject
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.assignment import AssignedPartition
 from gateway.kafka.groups.membership import Membership
@@ -128,7 +128,15 @@ class OutgoingLink:
             return None
         if not self._peer.pump.writable:
             return pauses.since(SLOW_READER, self._peer.pump)
-        return Pause(UNSETTLED if self._is_full else NO_CREDIT)
+        reason = UNSETTLED if self._is_full else NO_CREDIT
+        return pauses.since(reason, self) or Pause(reason)
+
+    def lacks(self) -> tuple[str, str] | None:
+        """Why there is no demand, and whose it is (`gateway.kafka.contracts.Subscriber`)."""
+        paused, peer = self._paused(), self._peer
+        if paused is None or paused.reason == SLOW_READER:
+            return None
+        return paused.reason, subject("amqp", peer.container_id, peer.pump.peer)
 
     def select(self, record: Received) -> Collection[tuple[OutgoingLink, None]]:
         """Every record of the topic is for this link, or of the one partition that it reads."""

@@ -23,6 +23,7 @@ from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions, is_broken, log_consumer, poll
 from gateway.kafka.driver.lifecycle import keep_consumer
+from gateway.pauses import NO_CAPACITY, pauses
 from gateway.spawn import Spawn, keep_on
 from gateway.statistics import counter, gauge
 from mapping.record import Received
@@ -131,8 +132,11 @@ class CatchUpReader:
         assert reading.partition not in queue.readings, "one reading per subscriber and partition"
         queue.readings[reading.partition] = reading
         queue.version += 1
-        if queue.state is _State.PARKED and reading.subscriber.demand > 0:
-            self._make_ready(queue)
+        if queue.state is _State.PARKED:
+            if reading.subscriber.demand > 0:
+                self._make_ready(queue)
+            else:
+                self._park(queue)
 
     def resume(self, subscriber: Subscriber) -> None:
         """The subscriber has capacity again."""
@@ -154,6 +158,7 @@ class CatchUpReader:
         queue = self._queues.pop(subscriber, None)
         if queue is None:
             return []
+        pauses.end_all(subscriber, *NO_CAPACITY)
         readings = list(queue.readings.values())
         queue.readings.clear()
         return readings
@@ -202,7 +207,7 @@ class CatchUpReader:
         if not queue.readings:
             return
         if waits and not queue.woken:
-            queue.state = _State.PARKED
+            self._park(queue)
         else:
             queue.state = _State.READY
             self._ready.append(queue)
@@ -217,9 +222,19 @@ class CatchUpReader:
         del queue.readings[reading.partition]
         if not queue.readings and self._queues.get(queue.subscriber) is queue:
             del self._queues[queue.subscriber]
+            pauses.end_all(queue.subscriber, *NO_CAPACITY)
+
+    def _park(self, queue: _Queue) -> None:
+        """Its subscriber has no capacity; one that knows what for and for whom has a method `lacks`."""
+        queue.state = _State.PARKED
+        lacks = getattr(queue.subscriber, "lacks", None)
+        found: tuple[str, str] | None = None if lacks is None else lacks()
+        if found is not None:
+            pauses.begin(found[0], queue.subscriber, found[1])
 
     def _make_ready(self, queue: _Queue) -> None:
         queue.state = _State.READY
+        pauses.end_all(queue.subscriber, *NO_CAPACITY)
         holder = queue.holder
         if holder is not None and holder.idle and holder.serves is queue:
             self._ready.appendleft(queue)  # its records are at hand there: no new fetch

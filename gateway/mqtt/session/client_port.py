@@ -64,6 +64,11 @@ class ClientPort(Protocol):
         ...
 
     @property
+    def subject(self) -> str:
+        """What the connection is called where pauses are told."""
+        ...
+
+    @property
     def takes_more(self) -> bool:
         """Whether something can be sent, and the socket's buffer is below its mark."""
         ...

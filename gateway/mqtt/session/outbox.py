@@ -7,6 +7,7 @@ from typing import Final
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.routing.router import Match
 from gateway.mqtt.session.deliveries import Deliveries
+from gateway.pauses import RECEIVE_MAXIMUM
 from mapping.record import Received
 
 BATCH: Final = 1000  # demand of an outbox that only the socket bounds
@@ -28,6 +29,11 @@ class Outbox:
         if self.lossy:
             return BATCH if self._deliveries.takes_more else 0
         return self._deliveries.capacity
+
+    def lacks(self) -> tuple[str, str] | None:
+        """Why there is no demand, and whose it is (`gateway.kafka.contracts.Subscriber`)."""
+        client = self._deliveries.client
+        return (RECEIVE_MAXIMUM, client.subject) if client is not None and client.takes_more else None
 
     def offer_nowait(self, record: Received, context: Match | None = None) -> bool:
         """Send the record; False when there is no room. One without a context is caught up on."""

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from aiohttp import web
 
+from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
 from gateway.kafka.groups.membership import OffsetReset
 from gateway.net.writes import Writes
 from gateway.rest.consume.start_positions import find_span
@@ -67,10 +68,17 @@ class StreamsStatistics(msgspec.Struct, frozen=True):
 class EventStream:
     """One stream; a `feeds.Sink`, a `group_subscriber.Receiver` and a `stream_socket.StreamUser`."""
 
-    def __init__(self, streams: EventStreams, limit: int | None) -> None:
+    load: Final = 0  # it brings nothing to Kafka
+
+    def __init__(self, streams: EventStreams, topic: str, call: Call, limit: int | None) -> None:
         self.socket = StreamSocket(streams.writes, self)
         self.source: FeedSubscriber | GroupSubscriber | None = None  # gives it records; set when it has joined
         self.form: Form = FORMS[Format.JSON.value]
+        transport = call.request.transport
+        peer = transport.get_extra_info("peername") if transport is not None else None
+        self._peer = f"{peer[0]}:{peer[1]}" if peer else "unknown"
+        self._principal = call.grant.identity.name
+        self._topic = topic
         self._streams = streams
         self._left = limit
         self._unsettled: deque[tuple[int, Received]] = deque()  # with the bytes sent up to its end
@@ -98,6 +106,31 @@ class EventStream:
         if self._over is not None:
             self._over.cancel()
         self._over = asyncio.get_running_loop().call_later(LAST_S, self.socket.end)
+
+    # flow.Flowing
+
+    @property
+    def subject(self) -> str:
+        """See `gateway.flow.Flowing`."""
+        return subject("http", self._principal, self._peer)
+
+    def flow(self) -> ConnectionFlow:
+        """See `gateway.flow.Flowing`: a browser grants nothing, only its socket brakes."""
+        unsettled = len(self._unsettled)
+        events = Window("events", False, self._topic, UNSETTLED, UNSETTLED - unsettled, unsettled)
+        return ConnectionFlow(
+            protocol="http",
+            client="",
+            peer=self._peer,
+            principal=shown(self._principal),
+            subject=self.subject,
+            bytes=0,
+            bytes_limit=0,
+            records=0,
+            unwritten=self.socket.unwritten,
+            windows=[events],
+            windows_total=1,
+        )
 
     # feeds.Sink
 
@@ -202,7 +235,7 @@ class EventStreams(OperationSet):
         if len(self._streams) >= self._config.max_streams:
             self._refused += 1
             raise busy("There are too many streams; try again")
-        stream = EventStream(self, query.get("limit"))
+        stream = EventStream(self, topic, call, query.get("limit"))
         stream.form = FORMS[query["format"]]
         self._streams.add(stream)
         try:
@@ -269,6 +302,10 @@ class EventStreams(OperationSet):
         """Close the connections of clients that have not read the end of their streams."""
         for stream in list(self._streams):
             stream.socket.abort()
+
+    def flowing(self) -> list[Flowing]:
+        """Those that are open."""
+        return list(self._streams)
 
     def statistics(self) -> StreamsStatistics:
         """Counts so far."""

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from gateway.net.http_server import SERVER, HttpConnection
 from gateway.net.writes import Writes
+from gateway.pauses import SLOW_READER, pauses
 from gateway.rest.server.call import Call
 from protocols.rest.streaming import LAST_CHUNK
 
@@ -33,6 +34,10 @@ class StreamUser(Protocol):
 
     def closed(self) -> None:
         """Called once, when the connection is gone."""
+
+    @property
+    def subject(self) -> str:
+        """What the connection is called where pauses are told."""
 
 
 class StreamSocket(asyncio.Protocol):
@@ -109,6 +114,11 @@ class StreamSocket(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    @property
+    def unwritten(self) -> int:
+        """Bytes that wait here and in the transport."""
+        return self._size + (0 if self._transport is None else self._transport.get_write_buffer_size())
+
     def acknowledged(self) -> int:
         """How many of the bytes sent the peer's machine has acknowledged, at least.
 
@@ -117,7 +127,7 @@ class StreamSocket(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return 0
-        waiting = self._size + transport.get_write_buffer_size()
+        waiting = self.unwritten
         socket = transport.get_extra_info("socket")
         if socket is not None and not self._closed:
             (queued,) = _NUMBER.unpack(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(_NUMBER.size)))
@@ -133,10 +143,13 @@ class StreamSocket(asyncio.Protocol):
         """Note that the client reads too slowly."""
         self._paused = True
         self.has_capacity = False
+        if not self._closed:
+            pauses.begin(SLOW_READER, self, self._user.subject)
 
     def resume_writing(self) -> None:
         """Note that the client has read."""
         self._paused = False
+        pauses.end(SLOW_READER, self)
         if self._size < HIGH:
             self.has_capacity = True
             self._user.writable()
@@ -146,6 +159,7 @@ class StreamSocket(asyncio.Protocol):
         if not self._closed:
             self._closed = True
             self.has_capacity = False
+            pauses.end(SLOW_READER, self)
             self._pending.clear()
             self._transport = None
             user = self._user

@@ -18,6 +18,7 @@ from gateway.flow import ConnectionFlow, subject
 from gateway.observe.flow import Flow
 from gateway.pauses import SLOW_READER, Pauses
 from gateway.turns import SLICE_S
+from protocols.mqtt import packets
 from protocols.mqtt.properties import Properties
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
@@ -124,6 +125,20 @@ async def test_every_protocol_tells_its_windows(gateway: GatewayProcess) -> None
             received, sent = found["windows"]
             assert (received["to_kafka"], received["granted"], received["unsettled"]) == (True, 256, 0)
             assert (sent["granted"], sent["outstanding"], sent["paused"]["reason"]) == (2, 0, "Receive Maximum")
+
+            async def noted() -> bool:
+                (found,) = (await ask(gateway, f"?client={name}%3Cimg"))["connections"]
+                return [pause["reason"] for pause in found["paused"]] == ["Receive Maximum"]
+
+            await until(noted)
+            for message in await mqtt.messages(2):
+                mqtt.send(packets.Puback(message.packet_id))
+
+            async def over() -> bool:
+                episodes = (await ask(gateway))["episodes"]
+                return any(name in each["subject"] and each["reason"] == "Receive Maximum" for each in episodes)
+
+            await until(over)
             everything = await ask(gateway, "?limit=1000")
             windows = {
                 (found["protocol"], window["to_kafka"]): window

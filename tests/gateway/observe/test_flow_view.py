@@ -31,9 +31,9 @@ def snapshot(client: str, connections: int) -> Snapshot:
     )
 
 
-def printed(what: Snapshot, rows: int | None) -> str:
+def printed(what: Snapshot, rows: int | None, columns: int = 140) -> str:
     terminal = io.StringIO()
-    Console(file=terminal, force_terminal=True, color_system=None, width=140).print(view(what, rows))
+    Console(file=terminal, force_terminal=True, color_system=None, width=columns).print(view(what, rows, columns))
     return terminal.getvalue()
 
 
@@ -55,6 +55,13 @@ def test_figures_and_reasons() -> None:
 @pytest.mark.parametrize("rows", [24, 50])
 def test_what_is_live_fits_the_terminal(rows: int) -> None:
     assert len(printed(snapshot("press", 100), rows).splitlines()) <= rows
+
+
+def test_in_eighty_columns_the_figures_are_whole() -> None:
+    shown = printed(snapshot("press", 1), None, columns=80)
+    (client,) = [line for line in shown.splitlines() if line.startswith("press")]
+    assert client.split()[:7] == ["press", "amqp", "2.0", "KiB", "5", "6", "7"]
+    assert "ann" not in client
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (2048, "2.0 KiB"), (2**40, "1024 GiB")])
