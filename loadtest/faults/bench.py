@@ -16,6 +16,7 @@ from loadtest.gateway import GatewayProcess, process_resident
 
 MIB: Final = 1024 * 1024
 SHOWN: Final = 5
+QUIET_S: Final = 2.0
 TOLD: Final = "connection lost"
 
 
@@ -99,6 +100,19 @@ class Stage:
             self.problems.append(f"{what}: not within {limit_s:g} s")
             return False
         return True
+
+    async def settled(self) -> dict[str, int]:
+        """Wait until nothing was acknowledged for `QUIET_S`; how many were until then, by protocol."""
+        last, since = dict(self.load.answers), self.load.now
+
+        def still() -> bool:
+            nonlocal last, since
+            if self.load.answers != last:
+                last, since = dict(self.load.answers), self.load.now
+            return self.load.now - since > QUIET_S
+
+        await self.until(still, "no more acknowledgements")
+        return last
 
 
 class Fault(NamedTuple):
