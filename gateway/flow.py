@@ -70,7 +70,7 @@ class ConnectionFlow(msgspec.Struct):
         unwritten: bytes that wait in the socket's write buffer.
         windows: those with the most on the way.
         windows_total: how many there are.
-        paused: why it is braked, and since when; set by who asks.
+        paused: why it is paused, and since when; set by who asks.
     """
 
     protocol: Literal["mqtt", "amqp", "http"]

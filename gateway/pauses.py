@@ -2,7 +2,7 @@
 
 A pause costs a look at the clock and an entry where it begins and where it ends; a message costs nothing. A budget that
 many share is one pause, however many wait for it. Pauses of one kind that follow each other closely are one *episode*,
-so that the last thousand reach back far, also while somebody is braked many times a second.
+so that the last thousand reach back far, also while somebody is paused many times a second.
 
 There is one `pauses` for the process, as there is one `failures`.
 """

@@ -1,4 +1,4 @@
-"""From a record that no receiver could take to its dead letter: the same record elsewhere, with why and whence.
+"""From a record that no receiver could take to its dead letter: the same in another topic, with reason and origin.
 
 Key, value and headers stay; headers `dead-letter.*` are added, readable for everybody. The expiry goes: a dead letter
 is kept for people to look at. What belongs to an exchange between one client and the gateway goes too.

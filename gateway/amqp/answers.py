@@ -1,4 +1,4 @@
-"""From what became of a record, or why a topic is refused, to AMQP's words; the table is `mapping.outcomes`."""
+"""AMQP's answer to what became of a record, and to a topic that is refused; the table is `mapping.outcomes`."""
 
 from __future__ import annotations
 

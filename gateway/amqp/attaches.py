@@ -1,4 +1,4 @@
-"""Answers to attaches: which terminus a link gets, and who takes its records or gives it some.
+"""Answers to attaches: which terminus a link gets, and what it sends to or receives from.
 
 An attach is answered by a task of its own, because its topic, its group or its position may have to be looked up; the
 connection's other links go on meanwhile, and the peer may leave.

@@ -1,4 +1,4 @@
-"""SASL mechanisms on the gateway's own authentication: who is the peer?"""
+"""AMQP's login: SASL mechanisms, judged by the gateway's own authentication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a broker that starts gets on: after a crash it reads back its logs, for as long as that takes."""
+"""Whether a starting broker makes progress: after a crash it reads back its logs, for as long as that takes."""
 
 from __future__ import annotations
 

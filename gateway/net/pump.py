@@ -95,7 +95,7 @@ class Pump(asyncio.Protocol):
     """One socket with one sans-io connection and the session that gives it meaning."""
 
     __slots__ = (
-        "_ahead", "_alarms", "_brakes", "_clock", "_closed", "_eof", "_events", "_holding", "_lost", "_piece", "_spawn",
+        "_ahead", "_alarms", "_clock", "_closed", "_eof", "_events", "_holding", "_lost", "_pauses", "_piece", "_spawn",
         "_stranger", "_strangers", "_timer", "_timer_at", "_writes", "connection", "flushing", "handler", "lingering",
         "peer", "transport", "writable",
     )  # fmt: skip
@@ -130,7 +130,7 @@ class Pump(asyncio.Protocol):
         self.lingering = False  # whether what the peer still sends is thrown away
         self._spawn = spawn
         self._clock = clock
-        self._brakes: frozenset[str] = NOTHING  # most pumps never need one of their own; a set takes 216 bytes
+        self._pauses: frozenset[str] = NOTHING  # most pumps never need one of their own; a set takes 216 bytes
         self._events: list[Any] | None = None  # that wait behind the session's own waiting; most pumps never have any
         self._ahead = 0  # bytes that may still be read meanwhile
         self._eof = False  # the peer has closed meanwhile
@@ -352,19 +352,19 @@ class Pump(asyncio.Protocol):
 
     def pause_reading(self, reason: str) -> None:
         """Stop reading the socket until `resume_reading` was called for every reason."""
-        if not self._brakes and self.transport is not None and not self._closed:
+        if not self._pauses and self.transport is not None and not self._closed:
             self.transport.pause_reading()
-        self._brakes |= {reason}
+        self._pauses |= {reason}
         if reason in NOTED:
             pauses.begin(reason, self, self.handler.subject)
 
     def resume_reading(self, reason: str) -> None:
         """Take one reason back."""
-        if reason in self._brakes:
-            self._brakes = self._brakes - {reason} or NOTHING
+        if reason in self._pauses:
+            self._pauses = self._pauses - {reason} or NOTHING
             if reason in NOTED:
                 pauses.end(reason, self)
-            if not self._brakes and self.transport is not None and not self._closed:
+            if not self._pauses and self.transport is not None and not self._closed:
                 self.transport.resume_reading()
 
     def read_ahead(self) -> None:
@@ -376,9 +376,9 @@ class Pump(asyncio.Protocol):
             self._ahead = AHEAD_BYTES
             self.resume_reading(HELD)
 
-    def is_braked_by(self, *reasons: str) -> bool:
+    def is_paused_for(self, *reasons: str) -> bool:
         """Whether the socket is not read for one of these reasons."""
-        return not self._brakes.isdisjoint(reasons)
+        return not self._pauses.isdisjoint(reasons)
 
     @property
     def unwritten(self) -> int:
@@ -388,7 +388,7 @@ class Pump(asyncio.Protocol):
     @property
     def reading(self) -> bool:
         """Whether the socket is being read."""
-        return not self._brakes
+        return not self._pauses
 
     def close(self) -> None:
         """Send what is queued, then close; what the peer still sends is read and thrown away for a moment.
@@ -401,8 +401,8 @@ class Pump(asyncio.Protocol):
         self.lingering = True
         self._events = None
         self._disarm()
-        if self._brakes:
-            self._brakes = NOTHING
+        if self._pauses:
+            self._pauses = NOTHING
             transport.resume_reading()
         if transport.can_write_eof():
             transport.write_eof()

@@ -50,7 +50,7 @@ FIGURES: Final = frozenset(
         "trivium_http_connections",
         "trivium_http_produce_refused_total",
         "trivium_kafka_group_lag",
-        "trivium_kafka_group_outlets",
+        "trivium_kafka_group_subscribers",
         "trivium_kafka_group_unsettled",
         "trivium_kafka_group_waiting",
         "trivium_mqtt_connections",

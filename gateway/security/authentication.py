@@ -43,7 +43,7 @@ WAITING_OF_ADDRESS: Final = 256  # a fleet behind one address, for some seconds
 KNOWN_ADDRESSES: Final = 10_000  # from which somebody has logged in; they go before strangers
 WAITING_LIMIT: Final = 4096  # attempts that wait for a check, of all addresses: each holds a name and a password
 CREDENTIAL_LIMIT: Final = 65_535  # bytes; MQTT's own limit for both
-NONCE_BYTES: Final = 18  # of chance in a SCRAM nonce: 24 characters
+NONCE_BYTES: Final = 18  # random, in a SCRAM nonce: 24 characters
 
 
 class AuthenticationStatistics(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The end of what a token proves: a connection that lasts longer must not go on as its owner's."""
+"""Ends what a client may do by a token when the token has expired, also on a connection that lasts longer."""
 
 from __future__ import annotations
 

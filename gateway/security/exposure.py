@@ -1,4 +1,4 @@
-"""What may be seen from other machines: no listener that asks nobody who he is, unless that is said aloud."""
+"""Refuses to listen beyond this machine without authentication, unless the configuration allows it explicitly."""
 
 from __future__ import annotations
 

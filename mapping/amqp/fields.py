@@ -1,4 +1,4 @@
-"""What the sections of an AMQP message say, as headers of a record: what the mapping of a message costs, it costs here.
+"""What the sections of an AMQP message say, as headers of a record; most of what mapping a message costs is here.
 
 The encodings that everybody writes (part 1.6: strings and symbols below 256 bytes, values of a fixed width) are taken
 apart in place; everything else goes through the general decoder. A value that reaches behind its section is found by

@@ -1,4 +1,4 @@
-"""The life of an AMQP connection, its sessions and its links, on proton's engine: the rare tier of `engine`.
+"""The life of an AMQP connection, its sessions and its links, on proton's engine: all but what happens per delivery.
 
 What a peer may put into open, begin and attach is read with care (`native`), because it may be no UTF-8 and no map.
 Limits on links are kept here, and memory of links and sessions is given back once nobody holds a delivery of theirs.

@@ -200,8 +200,8 @@ class Receiver(Sender):
         """Take the PUBLISH packets at `end` that have the flags and the topic of the last one found.
 
         Both are judged already. Where there is anything else to say of a packet (properties, a packet identifier of 0,
-        no room for more), it is left to `_parse_usual`. At `start` the last one found has its topic, with the length
-        before it; `window` is how many more the client may have on the way.
+        no capacity for more), it is left to `_parse_usual`. At `start` the last one found has its topic, with the
+        length before it; `window` is how many more the client may have on the way.
 
         Returns:
             Where the next packet begins.

@@ -1,4 +1,4 @@
-"""The connection of a link, as far as the link needs it: `gateway.amqp.connection` imports the links, not they it."""
+"""What a link needs of its connection; a Protocol, because `gateway.amqp.connection` imports the links."""
 
 from __future__ import annotations
 

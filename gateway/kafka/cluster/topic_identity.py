@@ -1,4 +1,4 @@
-"""Telling a topic from another one of its name: it may have been deleted and made again (KIP-516)."""
+"""Recognises a topic that was deleted and made again under its name, by its id (KIP-516)."""
 
 from __future__ import annotations
 

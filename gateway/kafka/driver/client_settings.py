@@ -1,4 +1,4 @@
-"""From the configuration to what every aiokafka client is constructed with."""
+"""The settings that every aiokafka client is made with, from the configuration."""
 
 from __future__ import annotations
 

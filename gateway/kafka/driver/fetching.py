@@ -1,4 +1,4 @@
-"""Fetched records of an aiokafka consumer, as ours at once.
+"""Makes our own records directly of what an aiokafka consumer has fetched.
 
 aiokafka makes a `ConsumerRecord` of each record, with a generator, two methods and a dataclass: that is most of what
 reading one costs. Here `Received` is made directly of what its compiled parser finds. And its generator is a reference

@@ -1,4 +1,4 @@
-"""Kafka is away: said once a minute for the whole process, whoever notices it and however often it is tried."""
+"""Logs that Kafka does not answer: once a minute for the whole process, however often and by whom it is tried."""
 
 from __future__ import annotations
 

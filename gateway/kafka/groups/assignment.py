@@ -318,7 +318,7 @@ class GroupStatistics(msgspec.Struct, frozen=True):
 
     group: str
     topics: tuple[str, ...]
-    outlets: Annotated[int, gauge("receivers here that share the group")]
+    subscribers: Annotated[int, gauge("receivers here that share the group")]
     positions: Annotated[dict[str, dict[int, int]], gauge("offset of the next record to read", "topic", "partition")]
     committed: Annotated[dict[str, dict[int, int]], gauge("the offset committed", "topic", "partition")]
     lag: Annotated[dict[str, int], gauge("records stored and not read yet, as of the last fetch", "topic")]

@@ -555,7 +555,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         return GroupStatistics(
             group=self.group,
             topics=tuple(sorted(self.topics)),
-            outlets=len(dispatch.members),
+            subscribers=len(dispatch.members),
             positions=positions,
             committed=committed,
             lag=lag,

@@ -1,4 +1,4 @@
-"""Tells readers that have read everything when there is more: one reader at the end of the log waits for all of them.
+"""Wakes readers that have read everything when more is stored; the live reader waits for all of them.
 
 A consumer that waits by itself asks its broker twice a second. A thousand of them would keep a gateway busy with
 nothing. Here they sleep, and the live reader, which reads each watched topic once for the whole process, wakes them.

@@ -1,4 +1,4 @@
-"""A topic that the live reader watches for somebody while he needs it, and a little longer."""
+"""A topic that the live reader watches while somebody needs it, and a little longer."""
 
 from __future__ import annotations
 

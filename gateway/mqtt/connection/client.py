@@ -110,14 +110,14 @@ class Client:
         return None
 
     def _feed(self) -> None:
-        """The client's window has room again: once for all the acknowledgements of one read."""
+        """The client's window has capacity again: once for all the acknowledgements of one read."""
         if self._window_opened:
             self._window_opened = False
             if self.session is not None:
                 self.session.feed()
 
     def writable(self) -> None:
-        """The socket has room again."""
+        """The socket has capacity again."""
         if self.session is not None:
             self.session.feed()
             self.session.feed_lossy()
@@ -183,7 +183,7 @@ class Client:
             elif self.session is not None:
                 change = subscribe if kind is events.SubscribeReceived else unsubscribe
                 await change(self, self.session, self._connection, self._services, event)
-            if self._pump is not None and not self._pump.is_braked_by(PROCESS_BUDGET, CONNECTION_BUDGET):
+            if self._pump is not None and not self._pump.is_paused_for(PROCESS_BUDGET, CONNECTION_BUDGET):
                 self._connection.resume_keepalive(self._services.clock())
             self.flush()
             waiting = self._act(rest) if rest and not self._gone else None
@@ -346,7 +346,7 @@ class Client:
         self._connection.send_disconnect(code, reason, properties)
         self.flush()
 
-    # brakes: TCP is the last one, and silence is not judged while it is on
+    # pauses of reading; silence is not judged meanwhile
 
     def kafka_gate(self, is_open: bool) -> None:
         """The process's budget has shut or opened; who is not logged in yet sends nothing that counts."""

@@ -12,7 +12,7 @@ from protocols.mqtt.connection import Connection
 def flow_of(session: Session, connection: Connection, pump: Pump) -> ConnectionFlow:
     """The flow of a connection that has its session."""
     inbound, outbound = connection.inbound, connection.outbound
-    shared = pauses.since(PROCESS_BUDGET, PROCESS) if pump.is_braked_by(PROCESS_BUDGET) else None
+    shared = pauses.since(PROCESS_BUDGET, PROCESS) if pump.is_paused_for(PROCESS_BUDGET) else None
     windows = [
         Window("PUBLISH from the client", True, "", inbound.limit, inbound.free, inbound.used),
         Window(

@@ -35,7 +35,7 @@ AHEAD_S: Final = 3.0  # for Kafka to tell where the logs end that are read alrea
 AGAIN_S: Final = 0.5  # before Kafka is asked again for new topics
 FILTERS_PER_TURN: Final = 500  # compared with new topics between two looks at the event loop
 WILDCARDS: Final = ("+", "#")
-TOPIC_ID_BYTES: Final = 6  # enough, since ids are drawn by chance; a record tells very many of them
+TOPIC_ID_BYTES: Final = 6  # enough, since ids are random; a record tells very many of them
 PLANNED: Final = 100_000  # topics and outboxes in plans that are remembered, about 16 bytes each
 
 Since = dict[tuple[str, int], int]

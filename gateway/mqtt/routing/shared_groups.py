@@ -49,7 +49,7 @@ class SharedSubscriber(Protocol):
         """Whether the socket's buffer is below its mark (QoS 0)."""
 
     def take_shared(self, record: Received, match: Match, share: Share) -> None:
-        """Send the record; there is room. Sooner or later it is told to `share`, exactly once.
+        """Send the record; there is capacity. Sooner or later it is told to `share`, exactly once.
 
         `share.done`: acknowledged (QoS 0: at once), or refused by the client [MQTT-4.8.2-6], or expired.
         `share.decline`: too large for this client, or not allowed to it; another may have it.
@@ -85,7 +85,7 @@ class Share:
         self.group = shared.group  # the share name
         self.topic_filter = shared.topic_filter  # without `$share/` and the name
         self.subscription = subscription  # the options as of the last SUBSCRIBE
-        self.lossy = False  # what has no room waits in Kafka's log, at QoS 0 too
+        self.lossy = False  # what nobody has capacity for waits in Kafka's log, at QoS 0 too
         self._sharing = sharing
         self._subscriber = subscriber
         self._delivery = delivery
@@ -111,7 +111,7 @@ class Share:
             self._membership.decline(record)
 
     def wake(self) -> None:
-        """There is room again."""
+        """There is capacity again."""
         if self._membership is not None and self.demand > 0:
             self._membership.wake()
 

@@ -143,7 +143,7 @@ class LiveSession:
 
     def flow(self) -> ConnectionFlow | None:
         """See `gateway.flow.Flowing`."""
-        shared = pauses.since(PROCESS_BUDGET, PROCESS) if self.pump.is_braked_by(PROCESS_BUDGET) else None
+        shared = pauses.since(PROCESS_BUDGET, PROCESS) if self.pump.is_paused_for(PROCESS_BUDGET) else None
         producing = Window("produce", True, "", PRODUCING, PRODUCING - self.unanswered, self.unanswered)
         subscriptions = fullest(self._subscriptions.values(), lambda each: each.unsettled)
         return ConnectionFlow(

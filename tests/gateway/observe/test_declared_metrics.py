@@ -87,4 +87,4 @@ def test_two_readers_of_a_group_are_told_apart() -> None:
     }
     assert found["trivium_kafka_group_lag", ("a", "g")] == 2
     assert found["trivium_kafka_group_commits_total", ("g",)] == 3
-    assert found["trivium_kafka_group_outlets", ("g:b,c",)] == 1
+    assert found["trivium_kafka_group_subscribers", ("g:b,c",)] == 1

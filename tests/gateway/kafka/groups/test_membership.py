@@ -48,7 +48,7 @@ async def test_two_subscribers_share_the_partitions_of_one_consumer(readers, pro
     first = await join(readers, group, [topic], readers.Holder(50))
     second = await join(readers, group, [topic], readers.Holder(50))
     (statistics,) = readers.groups.statistics()
-    assert (statistics.outlets, statistics.rebalances) == (2, 1)
+    assert (statistics.subscribers, statistics.rebalances) == (2, 1)
     seen = []
     while len(seen) < 4000:
         assert len(first.held) <= 50

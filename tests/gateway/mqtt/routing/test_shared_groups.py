@@ -241,7 +241,7 @@ async def test_a_second_subscribe_replaces_the_options(process, producer, new_to
     await publish(producer, topic, 1)
     await wait_until(lambda: client.got)
     assert client.got[0][1] == Match(0, False, (3,))
-    assert (len(process.sharing), process.group.outlets, process.group.rebalances) == (1, 1, 1)
+    assert (len(process.sharing), process.group.subscribers, process.group.rebalances) == (1, 1, 1)
 
 
 async def test_each_filter_gets_its_own(process, producer, new_topic, bootstrap, group) -> None:
@@ -444,7 +444,7 @@ async def test_a_thousand_members_of_one_subscription(process, producer, new_top
     topic = await new_topic(partitions=1)
     clients = [Client(window=20) for _ in range(1000)]
     await asyncio.gather(*(process.join(client, group, f"{topic}/#") for client in clients))
-    assert (process.group.outlets, process.group.rebalances) == (1000, 1)
+    assert (process.group.subscribers, process.group.rebalances) == (1000, 1)
     await publish(producer, topic, 5000)
     await wait_until(lambda: sum(len(client.got) for client in clients) == 5000)
     assert {len(client.got) for client in clients} == {5}
@@ -479,7 +479,7 @@ async def test_a_subscriber_that_joins_twice_at_once_has_one_place(process, new_
     )
     assert one is two
     assert one.subscription is subscriptions[1]
-    assert process.group.outlets == 1
+    assert process.group.subscribers == 1
 
 
 async def test_nothing_is_missed_whatever_members_and_topics_do(new_process, producer, new_topic, group) -> None:
