@@ -114,9 +114,12 @@ class Arrivals:
 
 
 async def stored(
-    bootstrap: str, topic: str, isolation: str = "read_uncommitted"
+    bootstrap: str, topic: str, isolation: str = "read_uncommitted", *, partition_bytes: int = 1 << 20
 ) -> AsyncIterator[ConsumerRecord[bytes, bytes]]:
-    """The records of a topic, from its beginning to the end it has now; LookupError when there is no such topic."""
+    """The records of a topic, from its beginning to the end it has now; LookupError when there is no such topic.
+
+    `partition_bytes`: of a partition in one fetch.
+    """
     # Without a group the consumer is given every partition of the topic at its start.
     consumer = AIOKafkaConsumer(
         topic,
@@ -124,6 +127,7 @@ async def stored(
         auto_offset_reset="earliest",
         enable_auto_commit=False,
         isolation_level=isolation,
+        max_partition_fetch_bytes=partition_bytes,
     )
     try:
         await consumer.start()

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import uvloop
-from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from loadtest.bench.http_client import Connection
 from loadtest.clients.http_damage import attack
 from loadtest.clients.http_departures import depart
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess, process_resident
+from loadtest.verify import stored
 
 SETTINGS: Final = {
     "TRIVIUM_KAFKA__CREATE_TOPICS": "false",
@@ -187,19 +187,8 @@ class Hostile:
 
     async def _lost(self) -> int:
         """How many acknowledged records are not at their offset; the numbers were sent in order."""
-        consumer = AIOKafkaConsumer(bootstrap_servers=self._gateway.kafka, auto_offset_reset="earliest")
-        await consumer.start()
-        try:
-            partition = TopicPartition(self._honest, 0)
-            consumer.assign([partition])
-            end = (await consumer.end_offsets([partition]))[partition]
-            stored: dict[int, bytes | None] = {}
-            while await consumer.position(partition) < end:
-                for records in (await consumer.getmany(timeout_ms=500)).values():
-                    stored |= {record.offset: record.value for record in records}
-        finally:
-            await consumer.stop()
-        return sum(stored.get(offset) != b"%d" % number for number, offset in enumerate(self._acknowledged))
+        there = {record.offset: record.value async for record in stored(self._gateway.kafka, self._honest)}
+        return sum(there.get(offset) != b"%d" % number for number, offset in enumerate(self._acknowledged))
 
     def _descriptors(self) -> int:
         return len([*Path(f"/proc/{self._gateway.pid}/fd").iterdir()])

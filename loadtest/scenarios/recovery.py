@@ -8,6 +8,7 @@ acknowledged must be there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import shutil
 import time
@@ -15,11 +16,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer
 
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
+from loadtest.verify import stored
 
 GB: Final = 1_000_000_000
 OF_A_PARTITION: Final = 900_000_000
@@ -29,7 +31,6 @@ AT_ONCE: Final = 64
 """Records that were sent and not answered; of each partition one in four is awaited by a batch of 1 MB."""
 READ_BYTES: Final = 16 * 1024 * 1024
 POLL_S: Final = 0.05
-PATIENCE_S: Final = 120.0
 
 IN_THE_MIDDLE: Final = 3
 """A start is killed when Kafka recovers so many of our partitions, if there are so many: it takes two at a time."""
@@ -165,35 +166,17 @@ class Recovery:
 
     async def _read(self, problems: list[str]) -> None:
         """Everything, in order."""
-        consumer = AIOKafkaConsumer(
-            bootstrap_servers=self._gateway.kafka,
-            auto_offset_reset="earliest",
-            max_partition_fetch_bytes=READ_BYTES,
-            fetch_max_bytes=READ_BYTES,
-        )
-        await consumer.start()
-        try:
-            places = [TopicPartition(self._topic, number) for number in self._stored]
-            consumer.assign(places)
-            next_ones = dict.fromkeys(self._stored, 0)
-            while any(next_ones[part] < count for part, count in self._stored.items()):
-                batches = await asyncio.wait_for(consumer.getmany(timeout_ms=1000), PATIENCE_S)
-                if not batches:
-                    ends = await consumer.end_offsets(places)
-                    if all(next_ones[place.partition] >= end for place, end in ends.items()):
-                        break
-                for place, records in batches.items():
-                    for record in records:
-                        number = next_ones[place.partition]
-                        if record.value != _value(number):
-                            problems.append(f"{place.partition}: record {record.offset} is not number {number}")
-                            return
-                        next_ones[place.partition] = number + 1
-            for part, count in self._stored.items():
-                if next_ones[part] < count:
-                    problems.append(f"partition {part}: {count - next_ones[part]} of {count} records are lost")
-        finally:
-            await consumer.stop()
+        next_ones = dict.fromkeys(self._stored, 0)
+        async with contextlib.aclosing(stored(self._gateway.kafka, self._topic, partition_bytes=READ_BYTES)) as records:
+            async for record in records:
+                number = next_ones[record.partition]
+                if record.value != _value(number):
+                    problems.append(f"{record.partition}: record {record.offset} is not number {number}")
+                    return
+                next_ones[record.partition] = number + 1
+        for part, count in self._stored.items():
+            if next_ones[part] < count:
+                problems.append(f"partition {part}: {count - next_ones[part]} of {count} records are lost")
 
     def _size(self) -> int:
         return self._log.stat().st_size

@@ -8,11 +8,11 @@ import os
 import random
 import signal
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from gateway.config import BudgetConfig, KafkaConfig
@@ -21,7 +21,7 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.publish.publisher import Publisher
 from mapping.outcomes import Outcome
 from tests.support.frozen import freeze as freeze_process
-from tests.support.topics import create_topic
+from tests.support.topics import create_topic, read_all
 
 
 class Recorder:
@@ -157,20 +157,9 @@ def read_topic() -> Callable[..., Any]:
     """`await read_topic(bootstrap, topic)`: every record, as a dictionary from partition to the list."""
 
     async def read(bootstrap: str, topic: str) -> dict[int, list[Any]]:
-        consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
-        await consumer.start()
-        try:
-            numbers = await consumer._client._wait_on_metadata(topic)
-            partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
-            consumer.assign(partitions)
-            ends = await consumer.end_offsets(partitions)
-            found: dict[int, list[Any]] = {partition.partition: [] for partition in partitions}
-            async with asyncio.timeout(60):
-                while any([await consumer.position(partition) < end for partition, end in ends.items()]):
-                    for partition, records in (await consumer.getmany(timeout_ms=200)).items():
-                        found[partition.partition].extend(records)
-        finally:
-            await consumer.stop()
+        found: defaultdict[int, list[Any]] = defaultdict(list)
+        for record in await read_all(bootstrap, topic):
+            found[record.partition].append(record)
         return found
 
     return read
