@@ -182,5 +182,5 @@ async def metrics(gateway: GatewayProcess) -> dict[str, float]:
         aiohttp.ClientSession() as session,
         session.get(f"http://{gateway.addresses['management']}/metrics") as response,
     ):
-        lines = (line.split() for line in (await response.text()).splitlines() if line[:1] != "#")
+        lines = (line.rsplit(" ", 1) for line in (await response.text()).splitlines() if line[:1] != "#")
         return {name: float(value) for name, value in lines}

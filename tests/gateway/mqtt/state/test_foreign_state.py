@@ -146,8 +146,10 @@ async def invalid(gateway: GatewayProcess) -> tuple[int, int]:
         http.get(f"http://{gateway.addresses['management']}/metrics") as answer,
     ):
         lines = (await answer.text()).splitlines()
-    found = {line.split()[0]: int(float(line.split()[1])) for line in lines if line and line[0] != "#"}
-    return found["trivium_mqtt_sessions_invalid_total"], found["trivium_retained_invalid_total"]
+    found = dict(line.rsplit(" ", 1) for line in lines if line and line[0] != "#")
+    names = "trivium_mqtt_sessions_invalid_total", "trivium_retained_invalid_total"
+    sessions, retained = (int(float(found[name])) for name in names)
+    return sessions, retained
 
 
 async def test_a_gateway_starts_and_serves_beside_them(
