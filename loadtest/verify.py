@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncGenerator, Container
 from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer
@@ -115,7 +115,7 @@ class Arrivals:
 
 async def stored(
     bootstrap: str, topic: str, isolation: str = "read_uncommitted", *, partition_bytes: int = 1 << 20
-) -> AsyncIterator[ConsumerRecord[bytes, bytes]]:
+) -> AsyncGenerator[ConsumerRecord[bytes, bytes]]:
     """The records of a topic, from its beginning to the end it has now; LookupError when there is no such topic.
 
     `partition_bytes`: of a partition in one fetch.
