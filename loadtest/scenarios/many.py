@@ -16,23 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import aiohttp
 
-from loadtest.clients.amqp_wire import (
-    ATTACH,
-    FALSE,
-    GREETING,
-    NULL,
-    SASL_OUTCOME,
-    TRUE,
-    ZERO,
-    Splitter,
-    frame,
-    listed,
-    opening,
-    performative,
-    read_value,
-    string,
-    uint,
-)
+from loadtest.clients.amqp_wire import ATTACH, TRUE, frame, performative, uint
 from loadtest.clients.modest import Modest
 from loadtest.clients.mqtt_wire import (
     connect_packet,
@@ -45,7 +29,7 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess, process_cpu
 from loadtest.numbering import Numbering
 from loadtest.report import Latencies
-from loadtest.scenarios.many_held import Held
+from loadtest.scenarios.many_held import Held, Wire, receiver, sender
 
 SETTINGS: Final = {
     "TRIVIUM_AMQP__LINKS_PER_SESSION": "20000",
@@ -225,39 +209,10 @@ class Many:
 
     async def _attached(self, count: int, *, receive: bool = False) -> asyncio.StreamWriter:
         """A connection with so many links, all of them answered."""
-        reader, writer = await asyncio.open_connection(*self._gateway.address("amqp"))
-        writer.write(GREETING)
-        frames = Splitter()
-        answered, asked = 0, False
-        async with asyncio.timeout(WAIT_S * 3):
-            while answered < count:
-                data = await reader.read(1 << 20)
-                if not data:
-                    raise ConnectionResetError("the gateway has closed")
-                for body in frames.feed(data):
-                    (code, _), _ = read_value(body, 0)
-                    if code == SASL_OUTCOME and not asked:
-                        asked = True
-                        writer.write(opening(f"{self._run}-links"))
-                        for number in range(count):
-                            writer.write(self._attach(number, receive=receive))
-                            if number % 500 == 0:
-                                await writer.drain()
-                    answered += code == ATTACH
-        return writer
-
-    def _attach(self, handle: int, *, receive: bool) -> bytes:
-        role, ours, theirs = (
-            (TRUE, b"\x00\x53\x29", b"\x00\x53\x28") if receive else (FALSE, b"\x00\x53\x28", b"\x00\x53\x29")
-        )
-        mine, remote = (
-            ours + listed([string("me")]),
-            theirs + listed([string(self._topic)]),
-        )
-        source, target = (remote, mine) if receive else (mine, remote)
-        tail = () if receive else (NULL, NULL, ZERO)
-        name = string(f"link-{handle}")
-        return frame(performative(ATTACH, name, uint(handle), role, NULL, NULL, source, target, *tail))
+        wire = await Wire.open(self._gateway.address("amqp"), f"{self._run}-links")
+        attach = receiver if receive else sender
+        await wire.ask([attach(number, self._topic) for number in range(count)], ATTACH)
+        return wire.writer
 
     async def _senders(self, count: int) -> None:
         (await self._attached(count)).transport.abort()

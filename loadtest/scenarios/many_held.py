@@ -103,6 +103,13 @@ def receiver(handle: int, address: str, *capabilities: str, group: str = "") -> 
     )
 
 
+def sender(handle: int, address: str) -> bytes:
+    """The attach of a link on which we send."""
+    source, target = b"\x00\x53\x28" + listed([string("me")]), b"\x00\x53\x29" + listed([string(address)])
+    terms = (string(f"held-{handle}"), uint(handle), FALSE, NULL, NULL, source, target, NULL, NULL, ZERO)
+    return frame(performative(ATTACH, *terms))
+
+
 def detach(handle: int) -> bytes:
     """The end of a link."""
     return frame(performative(DETACH, uint(handle), TRUE))

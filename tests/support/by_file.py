@@ -12,6 +12,7 @@ LONGEST = (
     SPARK,
     "tests/faults/",
     "tests/gateway/test_process.py",
+    "tests/loadtest/",
     "tests/interop/",
     "tests/gateway/",
 )
