@@ -161,19 +161,40 @@ class Lookup:
             found = await self._ask(wire.EARLIEST, partitions, led=led)
         return _all_of(partitions, found, existing=existing or led)
 
+    async def since_leaderless(self, since: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Where those partitions that have a leader again begin for who came while they had none.
+
+        Nothing was stored before they had one, so that is the first record that is not older than his coming.
+
+        Args:
+            since: by partition, when he came, in ms since the epoch.
+
+        Raises:
+            Refused: Kafka does not answer in time.
+        """
+        ends = await self.ends(since, led=True)
+        found = dict(ends)
+        for timestamp in {since[place] for place in ends}:
+            found |= await self.since([place for place in ends if since[place] == timestamp], timestamp, led=True)
+        return found
+
     def has(self, place: TopicPartition) -> bool:
         """Whether there is such a partition, with a leader or without, as far as is known; nobody is asked."""
         topic = self.topics.get(place.topic)
         return topic is not None and place.partition < len(topic.leaders)
 
-    async def since(self, partitions: Collection[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
+    async def since(
+        self, partitions: Collection[TopicPartition], timestamp: int, *, led: bool = False
+    ) -> dict[TopicPartition, int]:
         """The offsets of the first records not older than a time (epoch ms); a partition without one is left out.
+
+        `led`: as in `ends`.
 
         Raises:
             Refused: Kafka does not answer in time, or a topic does not exist any more.
         """
         async with self._asking:
-            found = _all_of(partitions, await self._ask(max(0, timestamp), partitions))
+            found = _all_of(partitions, await self._ask(max(0, timestamp), partitions, led=led), existing=led)
         return {partition: offset for partition, offset in found.items() if offset != wire.NOWHERE}
 
     async def _ask(

@@ -14,20 +14,18 @@ from io import BytesIO
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.consumer.fetcher import READ_COMMITTED, Fetcher
+from aiokafka.consumer.fetcher import READ_COMMITTED
 from aiokafka.errors import UnknownTopicOrPartitionError
 from aiokafka.protocol.fetch import FetchResponse_v7
 
 from gateway.failures import failures
 from gateway.kafka.driver import wire
-from gateway.kafka.driver.fetching import convert_arrivals
+from gateway.kafka.driver.fetching import PacedFetcher, convert_arrivals
 
 NO_SESSION: Final = 0
 """The id in the answer of a broker that has no place for one more session; the next fetch names everything again."""
 FIRST_EPOCH: Final = 0
 LAST_EPOCH: Final = 2**31 - 1
-LEADERS_AGAIN_S: Final = 1.0
-"""Before Kafka is asked again who leads the partitions that nobody leads."""
 ANSWER_S: Final = 1.0
 """How much later than it was told to a broker may answer a fetch, and still be thought to be there."""
 BETWEEN_S: Final = 0.1
@@ -122,7 +120,7 @@ class _Fetch(wire.FetchQuestion):
         ]
 
 
-class SessionFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no types
+class SessionFetcher(PacedFetcher):
     """aiokafka's fetcher, for a manual assignment whose partitions are all sought right after it is made.
 
     What is looked at for a fetch is what had news, was sought, or is not read to its end. Only when the assignment or
@@ -146,7 +144,6 @@ class SessionFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no type
         self.news: set[TopicPartition] = set()
         self.fetches = self.named = 0
         self.leaderless = 0
-        self._asked_for_leaders = float("-inf")
         self._doubted = doubted
         super().__init__(*arguments, **settings)
 
@@ -194,7 +191,8 @@ class SessionFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no type
             if node not in self._in_flight and node not in pauses
         ]
         wait = min(pauses.values()) if pauses else self._fetcher_timeout
-        return [fetch for fetch in fetches if fetch[1] is not None], {}, wait, self._must_ask_for_leaders(), []
+        lacking = bool(self.leaderless) and self._may_ask_for_leaders(assignment)
+        return [fetch for fetch in fetches if fetch[1] is not None], {}, wait, lacking, []
 
     def _plan(self, assignment: Any) -> None:
         """Who leads what; where that or the assignment is another, sessions begin anew."""
@@ -215,13 +213,6 @@ class SessionFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no type
         before, self._sessions = self._sessions, {}
         for leader in places:
             self._sessions[leader] = FetchSession(before[leader].id if leader in before else NO_SESSION)
-
-    def _must_ask_for_leaders(self) -> bool:
-        now = asyncio.get_running_loop().time()
-        if not self.leaderless or now < self._asked_for_leaders + LEADERS_AGAIN_S:
-            return False
-        self._asked_for_leaders = now
-        return True
 
     def _fetch(self, assignment: Any, node: int) -> _Fetch | None:
         """The next fetch of a node; None where all that it leads is waiting to be read."""

@@ -9,19 +9,89 @@ private parts that this needs are listed in `private_parts`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
+import aiokafka.consumer.consumer
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.consumer.fetcher import READ_COMMITTED, Fetcher, FetchResult, PartitionRecords
-from aiokafka.errors import CorruptRecordException
+from aiokafka.errors import CorruptRecordException, KafkaError
 
+from gateway.kafka.driver.wire import NO_LEADER
 from mapping.record import Received
+
+log = logging.getLogger(__name__)
 
 NUDGE_S: Final = 0.2
 """So often the fetcher is woken while somebody waits. A fetch that ends in the same turn of the loop in which something
 else wakes the fetcher counts as on its way there; it would fetch nothing then until its own pause is over."""
+
+LEADERS_AGAIN_S: Final = 1.0
+"""Before a consumer asks Kafka again who leads the partitions that nobody leads."""
+
+TELL_S: Final = 60.0
+"""Between two lines in the log about partitions that nobody leads."""
+
+
+class PacedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no types
+    """aiokafka's fetcher, which would ask without a pause who leads a partition that nobody leads."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        """As aiokafka's."""
+        self._asked_for_leaders = float("-inf")
+        super().__init__(*arguments, **settings)
+
+    def _get_actions_per_node(self, assignment: Any) -> tuple[list[Any], dict[int, Any], float, bool, list[Any]]:
+        """What to do next: fetches, what to reset, how long to wait at most, whether to ask who leads, what resumes."""
+        fetches, resets, wait, lacking, resumed = super()._get_actions_per_node(assignment)
+        if not lacking:
+            return fetches, resets, wait, False, resumed
+        return fetches, resets, min(wait, LEADERS_AGAIN_S), self._may_ask_for_leaders(assignment), resumed
+
+    def _may_ask_for_leaders(self, assignment: Any) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now < self._asked_for_leaders + LEADERS_AGAIN_S:
+            return False
+        self._asked_for_leaders = now
+        _notice.leaderless(self._client, assignment.tps, now)
+        return True
+
+    async def _proc_offset_request(self, node_id: int, topic_data: Any) -> Any:
+        try:
+            return await super()._proc_offset_request(node_id, topic_data)
+        except KafkaError as error:
+            # One partition's error holds up all others of its broker until it is known to be led elsewhere, or gone.
+            if error.invalid_metadata:
+                self._client.force_metadata_update()
+            raise
+
+
+class _Notice:
+    """Said once a minute for the whole process: there may be thousands of consumers."""
+
+    def __init__(self) -> None:
+        self._told = float("-inf")
+
+    def leaderless(self, client: Any, partitions: Collection[TopicPartition], now: float) -> None:
+        lacking = _leaderless(client, partitions) if now >= self._told + TELL_S else ()
+        for topic, number in sorted(lacking)[:1]:
+            self._told = now
+            log.warning("%d partitions have no leader, such as %s-%d; others are read on", len(lacking), topic, number)
+
+
+_notice: Final = _Notice()
+
+
+def _leaderless(client: Any, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
+    leader_of = client.cluster.leader_for_partition
+    return {place for place in partitions if leader_of(place) == NO_LEADER}
+
+
+def use_paced_fetchers() -> None:
+    """Have each consumer of aiokafka in this process fetch so; it has no parameter for it."""
+    aiokafka.consumer.consumer.Fetcher = PacedFetcher
 
 
 async def fetch(
@@ -50,20 +120,31 @@ async def fetch(
             _wake(fetcher)
 
 
-async def position(consumer: AIOKafkaConsumer, partition: TopicPartition) -> int:
+async def position(consumer: AIOKafkaConsumer, partition: TopicPartition) -> int | None:
     """What `consumer.position` says; the fetcher, which finds it, is woken as in `fetch`.
+
+    Returns:
+        None when it is not known yet, and nobody leads the partition.
 
     Raises:
         IllegalStateError: the partition is not ours.
         KafkaError: as `consumer.position`.
     """
     while True:
+        lacking = without_leader(consumer, (partition,))
         try:
-            async with asyncio.timeout(NUDGE_S):
+            async with asyncio.timeout(0 if lacking else NUDGE_S):  # one that is known is told without waiting
                 found: int = await consumer.position(partition)
                 return found
         except TimeoutError:
+            if lacking:
+                return None
             _wake(consumer._fetcher)
+
+
+def without_leader(consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
+    """Those of the partitions that nobody leads, as of a started consumer's last metadata."""
+    return _leaderless(consumer._client, partitions)
 
 
 def _wake(fetcher: Fetcher) -> None:

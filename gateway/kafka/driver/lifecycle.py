@@ -18,7 +18,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from gateway.failures import failures
 from gateway.kafka.driver.broker_connection import use_broker_connections
-from gateway.kafka.driver.fetching import convert_arrivals
+from gateway.kafka.driver.fetching import convert_arrivals, use_paced_fetchers
 from gateway.kafka.driver.kafka_consumer import close_consumer
 from gateway.kafka.driver.outage import outage
 from gateway.spawn import Spawn
@@ -26,6 +26,7 @@ from gateway.spawn import Spawn
 C = TypeVar("C")
 
 use_broker_connections()
+use_paced_fetchers()
 
 RETRY_S: Final = 0.5
 """Pause between attempts to reach Kafka; a frequent attempt costs little and finds Kafka soon after it is back."""

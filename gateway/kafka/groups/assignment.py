@@ -333,6 +333,7 @@ class GroupStatistics(msgspec.Struct, frozen=True):
     behind: Annotated[int, gauge("receivers, by partition, that are being brought what was not selected before")] = 0
     expired: Annotated[int, counter("records kept for later receivers that retention has deleted")] = 0
     stalled: Annotated[int, gauge("partitions not read on: too much lies behind a record that is not settled")] = 0
+    leaderless: Annotated[int, gauge("partitions here that nobody leads now")] = 0
 
 
 class GroupsStatistics(msgspec.Struct, frozen=True):

@@ -116,7 +116,7 @@ class Commits:
             await asyncio.sleep(RETENTION_S)
             parts = {part.partition: part for part in self._dispatch.parts.values() if part.unselected}
             try:
-                firsts = await self._lookup.beginnings(parts) if parts else {}
+                firsts = await self._lookup.beginnings(parts, led=True) if parts else {}
             except Refused:
                 continue  # Kafka is away, or a topic: later
             for partition, first in firsts.items():

@@ -37,7 +37,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
-from gateway.kafka.driver.fetching import fetch, position
+from gateway.kafka.driver.fetching import fetch, position, without_leader
 from gateway.kafka.driver.kafka_consumer import ASSIGNORS, close_consumer, committed_positions, follow_missing
 from gateway.kafka.driver.lifecycle import start_consumer
 from gateway.kafka.groups.remade_topics import RemadeTopics
@@ -312,6 +312,11 @@ class Member:
 
     # Reading
 
+    @property
+    def leaderless(self) -> int:
+        """How many of its partitions nobody leads."""
+        return len(without_leader(self._consumer, self._consumer.assignment()))
+
     def confirm(self) -> None:
         """The client asks again: it has what it was given."""
         self._confirmed.update(self._delivered)
@@ -359,9 +364,13 @@ class Member:
         """Nothing came for a while: stop fetching until something is stored, or the partitions are others."""
         self._arrival.clear()
         places: dict[TopicPartition, int] = {}
+        lacking = without_leader(self._consumer, partitions)
         if partitions:
             try:
-                places = {partition: await position(self._consumer, partition) for partition in partitions}
+                for partition in partitions:
+                    place = await position(self._consumer, partition)
+                    if place is not None:
+                        places[partition] = place
                 if not await self._arrivals.wait_for(self, places):
                     self._fetch_again()
                     return
@@ -374,11 +383,13 @@ class Member:
                 places = {}
         self._pause()
         while True:
-            until = self._looked + self._recheck_s if places else self._clock() + QUIET_S
+            until = self._looked + self._recheck_s if places and not lacking else self._clock() + QUIET_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
                     await self._arrival.wait()
-            if self._arrival.is_set() or not places or self._arrivals.may_have_more(places):
+            if self._arrival.is_set() or not places or without_leader(self._consumer, partitions) != lacking:
+                break
+            if self._arrivals.may_have_more({place: places[place] for place in places.keys() - lacking}):
                 break
             self._looked = self._clock()
         self._arrivals.forget(self)

@@ -24,6 +24,7 @@ from flowcontrol.backoff import Backoff
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
+from gateway.kafka.driver.fetching import without_leader
 from gateway.kafka.driver.kafka_consumer import (
     ASSIGNORS,
     CHUNK,
@@ -45,6 +46,7 @@ from gateway.kafka.groups.catch_up import Readings
 from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, Commits, ours
 from gateway.kafka.groups.dispatch import Dispatch
 from gateway.kafka.groups.remade_topics import RemadeTopics
+from gateway.kafka.groups.start_offsets import StartOffsets
 from gateway.spawn import Spawn, keep_on
 
 log = logging.getLogger(__name__)
@@ -68,7 +70,6 @@ SPAN: Final = 50_000
 offsets with one that nobody selects, each 250 bytes at most. A thousand clients with windows of 20 on one partition
 stay below, and so does a queue with 50 million records behind the first that nobody selects."""
 
-BEGINNINGS_TIMEOUT_S: Final = 1.5
 RETRY_S: Final = 0.5
 
 REPLACED: Final = "the group was left meanwhile"
@@ -123,8 +124,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self.commits = Commits(group, self._dispatch, lookup, lambda: self._consumer, interval_s=commit_interval_s)
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._latest: set[str] = set()  # topics that a new group begins at their end
-        self._starts: dict[TopicPartition, int] = {}  # and where that was
+        self._starts = StartOffsets(group, lookup)
         self._remade = RemadeTopics(lookup)
         self._push_due = False
         self._paused = False
@@ -143,7 +143,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     def start(self) -> None:
         """Begin to work; the group is joined with the first `subscribe` that has topics."""
         self._lookup.listen(self._check_topic_ids)
-        parts = (self._run, self._follow, self.commits.run, self.commits.follow_retention)
+        parts = (self._run, self._follow, self._await_leaders, self.commits.run, self.commits.follow_retention)
         self._tasks = [self._spawn(keep_on(part, "group", self.group)) for part in parts]
 
     async def close(self) -> None:
@@ -197,7 +197,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             queue: tells what stays for others when no subscriber selects it; None is nothing.
         """
         if latest:
-            self._latest.update(set(topics) - self.topics)
+            self._starts.begin_at_end(set(topics) - self.topics)
         return self._dispatch.add(subscriber, topics, subscription_filter, wants, queue=queue)
 
     def remove(self, member: Member, *, failed: bool = True) -> None:
@@ -275,7 +275,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         return consumer
 
     async def _subscribe(self, consumer: AIOKafkaConsumer, topics: frozenset[str]) -> None:
-        await self._find_starts(consumer, topics - self.topics)
+        await self._starts.find(consumer, topics - self.topics, self._dispatch.topics)
         await self.commits.commit()
         if consumer is not self._consumer:
             raise KafkaError(REPLACED)
@@ -295,22 +295,6 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         finally:
             self._own_change = False
 
-    async def _find_starts(self, consumer: AIOKafkaConsumer, topics: frozenset[str]) -> None:
-        """Fix where a new group begins, before it is joined.
-
-        A group is new in a topic when no partition there has a committed offset. Where some have, the others are
-        new partitions (or have been empty ever since), and are read from their beginning.
-        """
-        found = await self._lookup.existing(self._latest.intersection(topics))
-        partitions = [partition for numbers in found.values() for partition in numbers]
-        old = {partition.topic for partition in await committed_positions(consumer, partitions)}
-        new = [partition for partition in partitions if partition.topic not in old]
-        if new:
-            self._starts |= await self._lookup.ends(new, existing=True)
-        wanted = self._dispatch.topics
-        self._latest = (self._latest - topics) & wanted
-        self._starts = {partition: start for partition, start in self._starts.items() if partition.topic in wanted}
-
     async def _follow(self) -> None:
         """Keep the subscription what the subscribers want while topics come and go and subscribers leave."""
         while True:
@@ -325,6 +309,14 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                 log.warning("group %s: the subscription cannot be changed: %r", self.group, error)
                 self._check_topics()
             await asyncio.sleep(FOLLOW_S)
+
+    async def _await_leaders(self) -> None:
+        """Begin in partitions that had no leader when the group was joined, as soon as they have one."""
+        while True:
+            for place, offset in (await self._starts.led()).items():
+                part = self._dispatch.parts.get(place)
+                if part is not None and part.position is None:
+                    self._begin_at(self._fresh(part, offset))
 
     # Reading.
 
@@ -391,21 +383,31 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     def _check_topic_ids(self, _: object) -> None:
         """Metadata of all topics came. One that was made anew is read from its beginning, whatever was committed."""
         for topic in self._remade.look():
-            self._starts = {place: start for place, start in self._starts.items() if place.topic != topic}
+            self._starts.forget_topic(topic)
             for part in [part for part in self._dispatch.parts.values() if part.partition.topic == topic]:
-                self._begin_anew(part, 0)
-                if self._consumer is not None and part.partition in self._consumer.assignment():
-                    self._consumer.seek(part.partition, 0)
-            self._dispatch.progress.set()  # so that nobody begins where we were in the former one
-            self._push_soon()
+                self._begin_at(self._begin_anew(part, 0))  # committed, so that nobody begins where we were
 
     def _begin_anew(self, part: AssignedPartition, offset: int) -> AssignedPartition:
         """The topic was deleted and made again: by its id, or since its log ends below our position."""
         log.warning("group %s: %s was made anew, going on from %d", self.group, part.partition, offset)
+        self._starts.forget((part.partition,))
+        return self._fresh(part, offset)
+
+    def _fresh(self, part: AssignedPartition, offset: int) -> AssignedPartition:
+        """The same partition, of which nothing was read, from an offset on."""
         fresh = AssignedPartition(part.partition, offset, None)
-        self._starts.pop(part.partition, None)
         self._dispatch.keep([fresh if one is part else one for one in self._dispatch.parts.values()])
         return fresh
+
+    def _begin_at(self, part: AssignedPartition) -> None:
+        """Read a fresh partition, and commit where it begins."""
+        consumer = self._consumer
+        if consumer is not None and part.partition in consumer.assignment():
+            consumer.seek(part.partition, part.position)
+            if not self._paused:
+                consumer.resume(part.partition)
+        self._dispatch.progress.set()
+        self._push_soon()
 
     def _stall(self, part: AssignedPartition) -> None:
         log.warning(
@@ -443,7 +445,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._paused = False
         if self._consumer is not None:
             stalled = {part.partition for part in self._stalled}
-            self._consumer.resume(*(self._consumer.paused() - stalled))
+            self._consumer.resume(*(self._consumer.paused() - stalled - self._starts.leaderless.keys()))
 
     # Rebalancing.
 
@@ -488,11 +490,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             await self.commits.commit()  # where the group begins, if it has just begun
             # From then on a partition without a committed offset is a new one.
             parts = self._dispatch.parts
-            self._starts = {
-                place: start
-                for place, start in self._starts.items()
-                if place not in parts or parts[place].committed is None
-            }
+            self._starts.forget([place for place, part in parts.items() if part.committed is not None])
             self._assigned.set()
             self._push_soon()
 
@@ -502,7 +500,8 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         committed = {
             partition: ours(stored) for partition, stored in (await committed_positions(consumer, partitions)).items()
         }
-        starts = await self._starts_of(partitions - committed.keys())
+        self._starts.forget(committed)
+        starts = await self._starts.of(partitions - committed.keys())
         if consumer.assignment() != partitions:
             return False
         dispatch = self._dispatch
@@ -519,22 +518,10 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             parts.append(part)
         dispatch.keep(parts)
         self._rebalances += 1
-        consumer.resume(*(part.partition for part in parts if not part.stalled))
+        stalled = {part.partition for part in parts if part.stalled}
+        consumer.resume(*(partitions - stalled - self._starts.leaderless.keys()))
         dispatch.suspended = False
         return True
-
-    async def _starts_of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where the group begins in partitions for which it has committed nothing."""
-        starts = {partition: self._starts[partition] for partition in partitions if partition in self._starts}
-        others = [partition for partition in partitions if partition not in starts]
-        if others:
-            try:
-                async with asyncio.timeout(BEGINNINGS_TIMEOUT_S):
-                    starts |= await self._lookup.beginnings(others)
-            except (Refused, TimeoutError) as error:
-                # One of them has no leader, say. aiokafka finds each one's beginning when it can be found.
-                log.info("group %s: no beginnings: %r", self.group, error)
-        return starts
 
     def statistics(self) -> GroupStatistics:
         """See `GroupStatistics`."""
@@ -570,4 +557,5 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             behind=sum(len(member.behind) for member in dispatch.members.values()),
             expired=dispatch.catch_up.expired,
             stalled=sum(part.stalled for part in dispatch.parts.values()),
+            leaderless=len(without_leader(consumer, assigned)) if consumer is not None else 0,
         )

@@ -50,6 +50,9 @@ class Arrivals:
     async def wait_for(self, sleeper: Sleeper, positions: Mapping[TopicPartition, int]) -> bool:
         """Have `sleeper` woken when something is stored at or behind its `positions`.
 
+        Nothing is stored in a partition without a leader; what was stored in it before is found when it has one again,
+        by who looks.
+
         Returns:
             False when that is there already; the sleeper is not waited for then.
 
@@ -64,12 +67,14 @@ class Arrivals:
                 self._tailed |= found
                 if new != found:
                     raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {min(new - found)!r} does not exist any more")
-            ends = await self._lookup.ends(positions)
+            ends = await self._lookup.ends(positions, led=True)
+            if gone := [place for place in positions if place not in ends and not self._lookup.has(place)]:
+                raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {gone[0].topic!r} does not exist any more")
         except BaseException:
             self.forget(sleeper)
             raise
         # From the watch on the live reader tells; what was stored before it lies below these ends.
-        if sleeper not in self._partitions or any(ends[partition] > place for partition, place in positions.items()):
+        if sleeper not in self._partitions or any(end > positions[partition] for partition, end in ends.items()):
             self.forget(sleeper)
             return False
         self._asleep.add(sleeper)

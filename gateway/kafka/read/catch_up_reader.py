@@ -420,7 +420,7 @@ class _Worker:
 
     async def _skip_gap(self, consumer: AIOKafkaConsumer, queue: _Queue, positions: dict[TopicPartition, int]) -> None:
         try:
-            firsts = await self._pool.lookup.beginnings(positions)
+            firsts = await self._pool.lookup.beginnings(positions, led=True)
         except Refused:
             await asyncio.sleep(0.1)
             return

@@ -194,7 +194,7 @@ class LiveConsumer:
     async def _skip_gap(self, consumer: AIOKafkaConsumer, positions: dict[TopicPartition, int]) -> None:
         missed = {place: part for place in positions if (part := self._partitions.get(place)) is not None}
         try:
-            firsts = await self._lookup.beginnings(missed)
+            firsts = await self._lookup.beginnings(missed, led=True)
         except Refused as refused:
             log.warning("live reader: %s", refused.reason)
             return

@@ -24,7 +24,7 @@ from gateway.kafka.read.catch_up_reader import CatchUpReader, Goal, Reading
 from gateway.kafka.read.live_consumer import LiveConsumer
 from gateway.kafka.read.presence import Presence
 from gateway.kafka.read.start_positions import Start, starting_offsets
-from gateway.kafka.read.watched_topics import Later, LiveStatistics, Partition, Topic, Watch
+from gateway.kafka.read.watched_topics import Later, LiveStatistics, Partition, Topic, Waiting, Watch
 from gateway.spawn import Spawn
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class LiveReader:
         self._catch_up_reader = catch_up_reader
         self._topics: dict[str, Topic] = {}
         self._partitions: dict[TopicPartition, Partition] = {}
+        self._waiting: dict[TopicPartition, dict[Subscriber, Waiting]] = {}  # for a leader, to catch up then
         self._consumer = LiveConsumer(kafka, spawn, lookup, self._partitions, self._fan_out)
         self._presence = Presence(
             lookup,
@@ -61,6 +62,7 @@ class LiveReader:
             self._consumer.change_assignment,
             self._cancel_readings,
             self._begin_anew,
+            self._catch_up_waiting,
         )
         self.passed: Callable[[str, int, int], None] | None = None
         self._records = self._offers = self._dropped = self._fell_behind = 0
@@ -199,6 +201,10 @@ class LiveReader:
         for reading in watch.readings if watch is not None else ():
             del state.partitions[reading.partition].behind[reading.subscriber]
             self._catch_up_reader.cancel(reading)
+        for place in self._waiting.keys() & state.leaderless.keys():
+            waiting = self._waiting.pop(place)
+            if left := {one: wanted for one, wanted in waiting.items() if wanted.fanout is not fanout}:
+                self._waiting[place] = left
         if not state.watching:
             del self._topics[topic]
             self._remove(state, list(state.partitions))
@@ -215,6 +221,8 @@ class LiveReader:
             if found is not None:
                 watch, _ = found
                 watch.readings.pop(reading, None)
+        for waiting in self._waiting.values():
+            waiting.pop(subscriber, None)
 
     def catch_up(  # noqa: PLR0917 - where: topic, partition, offset; who: the others
         self,
@@ -232,25 +240,44 @@ class LiveReader:
         records retention had deleted.
 
         Returns:
-            Whether the partition is being read; False when the topic does not have it any more.
+            Whether the partition is being read, or will be when somebody leads it; False when the topic does not have
+            it any more.
         """
-        state = self._topics.get(topic)
-        part = self._partitions.get(TopicPartition(topic, partition))
+        state, place = self._topics.get(topic), TopicPartition(topic, partition)
+        part = self._partitions.get(place)
         watch = state.watching.get(fanout) if state else None
+        if part is None and state is not None and watch is not None and place in state.leaderless:
+            self._waiting.setdefault(place, {})[subscriber] = Waiting(fanout, offset, gap)
+            return True
         if part is None or watch is None:
             return False
         since = watch.since.get(partition, 0)
         goal = Later(part, since) if since > part.position else part
         if subscriber not in part.behind and offset < goal.position:
-            self._fall_behind(part, watch, subscriber, TopicPartition(topic, partition), offset, gap, goal)
+            self._fall_behind(part, watch, subscriber, place, offset, gap, goal)
         return True
+
+    def _catch_up_waiting(self, place: TopicPartition) -> None:
+        """A partition has a leader again and is read from now on; nothing of it was fanned out yet."""
+        for subscriber, wanted in self._waiting.pop(place, {}).items():
+            self.catch_up(place.topic, wanted.fanout, subscriber, place.partition, wanted.offset, wanted.gap)
+
+    def leaderless(self, topic: str) -> list[int]:
+        """The partitions of a watched topic that are not read before somebody leads them."""
+        state = self._topics.get(topic)
+        return [] if state is None else [place.partition for place in state.leaderless]
 
     def places(self, topic: str, subscriber: Subscriber) -> dict[int, int]:
         """How far a subscriber is in each partition of a watched topic: everything below was offered to it."""
         state = self._topics.get(topic)
         if state is None:
             return {}
-        return {
+        waiting = {
+            place.partition: self._waiting[place][subscriber].offset
+            for place in state.leaderless
+            if subscriber in self._waiting.get(place, ())
+        }
+        return waiting | {
             partition.partition: part.behind[subscriber][1].position if subscriber in part.behind else part.position
             for partition, part in state.partitions.items()
         }
@@ -272,7 +299,11 @@ class LiveReader:
     def is_behind(self, topic: str, subscriber: Subscriber) -> bool:
         """Whether a subscriber has yet to be brought what the fan-out has passed."""
         state = self._topics.get(topic)
-        return state is not None and any(subscriber in part.behind for part in state.partitions.values())
+        if state is None:
+            return False
+        if any(subscriber in self._waiting.get(place, ()) for place in state.leaderless):
+            return True
+        return any(subscriber in part.behind for part in state.partitions.values())
 
     def stored(self, topic: str, partition: int, end: int) -> None:
         """This process has stored something: a partition's log reaches to `end` at least."""
@@ -416,6 +447,8 @@ class LiveReader:
         log.warning("live reader: %s was made anew, and is read from its beginning", topic.name)
         for part in topic.partitions.values():
             self._cancel_readings(part)
+        for place in topic.leaderless:
+            self._waiting.pop(place, None)
         topic.begin_anew()
         for partition, part in topic.partitions.items():
             if partition in self._partitions:

@@ -33,12 +33,14 @@ class Presence:
         changed: Callable[[], None],
         deleted: Callable[[Partition], None],
         made_anew: Callable[[Topic], None],
+        led: Callable[[TopicPartition], None],
     ) -> None:
         """Nothing is followed before `start`.
 
         `read` are the partitions of the watched `topics` that can be read: the live reader's, which adds and removes
         too. `changed` is told when they are others, `deleted` a partition that has been missing for `GONE_S`,
-        `made_anew` a topic that was deleted and made again, before its partitions are looked at.
+        `made_anew` a topic that was deleted and made again, before its partitions are looked at, `led` a
+        partition that is read now, and had no leader when its watch began.
         """
         self._lookup = lookup
         self._spawn = spawn
@@ -47,6 +49,7 @@ class Presence:
         self._changed = changed
         self._deleted = deleted
         self._made_anew = made_anew
+        self._led = led
         self._doubted = float("-inf")
         self._refreshing: asyncio.Task[None] | None = None
         self._leading: asyncio.Task[None] | None = None
@@ -158,15 +161,9 @@ class Presence:
         self._changed()
 
     async def _lead(self, led: Mapping[TopicPartition, int]) -> None:
-        """Partitions have a leader that had none when their watch began: read what was stored since.
-
-        Nothing was stored before they had one, so that is the first record that is not older than the watch.
-        """
+        """Partitions have a leader that had none when their watch began: read what was stored since."""
         try:
-            offsets = await self._lookup.ends(led, led=True)
-            for since_ms in set(led.values()):
-                places = [place for place in offsets if led[place] == since_ms]
-                offsets |= await self._lookup.since(places, since_ms)
+            offsets = await self._lookup.since_leaderless(led)
         except Refused as refused:
             log.warning("live reader: partitions that have a leader again cannot be read yet: %s", refused.reason)
             return
@@ -174,3 +171,4 @@ class Presence:
             topic = self._topics.get(place.topic)
             if topic is not None and topic.leaderless.pop(place, None) is not None:
                 self._include(place, Partition(topic, offset))
+                self._led(place)

@@ -61,12 +61,14 @@ async def starting_offsets(lookup: Lookup, topic: str, start: Start, partition: 
     if start is Place.END:
         return {}
     if start is Place.BEGINNING:
-        found = await lookup.beginnings(partitions)
+        found = dict.fromkeys(partitions, 0) | await lookup.beginnings(partitions, led=True)
     elif isinstance(start, AtOffsets):
-        ends = await lookup.ends(partitions)
-        found = await lookup.beginnings(partitions)
-        for place, first in found.items():
-            found[place] = min(max(first, start.offsets.get(place.partition, first)), ends[place])
+        ends = await lookup.ends(partitions, led=True)
+        firsts = dict.fromkeys(partitions, 0) | await lookup.beginnings(partitions, led=True)
+        found = {}
+        for place, first in firsts.items():
+            wanted_offset = max(first, start.offsets.get(place.partition, first))
+            found[place] = min(wanted_offset, ends.get(place, wanted_offset))
     else:
         # The ends come first: what is stored during the next question lies behind them.
         found = await lookup.ends(partitions)

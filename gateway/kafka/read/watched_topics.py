@@ -68,6 +68,14 @@ class Later:
         return max(self._part.position, self._since)
 
 
+class Waiting(msgspec.Struct, frozen=True):
+    """What a subscriber is to be offered first of a partition, when somebody leads it: everything from an offset on."""
+
+    fanout: Fanout
+    offset: int
+    gap: Callable[[int], None] | None
+
+
 class Topic:
     """Who watches a topic, and its partitions.
 

@@ -287,14 +287,19 @@ class Router:
                 self._live_reader.unwatch(topic, self)
 
     def places(self, filters: Collection[str], outbox: Subscriber) -> Places:
-        """How far the log of the filters' topics was offered to an outbox."""
-        topics = {topic for name in filters if name in self._held for topic in self._held[name].topics}
-        return {topic: self._live_reader.places(topic, outbox) for topic in topics}
+        """How far the log of the filters' topics was offered to an outbox; 0 in a partition that nobody leads."""
+        live = self._live_reader
+        return {
+            topic: dict.fromkeys(live.leaderless(topic), 0) | live.places(topic, outbox)
+            for topic in self._topics_of(filters)
+        }
+
+    def _topics_of(self, filters: Collection[str]) -> set[str]:
+        return {topic for name in filters if name in self._held for topic in self._held[name].topics}
 
     def topic_ids(self, filters: Collection[str]) -> dict[str, str]:
         """What tells the filters' topics from others of their names: the first 48 bits of their ids, in base64."""
-        topics = {topic for name in filters if name in self._held for topic in self._held[name].topics}
-        found = {topic: self._live_reader.identity(topic)[:TOPIC_ID_BYTES] for topic in topics}
+        found = {topic: self._live_reader.identity(topic)[:TOPIC_ID_BYTES] for topic in self._topics_of(filters)}
         return {topic: b64encode(identity).decode() for topic, identity in found.items() if identity}
 
     async def ends(self, filters: Collection[str], outbox: Subscriber, places: Places) -> Places:
@@ -303,16 +308,16 @@ class Router:
         Raises:
             Refused: Kafka does not answer.
         """
+        live = self._live_reader
         behind = [
             topic
-            for topic, partitions in self.places(filters, outbox).items()
-            if any(here < places.get(topic, {}).get(number, 0) for number, here in partitions.items())
+            for topic in self._topics_of(filters)
+            if any(here < places.get(topic, {}).get(number, 0) for number, here in live.places(topic, outbox).items())
         ]
-        ahead = await self._live_reader.ahead(behind) if behind else {}
+        ahead = await live.ahead(behind) if behind else {}
         return {
-            topic: {number: ahead.get((topic, number), here) for number, here in partitions.items()}
-            for topic, partitions in self.places(filters, outbox).items()  # as they are by now
-            if topic in behind
+            topic: {number: ahead.get((topic, number), here) for number, here in live.places(topic, outbox).items()}
+            for topic in self._topics_of(filters) & set(behind)  # as they are by now
         }
 
     def has_subscribers(self, topic: str) -> bool:

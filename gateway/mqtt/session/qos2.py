@@ -60,10 +60,11 @@ class StartOffsets:
 
     async def learn(self, topic: str) -> None:
         """Ask for them; Refused when there is no such topic or Kafka does not answer."""
-        ends = await self._lookup.ends(await self._lookup.partitions(topic))
+        partitions = await self._lookup.partitions(topic)
+        ends = await self._lookup.ends(partitions, led=True)
         known = self._ends.setdefault(topic, {})
-        for partition, end in ends.items():
-            known[partition.partition] = max(end, known.get(partition.partition, 0))
+        for partition in partitions:  # nobody can tell of one without a leader: everything lies above 0
+            known[partition.partition] = max(ends.get(partition, 0), known.get(partition.partition, 0))
 
     def of(self, topics: Iterable[str]) -> Places:
         """As they are now."""

@@ -79,6 +79,7 @@ class ConsumersStatistics(msgspec.Struct, frozen=True):
     instances: Annotated[int, gauge("consumers of HTTP clients")]
     polling: Annotated[int, gauge("polls that ask Kafka")]
     sleeping: Annotated[int, gauge("polls that wait without asking Kafka")]
+    leaderless: Annotated[int, gauge("partitions of HTTP consumers that nobody leads now")]
     created_total: Annotated[int, counter("consumers created")]
     reaped_total: Annotated[int, counter("abandoned consumers removed")]
     records_total: Annotated[int, counter("records given to polls")]
@@ -395,6 +396,7 @@ class Consumers(OperationSet):
             instances=len(self._instances),
             polling=self._polling,
             sleeping=self._arrivals.sleepers,
+            leaderless=sum(one.member.leaderless for one in self._instances.values() if one is not None),
             created_total=self._created,
             reaped_total=self._reaped,
             records_total=self._records,

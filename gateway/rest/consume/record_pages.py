@@ -120,7 +120,7 @@ class Filling:
             if not self._left:
                 self.done.set()
 
-        starts = {number: start for number, start in span.start.items() if start < span.ends[number]}
+        starts = {number: start for number, start in span.start.items() if start < span.ends.get(number, start)}
         self._left = len(starts)
         try:
             for number, start in starts.items():
@@ -198,11 +198,11 @@ class RecordPages(OperationSet):
             if body.count or self._draining or self._clock() >= deadline:
                 break
             await self._wait(topic, position, deadline)
-            found = await self._lookup.ends([TopicPartition(topic, number) for number in position])
+            found = await self._lookup.ends([TopicPartition(topic, number) for number in position], led=True)
             span = Span(position, {partition.partition: end for partition, end in found.items()})
         self._pages += 1
         self._records += body.count
-        full = len(position) == 1 and any(offset < span.ends[number] for number, offset in position.items())
+        full = len(position) == 1 and any(offset < span.ends.get(number, 0) for number, offset in position.items())
         return self._answer(call, body, position, span, full=full)
 
     async def _enter(self) -> None:

@@ -21,7 +21,7 @@ async def test_metadata_that_come_during_the_stop_ask_for_nothing(readers: Any) 
 
     topic = Topic("gone", b"")
     read = {TopicPartition("gone", 0): Partition(topic, 0)}
-    presence = Presence(readers.lookup, spawn, {"gone": topic}, read, lambda: None, lambda _: None, lambda _: None)
+    presence = Presence(readers.lookup, spawn, {"gone": topic}, read, lambda: None, *(lambda _: None,) * 3)
     presence.compare(ClusterMetadata())  # it lacks the topic
     assert len(asked) == 1
     await presence.stop()

@@ -7,14 +7,11 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
-import msgspec
 import pytest
-from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.config import KafkaConfig
-from gateway.embedded import storage
-from gateway.embedded.broker import EmbeddedBroker
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
@@ -287,65 +284,3 @@ async def test_what_is_sent_behind_a_subscribe_keeps_its_order(connect: Connect)
     assert [one.reason_codes for one in said] == [(0,)]
     numbers = [int((await other.message()).payload.partition(b".")[0]) for _ in range(count)]
     assert numbers == list(range(count))
-
-
-async def second_broker(new_broker: Callable[..., EmbeddedBroker], first: EmbeddedBroker) -> EmbeddedBroker:
-    """A broker of the first one's cluster."""
-    marker = storage.read_marker(first.directory, first._kafka)
-    assert marker is not None
-    port = storage.choose_port(0, 0, "embedded.port", 0)
-    second = new_broker(
-        "second",
-        port=port,
-        settings={
-            "process.roles": "broker",
-            "node.id": "2",
-            "controller.quorum.voters": f"1@127.0.0.1:{marker.controller_port}",
-            "listeners": f"PLAINTEXT://127.0.0.1:{port}",
-        },
-    )
-    second.directory.mkdir()
-    storage.write_marker(second.directory, msgspec.structs.replace(marker, port=port, controller_port=0))
-    await second.start()
-    return second
-
-
-async def test_a_partition_without_a_leader_holds_nobody_up_and_is_read_when_it_has_one_again(
-    new_broker: Callable[..., EmbeddedBroker],
-) -> None:
-    first = new_broker("first")
-    await first.start()
-    second = await second_broker(new_broker, first)
-    bootstrap = first.bootstrap_servers
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    await admin.create_topics([NewTopic("halved", -1, -1, {0: [1], 1: [2]})])
-    await until_led(admin, "halved")
-    parts, watched_before = Parts(bootstrap), Parts(bootstrap)
-    for each in (parts, watched_before):
-        await each.live_reader.start()
-    await watched_before.router.hold({"#": None})
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
-        await producer.send_and_wait("halved", b"old", partition=1)
-    await wait_until(lambda: b"old" in watched_before.seen)
-    await second.kill()
-    await wait_until(lambda: watched_before.live_reader.statistics().leaderless == 1)
-
-    for name in ("#", "halved/#", "halved/x"):
-        assert await parts.router.hold({name: None}) == {name: {}}
-    await wait_until(lambda: parts.live_reader.statistics().leaderless == 1)
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
-        await producer.send_and_wait("halved", b"served", partition=0)
-        await wait_until(lambda: b"served" in parts.seen and b"served" in watched_before.seen)
-
-    await second.start()
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
-        await producer.send_and_wait("halved", b"back", partition=1)
-    await wait_until(lambda: b"back" in parts.seen and b"back" in watched_before.seen)
-    assert parts.seen == [b"served", b"back"]
-    assert watched_before.seen == [b"old", b"served", b"back"]
-    for each in (parts, watched_before):
-        await wait_until(lambda each=each: each.live_reader.statistics().leaderless == 0)
-    for each in (parts, watched_before):
-        await each.stop()
-    await admin.close()

@@ -1,0 +1,115 @@
+"""Where a group begins in partitions for which it has committed nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.kafka_consumer import committed_positions
+
+log = logging.getLogger(__name__)
+
+BEGINNINGS_TIMEOUT_S: Final = 1.5
+
+LEADER_S: Final = 1.0
+"""Before it is asked again where the group begins in partitions that had no leader when it was joined."""
+
+
+class StartOffsets:
+    """Of one group: at the beginning, or at the end as of when it was joined, and then it is remembered where that was.
+
+    Attributes:
+        leaderless: since when (epoch ms) the group wants what is stored in partitions of which nobody can tell now.
+    """
+
+    def __init__(self, group: str, lookup: Lookup) -> None:
+        """`lookup` is asked."""
+        self.leaderless: dict[TopicPartition, int] = {}
+        self._group = group
+        self._lookup = lookup
+        self._latest: set[str] = set()  # topics that a new group begins at their end
+        self._ends: dict[TopicPartition, int] = {}  # and where that was
+        self._lacking = asyncio.Event()  # there are leaderless ones
+
+    def begin_at_end(self, topics: Iterable[str]) -> None:
+        """A new group begins at the end of these."""
+        self._latest.update(topics)
+
+    async def find(self, consumer: AIOKafkaConsumer, topics: frozenset[str], wanted: Collection[str]) -> None:
+        """Fix where a new group begins in some topics, before it is joined; of those not `wanted` nothing is kept.
+
+        A group is new in a topic when no partition there has a committed offset. Where some have, the others are
+        new partitions (or have been empty ever since), and are read from their beginning.
+
+        Raises:
+            KafkaError: Kafka is away, or does not let us.
+            Refused: likewise.
+        """
+        existing = await self._lookup.existing(self._latest.intersection(topics))
+        partitions = [place for places in existing.values() for place in places]
+        old = {place.topic for place in await committed_positions(consumer, partitions)}
+        new = [place for place in partitions if place.topic not in old]
+        if new:
+            called = round(time.time() * 1000)
+            ends = await self._lookup.ends(new, led=True)
+            self._ends |= ends
+            self._await_leaders([place for place in new if place not in ends and self._lookup.has(place)], called)
+        self._latest = (self._latest - topics) & set(wanted)
+        self._keep(lambda place: place.topic in wanted)
+
+    def _await_leaders(self, places: Collection[TopicPartition], since: int) -> None:
+        if places:
+            log.warning(
+                "group %s: %d partitions have no leader, such as %s-%d: they are read as soon as they have one",
+                self._group, len(places), *next(iter(places)),
+            )  # fmt: skip
+            self.leaderless |= dict.fromkeys(places, since)
+            self._lacking.set()
+
+    async def led(self) -> dict[TopicPartition, int]:
+        """Wait until some of the leaderless partitions have a leader again; where the group begins in them."""
+        while True:
+            await self._lacking.wait()
+            await asyncio.sleep(LEADER_S)
+            try:
+                found = await self._lookup.since_leaderless(self.leaderless)
+            except Refused:
+                continue  # Kafka is away: later
+            found = {place: offset for place, offset in found.items() if self.leaderless.pop(place, None) is not None}
+            self._ends |= found
+            if not self.leaderless:
+                self._lacking.clear()
+            if found:
+                return found
+
+    async def of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where the group begins in these, as far as anybody can tell."""
+        starts = {place: self._ends[place] for place in partitions if place in self._ends}
+        others = [place for place in partitions if place not in starts and place not in self.leaderless]
+        if others:
+            try:
+                async with asyncio.timeout(BEGINNINGS_TIMEOUT_S):
+                    starts |= await self._lookup.beginnings(others, led=True)
+            except (Refused, TimeoutError) as error:
+                # aiokafka finds each one's beginning when it can be found, as of those without a leader.
+                log.info("group %s: no beginnings: %r", self._group, error)
+        return starts
+
+    def forget(self, partitions: Collection[TopicPartition]) -> None:
+        """The group has committed something there: should it be gone, they are new."""
+        self._keep(lambda place: place not in partitions)
+
+    def forget_topic(self, topic: str) -> None:
+        """It was made anew: all that is in it is wanted."""
+        self._keep(lambda place: place.topic != topic)
+
+    def _keep(self, wanted: Callable[[TopicPartition], bool]) -> None:
+        self._ends = {place: offset for place, offset in self._ends.items() if wanted(place)}
+        self.leaderless = {place: since for place, since in self.leaderless.items() if wanted(place)}
