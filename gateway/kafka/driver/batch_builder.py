@@ -33,6 +33,10 @@ class WrittenBatch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no t
         self._relative_offset = count
         self.close()
 
+    def void(self) -> None:
+        """Nobody waits for it any more: aiokafka's sender drops an empty batch instead of sending it (again)."""
+        self._relative_offset = 0
+
     def stored_form(self) -> bytes:
         """The batch as it was, or would be, sent; it is left as it is."""
         return bytes(self._builder.build() if self._buffer is None else self._buffer)

@@ -83,7 +83,7 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "aiokafka.producer.message_accumulator.BatchBuilder": {
         "_buffer": "the bytes that were sent, for building a batch anew after a failure",
         "_builder": "replaced: our own writer of records",
-        "_relative_offset": "how many records our own writer has written",
+        "_relative_offset": "how many records our own writer has written; none of a batch that is to be dropped",
         "_set_producer_state": "replaced: it asserts aiokafka's own writer",
     },
     "aiokafka.producer.message_accumulator.MessageAccumulator": {

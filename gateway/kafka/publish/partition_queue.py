@@ -252,6 +252,8 @@ class PartitionQueue:
                 producers.retire(leased)
             return self._failed(batch, handed_over, error)
         except asyncio.CancelledError:
+            if handed_over:
+                leased.give_up(batch)
             if handed_over and (self.dissolved or self.topic.gone is not None):
                 producers.retire(leased)  # it would try for ever to store what nobody waits for any more
             raise

@@ -14,6 +14,7 @@ from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.partitioner import partition_of
 from mapping.outcomes import Outcome
 from mapping.record import Record
+from tests.support.topics import remake
 
 
 async def test_stores_records_whole_and_in_order(bootstrap, new_topic, kit, read_topic):
@@ -254,6 +255,34 @@ async def test_a_deleted_topic_gives_its_records_back(bootstrap, new_topic, kit,
         await k.until(lambda: "later" in owner.fates)
         refused = [fate for fate in owner.outcomes().values() if fate is not Outcome.STORED]
         assert refused == [Outcome.UNKNOWN_TOPIC] * 2
+
+
+async def test_what_was_given_up_is_not_stored_behind_what_came_later(bootstrap, new_topic, kit, admin, read_topic):
+    """The producer that has it is not closed: it has a batch of another partition on the way."""
+    topic = await new_topic(partitions=1)
+    async with kit(bootstrap) as k:
+        owner = k.recorder()
+
+        async def stored(value: bytes) -> bool:
+            token = object()
+            k.submit(Record(topic, b"k", value), owner, token)
+            await k.until(lambda: token in owner.fates)
+            return owner.fates[token].outcome is Outcome.STORED
+
+        assert await stored(b"former")
+        producers = k.publisher._producers
+        leased = await producers.acquire()
+        await admin.delete_topics([topic])
+        while await stored(b"given up"):  # the broker learns of it a moment later
+            pass
+        await remake(admin, topic, 1)
+        while not await stored(b"new"):
+            pass
+        assert leased.retired
+        await leased._producer.send_and_wait(topic, b"last", partition=0)  # behind what it still has
+        (found,) = (await read_topic(bootstrap, topic)).values()
+        assert [record.value for record in found] == [b"new", b"last"]
+        producers.release(leased)
 
 
 async def test_the_budget_shuts_the_gate_and_opens_it_again(bootstrap, new_topic, kit):
