@@ -191,7 +191,7 @@ class SessionFetcher(PacedFetcher):
             if node not in self._in_flight and node not in pauses
         ]
         wait = min(pauses.values()) if pauses else self._fetcher_timeout
-        lacking = bool(self.leaderless) and self._may_ask_for_leaders(assignment)
+        lacking = bool(self.leaderless) and self.may_ask_for_leaders(assignment)
         return [fetch for fetch in fetches if fetch[1] is not None], {}, wait, lacking, []
 
     def _plan(self, assignment: Any) -> None:

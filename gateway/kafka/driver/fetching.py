@@ -48,9 +48,10 @@ class PacedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no types
         fetches, resets, wait, lacking, resumed = super()._get_actions_per_node(assignment)
         if not lacking:
             return fetches, resets, wait, False, resumed
-        return fetches, resets, min(wait, LEADERS_AGAIN_S), self._may_ask_for_leaders(assignment), resumed
+        return fetches, resets, min(wait, LEADERS_AGAIN_S), self.may_ask_for_leaders(assignment), resumed
 
-    def _may_ask_for_leaders(self, assignment: Any) -> bool:
+    def may_ask_for_leaders(self, assignment: Any) -> bool:
+        """Whether it is time to ask who leads what nobody leads; it is told, too."""
         now = asyncio.get_running_loop().time()
         if now < self._asked_for_leaders + LEADERS_AGAIN_S:
             return False
