@@ -327,27 +327,30 @@ class LiveReader:
         """
         asked = self._consumer.doubtful(topics)
         ends = await self._lookup.ends(asked, led=True) if asked else {}
-        for place in asked:
-            if place not in ends and (told := self.end(place)) is not None:
-                ends[place] = told  # nothing is stored in it without a leader
         found: dict[tuple[str, int], int] = {}
-        for place, end in ends.items():
+        for place in asked:
             part = self._partitions.get(place)
-            if part is not None:
-                part.stored = min(part.stored, end)  # the topic may have been made anew
-                if end > part.position:
-                    found[place.topic, place.partition] = end
+            if part is None:
+                continue
+            if place in ends:
+                part.stored = min(part.stored, ends[place])  # the topic may have been made anew
+            end = ends.get(place, self._known_end(place, part))  # nothing is stored in it without a leader
+            if end > part.position:
+                found[place.topic, place.partition] = end
         return found
 
-    def fetched(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
-        """As `ahead`, as of the last fetch; nobody is asked."""
+    def known_ahead(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
+        """As `ahead`, as far as is known: by the last fetch, and of what this process has stored; nobody is asked."""
         return {
-            (partition.topic, partition.partition): end
+            (place.topic, place.partition): end
             for topic in topics
             if topic in self._topics
-            for partition, part in self._topics[topic].partitions.items()
-            if (end := self.end(partition)) is not None and end > part.position
+            for place, part in self._topics[topic].partitions.items()
+            if (end := self._known_end(place, part)) > part.position
         }
+
+    def _known_end(self, place: TopicPartition, part: Partition) -> int:
+        return max(part.stored, self.end(place) or 0)
 
     def statistics(self) -> LiveStatistics:
         """See `LiveStatistics`."""

@@ -238,14 +238,14 @@ class Router:
     async def _ahead(self, topics: Collection[str]) -> Since:
         """What of topics that are watched is older than this call.
 
-        While Kafka is silent it is what the last fetch has told: nothing that is stored later is missed by that, and
-        what was stored in between may come though it is older.
+        While Kafka is silent it is what the last fetch has told, and what this process has stored: nothing that is
+        stored later is missed by that, and what others have stored in between may come though it is older.
         """
         try:
             async with asyncio.timeout(AHEAD_S):
                 return await self._live_reader.ahead(topics)
         except (TimeoutError, Refused):
-            return self._live_reader.fetched(topics)
+            return self._live_reader.known_ahead(topics)
 
     def _note_need(self, name: str, topics: Set[str]) -> None:
         held = self._held[name]

@@ -247,6 +247,18 @@ async def test_a_subscriber_gets_what_is_acknowledged_later_and_nothing_that_was
         assert came == [b"%d" % later for later in range(number, 16)]
 
 
+async def test_what_was_acknowledged_is_old_for_a_new_subscriber_though_kafka_is_silent(
+    parts: Parts, admin: AIOKafkaAdminClient
+) -> None:
+    name = a_name()
+    await admin.create_topics([NewTopic(name, 1, 1)])
+    await until_led(admin, name)
+    await parts.router.hold({f"{name}/#": None})
+    await parts.lookup.stop()  # nobody can be asked how far the log reaches
+    parts.live_reader.stored(name, 0, 5)  # as Kafka has told the publisher; the fetch that brings it is slower
+    assert await parts.router.hold({f"{name}/x": None}) == {f"{name}/x": {(name, 0): 5}}
+
+
 async def test_a_filter_that_stands_twice_is_subscribed_to_once(connect: Connect) -> None:
     name = a_name()
     client = await connect()
