@@ -26,6 +26,7 @@ from gateway.kafka.cluster.topic_identity import TopicIdentity
 from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Owner, Refused, Result
+from gateway.kafka.driver.fetch_sessions import use_sessions
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions, log_consumer, on_metadata, poll
 from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.kafka.publish.partitioner import partition_of
@@ -311,6 +312,7 @@ class StateTopics:
         await keep_consumer(lambda: log_consumer(self._kafka), self._read_all, "state", self._spawn)
 
     async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
+        await use_sessions(consumer, self.doubt)
         on_metadata(consumer, self._compare)
         try:
             await self._begin(consumer)
