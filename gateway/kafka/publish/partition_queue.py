@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
+from weakref import ref
 
 from aiokafka import errors
 
@@ -25,7 +26,7 @@ from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.batch import HEADER_BYTES, Batch
-from gateway.kafka.publish.producers import Producers
+from gateway.kafka.publish.producers import LeasedProducer, Producers
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 
@@ -126,8 +127,8 @@ class PartitionQueue:
     """
 
     __slots__ = (
-        "_fruitless", "_full_waiter", "_patience", "_task", "context", "dissolved", "flying", "full", "led", "number",
-        "open", "senders", "shut", "topic", "touched",
+        "_fruitless", "_full_waiter", "_given_up", "_patience", "_task", "_tried_by", "context", "dissolved", "flying",
+        "full", "led", "number", "open", "senders", "shut", "topic", "touched",
     )  # fmt: skip
 
     def __init__(self, topic: QueuedTopic, number: int) -> None:
@@ -146,6 +147,8 @@ class PartitionQueue:
         self._task: asyncio.Task[None] | None = None
         self._full_waiter: asyncio.Event | None = None
         self._patience: asyncio.Timeout | None = None
+        self._given_up: list[ref[Batch]] = []  # aiokafka goes on trying to store them, before what comes behind
+        self._tried_by: LeasedProducer | None = None  # if there are any
 
     def seal_open(self) -> Batch:
         """The open batch is too full for the next record: queue it, open another."""
@@ -242,6 +245,8 @@ class PartitionQueue:
         """Hand over `batch` and wait for the answer; None when it is settled or split."""
         producers = self.context.producers
         leased = await producers.acquire()
+        if self._given_up and leased is not self._tried_by:
+            self._void_given_up()
         handed_over = False
         try:
             future = await leased.hand_over(batch, self.topic.name, self.number)
@@ -253,9 +258,11 @@ class PartitionQueue:
             return self._failed(batch, handed_over, error)
         except asyncio.CancelledError:
             if handed_over:
-                leased.give_up(batch)
-            if handed_over and (self.dissolved or self.topic.gone is not None):
-                producers.retire(leased)  # it would try for ever to store what nobody waits for any more
+                self._given_up = [one for one in self._given_up if one() is not None] + [ref(batch)]
+                self._tried_by = leased
+                if self.dissolved or self.topic.gone is not None:
+                    self._void_given_up()
+                    producers.retire(leased)  # it would try for ever to store what nobody waits for any more
             raise
         except Exception:
             producers.retire(leased)  # whether it has kept its place in the sequence is not known
@@ -265,6 +272,14 @@ class PartitionQueue:
         self._fruitless = 0
         self._settle(batch, Outcome.STORED, stored.offset, "")
         return None
+
+    def _void_given_up(self) -> None:
+        """What an earlier producer still has is not stored behind what comes now, through another."""
+        for given_up in self._given_up:
+            batch = given_up()
+            if batch is not None:
+                batch.void()
+        self._given_up, self._tried_by = [], None
 
     def _failed(self, batch: Batch, handed_over: bool, error: errors.KafkaError) -> Verdict | None:
         """Apply the remedy as far as it goes without waiting; the verdict when there is more to do."""

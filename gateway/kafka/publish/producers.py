@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
-from weakref import WeakSet
 
 from aiokafka import AIOKafkaProducer, errors
 from aiokafka.structs import RecordMetadata
@@ -39,11 +38,10 @@ class LeasedProducer:
         retired: a newer one has taken over; closed when nobody uses it.
     """
 
-    __slots__ = ("_given_up", "_producer", "retired", "users")
+    __slots__ = ("_producer", "retired", "users")
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
-        self._given_up: WeakSet[Batch] = WeakSet()  # and not answered yet
         self.users = 0
         self.retired = False
 
@@ -67,18 +65,6 @@ class LeasedProducer:
                 raise errors.UnknownTopicOrPartitionError(f"{topic}-{partition}")
         future: asyncio.Future[RecordMetadata] = await self._producer.send_batch(batch, topic, partition=partition)
         return future
-
-    def give_up(self, batch: Batch) -> None:
-        """Nobody waits for a batch any more. aiokafka goes on trying to store it, before what comes behind it."""
-        self._given_up.add(batch)
-        if self.retired:
-            batch.void()
-
-    def retire(self) -> None:
-        """A newer one takes over. What was given up would be stored behind what goes through that one."""
-        self.retired = True
-        for batch in self._given_up:
-            batch.void()
 
     async def force_close(self, spawn: Spawn) -> None:
         """Close at once; what is on the way has an unknown fate."""
@@ -119,7 +105,7 @@ class Producers:
         """Its sequence has a gap: let the next `acquire` start another."""
         if leased.retired:
             return
-        leased.retire()
+        leased.retired = True
         self._retired[leased] = None
         if self._current is leased:
             self._current = None
@@ -129,7 +115,9 @@ class Producers:
             self._retired[leased] = self._spawn(self._close(leased))
 
     async def _close(self, leased: LeasedProducer) -> None:
-        try:  # at once: what aiokafka still has was given up
+        # At once: what aiokafka still has was given up. It would be stored behind what came later, in a topic that is
+        # made anew.
+        try:
             await leased.force_close(self._spawn)
         except Exception as error:  # nothing that anybody waits for goes through it any more
             failures.tell("producer", error, "retired")
