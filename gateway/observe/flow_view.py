@@ -96,8 +96,10 @@ def view(snapshot: Snapshot, rows: int | None, columns: int) -> Group:
     process, *topics = snapshot.budgets
     parts: list[RenderableType] = [
         Text(
-            f"trivium flow   {_clock(snapshot.at)}   {snapshot.connections_total:,} connections   on the way to Kafka "
-            f"{size(process.bytes)} of {size(process.bytes_limit)}, {process.records:,} records"
+            f"trivium flow {_clock(snapshot.at)}  {snapshot.connections_total:,} connections  to Kafka "
+            f"{size(process.bytes)} of {size(process.bytes_limit)}, {process.records:,} records",
+            no_wrap=True,
+            overflow="ellipsis",
         ),
         _paused(snapshot),
     ]

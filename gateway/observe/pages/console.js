@@ -11,7 +11,7 @@ function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB"];
   let unit = 0;
   for (; value >= 1024 && unit < units.length - 1; unit += 1) value /= 1024;
-  return `${value < 10 && unit ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
+  return `${value < 10 && unit ? value.toFixed(1) : Math.round(value)}\u00a0${units[unit]}`;
 }
 
 function lasted(seconds) {
