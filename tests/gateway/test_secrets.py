@@ -117,9 +117,11 @@ async def test_log_metrics_and_ready_file_of_a_gateway_hold_no_secret(
     gateway = await new_gateway(bootstrap, config=whole).start()
     await wait_until(lambda: "keys of tokens cannot be fetched" in gateway.log.read_text())
     async with aiohttp.ClientSession(f"http://{gateway.addresses['management']}") as session:
-        for path in ("/metrics", "/ready", "/healthy"):
+        for path in ("/metrics", "/ready", "/healthy", "/flow"):
             async with session.get(path) as response:
                 assert not is_told(await response.text())
+        async with session.get("/console/events") as response:
+            assert not is_told((await response.content.readline()).decode())
     assert not is_told(gateway.ready_file.read_text())
     assert await gateway.stop() == 0
     assert not is_told(gateway.log.read_text())
