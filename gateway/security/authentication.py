@@ -46,19 +46,19 @@ CREDENTIAL_LIMIT: Final = 65_535  # bytes; MQTT's own limit for both
 NONCE_BYTES: Final = 18  # random, in a SCRAM nonce: 24 characters
 
 
-class AuthenticationStatistics(msgspec.Struct, frozen=True):
+class AuthenticationStatistics(msgspec.Struct):
     """How attempts ended, since the start."""
 
-    accepted_total: Annotated[int, counter("logins accepted")]
-    remembered_total: Annotated[int, counter("logins accepted without asking a plugin")]
-    refused_total: Annotated[int, counter("logins refused")]
-    throttled_total: Annotated[int, counter("logins not checked and told to come again")]
-    waiting: Annotated[int, gauge("logins that wait for their turn at a check")]
-    checking: Annotated[int, gauge("checks under way")]
-    errors_total: Annotated[int, counter("answers that a plugin could not give")]
-    addresses_slowed: Annotated[int, gauge("addresses whose refusals are delayed")]
-    key_fetches_total: Annotated[int, counter("fetches of the keys of tokens")]
-    key_fetches_failed_total: Annotated[int, counter("fetches of the keys of tokens that failed")]
+    accepted_total: Annotated[int, counter("logins accepted")] = 0
+    remembered_total: Annotated[int, counter("logins accepted without asking a plugin")] = 0
+    refused_total: Annotated[int, counter("logins refused")] = 0
+    throttled_total: Annotated[int, counter("logins not checked and told to come again")] = 0
+    waiting: Annotated[int, gauge("logins that wait for their turn at a check")] = 0
+    checking: Annotated[int, gauge("checks under way")] = 0
+    errors_total: Annotated[int, counter("answers that a plugin could not give")] = 0
+    addresses_slowed: Annotated[int, gauge("addresses whose refusals are delayed")] = 0
+    key_fetches_total: Annotated[int, counter("fetches of the keys of tokens")] = 0
+    key_fetches_failed_total: Annotated[int, counter("fetches of the keys of tokens that failed")] = 0
 
 
 class Authenticator:
@@ -104,10 +104,7 @@ class Authenticator:
             waiting_of_address=WAITING_OF_ADDRESS,
             waiting=WAITING_LIMIT,
         )
-        self._accepted = 0
-        self._from_memory = 0
-        self._refused = 0
-        self._throttled = 0
+        self._counts = AuthenticationStatistics()
 
     async def start(self) -> None:
         """Make the plugins and let them connect; ConfigError names the key of one that does not."""
@@ -236,8 +233,8 @@ class Authenticator:
         expires = self._remembered.get(digest)
         if expires is not None:
             if began < expires:
-                self._accepted += 1
-                self._from_memory += 1
+                self._counts.accepted_total += 1
+                self._counts.remembered_total += 1
                 return Identity(user, "password")
             del self._remembered[digest]
         address = address_of(peer)
@@ -248,10 +245,10 @@ class Authenticator:
         if text and is_principal(user) and len(user) <= CREDENTIAL_LIMIT:
             right = await self._check(backend, digest, address, Credentials(user, text, client_id, peer))
         if right:
-            self._accepted += 1
+            self._counts.accepted_total += 1
             self._remember_address(address)
             return Identity(user, "password")
-        self._refused += 1
+        self._counts.refused_total += 1
         await self._throttle.wait_refused(address, began)
         return None
 
@@ -299,12 +296,12 @@ class Authenticator:
             raise Busy("too many failures of this address are waiting")
 
     def _count_busy(self) -> None:
-        self._refused += 1
-        self._throttled += 1
+        self._counts.refused_total += 1
+        self._counts.throttled_total += 1
 
     def accepted(self) -> None:
         """An exchange proved an identity."""
-        self._accepted += 1
+        self._counts.accepted_total += 1
 
     async def wait_refused(self, address: str) -> None:
         """An exchange failed: count it, and wait until that may be told.
@@ -312,7 +309,7 @@ class Authenticator:
         The delay counts from here: who had it counted from the exchange's beginning could begin many, wait, and then
         guess in all of them at once.
         """
-        self._refused += 1
+        self._counts.refused_total += 1
         await self._throttle.wait_refused(address, self._clock())
 
     async def _check(self, backend: PluginBackend, digest: bytes, address: str, credentials: Credentials) -> bool:
@@ -362,11 +359,8 @@ class Authenticator:
         """How attempts ended so far."""
         source = self._tokens.keys if self._tokens is not None else None
         keys = source if isinstance(source, UrlKeys) else None
-        return AuthenticationStatistics(
-            accepted_total=self._accepted,
-            remembered_total=self._from_memory,
-            refused_total=self._refused,
-            throttled_total=self._throttled,
+        return msgspec.structs.replace(
+            self._counts,
             waiting=self._turns.waiting,
             checking=self._turns.running,
             errors_total=self._backend.errors if self._backend is not None else 0,

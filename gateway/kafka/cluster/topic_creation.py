@@ -57,18 +57,18 @@ class Made(msgspec.Struct, frozen=True):
     new: bool
 
 
-class Statistics(msgspec.Struct, frozen=True):
+class Statistics(msgspec.Struct):
     """What there is, and what was made here since the start."""
 
-    topics: Annotated[int, gauge("topics in Kafka as of the last count, internal ones left out")]
-    partitions: Annotated[int, gauge("partitions of all topics, internal ones included")]
-    topics_made_total: Annotated[int, counter("topics made by this gateway")]
-    topics_refused_total: Annotated[int, counter("topics not made because of a limit")]
-    topics_waiting: Annotated[int, gauge("topics that wait to be made")]
+    topics: Annotated[int, gauge("topics in Kafka as of the last count, internal ones left out")] = 0
+    partitions: Annotated[int, gauge("partitions of all topics, internal ones included")] = 0
+    topics_made_total: Annotated[int, counter("topics made by this gateway")] = 0
+    topics_refused_total: Annotated[int, counter("topics not made because of a limit")] = 0
+    topics_waiting: Annotated[int, gauge("topics that wait to be made")] = 0
 
 
 class Catalogue(Protocol):
-    """What Kafka is known to have; `gateway.kafka.cluster.topics.Topics`."""
+    """What Kafka is known to have: `topics.Topics`; a Protocol, because that module needs this one."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -122,8 +122,7 @@ class Creation:
         self._waiting: dict[str | None, deque[_Order]] = {}  # by principal; the first one's turn is next
         self._working = False
         self._makers: dict[str | None, dict[str, float]] = {}  # what each made or waits for, and since when
-        self._made = 0
-        self._refused = 0
+        self._counts = Statistics()
         self._warned: set[str] = set()
 
     async def make(self, wanted: Wanted, principal: str | None) -> Made:
@@ -137,7 +136,7 @@ class Creation:
         if len(mine) >= limit and wanted.name not in mine and wanted.name not in self._catalogue.names:
             self._forget_gone(mine)
             if len(mine) >= limit:
-                self._refused += 1
+                self._counts.topics_refused_total += 1
                 raise self._full(f"principal {principal}", f"{limit} were made for {principal or 'others'} already",
                                  "kafka.max_topics_per_principal")  # fmt: skip
         mine[wanted.name] = self._clock()
@@ -214,7 +213,7 @@ class Creation:
             more = order.wanted.partitions or config.topic_partitions
             refused = self._refusal(topics + len(wanted), partitions + planned, more)
             if refused is not None:
-                self._refused += 1
+                self._counts.topics_refused_total += 1
                 answers[order.wanted.name] = refused
                 continue
             planned += more
@@ -275,7 +274,7 @@ class Creation:
             answers[name] = refused_by(code, f"topic {name} could not be created{detail}")
         made = sum(new.values())
         if made:
-            self._made += made
+            self._counts.topics_made_total += made
             log.info("created %d topics: %s", made, ", ".join(name for name in new if new[name]))
         for name, found in (await self._led(set(new))).items():
             answers[name] = found if isinstance(found, Refused) else Made(found, new=new[name])
@@ -316,11 +315,10 @@ class Creation:
 
     def statistics(self) -> Statistics:
         """Counts so far."""
-        return Statistics(
+        return msgspec.structs.replace(
+            self._counts,
             topics=self._catalogue.topics_in_all,
             partitions=self._catalogue.partitions_in_all,
-            topics_made_total=self._made,
-            topics_refused_total=self._refused,
             topics_waiting=sum(map(len, self._waiting.values())),
         )
 

@@ -73,16 +73,16 @@ class CreatedConsumer(msgspec.Struct, frozen=True, gc=False):
     base_uri: str
 
 
-class ConsumersStatistics(msgspec.Struct, frozen=True):
+class ConsumersStatistics(msgspec.Struct):
     """What consumer instances came to, since the start."""
 
-    instances: Annotated[int, gauge("consumers of HTTP clients")]
-    polling: Annotated[int, gauge("polls that ask Kafka")]
-    sleeping: Annotated[int, gauge("polls that wait without asking Kafka")]
-    leaderless: Annotated[int, gauge("partitions of HTTP consumers that nobody leads now")]
-    created_total: Annotated[int, counter("consumers created")]
-    reaped_total: Annotated[int, counter("abandoned consumers removed")]
-    records_total: Annotated[int, counter("records given to polls")]
+    instances: Annotated[int, gauge("consumers of HTTP clients")] = 0
+    polling: Annotated[int, gauge("polls that ask Kafka")] = 0
+    sleeping: Annotated[int, gauge("polls that wait without asking Kafka")] = 0
+    leaderless: Annotated[int, gauge("partitions of HTTP consumers that nobody leads now")] = 0
+    created_total: Annotated[int, counter("consumers created")] = 0
+    reaped_total: Annotated[int, counter("abandoned consumers removed")] = 0
+    records_total: Annotated[int, counter("records given to polls")] = 0
 
 
 class Instance:
@@ -125,10 +125,7 @@ class Consumers(OperationSet):
         self._deletions: dict[tuple[str, str], tuple[Identity, asyncio.Task[None]]] = {}  # under way, and whose
         self._timer: asyncio.TimerHandle | None = None
         self._draining = False
-        self._polling = 0
-        self._created = 0
-        self._reaped = 0
-        self._records = 0
+        self._counts = ConsumersStatistics()
         self._largest = PollLimits(round(config.max_poll_wait_s * 1000), config.poll_max_bytes)
         self._default = PollLimits(config.default_poll_wait_ms, config.poll_max_bytes)
         self.operations = {
@@ -175,7 +172,7 @@ class Consumers(OperationSet):
         if self._draining:  # it began before
             await self._close(instance, delivered=False)
             raise busy("The gateway is shutting down", close=True)
-        self._created += 1
+        self._counts.created_total += 1
         log.info("consumer created", group=group, name=name, principal=grant.identity.name)
         return CreatedConsumer(name, uri)
 
@@ -286,7 +283,7 @@ class Consumers(OperationSet):
             raise RestError(409, NOT_SUBSCRIBED, fault=Fault.NOT_ASSIGNED)
         deadline = self._clock() + limits.timeout_ms / 1000
         instance.users += 1
-        self._polling += 1
+        self._counts.polling += 1
         try:
             async with asyncio.timeout_at(deadline) as turn:
                 await instance.polls.acquire()
@@ -299,7 +296,7 @@ class Consumers(OperationSet):
             finally:
                 instance.polls.release()
         finally:
-            self._polling -= 1
+            self._counts.polling -= 1
             instance.users -= 1
             instance.used = self._clock()
 
@@ -324,7 +321,7 @@ class Consumers(OperationSet):
         await call.begin(answer)
         await answer.write_eof()  # raises when the client has left: then nothing was delivered
         member.delivered(chunks)
-        self._records += page.count
+        self._counts.records_total += page.count
         return answer
 
     def _check_open(self, instance: Instance) -> None:
@@ -373,7 +370,7 @@ class Consumers(OperationSet):
         oldest = self._clock() - self._config.consumer_idle_s
         for instance in list(self._instances.values()):
             if instance is not None and not instance.users and instance.used < oldest:
-                self._reaped += 1
+                self._counts.reaped_total += 1
                 del self._instances[instance.group, instance.name]
                 self._spawn(self._close(instance, delivered=False))
 
@@ -392,14 +389,11 @@ class Consumers(OperationSet):
 
     def statistics(self) -> ConsumersStatistics:
         """Counts so far."""
-        return ConsumersStatistics(
+        return msgspec.structs.replace(
+            self._counts,
             instances=len(self._instances),
-            polling=self._polling,
             sleeping=self._arrivals.sleepers,
             leaderless=sum(one.member.leaderless for one in self._instances.values() if one is not None),
-            created_total=self._created,
-            reaped_total=self._reaped,
-            records_total=self._records,
         )
 
 

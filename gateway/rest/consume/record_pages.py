@@ -41,13 +41,13 @@ SCANNED: Final = 100_000  # records looked at for one page, wanted or not
 CHUNK: Final = 500  # records that a page takes in one turn
 
 
-class RecordPagesStatistics(msgspec.Struct, frozen=True):
+class RecordPagesStatistics(msgspec.Struct):
     """What stateless reads came to, since the start."""
 
-    waiting: Annotated[int, gauge("reads that wait for a record")]
-    pages_total: Annotated[int, counter("pages of the log read")]
-    records_total: Annotated[int, counter("records on pages of the log")]
-    unchanged_total: Annotated[int, counter("reads answered by 304, nothing new")]
+    waiting: Annotated[int, gauge("reads that wait for a record")] = 0
+    pages_total: Annotated[int, counter("pages of the log read")] = 0
+    records_total: Annotated[int, counter("records on pages of the log")] = 0
+    unchanged_total: Annotated[int, counter("reads answered by 304, nothing new")] = 0
 
 
 class _End:
@@ -173,7 +173,7 @@ class RecordPages(OperationSet):
         self._filling = asyncio.Semaphore(PAGES_AT_ONCE)
         self._sleepers: set[_Sleeper] = set()
         self._draining = False
-        self._pages = self._records = self._unchanged = 0
+        self._counts = RecordPagesStatistics()
         self.operations = {"readRecords": self.read}
 
     async def read(self, call: Call, topic: str) -> web.StreamResponse:
@@ -200,8 +200,8 @@ class RecordPages(OperationSet):
             await self._wait(topic, position, deadline)
             found = await self._lookup.ends([TopicPartition(topic, number) for number in position], led=True)
             span = Span(position, {partition.partition: end for partition, end in found.items()})
-        self._pages += 1
-        self._records += body.count
+        self._counts.pages_total += 1
+        self._counts.records_total += body.count
         full = len(position) == 1 and any(offset < span.ends.get(number, 0) for number, offset in position.items())
         return self._answer(call, body, position, span, full=full)
 
@@ -247,7 +247,7 @@ class RecordPages(OperationSet):
             headers["ETag"] = tag = f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"'
             headers["Cache-Control"] = "private, no-cache"
             if _is_known(call.request.headers.get("If-None-Match"), tag):
-                self._unchanged += 1
+                self._counts.unchanged_total += 1
                 del headers["Content-Type"]
                 return web.Response(status=304, headers=headers)
         return web.Response(body=content, headers=headers)
@@ -264,11 +264,9 @@ class RecordPages(OperationSet):
 
     def statistics(self) -> RecordPagesStatistics:
         """Counts so far."""
-        return RecordPagesStatistics(
+        return msgspec.structs.replace(
+            self._counts,
             waiting=len(self._sleepers),
-            pages_total=self._pages,
-            records_total=self._records,
-            unchanged_total=self._unchanged,
         )
 
 

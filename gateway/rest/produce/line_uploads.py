@@ -29,13 +29,13 @@ Kind = TypeVar("Kind", bound=Upload)
 ENDED: Final = "The gateway is shutting down"
 
 
-class UploadsStatistics(msgspec.Struct, frozen=True):
+class UploadsStatistics(msgspec.Struct):
     """What uploads came to, since the start."""
 
-    active: Annotated[int, gauge("uploads of lines being received")]
-    uploads_total: Annotated[int, counter("uploads begun")]
-    records_total: Annotated[int, counter("records of uploads")]
-    records_failed_total: Annotated[int, counter("records of uploads that were not stored")]
+    active: Annotated[int, gauge("uploads of lines being received")] = 0
+    uploads_total: Annotated[int, counter("uploads begun")] = 0
+    records_total: Annotated[int, counter("records of uploads")] = 0
+    records_failed_total: Annotated[int, counter("records of uploads that were not stored")] = 0
 
 
 class Uploads(OperationSet):
@@ -55,9 +55,7 @@ class Uploads(OperationSet):
         self._max_line_bytes = max_line_bytes
         self._idle_s = idle_s
         self._active: set[StreamReader] = set()
-        self._count = 0
-        self._records = 0
-        self._failed = 0
+        self._counts = UploadsStatistics()
         self.operations = {"uploadRecords": self.upload}
 
     async def drain(self) -> None:
@@ -105,7 +103,7 @@ class Uploads(OperationSet):
             await self._publisher.topic(topic, principal=call.grant.identity.name)
             upload = make()
             self._active.add(call.request.content)
-            self._count += 1
+            self._counts.uploads_total += 1
             try:
                 answer = await call.stream(media)
                 await answer.write(b"")  # the head goes now: some clients wait for it before they send more
@@ -130,8 +128,8 @@ class Uploads(OperationSet):
             finally:
                 upload.close()
                 self._active.discard(call.request.content)
-                self._records += upload.taken
-                self._failed += upload.failures
+                self._counts.records_total += upload.taken
+                self._counts.records_failed_total += upload.failures
 
     def _take(self, upload: Upload, block: bytes | None, writer: _Writer) -> None:
         """Whole lines, or one that was too long."""
@@ -155,11 +153,9 @@ class Uploads(OperationSet):
 
     def statistics(self) -> UploadsStatistics:
         """Counts so far; those of records are of uploads that are over."""
-        return UploadsStatistics(
+        return msgspec.structs.replace(
+            self._counts,
             active=len(self._active),
-            uploads_total=self._count,
-            records_total=self._records,
-            records_failed_total=self._failed,
         )
 
 

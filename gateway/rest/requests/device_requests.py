@@ -34,14 +34,14 @@ _ANSWER: Final = (  # a device's answer is no page of ours
 )
 
 
-class RequestsStatistics(msgspec.Struct, frozen=True):
+class RequestsStatistics(msgspec.Struct):
     """What requests to devices came to, since the start."""
 
-    requests_total: Annotated[int, counter("requests to devices")]
-    answered_total: Annotated[int, counter("requests to devices that were answered")]
-    unanswered_total: Annotated[int, counter("requests to devices that were not answered in time")]
-    late_answers_total: Annotated[int, counter("answers that came too late")]
-    waiting: Annotated[int, gauge("requests that wait for a device")]
+    requests_total: Annotated[int, counter("requests to devices")] = 0
+    answered_total: Annotated[int, counter("requests to devices that were answered")] = 0
+    unanswered_total: Annotated[int, counter("requests to devices that were not answered in time")] = 0
+    late_answers_total: Annotated[int, counter("answers that came too late")] = 0
+    waiting: Annotated[int, gauge("requests that wait for a device")] = 0
 
 
 class DeviceRequests(OperationSet):
@@ -59,9 +59,7 @@ class DeviceRequests(OperationSet):
         self._replies = Replies(services.live_reader, services.publisher, config.reply_topic, services.random_id)
         replies = services.rules.destination(self._replies.address)
         self._mqtt_answers = f"{replies.topic}/{(replies.key or b'').decode()}" == self._replies.address
-        self._requests = 0
-        self._answered = 0
-        self._unanswered = 0
+        self._counts = RequestsStatistics()
         self.operations = {"request": self.request}
 
     async def request(self, call: Call, address: str) -> web.StreamResponse:
@@ -72,7 +70,7 @@ class DeviceRequests(OperationSet):
         timeout_ms = min(call.query["timeout"], round(self._config.max_request_wait_s * 1000))
         if len(self._replies) >= self._config.max_requests:
             raise busy("Too many requests wait for devices; try again")
-        self._requests += 1
+        self._counts.requests_total += 1
         with self._replies.ask() as question:
             with self._overload.enter(destination.topic):
                 body = await self._bodies.read(call.request)
@@ -94,11 +92,11 @@ class DeviceRequests(OperationSet):
                     answer = await question.answer
             except TimeoutError as error:
                 raise self._silence(timeout_ms) from error
-        self._answered += 1
+        self._counts.answered_total += 1
         return _shown(answer)
 
     def _silence(self, timeout_ms: int) -> RestError:
-        self._unanswered += 1
+        self._counts.unanswered_total += 1
         return RestError(504, f"No answer within {timeout_ms} ms")
 
     def _question(self, call: Call, destination: Record, body: bytes, correlation_id: str, timeout_ms: int) -> Record:
@@ -155,10 +153,8 @@ class DeviceRequests(OperationSet):
 
     def statistics(self) -> RequestsStatistics:
         """Counts so far."""
-        return RequestsStatistics(
-            requests_total=self._requests,
-            answered_total=self._answered,
-            unanswered_total=self._unanswered,
+        return msgspec.structs.replace(
+            self._counts,
             late_answers_total=self._replies.late,
             waiting=len(self._replies),
         )

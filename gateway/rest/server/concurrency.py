@@ -15,13 +15,13 @@ _FULL: Final = "The gateway has too many requests in work; try again"
 _GREEDY: Final = "You have too many requests in work; wait for some of their answers"
 
 
-class ConcurrencyStatistics(msgspec.Struct, frozen=True):
+class ConcurrencyStatistics(msgspec.Struct):
     """Requests in work now, and requests refused by the two limits since the start."""
 
-    active: Annotated[int, gauge("requests in work, waiting polls among them")]
-    clients: Annotated[int, gauge("clients that have any")]
-    refused_total: Annotated[int, counter("requests refused because there are too many")]
-    refused_clients_total: Annotated[int, counter("requests refused because their client has too many")]
+    active: Annotated[int, gauge("requests in work, waiting polls among them")] = 0
+    clients: Annotated[int, gauge("clients that have any")] = 0
+    refused_total: Annotated[int, counter("requests refused because there are too many")] = 0
+    refused_clients_total: Annotated[int, counter("requests refused because their client has too many")] = 0
 
 
 class ConcurrencyLimit:
@@ -34,10 +34,8 @@ class ConcurrencyLimit:
         """Allow at most `limit` requests at once, and `limit_per_client` of one client."""
         self._limit = limit
         self._limit_per_client = limit_per_client
-        self._active = 0
+        self._counts = ConcurrencyStatistics()
         self._clients: dict[str, int] = {}
-        self._refused = 0
-        self._refused_clients = 0
 
     def enter(self, request: web.BaseRequest, identity: Identity) -> str:
         """Count a request in.
@@ -48,18 +46,18 @@ class ConcurrencyLimit:
         Raises:
             RestError: 503, or 429 where it is this client's own doing; nothing was counted.
         """
-        if self._active >= self._limit:
-            self._refused += 1
+        if self._counts.active >= self._limit:
+            self._counts.refused_total += 1
             raise busy(_FULL, close=True)
         client = identity.name
         if identity is ANONYMOUS or identity == ANONYMOUS:
             client = f"/{request.remote}"  # no login's name: those have no limit on letters
         active = self._clients.get(client, 0)
         if active >= self._limit_per_client:
-            self._refused_clients += 1
+            self._counts.refused_clients_total += 1
             raise too_many(_GREEDY)
         self._clients[client] = active + 1
-        self._active += 1
+        self._counts.active += 1
         return client
 
     def leave(self, client: str) -> None:
@@ -69,13 +67,11 @@ class ConcurrencyLimit:
             self._clients[client] = active
         else:
             del self._clients[client]
-        self._active -= 1
+        self._counts.active -= 1
 
     def statistics(self) -> ConcurrencyStatistics:
         """Counts so far."""
-        return ConcurrencyStatistics(
-            active=self._active,
+        return msgspec.structs.replace(
+            self._counts,
             clients=len(self._clients),
-            refused_total=self._refused,
-            refused_clients_total=self._refused_clients,
         )
