@@ -3,6 +3,10 @@
     N      = clamp(floor(capacity / s), 1, W)      s: moving average of message bytes
     grant  = max(0, N - unsettled - credit)    sent only if >= N / 2, or when the credit is used up
 
+The capacity of a link is its connection's share of what is free (`flowcontrol.budget`), divided between those links of
+the connection that have something on the way. A link that sends nothing takes nothing from anybody; the first credit of
+one is its part if all links were busy.
+
 Credit comes back when Kafka has the record, not when it was read, so the window bounds what is unanswered. Credit
 that was granted is never taken back: a smaller flow races with the transfers on their way. Pure arithmetic: what
 does not add up raises and is never clamped.
@@ -11,6 +15,8 @@ does not add up raises and is never clamped.
 from __future__ import annotations
 
 from typing import Final
+
+from flowcontrol.budget import Budget, ConnectionBudget
 
 WEIGHT: Final = 1 / 16  # of the newest message in the average: follows a change of size within some 50 messages
 FIRST_MEAN: Final = 1024.0  # bytes, before the first message
@@ -77,3 +83,57 @@ class Window:
         if grant <= 0:
             return 0
         return grant if credit == 0 or grant * 2 >= size else 0
+
+
+class LinkShare:
+    """How much one link may have on the way, by what is free; and the credit that it has been given, as a promise.
+
+    A link is active while something of it is unanswered. The credit of an active link will be used soon: it is counted
+    as if it were on the way, so that no more is promised to all together than there is.
+
+    Invariant: the budget's `promised` has what the active links that take from it were promised, and nothing else.
+    """
+
+    __slots__ = ("_connection", "_most", "_promised", "_source", "is_active")
+
+    def __init__(self, connection: ConnectionBudget, most: int) -> None:
+        """A link of `connection`, which may have `most` bytes on the way whatever is free."""
+        self.is_active = False
+        self._connection = connection
+        self._most = most
+        self._source: Budget | None = None
+        self._promised = 0
+
+    def capacity(self, source: Budget, *, active: bool, links: int) -> int:
+        """How many bytes of the link may be on the way or promised.
+
+        Args:
+            source: the budget of the topic that it sends to.
+            active: something of it is unanswered.
+            links: how many there are in the process, for one that is not active.
+        """
+        connection = self._connection
+        if active is not self.is_active:
+            self.is_active = active
+            connection.senders += 1 if active else -1
+        if source is not self._source:
+            self.promise(0)
+            self._source = source
+        share = source.free // (connection.senders if active else max(1, links))
+        return max(0, min(self._most, connection.bytes_limit - connection.bytes, share))
+
+    def promise(self, size: int) -> None:
+        """The link has credit for `size` bytes; ask for its capacity before."""
+        if not self.is_active:
+            size = 0
+        change = size - self._promised
+        if change and self._source is not None:
+            self._source.promise(change)
+            self._promised = size
+
+    def end(self) -> None:
+        """The link is gone."""
+        self.promise(0)
+        if self.is_active:
+            self.is_active = False
+            self._connection.senders -= 1

@@ -27,6 +27,7 @@ from loadtest.scenarios import (
     amqp_memory,
     amqp_table,
     events,
+    fair,
     http_reads,
     many,
     many_topics,
@@ -148,6 +149,11 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     for name in most._fields[:-1]:
         manys.add_argument(f"--{name}", type=type(getattr(most, name)), default=getattr(most, name))
     manys.add_argument("--only", default="", help="those whose name contains this")
+    fairness = scenario("fair", "equal shares for the greedy, beside whom the modest get what they ask for")
+    shares = fair.Plan()
+    for name in shares._fields:
+        fairness.add_argument(f"--{name}", type=type(getattr(shares, name)), default=getattr(shares, name))
+    fairness.add_argument("--only", default="", help="parts whose name contains this: beside, equal, idle")
     long = scenario("soak", "all protocols in and out for long; nothing in the gateway may grow")
     soaking = soak.Plan()
     long.add_argument("--protocol", choices=PROTOCOLS, action="append", help="one alone; default: all at once")
@@ -332,6 +338,35 @@ async def many_of_all(options: argparse.Namespace) -> int:
     return conclude(options, report, many.judge(found))
 
 
+async def fair_shares(options: argparse.Namespace) -> int:
+    """Scenario `fair`; 0 when nobody had more than a fair share."""
+    plan = fair.Plan(**chosen(options, fair.Plan._fields))
+    rows: list[dict[str, Any]] = []
+    problems: list[str] = []
+    if options.only in "beside":
+        async with own_gateway(options) as (gateway, _):
+            alone, flooded = await fair.beside(gateway, plan)
+        rows += [{"": "alone"} | alone.row(), {"": f"beside {plan.greedy} greedy clients"} | flooded.row()]
+        problems += fair.judge(alone, flooded)
+    for kind, (settings, protocols) in fair.KINDS.items() if options.only in "equal" else ():
+        async with own_gateway(options, environment=settings) as (gateway, _):
+            counts = await fair.equal(gateway, protocols, plan)
+        index = fair.jain(counts)
+        say(f"{kind}: {counts}, Jain's index {index:.4f}")
+        rows.append({"": kind, "per second": sum(counts) / plan.seconds, "Jain's index": index})
+        if index < fair.EQUAL:
+            problems.append(f"{kind}: Jain's index is {index:.3f}")
+    if options.only in "idle":
+        async with own_gateway(options, environment=fair.TIGHT) as (gateway, _):
+            rates = await fair.idle(gateway, plan)
+        for links, rate in zip((0, plan.links), rates, strict=True):
+            rows.append({"": f"one AMQP link beside {links} idle ones", "per second": rate})
+    report = Report("fair shares", lines=True)
+    for row in rows:
+        report.add(**row)
+    return conclude(options, report, problems)
+
+
 async def soak_gateway(options: argparse.Namespace) -> int:
     """Run it; 0 when nothing was lost and everything is flat."""
     names = ("minutes", "messages", "course", "connections", "size", "interval", "settle")
@@ -450,6 +485,7 @@ RUN: Final = {
     "steady": steady, "kills": kills, "fuzz": fuzz, "memory": memory, "table": table, "amqp": table, "sse": sse,
     "many-topics": everything,
     "many": many_of_all,
+    "fair": fair_shares,
     "soak": soak_gateway,
     "faults": faults,
     "recovery": recover,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import structlog
 
-from flowcontrol.budget import Budget
+from flowcontrol.budget import ConnectionBudget
 from gateway.amqp.answers import delivery_state
 from gateway.amqp.attaches import AttachQueue
 from gateway.amqp.links.flow import flow_of
@@ -29,7 +29,7 @@ from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.pump import Pump
-from gateway.pauses import CONNECTION_BUDGET, pauses
+from gateway.pauses import CONNECTION_BUDGET, SHARE, pauses
 from gateway.security.authorization import Grant
 from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.expiry import Expiry
@@ -79,7 +79,7 @@ class AmqpConnection:
         self.services = services  # what all connections share
         self.pump: Pump
         # what this connection has in flight; the publisher counts it
-        self.budget: Budget = services.publisher.budgets.connection()
+        self.budget: ConnectionBudget = services.publisher.budgets.connection()
         self.quiescing = False  # no more credit is granted: the gateway is stopping
         self.gone = False  # the socket is gone
         self.grant: Grant  # what its peer may do; there from its open on
@@ -173,7 +173,7 @@ class AmqpConnection:
         self._register.discard(self)
         if self._incoming is not NO_SENDERS:
             self.budget.gate.unsubscribe(self._own_gate)
-            pauses.end(CONNECTION_BUDGET, self)
+            self._own_gate(True)
         for task in tuple(self._tasks):
             task.cancel()
         for coordinator in {transaction.coordinator for transaction in self.transactions.values()}:
@@ -299,11 +299,12 @@ class AmqpConnection:
         self.services.gates.senders += 1
 
     def _own_gate(self, is_open: bool) -> None:
-        """Its budget is used up, or has capacity again: what that does to credit, each link's window says."""
+        """Its budget or its share is used up, or no longer: what that does to credit, each link's window says."""
         if is_open:
-            pauses.end(CONNECTION_BUDGET, self)
+            pauses.end_all(self, CONNECTION_BUDGET, SHARE)
         else:
-            pauses.begin(CONNECTION_BUDGET, self, self.subject)
+            reason = CONNECTION_BUDGET if self.budget.waits_for is None else SHARE
+            pauses.begin(reason, self, self.subject)
 
     def add_receiver(self, outgoing: OutgoingLink) -> None:
         """A link on which the peer receives is about to be accepted."""
@@ -473,6 +474,7 @@ class AmqpConnection:
                 del self._incoming[context]
                 self.services.gates.senders -= 1
                 self.services.gates.forget(context)
+                context.share.end()
                 context.sender.leave()
         elif isinstance(context, Coordinator):
             context.lost()

@@ -15,6 +15,7 @@ from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import _ErrInfo
 
+from flowcontrol.budget import ConnectionBudget
 from gateway.config import Address
 from gateway.net.heads import HeadError, Heads
 from gateway.net.http_requests import RequestsInTurn
@@ -46,12 +47,16 @@ Refuse = Callable[[int, str], web.StreamResponse]
 
 
 class HttpConnection(RequestsInTurn):
-    """One connection. Requests that break HTTP itself never reach the application; they are answered here."""
+    """One connection. Requests that break HTTP itself never reach the application; they are answered here.
+
+    Attributes:
+        unacknowledged: what is on its way to Kafka of requests that were answered before; None: there was none.
+    """
 
     __slots__ = (
         "_behind", "_body", "_broken", "_gone", "_head_bytes", "_identified", "_last", "_left", "_max_bytes",
         "_max_head_bytes", "_refuse", "_requests", "_rest", "_small", "_stranger",
-        "_strangers",
+        "_strangers", "unacknowledged",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +69,7 @@ class HttpConnection(RequestsInTurn):
         **options: Any,
     ) -> None:
         super().__init__(server, **options)
+        self.unacknowledged: ConnectionBudget | None = None
         self._max_bytes = max_bytes
         self._max_head_bytes = max_head_bytes
         self._refuse = refuse

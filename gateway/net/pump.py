@@ -18,7 +18,7 @@ from gateway.flow import ConnectionFlow
 from gateway.net.alarms import WIDTH_S, Alarms
 from gateway.net.strangers import Stranger, Strangers
 from gateway.net.writes import Writes
-from gateway.pauses import CONNECTION_BUDGET, SLOW_READER, UNANSWERED, pauses
+from gateway.pauses import CONNECTION_BUDGET, SHARE, SLOW_READER, UNANSWERED, pauses
 from gateway.security.throttle import address_of
 from gateway.spawn import Spawn
 from gateway.turns import SLICE_S
@@ -37,7 +37,7 @@ PIECE_MOST: Final = 4 * PIECE  # where the pieces before were little work
 LITTLE_S: Final = SLICE_S / 16
 """A `PIECE` that takes less is little work."""
 NOTHING: Final[frozenset[str]] = frozenset()
-NOTED: Final = (CONNECTION_BUDGET, UNANSWERED)
+NOTED: Final = (CONNECTION_BUDGET, SHARE, UNANSWERED)
 """Reasons not to read that are a connection's own; others are noted by what many wait for, or are over in a moment."""
 
 

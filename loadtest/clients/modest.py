@@ -1,7 +1,7 @@
 """A modest MQTT client in a process of its own: one message at QoS 1 after the other, and how long each PUBACK took.
 
-`python -m loadtest.clients.modest HOST PORT TOPIC` writes, for each message, when it was sent (`time.monotonic`) and
-how long its answer took, seconds, as two doubles. It ends with its standard input.
+`python -m loadtest.clients.modest HOST PORT TOPIC PAUSE` writes, for each message, when it was sent
+(`time.monotonic`) and how long its answer took, seconds, as two doubles. It ends with its standard input.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Modest:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, host: str, port: int, topic: str) -> Modest:
+    async def start(cls, host: str, port: int, topic: str, pause_s: float = PAUSE_S) -> Modest:
         """Start it, and wait for its first answer."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "loadtest.clients.modest", host, str(port), topic,
+            sys.executable, "-m", "loadtest.clients.modest", host, str(port), topic, str(pause_s),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         modest = cls(process)
@@ -77,7 +77,7 @@ class Modest:
 
 def main() -> None:
     """The process."""
-    host, port, topic = sys.argv[1:]
+    host, port, topic, pause_s = sys.argv[1:]
     packets = Splitter()
     with socket.create_connection((host, int(port))) as peer:
         peer.sendall(connect_packet(f"modest-{secrets.token_hex(4)}"))
@@ -98,7 +98,7 @@ def main() -> None:
             if alive:
                 sys.stdout.buffer.write(array.array("d", (sent, time.monotonic() - sent)).tobytes())
                 sys.stdout.buffer.flush()
-            alive = alive and not select.select([sys.stdin], [], [], PAUSE_S)[0]
+            alive = alive and not select.select([sys.stdin], [], [], float(pause_s))[0]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from flowcontrol.budget import Budget
 from flowcontrol.gate import Gate
 from gateway.kafka.publish.publisher import Publisher
 from gateway.pauses import PROCESS, PROCESS_BUDGET, TOPIC_BUDGET, Pause, pauses
@@ -25,7 +26,7 @@ class CreditGates:
     """The gates of all incoming links of the process."""
 
     def __init__(self, publisher: Publisher) -> None:
-        self.senders = 0  # how many incoming links there are; they share the process's budget
+        self.senders = 0  # how many incoming links there are
         self._publisher = publisher
         self._waiting: dict[Gate, set[Waiter]] = {}
         self._callbacks: dict[Gate, Callable[[bool], None]] = {}
@@ -46,6 +47,10 @@ class CreditGates:
         if shut is self._publisher.gate:
             return pauses.since(PROCESS_BUDGET, PROCESS)
         return None if shut is None else pauses.since(TOPIC_BUDGET, f"topic {topic}")
+
+    def budget(self, topic: str | None) -> Budget:
+        """The budget that a link to `topic` takes from; None is no topic in particular."""
+        return self._publisher.budget if topic is None else self._publisher.budgets.topic(topic)
 
     def wait_for(self, gate: Gate, link: Waiter) -> None:
         """Top `link` up when `gate` opens."""

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from flowcontrol.window import LinkShare
 from flowcontrol.window import Window as CreditWindow
 from gateway.amqp.answers import delivery_state
 from gateway.amqp.counters import Counts
@@ -73,7 +74,7 @@ class IncomingLink:
 
     __slots__ = (
         "_allowed", "_ingress", "_largest", "_peer", "_submit", "_template", "_untemplated", "destination", "link",
-        "sender", "touched", "window",
+        "sender", "share", "touched", "window",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +102,7 @@ class IncomingLink:
         self.link = link  # the engine's
         self.destination = destination
         self.sender = peer.sender(link)  # keeps its messages in order
+        self.share = LinkShare(peer.budget, ingress.link_bytes)  # how much may be unanswered, by what is free
         self.window = CreditWindow(limit)  # counts what is unanswered
         self.touched = False  # has arrivals or settlements since its credit was looked at
 
@@ -229,13 +231,17 @@ class IncomingLink:
             return
         gates = self._ingress.gates
         destination = self.destination
-        shut = gates.shut_gate(destination.topic if destination is not None else None)
+        topic = destination.topic if destination is not None else None
+        shut = gates.shut_gate(topic)
         if shut is not None:
             gates.wait_for(shut, self)
             return
         if self._peer.quiescing:
             return
-        grant = self.window.top_up(link.credit, self._capacity())
+        window, credit = self.window, link.credit
+        capacity = self.share.capacity(gates.budget(topic), active=window.unsettled > 0, links=gates.senders)
+        grant = window.top_up(credit, capacity)
+        self.share.promise(int((credit + grant) * window.mean))
         if grant:
             self._peer.engine.grant(link, grant)
 
@@ -248,20 +254,5 @@ class IncomingLink:
         """Its credit, and what is unanswered."""
         topic = self.destination.topic if self.destination is not None else None
         credit, unsettled = self.link.credit, self.window.unsettled
-        granted = max(self.window.size(self._capacity()), credit + unsettled)
         paused = self._ingress.gates.paused(topic)
-        return Window(shown(self.link.name), True, topic or "", granted, credit, unsettled, paused)
-
-    def _capacity(self) -> int:
-        """How many bytes may wait for Kafka because of this link (flow control, part 1)."""
-        ingress = self._ingress
-        budget = ingress.publisher.budget
-        own = self._peer.budget
-        return max(
-            0,
-            min(
-                ingress.link_bytes,
-                (budget.bytes_limit - budget.bytes) // max(1, ingress.gates.senders),
-                own.bytes_limit - own.bytes,
-            ),
-        )
+        return Window(shown(self.link.name), True, topic or "", credit + unsettled, credit, unsettled, paused)

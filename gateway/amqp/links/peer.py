@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from flowcontrol.budget import Budget
+from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Owner
 from gateway.kafka.publish.sender_partitions import Sender
@@ -22,7 +22,7 @@ class Peer(Owner, Protocol):
     """Who is at the other end of a link."""
 
     pump: Pump
-    budget: Budget  # what the connection has in flight; the publisher counts it
+    budget: ConnectionBudget  # what the connection has in flight; the publisher counts it
     grant: Grant  # what the peer may do
     container_id: str  # its name for itself
     quiescing: bool  # no more credit is granted: the gateway is stopping

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from aiokafka.record.default_records import DefaultRecordBatch
 
-from flowcontrol.budget import Budget
+from flowcontrol.budget import Budget, ConnectionBudget
 from gateway.kafka.contracts import Owner
 from gateway.kafka.driver.batch_builder import WrittenBatch
 from gateway.kafka.publish.batch_format import HEADER, Records
@@ -41,7 +41,7 @@ class Share:
 
     __slots__ = ("budget", "bytes", "owner", "runs", "taken_bytes", "taken_records", "tokens")
 
-    def __init__(self, owner: Owner | None, budget: Budget | None) -> None:
+    def __init__(self, owner: Owner | None, budget: ConnectionBudget | None) -> None:
         self.owner = owner
         self.budget = budget
         self.tokens: list[Any] = []
@@ -165,7 +165,7 @@ class Batch(WrittenBatch):
             if records:
                 share.taken_bytes += size
                 share.taken_records += records
-                share.budget.take(size, records)
+                share.budget.take(size, records, self.budget)
 
     def seal(self) -> None:
         """No more records: make it what aiokafka takes."""
@@ -232,7 +232,7 @@ class Batch(WrittenBatch):
         batch.seal()
         return batch
 
-    def _resume(self, owner: Owner | None, budget: Budget | None) -> None:
+    def _resume(self, owner: Owner | None, budget: ConnectionBudget | None) -> None:
         self._mark_taken()
         self.switch_owner(owner)
         assert self._share is not None
@@ -259,7 +259,7 @@ class Batch(WrittenBatch):
             share.taken_bytes = share.bytes + self.bytes - self._run_bytes
             share.taken_records = len(share.tokens)
 
-    def _tickets(self) -> Iterator[tuple[Owner | None, Budget | None, Any]]:
+    def _tickets(self) -> Iterator[tuple[Owner | None, ConnectionBudget | None, Any]]:
         """Owner, budget and token per position."""
         tickets: list[Any] = [None] * self.count
         for share in self.shares.values():

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from flowcontrol.budget import Budget
+from flowcontrol.budget import Budget, ConnectionBudget
 from gateway.config import BudgetConfig
 from gateway.flow import BudgetFlow, budget_flow
 from gateway.pauses import PROCESS, PROCESS_BUDGET, TOPIC_BUDGET, pauses
@@ -61,9 +61,9 @@ class Budgets:
         if budget is not None and not budget.records and name not in self._kept:
             del self._topics[name]
 
-    def connection(self) -> Budget:
-        """A budget for one connection, without a parent."""
-        return Budget(self._limits.connection_bytes, self._limits.process_records)
+    def connection(self) -> ConnectionBudget:
+        """A budget for one connection."""
+        return ConnectionBudget(self._limits.connection_bytes, self._limits.process_records)
 
     def flow(self, topics: int) -> list[BudgetFlow]:
         """The process's, and those of so many topics that have the most in them."""

@@ -69,10 +69,11 @@ class HeldRecords:
         size = HELD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
         size += sum(len(header) + len(value or b"") for header, value in record.headers)
         held.append((record, owner, token, sender, size))
-        self._budgets.topic(name).take(size)
+        source = self._budgets.topic(name)
+        source.take(size)
         budget = getattr(owner, "budget", None)
         if budget is not None:
-            budget.take(size)
+            budget.take(size, 1, source)
 
     def release(self, name: str) -> None:
         """The topic is known: submit what waits for it."""

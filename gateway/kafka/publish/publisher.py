@@ -109,9 +109,9 @@ class Publisher:
         """Take `record`; its fate is told to `owner.settle` later, never from inside this call.
 
         Never waits and never raises for the record's sake. `owner` None: nobody wants to know. An owner may have
-        an attribute `budget`, a `flowcontrol.budget.Budget` of its own without a parent; it counts what the owner
-        has in flight (see `Budgets.connection`); and an attribute `principal`, the name for which topics are counted
-        that are made for its records.
+        an attribute `budget`, a `flowcontrol.budget.ConnectionBudget`, which counts what the owner has in flight (see
+        `Budgets.connection`); and an attribute `principal`, the name for which topics are counted that are made for
+        its records.
 
         `sender`: records of one without a key keep their order; None for one that is in no order with others.
 

@@ -23,7 +23,7 @@ from gateway.mqtt.connection.subscribing import ANSWER_S, subscribe, unsubscribe
 from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.records import PendingWill
 from gateway.net.pump import Pump
-from gateway.pauses import CONNECTION_BUDGET, PROCESS_BUDGET
+from gateway.pauses import CONNECTION_BUDGET, PROCESS_BUDGET, SHARE
 from gateway.security.authorization import Grant
 from gateway.security.exchange import Done, Failed
 from gateway.security.identity import Identity
@@ -183,7 +183,7 @@ class Client:
             elif self.session is not None:
                 change = subscribe if kind is events.SubscribeReceived else unsubscribe
                 await change(self, self.session, self._connection, self._services, event)
-            if self._pump is not None and not self._pump.is_paused_for(PROCESS_BUDGET, CONNECTION_BUDGET):
+            if self._pump is not None and not self._pump.is_paused_for(PROCESS_BUDGET, CONNECTION_BUDGET, SHARE):
                 self._connection.resume_keepalive(self._services.clock())
             self.flush()
             waiting = self._act(rest) if rest and not self._gone else None
@@ -356,19 +356,21 @@ class Client:
             self._pause_reading(PROCESS_BUDGET)
 
     def _own_gate(self, is_open: bool) -> None:
+        """It has more on the way than its limit or its share, or no longer."""
         if is_open:
-            self._resume_reading(CONNECTION_BUDGET)
-        else:
-            self._pause_reading(CONNECTION_BUDGET)
+            self._resume_reading(CONNECTION_BUDGET, SHARE)
+        elif self.session is not None:
+            self._pause_reading(CONNECTION_BUDGET if self.session.budget.waits_for is None else SHARE)
 
     def _pause_reading(self, reason: str) -> None:
         if self._pump is not None:
             self._pump.pause_reading(reason)
             self._connection.suspend_keepalive()
 
-    def _resume_reading(self, reason: str) -> None:
+    def _resume_reading(self, *reasons: str) -> None:
         if self._pump is not None:
-            self._pump.resume_reading(reason)
+            for reason in reasons:
+                self._pump.resume_reading(reason)
             if self._pump.reading:
                 self._connection.resume_keepalive(self._services.clock())
                 self.flush()

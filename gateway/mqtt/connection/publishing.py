@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
-from flowcontrol.budget import Budget
+from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.contracts import Result
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.counters import Counters
@@ -40,7 +40,7 @@ class Unanswered:
 
     __slots__ = ("_counters", "budget", "principal")
 
-    def __init__(self, budget: Budget, principal: str, counters: Counters) -> None:
+    def __init__(self, budget: ConnectionBudget, principal: str, counters: Counters) -> None:
         self.budget = budget
         self.principal = principal
         self._counters = counters
@@ -74,7 +74,7 @@ class Incoming:
         self, client: ClientPort, connection: Connection, session: Session, grant: Grant, services: Services
     ) -> None:
         """The client is known, and may publish what `grant` allows."""
-        self.budget: Budget = session.budget
+        self.budget: ConnectionBudget = session.budget
         self.principal = session.principal
         self._client = client
         self._connection = connection

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from flowcontrol.budget import Budget
+from flowcontrol.budget import ConnectionBudget
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Result
@@ -152,7 +152,7 @@ class InboundQos2:
         principal: str,
         parts: Qos2Parts,
         *,
-        budget: Budget,
+        budget: ConnectionBudget,
         journal: Journal | None,
         connection: Callable[[], ClientPort | None],
         copies: OwnCopies | None = None,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 import structlog
 
-from flowcontrol.budget import Budget
+from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.contracts import Owner, Refused
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.counters import Counters
@@ -40,7 +40,7 @@ class SessionParts(msgspec.Struct, frozen=True):
     router: Router
     live_reader: LiveReader
     counters: Counters
-    budget: Callable[[], Budget]
+    budget: Callable[[], ConnectionBudget]
     store: SessionStore
     deliveries: DeliveryParts
     shares: ShareParts

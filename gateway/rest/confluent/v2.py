@@ -102,7 +102,7 @@ class ConfluentV2(OperationSet):
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
         embedded = FORMATS[media]
-        with self._overload.enter(topic):
+        with self._overload.enter(topic, call.request):
             info = self._publisher.known_topic(topic) or await self._publisher.topic(
                 topic, principal=grant.identity.name
             )

@@ -37,7 +37,7 @@ class CloudEvents(OperationSet):
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
         key = request_key(request)
-        with self._overload.enter(topic):
+        with self._overload.enter(topic, request):
             body = await self._bodies.read(request)
             content_type = fields.get("Content-Type")
             essence = "" if content_type is None else content_type.partition(";")[0].strip().lower()

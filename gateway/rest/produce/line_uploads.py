@@ -99,7 +99,7 @@ class Uploads(OperationSet):
             raise forbidden(f"publish to {topic}")
         if len(self._active) >= self._max_uploads:
             raise busy("Too many uploads; try again", close=True)
-        with self._overload.enter(topic):
+        with self._overload.enter(topic, call.request):
             await self._publisher.topic(topic, principal=call.grant.identity.name)
             upload = make()
             self._active.add(call.request.content)

@@ -7,13 +7,16 @@ record at all was stored for one and the same reason: then that reason is the st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import msgspec
 from aiohttp import web
 
+from flowcontrol.budget import ConnectionBudget
+from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
+from gateway.net.http_server import HttpConnection
 from gateway.rest.produce.idempotency import KEY_FIELD, request_key
 from gateway.rest.produce.storing import Storing
 from gateway.rest.server.answers import control_answer, no_content
@@ -22,8 +25,8 @@ from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
-from gateway.security.authorization import Grant
 from gateway.statistics import counter, gauge
+from mapping.outcomes import Outcome
 from mapping.record import Record
 from mapping.rest import standard_headers, to_records
 from protocols.rest.errors import not_found, unprocessable
@@ -40,6 +43,21 @@ class ProduceStatistics(msgspec.Struct, frozen=True):
     active: Annotated[int, gauge("produce requests that wait for Kafka")]
     uploading_bytes: Annotated[int, gauge("bytes of bodies being received")]
     refused_total: Annotated[int, counter("produce requests refused before their body was read")]
+
+
+class Unacknowledged:
+    """The owner of records that nobody waits for: they count against their connection's budget all the same."""
+
+    __slots__ = ("_storing", "budget")
+
+    def __init__(self, budget: ConnectionBudget, storing: Storing) -> None:
+        self.budget = budget
+        self._storing = storing
+
+    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        """Count those that were not stored."""
+        if result.outcome is not Outcome.STORED:
+            self._storing.failed += len(tokens)
 
 
 class Produce(OperationSet):
@@ -69,7 +87,7 @@ class Produce(OperationSet):
         key = request_key(request)
         if unacknowledged and key is not None:
             raise unprocessable(f"{KEY_FIELD} asks for an answer, async for none")
-        with self._overload.enter(topic):
+        with self._overload.enter(topic, request):
             body = await self._bodies.read(request)
             records = to_records(
                 body,
@@ -89,21 +107,24 @@ class Produce(OperationSet):
                 if partition is not None and partition >= info.partitions:
                     raise not_found(f"Topic {topic} has no partition {partition}")
             if unacknowledged:
-                return self._send_unacknowledged(records, grant)
+                return self._send_unacknowledged(records, call)
             if not records:
                 return control_answer(encode_results(()))
             storing = self._storing.store(call, records, body, key)
             del records, body  # what Kafka has not answered yet is in the publisher's budget, and only there
             return await storing
 
-    def _send_unacknowledged(self, records: Sequence[Record], grant: Grant) -> web.Response:
+    def _send_unacknowledged(self, records: Sequence[Record], call: Call) -> web.Response:
         """`async=true`: 204 says that the records are on their way, not that Kafka has them."""
         for record in records:
-            if not grant.publish(record.topic, record.key):
+            if not call.grant.publish(record.topic, record.key):
                 raise forbidden(f"publish to {record.topic} with this key")
-        sender = Sender()
+        connection = cast("HttpConnection", call.request.protocol)
+        if connection.unacknowledged is None:
+            connection.unacknowledged = self._publisher.budgets.connection()
+        sender, owner = Sender(), Unacknowledged(connection.unacknowledged, self._storing)
         for record in records:
-            self._publisher.submit(record, None, None, sender)
+            self._publisher.submit(record, owner, None, sender)
         return no_content()
 
     def statistics(self) -> ProduceStatistics:

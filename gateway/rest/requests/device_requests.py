@@ -72,7 +72,7 @@ class DeviceRequests(OperationSet):
             raise busy("Too many requests wait for devices; try again")
         self._counts.requests_total += 1
         with self._replies.ask() as question:
-            with self._overload.enter(destination.topic):
+            with self._overload.enter(destination.topic, call.request):
                 body = await self._bodies.read(call.request)
                 principal = call.grant.identity.name
                 record = self._question(call, destination, body, question.correlation_id, timeout_ms)

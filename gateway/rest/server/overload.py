@@ -1,29 +1,35 @@
-"""Refuses produce requests while Kafka is slower than its senders, before their bodies are read: 503."""
+"""Refuses produce requests that ask for more than their share of a slow Kafka, before their bodies are read: 503."""
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, cast
+
+from aiohttp import web
 
 from gateway.kafka.publish.publisher import Publisher
+from gateway.net.http_server import HttpConnection
 from protocols.rest.errors import busy
 
 BODIES_LIMIT: Final = 64 * 1024 * 1024
 """Bytes of request bodies that are being received at once. With the publisher's budget it bounds the memory."""
+
+SMALL: Final = 64 * 1024
+"""A body of so many bytes is let in while a budget is not used up to its very end: that is what its reserve is for."""
 
 
 class OverloadGuard:
     """The limits that all produce requests share: Kafka's speed, requests that wait for Kafka, bytes of bodies."""
 
     def __init__(self, publisher: Publisher, max_concurrent: int) -> None:
-        """Refuse requests beyond `max_concurrent` at once, and all while the publisher's gate is shut."""
+        """Refuse requests beyond `max_concurrent` at once, and who has more than a share of the publisher's budgets."""
         self.active = 0
         self.receiving = 0
         self.refused = 0
         self._publisher = publisher
         self._max_concurrent = max_concurrent
 
-    def enter(self, topic: str) -> ProduceSlot:
+    def enter(self, topic: str, request: web.BaseRequest) -> ProduceSlot:
         """Count a request in; it is counted out at the end of the `with` block.
 
         Raises:
@@ -32,8 +38,17 @@ class OverloadGuard:
         publisher = self._publisher
         if not publisher.gate.is_open:
             raise self._refuse("Kafka is slower than its senders; try again")
-        if publisher.known_topic(topic) is not None and not publisher.budgets.topic(topic).gate.is_open:
-            raise self._refuse(f"Topic {topic} is slower than its senders; try again")
+        budget = publisher.budget
+        if publisher.known_topic(topic) is not None:
+            budget = publisher.budgets.topic(topic)
+            if not budget.gate.is_open:
+                raise self._refuse(f"Topic {topic} is slower than its senders; try again")
+        size = request.content_length or 0
+        if size > SMALL and not budget.fits(size):
+            raise self._refuse(f"Topic {topic} is slower than its senders, and {size} bytes are too many; try again")
+        unacknowledged = cast("HttpConnection", request.protocol).unacknowledged
+        if unacknowledged is not None and not unacknowledged.gate.is_open:
+            raise self._refuse("Kafka is slower than you; try again")
         if self.active >= self._max_concurrent:
             raise self._refuse("Too many requests wait for Kafka; try again")
         return ProduceSlot(self)

@@ -1,0 +1,283 @@
+"""Scenario `fair`: the greedy get equal shares, and the modest what they ask for, beside any load.
+
+Three parts. A sensor, an AMQP sender and a client that posts over HTTP, first alone, then beside greedy MQTT clients.
+Equal connections that send without pause, of each protocol and of all: how equal is what they get acknowledged (Jain's
+index), also under budgets that they use up. One busy AMQP link, alone and beside many idle ones, under these too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+
+from loadtest.clients import amqp, mqtt, rest
+from loadtest.clients.amqp_wire import FLOW, GREETING, SASL_OUTCOME, Splitter, attach_sender, opening, read_value
+from loadtest.clients.greedy import Greedy
+from loadtest.clients.modest import Modest
+from loadtest.clients.pace import Pace
+from loadtest.clients.sender import Sender
+from loadtest.clients.topics import create_topic
+from loadtest.gateway import GatewayProcess
+from loadtest.report import Latencies
+
+MEBIBYTE: Final = 1 << 20
+TIGHT: Final = {
+    "TRIVIUM_BUDGET__PROCESS_BYTES": str(4 * MEBIBYTE),
+    "TRIVIUM_BUDGET__TOPIC_BYTES": str(2 * MEBIBYTE),
+    "TRIVIUM_BUDGET__CONNECTION_BYTES": str(MEBIBYTE),
+}
+"""Budgets that ten connections use up, each of which has less than its window then."""
+EQUAL: Final = 0.98
+"""Jain's index that equal connections must reach."""
+SLOWER: Final = 3.0
+"""How many times longer a modest client may wait beside the greedy than alone, at its 99th percentile."""
+WARM_S: Final = 1.0
+MOST_BYTES: Final = 60_000_000  # a second: more than one gateway takes of small messages
+_TICK_S: Final = 0.01
+_RATE: Final = 10.0  # of the modest clients, messages a second: ten clients of one would be the same load
+_JSON: Final = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+_BODY: Final = b'{"records":[{"value":1}]}'
+
+
+class Plan(NamedTuple):
+    """How much of each; `size` is of a greedy client's message, in bytes."""
+
+    greedy: int = 12
+    size: int = 65_536
+    connections: int = 10
+    window: int = 200
+    bytes: int = 2_048
+    links: int = 500
+    seconds: float = 20.0
+
+
+class Beside(NamedTuple):
+    """What modest clients saw. `sensor`, `amqp` and `http`: how long their answers took."""
+
+    sensor: Latencies
+    amqp: Latencies
+    http: Latencies
+    statuses: dict[int, int]
+    most_bytes: int
+
+    def row(self) -> dict[str, Any]:
+        """As columns of a report."""
+        took = {"sensor": self.sensor, "amqp": self.amqp, "http": self.http}
+        columns = {f"{name} p{at}": found.milliseconds(at) for name, found in took.items() for at in (50, 99)}
+        statuses = ", ".join(f"{status} x {count}" for status, count in sorted(self.statuses.items()))
+        return {**columns, "http answers": statuses, "MiB in flight": round(self.most_bytes / MEBIBYTE)}
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain's index: 1 when all are equal, 1/n when one has everything."""
+    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares)) if any(shares) else 0.0
+
+
+async def beside(gateway: GatewayProcess, plan: Plan) -> tuple[Beside, Beside]:
+    """Modest clients of three protocols alone, and beside greedy ones that send to another topic."""
+    run = secrets.token_hex(3)
+    quiet, flooded = f"fair-quiet-{run}", f"fair-flood-{run}"
+    for topic in (quiet, flooded):
+        await create_topic(gateway.kafka, topic)
+    sensor = await Modest.start(*gateway.address("mqtt"), quiet, 1 / _RATE)
+    try:
+        await _modest(gateway, quiet, sensor, WARM_S)
+        alone = await _modest(gateway, quiet, sensor, plan.seconds)
+        flood = await Greedy.start(gateway.address("mqtt"), flooded, plan.greedy, plan.size)
+        try:
+            await asyncio.sleep(WARM_S)
+            return alone, await _modest(gateway, quiet, sensor, plan.seconds)
+        finally:
+            await flood.stop()
+    finally:
+        await sensor.stop()
+
+
+async def _modest(gateway: GatewayProcess, topic: str, sensor: Modest, seconds: float) -> Beside:
+    """What the modest clients see in some seconds; no answer that is late is left out."""
+    messages = max(1, int(seconds * _RATE))
+    host, port = gateway.address("amqp")
+    payloads = [b"x"] * messages
+    link = amqp.Sender(f"fair-{secrets.token_hex(4)}", topic, payloads, Pace(messages, _RATE), lambda *_: None)
+    await asyncio.get_running_loop().create_connection(lambda: link, host, port)
+    await link.connected
+    began = time.monotonic()
+    async with _paced([link]), _most_in_flight(gateway) as most:
+        http, statuses = await _post(gateway, topic, began + seconds)
+        end = time.monotonic()
+        await sensor.answered(end)
+        await link.finished
+    link.close()
+    return Beside(sensor.between(began, end), link.latencies, http, statuses, most[0])
+
+
+async def _post(gateway: GatewayProcess, topic: str, until: float) -> tuple[Latencies, dict[int, int]]:
+    """One record a request, at the pace of a modest client."""
+    took, statuses = Latencies(), collections.Counter[int]()
+    async with aiohttp.ClientSession(f"http://{gateway.addresses['http']}") as http:
+        while (began := time.monotonic()) < until:
+            async with http.post(f"/topics/{topic}", data=_BODY, headers=_JSON) as answer:
+                await answer.read()
+                statuses[answer.status] += 1
+            took.record(time.monotonic() - began)
+            await asyncio.sleep(max(0.0, began + 1 / _RATE - time.monotonic()))
+    return took, dict(statuses)
+
+
+async def equal(gateway: GatewayProcess, protocols: Sequence[str], plan: Plan) -> list[int]:
+    """Connections that keep the same window full to one partition: how many messages of each were acknowledged."""
+    topic = f"fair-{secrets.token_hex(4)}"
+    await create_topic(gateway.kafka, topic, 1)
+    loop = asyncio.get_running_loop()
+    senders: list[Sender] = []
+    total = int((plan.seconds + WARM_S) * MOST_BYTES / plan.bytes / plan.connections)
+    for number in range(plan.connections):
+        protocol = protocols[number % len(protocols)]
+        payloads = [b"x" * plan.bytes] * total
+        pace = Pace(plan.window, None)
+        name = f"fair-{number}"
+        host, port = gateway.address(protocol)
+
+        def make(
+            protocol: str = protocol, payloads: list[bytes] = payloads, pace: Pace = pace, name: str = name
+        ) -> Sender:
+            if protocol == "mqtt":
+                return mqtt.Publisher(name, f"{topic}/{name}", payloads, pace, lambda *_: None)
+            if protocol == "amqp":
+                return amqp.Sender(name, topic, payloads, pace, lambda *_: None)
+            return rest.Producer(gateway.addresses["http"], topic, payloads, pace, lambda *_: None, batch=plan.window)
+
+        _, one = await loop.create_connection(make, host, port)
+        senders.append(one)
+    await asyncio.gather(*(sender.connected for sender in senders))
+    for sender in senders:
+        sender.pace.start()
+        sender.push()
+    await asyncio.sleep(WARM_S)
+    before = [sender.answered for sender in senders]
+    await asyncio.sleep(plan.seconds)
+    found = [sender.answered - count for sender, count in zip(senders, before, strict=True)]
+    for sender in senders:
+        sender.finished.cancel()
+        sender.close()
+    return found
+
+
+async def idle(gateway: GatewayProcess, plan: Plan) -> tuple[float, float]:
+    """Messages a second of one AMQP link, alone and beside idle ones."""
+    rates = []
+    for links in (0, plan.links):
+        idle_topic = f"fair-idle-{secrets.token_hex(4)}"
+        await create_topic(gateway.kafka, idle_topic, 1)
+        connections = [await _Idle.attach(gateway.address("amqp"), f"idle-{n}", idle_topic) for n in range(links)]
+        (count,) = await equal(gateway, ["amqp"], plan._replace(connections=1))
+        rates.append(count / plan.seconds)
+        for connection in connections:
+            connection.close()
+    return rates[0], rates[1]
+
+
+class _Idle(asyncio.Protocol):
+    """A connection whose link sends nothing."""
+
+    def __init__(self, name: str, topic: str) -> None:
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._name, self._topic = name, topic
+        self._splitter = Splitter()
+        self._transport: asyncio.Transport | None = None
+
+    @classmethod
+    async def attach(cls, address: tuple[str, int], name: str, topic: str) -> asyncio.Transport:
+        """Connect, and wait for credit."""
+        transport, one = await asyncio.get_running_loop().create_connection(lambda: cls(name, topic), *address)
+        await one.granted
+        return transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(GREETING)
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._splitter.feed(data):
+            (code, fields), _ = read_value(body, 0)
+            if code == SASL_OUTCOME:
+                assert self._transport is not None
+                self._transport.write(opening(self._name) + attach_sender("idle", self._name, self._topic))
+            elif code == FLOW and len(fields) > 6 and fields[4] is not None and not self.granted.done():
+                self.granted.set_result(None)
+
+
+@contextlib.asynccontextmanager
+async def _paced(senders: Sequence[Sender]) -> AsyncIterator[None]:
+    """Let them send what their rate allows."""
+
+    async def push() -> None:
+        while True:
+            for sender in senders:
+                sender.push()
+            await asyncio.sleep(_TICK_S)
+
+    for sender in senders:
+        sender.pace.start()
+    async with asyncio.TaskGroup() as tasks:
+        pushing = tasks.create_task(push())
+        try:
+            yield
+        finally:
+            pushing.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _most_in_flight(gateway: GatewayProcess) -> AsyncIterator[list[int]]:
+    """The most bytes that were on their way to Kafka, looked at every half second."""
+    most = [0]
+
+    async def look() -> None:
+        async with aiohttp.ClientSession() as http:
+            while True:
+                async with http.get(f"http://{gateway.addresses['management']}/metrics") as answer:
+                    for line in (await answer.text()).splitlines():
+                        if line.startswith("trivium_publisher_bytes_in_flight "):
+                            most[0] = max(most[0], int(float(line.split()[1])))
+                await asyncio.sleep(0.5)
+
+    async with asyncio.TaskGroup() as tasks:
+        looking = tasks.create_task(look())
+        try:
+            yield most
+        finally:
+            looking.cancel()
+
+
+KINDS: Final[Mapping[str, tuple[Mapping[str, str], tuple[str, ...]]]] = {
+    "mqtt": ({}, ("mqtt",)),
+    "amqp": ({}, ("amqp",)),
+    "http": ({}, ("http",)),
+    "mixed": ({}, ("mqtt", "amqp", "http")),
+    "tight, mqtt": (TIGHT, ("mqtt",)),
+    "tight, amqp": (TIGHT, ("amqp",)),
+    "tight, mixed": (TIGHT, ("mqtt", "amqp")),
+}
+"""Budgets, and the protocols of the equal connections. A request of HTTP is let in as a whole, or not: where a budget
+holds a few requests only, nothing can make it equal."""
+
+
+def judge(alone: Beside, flooded: Beside) -> list[str]:
+    """What modest clients had to suffer."""
+    problems = []
+    for name in ("sensor", "amqp", "http"):
+        before, after = (getattr(one, name).milliseconds(99) for one in (alone, flooded))
+        if after > SLOWER * before:
+            problems.append(f"{name}: p99 of {after:.0f} ms beside greedy clients, {before:.0f} ms alone")
+    refused = {status: count for status, count in flooded.statuses.items() if status != 200}
+    if refused:
+        problems.append(f"http: refused beside greedy clients: {refused}")
+    return problems
