@@ -157,18 +157,22 @@ class ConnectionBudget:
     """What one connection has on the way, against its own limit and its share of what others use too.
 
     The gate shuts when the connection has more on the way than is free in the budgets that it takes from, or as much as
-    its own limit; it opens when it has half of that, or nothing. Where it takes from several topics, all that it has
-    on the way is compared with what is free in the one it has last sent to: a socket cannot be stopped for one of them.
+    its own limit; it opens at four fifths of what is free and half of the limit, or with nothing on the way. Where it
+    takes from several topics, all that it has on the way is compared with what is free in the one it has last sent to:
+    a socket cannot be stopped for one of them.
 
     Invariant: `bytes` and `records` are what was taken and not given back. With nothing on the way the gate is open.
 
     Attributes:
         gate: shut: read no more from this connection.
+        promised: bytes that its links have credit for, as far as something of them is on the way.
         senders: of its links, how many have something on the way; they share what it may have.
         waits_for: while the gate is shut, the budget of which it has more than its share; None: its own limit.
     """
 
-    __slots__ = ("_source", "bytes", "bytes_limit", "gate", "records", "records_limit", "senders", "waits_for")
+    __slots__ = (
+        "_source", "bytes", "bytes_limit", "gate", "promised", "records", "records_limit", "senders", "waits_for",
+    )  # fmt: skip
 
     def __init__(self, bytes_limit: int, records_limit: int) -> None:
         if bytes_limit < 1 or records_limit < 1:
@@ -178,6 +182,7 @@ class ConnectionBudget:
         self.gate = Gate(bytes_limit, bytes_limit // 2)
         self.bytes = 0
         self.records = 0
+        self.promised = 0
         self.senders = 0
         self.waits_for: Budget | None = None
         self._source: Budget | None = None
@@ -222,7 +227,7 @@ class ConnectionBudget:
         if not self.records or (
             self.bytes * 2 <= self.bytes_limit
             and self.records * 2 <= self.records_limit
-            and (self._source is None or self._source.allows(self.bytes * 2, self.records * 2))
+            and (self._source is None or self._source.allows(_spaced(self.bytes), _spaced(self.records)))
         ):
             self._stop_waiting()
             self._source = None
@@ -235,13 +240,19 @@ class ConnectionBudget:
         if source is None or self.bytes >= self.bytes_limit:
             self._stop_waiting()
             return
-        tightest = source.tightest(self.bytes * 2)
+        needed = _spaced(self.bytes)
+        tightest = source.tightest(needed)
         if tightest is not self.waits_for:
             self._stop_waiting()
             self.waits_for = tightest
-        tightest.enter(self, self.bytes * 2)
+        tightest.enter(self, needed)
 
     def _stop_waiting(self) -> None:
         if self.waits_for is not None:
             self.waits_for.leave(self)
             self.waits_for = None
+
+
+def _spaced(held: int) -> int:
+    """What must be free to go on with so much on the way: a quarter more, so that nobody is stopped at once again."""
+    return held + held // 4

@@ -91,7 +91,7 @@ class LinkShare:
     A link is active while something of it is unanswered. The credit of an active link will be used soon: it is counted
     as if it were on the way, so that no more is promised to all together than there is.
 
-    Invariant: the budget's `promised` has what the active links that take from it were promised, and nothing else.
+    Invariant: `promised` of a budget, and of a connection, is what its active links were promised, and nothing else.
     """
 
     __slots__ = ("_connection", "_most", "_promised", "_source", "is_active")
@@ -104,22 +104,30 @@ class LinkShare:
         self._source: Budget | None = None
         self._promised = 0
 
-    def capacity(self, source: Budget, *, active: bool, links: int) -> int:
+    def capacity(self, source: Budget, held: int, *, links: int) -> int:
         """How many bytes of the link may be on the way or promised.
+
+        What all links of the connection may have is as much as stays free then: half of what is free and theirs.
 
         Args:
             source: the budget of the topic that it sends to.
-            active: something of it is unanswered.
+            held: bytes of the link that are unanswered.
             links: how many there are in the process, for one that is not active.
         """
         connection = self._connection
+        active = held > 0
         if active is not self.is_active:
             self.is_active = active
             connection.senders += 1 if active else -1
         if source is not self._source:
             self.promise(0)
             self._source = source
-        share = source.free // (connection.senders if active else max(1, links))
+        free = source.free
+        if active:
+            share = (free + connection.bytes + connection.promised) // (2 * connection.senders)
+            share = min(share, free + held + self._promised)
+        else:
+            share = free // (links + 1)
         return max(0, min(self._most, connection.bytes_limit - connection.bytes, share))
 
     def promise(self, size: int) -> None:
@@ -129,6 +137,7 @@ class LinkShare:
         change = size - self._promised
         if change and self._source is not None:
             self._source.promise(change)
+            self._connection.promised += change
             self._promised = size
 
     def end(self) -> None:

@@ -153,7 +153,11 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     shares = fair.Plan()
     for name in shares._fields:
         fairness.add_argument(f"--{name}", type=type(getattr(shares, name)), default=getattr(shares, name))
-    fairness.add_argument("--only", default="", help="parts whose name contains this: beside, equal, idle")
+    fairness.add_argument(
+        "--only",
+        default="",
+        help="parts whose name contains this: beside, equal mqtt, equal tight, mixed, idle and so on",
+    )
     long = scenario("soak", "all protocols in and out for long; nothing in the gateway may grow")
     soaking = soak.Plan()
     long.add_argument("--protocol", choices=PROTOCOLS, action="append", help="one alone; default: all at once")
@@ -348,9 +352,12 @@ async def fair_shares(options: argparse.Namespace) -> int:
             alone, flooded = await fair.beside(gateway, plan)
         rows += [{"": "alone"} | alone.row(), {"": f"beside {plan.greedy} greedy clients"} | flooded.row()]
         problems += fair.judge(alone, flooded)
-    for kind, (settings, protocols) in fair.KINDS.items() if options.only in "equal" else ():
+    for kind, (settings, protocols) in fair.KINDS.items():
+        if options.only not in f"equal {kind}":
+            continue
         async with own_gateway(options, environment=settings) as (gateway, _):
-            counts = await fair.equal(gateway, protocols, plan)
+            each = plan._replace(bytes=plan.large) if settings else plan
+            counts = await fair.equal(gateway, protocols, each)
         index = fair.jain(counts)
         say(f"{kind}: {counts}, Jain's index {index:.4f}")
         rows.append({"": kind, "per second": sum(counts) / plan.seconds, "Jain's index": index})

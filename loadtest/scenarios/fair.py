@@ -29,17 +29,16 @@ from loadtest.report import Latencies
 
 MEBIBYTE: Final = 1 << 20
 TIGHT: Final = {
-    "TRIVIUM_BUDGET__PROCESS_BYTES": str(4 * MEBIBYTE),
-    "TRIVIUM_BUDGET__TOPIC_BYTES": str(2 * MEBIBYTE),
-    "TRIVIUM_BUDGET__CONNECTION_BYTES": str(MEBIBYTE),
+    "TRIVIUM_BUDGET__PROCESS_BYTES": str(64 * MEBIBYTE),
+    "TRIVIUM_BUDGET__TOPIC_BYTES": str(32 * MEBIBYTE),
 }
-"""Budgets that ten connections use up, each of which has less than its window then."""
+"""Budgets that ten connections with large messages use up: a share is less than their window, and some reads."""
 EQUAL: Final = 0.98
 """Jain's index that equal connections must reach."""
 SLOWER: Final = 3.0
 """How many times longer a modest client may wait beside the greedy than alone, at its 99th percentile."""
 WARM_S: Final = 1.0
-MOST_BYTES: Final = 60_000_000  # a second: more than one gateway takes of small messages
+MOST_BYTES: Final = 60_000_000  # a second, of all: what is sent is made beforehand
 _TICK_S: Final = 0.01
 _RATE: Final = 10.0  # of the modest clients, messages a second: ten clients of one would be the same load
 _JSON: Final = {"Content-Type": "application/vnd.kafka.json.v2+json"}
@@ -47,13 +46,14 @@ _BODY: Final = b'{"records":[{"value":1}]}'
 
 
 class Plan(NamedTuple):
-    """How much of each; `size` is of a greedy client's message, in bytes."""
+    """How much of each. Messages in bytes: `size` of the greedy, `bytes` of the equal, `large` where budgets are tight."""
 
     greedy: int = 12
     size: int = 65_536
     connections: int = 10
     window: int = 200
     bytes: int = 2_048
+    large: int = 16_384
     links: int = 500
     seconds: float = 20.0
 

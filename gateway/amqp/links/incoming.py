@@ -239,7 +239,8 @@ class IncomingLink:
         if self._peer.quiescing:
             return
         window, credit = self.window, link.credit
-        capacity = self.share.capacity(gates.budget(topic), active=window.unsettled > 0, links=gates.senders)
+        held = int(window.unsettled * window.mean)
+        capacity = self.share.capacity(gates.budget(topic), held, links=gates.senders)
         grant = window.top_up(credit, capacity)
         self.share.promise(int((credit + grant) * window.mean))
         if grant:
