@@ -29,10 +29,10 @@ from loadtest.report import Latencies
 
 MEBIBYTE: Final = 1 << 20
 TIGHT: Final = {
-    "TRIVIUM_BUDGET__PROCESS_BYTES": str(64 * MEBIBYTE),
-    "TRIVIUM_BUDGET__TOPIC_BYTES": str(32 * MEBIBYTE),
+    "TRIVIUM_BUDGET__PROCESS_BYTES": str(16 * MEBIBYTE),
+    "TRIVIUM_BUDGET__TOPIC_BYTES": str(8 * MEBIBYTE),
 }
-"""Budgets that ten connections with large messages use up: a share is less than their window, and some reads."""
+"""Budgets that ten connections with large messages use up: a share is less than their window, and more than a read."""
 EQUAL: Final = 0.98
 """Jain's index that equal connections must reach."""
 SLOWER: Final = 3.0
@@ -46,14 +46,14 @@ _BODY: Final = b'{"records":[{"value":1}]}'
 
 
 class Plan(NamedTuple):
-    """How much of each. Messages in bytes: `size` of the greedy, `bytes` of the equal, `large` where budgets are tight."""
+    """How much of each. Bytes of messages: `size` of the greedy, `bytes` of the equal, `large` where budgets are tight."""
 
     greedy: int = 12
     size: int = 65_536
     connections: int = 10
     window: int = 200
     bytes: int = 2_048
-    large: int = 16_384
+    large: int = 4_096
     links: int = 500
     seconds: float = 20.0
 
