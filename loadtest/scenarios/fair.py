@@ -46,7 +46,7 @@ _BODY: Final = b'{"records":[{"value":1}]}'
 
 
 class Plan(NamedTuple):
-    """How much of each. Bytes of messages: `size` of the greedy, `bytes` of the equal, `large` where budgets are tight."""
+    """How much of each; bytes of messages: `size` of the greedy, `bytes` of the equal, `large` under tight budgets."""
 
     greedy: int = 12
     size: int = 65_536
