@@ -2,7 +2,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowcontrol.budget import Budget
+from flowcontrol.budget import Budget, ConnectionBudget
 from gateway.kafka.publish.batch import Batch
 
 
@@ -52,7 +52,7 @@ def told(batches):
 def test_tickets_budgets_and_records_survive_everything(given_records, times, accounts_early):
     given_records = given_records * times  # above 63 records a position takes another byte
     topic = Budget(10**9, 10**9)
-    people = [Person(Budget(10**9, 10**9)), Person(None), None]
+    people = [Person(ConnectionBudget(10**9, 10**9)), Person(None), None]
     batch = Batch(65536, topic)
     for token, record in enumerate(given_records):
         assert append(batch, people[record[0]], token, record)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowcontrol.budget import Budget
+from flowcontrol.budget import ConnectionBudget
 from gateway.identity import GatewayIdentity
 from gateway.kafka.contracts import Refused, Result
 from gateway.mqtt.counters import Counters
@@ -100,7 +100,7 @@ class World:
             router=me,
             live_reader=me,
             counters=Counters(),
-            budget=lambda: Budget(1 << 30, 1 << 30),
+            budget=lambda: ConnectionBudget(1 << 30, 1 << 30),
             store=store,
             deliveries=DeliveryParts(me, me, Counters(), lambda: self.now_ms, set()),
             shares=ShareParts(me, me, me),

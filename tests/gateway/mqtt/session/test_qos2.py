@@ -15,7 +15,7 @@ from aiokafka import TopicPartition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowcontrol.budget import Budget
+from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.contracts import Result
 from gateway.mqtt.registry.crash_recovery import CrashRecovery
 from gateway.mqtt.registry.qos2_scan import Found, parse
@@ -93,7 +93,7 @@ class Gateway:
                 start_offsets=StartOffsets(kafka),  # type: ignore[arg-type]
                 spawn=lambda work: self.tasks.append(asyncio.ensure_future(work)),
             ),
-            budget=Budget(1 << 30, 1 << 30),
+            budget=ConnectionBudget(1 << 30, 1 << 30),
             journal=self.journal,
             connection=lambda: self.link,  # type: ignore[arg-type, return-value]
         )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowcontrol.budget import Budget
+from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.contracts import Result
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.qos2 import InboundMessage, InboundQos2, Qos2Parts
@@ -37,7 +37,7 @@ class World:
             "n",
             "somebody",
             Qos2Parts(self, self, self, lambda work: work.close(), self),  # type: ignore[arg-type]
-            budget=Budget(1 << 30, 1 << 30),
+            budget=ConnectionBudget(1 << 30, 1 << 30),
             journal=self,  # type: ignore[arg-type]
             connection=lambda: self,  # type: ignore[arg-type, return-value]
             copies=OwnCopies("me"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flowcontrol.budget import Budget
+from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Result
 from gateway.kafka.read.catch_up_reader import CatchUpReader
@@ -183,7 +183,7 @@ def inbound_qos2(self_delivery: SelfDelivery, link: Link) -> tuple[InboundQos2, 
         "n",
         "somebody",
         parts,
-        budget=Budget(1 << 30, 1 << 30),
+        budget=ConnectionBudget(1 << 30, 1 << 30),
         journal=None,
         connection=lambda: link,  # type: ignore[arg-type, return-value]
         copies=OwnCopies("me"),
