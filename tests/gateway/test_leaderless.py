@@ -12,9 +12,11 @@ import aiohttp
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from gateway.config import KafkaConfig
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.kafka.driver.fetching import LEADERS_AGAIN_S
 from gateway.kafka.driver.kafka_consumer import log_consumer, on_metadata
+from gateway.kafka.driver.kafka_producer import force_close, new_producer
 from gateway.kafka.driver.lifecycle import open_consumer
 from tests.gateway.mqtt.routing.test_router import Parts
 from tests.gateway.rest.consume.test_rest_consumers import Consumer, new_consumer
@@ -38,14 +40,21 @@ async def next_values(consumer: Consumer, polls: int = 5) -> list[Any]:
 
 
 async def asked_seldom(bootstrap: str) -> None:
-    """A consumer asks who leads a partition once a second; aiokafka's own asks as fast as it is answered."""
+    """Who leads a partition is asked once a second; aiokafka's own clients ask as fast as they are answered."""
+    producer = new_producer(KafkaConfig(bootstrap_servers=bootstrap), "test", enable_idempotence=True)
+    await producer.start()
+    await producer.send("read", b'"written"', partition=LED_BY_SECOND)
+    written: list[float] = []
+    producer.client.cluster.add_listener(lambda _: written.append(time.monotonic()))
     asked: list[float] = []
     kafka = {"bootstrap_servers": bootstrap}
     async with open_consumer(log_consumer(kafka), asyncio.create_task) as consumer:
         on_metadata(consumer, lambda _: asked.append(time.monotonic()))
         consumer.assign([TopicPartition("read", LED), TopicPartition("read", LED_BY_SECOND)])
-        await wait_until(lambda: len(asked) >= 5)
+        await wait_until(lambda: len(asked) >= 5 and len(written) >= 9)
     assert asked[-1] - asked[0] > 2 * LEADERS_AGAIN_S
+    assert written[8] - written[0] > 2 * LEADERS_AGAIN_S
+    await force_close(producer, asyncio.create_task)
 
 
 async def test_whoever_reads_goes_on_without_a_leader(

@@ -6,10 +6,13 @@ The private parts touched are listed in `private_parts`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set
 from typing import Any, Final
 
-from aiokafka import AIOKafkaProducer, errors
+import aiokafka.producer.producer
+from aiokafka import AIOKafkaProducer, TopicPartition, errors
 from aiokafka.client import CoordinationType
+from aiokafka.producer.message_accumulator import MessageAccumulator
 
 from gateway.config import KafkaConfig
 from gateway.kafka.driver.client_settings import client_settings
@@ -19,6 +22,41 @@ SENDER_S: Final = 0.2
 """How long a producer's sender may take to notice that it was cancelled, or that its sockets are closed."""
 FORCE_CLOSE_S: Final = 1.0
 """How long a producer may take to end after everything that it waits for was ended."""
+
+
+FIRST_PAUSE_S: Final = 0.02
+LEADERS_AGAIN_S: Final = 1.0
+"""Pause before Kafka is asked again who leads the partitions that nobody leads: doubled up to the second."""
+
+
+class PacedAccumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka carries no types
+    """A producer's queues of batches. aiokafka's own sender asks without a pause who leads what nobody leads."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        """As aiokafka's."""
+        super().__init__(*arguments, **settings)
+        self._pause = FIRST_PAUSE_S
+        self._ask_at = float("-inf")
+
+    def drain_by_nodes(
+        self, ignore_nodes: Set[int], muted_partitions: Set[TopicPartition] = frozenset()
+    ) -> tuple[Any, bool]:
+        """The batches to send, by node, and whether to ask who leads the partitions of others."""
+        batches, lacking = super().drain_by_nodes(ignore_nodes, muted_partitions)
+        if not lacking:
+            self._pause = FIRST_PAUSE_S
+            return batches, False
+        loop = asyncio.get_running_loop()
+        left = self._ask_at - loop.time()
+        if left > 0:
+            self._wakeup_handle = loop.call_later(left, self._wakeup, self._waiter_future)
+            return batches, False
+        self._ask_at = loop.time() + self._pause
+        self._pause = min(2 * self._pause, LEADERS_AGAIN_S)
+        return batches, True
+
+
+aiokafka.producer.producer.MessageAccumulator = PacedAccumulator  # it has no parameter for it
 
 
 def new_producer(config: KafkaConfig, role: str, **options: Any) -> AIOKafkaProducer:

@@ -89,6 +89,9 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "aiokafka.producer.message_accumulator.MessageAccumulator": {
         "_batches": "closed by force: what is queued fails",
         "_pending_batches": "closed by force: what is in flight fails",
+        "_waiter_future": "who leads is asked with pauses: the sender is woken when one is over",
+        "_wakeup": "likewise",
+        "_wakeup_handle": "likewise",
     },
     "aiokafka.producer.message_accumulator.MessageBatch": {
         "_drain_waiter": "its error is looked at, or asyncio would complain that nobody has",
