@@ -20,7 +20,7 @@ from gateway.config import Config
 from gateway.embedded.open_files import Statistics as OpenFiles
 from gateway.failures import FailureStatistics
 from gateway.kafka.cluster.topic_creation import Statistics as TopicCreation
-from gateway.kafka.groups.assignment import GroupsStatistics
+from gateway.kafka.groups.statistics import GroupsStatistics
 from gateway.kafka.publish.budgets import BudgetStatistics
 from gateway.kafka.publish.settlement import Statistics as PublisherStatistics
 from gateway.kafka.read.watched_topics import LiveStatistics

@@ -82,6 +82,32 @@ def log_consumer(
     )
 
 
+NO_POLL_LIMIT_MS: Final = 2**31 - 1
+"""A group must not lose us because clients are slow; our being alive is what the heartbeats say."""
+
+HEARTBEAT_MS: Final = 1000
+"""A rebalance waits until the last member has learnt of it by its heartbeat, and stops the group so long."""
+
+
+def group_consumer(kafka: ConsumerOptions, group: str, *, session_timeout_ms: int) -> AIOKafkaConsumer:
+    """A member of a group, not started, whose positions and commits are set by who reads."""
+    return AIOKafkaConsumer(
+        **kafka,
+        group_id=group,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",  # retention has passed us: what is left
+        isolation_level=ISOLATION,
+        partition_assignment_strategy=ASSIGNORS,
+        fetch_max_wait_ms=FETCH_WAIT_MS,
+        max_partition_fetch_bytes=256 * 1024,
+        fetch_max_bytes=4 * 1024 * 1024,
+        session_timeout_ms=session_timeout_ms,
+        heartbeat_interval_ms=min(HEARTBEAT_MS, session_timeout_ms // 3),
+        rebalance_timeout_ms=max(30_000, session_timeout_ms),
+        max_poll_interval_ms=NO_POLL_LIMIT_MS,
+    )
+
+
 async def poll(consumer: AIOKafkaConsumer, *, wait_ms: int, most: int = CHUNK) -> dict[TopicPartition, list[Received]]:
     """The next records of each partition; none when `wait_ms` have passed.
 

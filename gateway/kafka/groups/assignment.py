@@ -1,10 +1,10 @@
-"""What a group reader keeps: its partitions, deliveries that are not settled, subscribers; and its statistics."""
+"""What a group reader keeps: its partitions, deliveries that are not settled, subscribers."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from typing import Annotated, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 from aiokafka import TopicPartition
@@ -14,7 +14,6 @@ from flowcontrol.checkpoint import Checkpoint
 from flowcontrol.offsets import OffsetSet, read_ledger, write_ledger
 from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.catch_up_reader import Reading
-from gateway.statistics import counter, gauge, structs_by
 from mapping.record import Received
 
 Condition = Callable[[Received], bool]
@@ -311,32 +310,3 @@ class Pool:
 
 
 NOBODY: Final = Pool("", (), keeps=False)
-
-
-class GroupStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of one reader."""
-
-    group: str
-    topics: tuple[str, ...]
-    subscribers: Annotated[int, gauge("receivers here that share the group")]
-    positions: Annotated[dict[str, dict[int, int]], gauge("offset of the next record to read", "topic", "partition")]
-    committed: Annotated[dict[str, dict[int, int]], gauge("the offset committed", "topic", "partition")]
-    lag: Annotated[dict[str, int], gauge("records stored and not read yet, as of the last fetch", "topic")]
-    unsettled: Annotated[int, gauge("records read and not settled")]
-    waiting: Annotated[int, gauge("records that wait for their next attempt")]
-    commits: Annotated[int, counter("commit requests answered")]
-    redelivered: Annotated[int, counter("records offered again")]
-    late: Annotated[int, counter("settlements of records that had gone to another receiver")]
-    rebalances: Annotated[int, counter("assignments received")]
-    unwanted: Annotated[int, counter("records settled because no receiver here wants them")] = 0
-    unselected: Annotated[int, gauge("records of queues that no receiver here selects, kept in the log")] = 0
-    behind: Annotated[int, gauge("receivers, by partition, that are being brought what was not selected before")] = 0
-    expired: Annotated[int, counter("records kept for later receivers that retention has deleted")] = 0
-    stalled: Annotated[int, gauge("partitions not read on: too much lies behind a record that is not settled")] = 0
-    leaderless: Annotated[int, gauge("partitions here that nobody leads now")] = 0
-
-
-class GroupsStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of all readers, by the name of the group."""
-
-    group: Annotated[dict[str, GroupStatistics], structs_by("group")]

@@ -9,29 +9,24 @@ await membership.leave()
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Literal
 from weakref import WeakValueDictionary
 
-import aiokafka.errors as kafka_errors
+from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.backoff import Backoff
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
-from gateway.kafka.groups.assignment import (
-    AssignedPartition,
-    Condition,
-    GroupsStatistics,
-    GroupStatistics,
-    Member,
-    SubscriptionFilter,
-)
+from gateway.kafka.groups.assignment import AssignedPartition, Condition, Member, SubscriptionFilter
 from gateway.kafka.groups.catch_up import Readings
 from gateway.kafka.groups.group_admin import GroupAdmin
 from gateway.kafka.groups.reader import GroupReader
+from gateway.kafka.groups.refusals import not_joined
+from gateway.kafka.groups.statistics import GroupsStatistics, GroupStatistics, by_group
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import Received
@@ -40,14 +35,6 @@ OffsetReset = Literal["earliest", "latest"]
 
 GROUP_LIMIT: Final = 249
 """Characters of a group's name. Kafka's own bound is far away, but the name becomes part of keys and metrics."""
-
-_REFUSALS: tuple[tuple[type[kafka_errors.KafkaError], Outcome], ...] = (
-    (kafka_errors.GroupAuthorizationFailedError, Outcome.DENIED),
-    (kafka_errors.TopicAuthorizationFailedError, Outcome.DENIED),
-    (kafka_errors.UnknownTopicOrPartitionError, Outcome.UNKNOWN_TOPIC),
-    (kafka_errors.InvalidGroupIdError, Outcome.UNFIT),
-    (kafka_errors.InconsistentGroupProtocolError, Outcome.BROKEN),  # its members do not know "range"
-)
 
 
 class Membership:
@@ -363,15 +350,5 @@ class Groups:
                 await reader.subscribe()
         except TimeoutError as error:
             raise Refused(Outcome.BUSY, f"group {reader.group!r} could not be joined in time") from error
-        except kafka_errors.KafkaError as error:
-            outcome = next((outcome for kind, outcome in _REFUSALS if isinstance(error, kind)), Outcome.BUSY)
-            raise Refused(outcome, f"group {reader.group!r} cannot be joined: {error!r}") from error
-
-
-def by_group(readers: Iterable[GroupStatistics]) -> GroupsStatistics:
-    """By group; a second reader of a group, for other topics, is told apart by its topics."""
-    found: dict[str, GroupStatistics] = {}
-    for reader in readers:
-        known = reader.group in found
-        found[f"{reader.group}:{','.join(reader.topics)}" if known else reader.group] = reader
-    return GroupsStatistics(found)
+        except KafkaError as error:
+            raise not_joined(reader.group, error) from error

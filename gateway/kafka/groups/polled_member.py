@@ -6,8 +6,8 @@ client has them, so a poll that ends early, for whatever reason, loses nothing: 
 Nobody fetches while nobody waits: a while after the last poll everything is paused. A poll that finds nothing for a
 while sleeps too, and the process's one reader at the end of the log wakes it (`arrivals`).
 
-Two positions a partition: `delivered`, what was written to the client, and `confirmed`, what it had before it
-asked again, which shows that it arrived. Only confirmed records are committed on the client's behalf.
+What was written to the client, and what is known to have arrived, are two positions (`progress`). Only what arrived is
+committed on the client's behalf.
 """
 
 from __future__ import annotations
@@ -21,18 +21,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import (
-    ClusterAuthorizationFailedError,
-    CommitFailedError,
-    ConsumerStoppedError,
-    GroupAuthorizationFailedError,
-    IllegalStateError,
-    KafkaError,
-    NoOffsetForPartitionError,
-    OffsetOutOfRangeError,
-    TopicAuthorizationFailedError,
-    UnknownMemberIdError,
-)
+from aiokafka.errors import ConsumerStoppedError, IllegalStateError, KafkaError, UnknownMemberIdError
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.cluster.lookup import Lookup
@@ -40,6 +29,8 @@ from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.fetching import fetch, position, without_leader
 from gateway.kafka.driver.kafka_consumer import ASSIGNORS, close_consumer, committed_positions, follow_missing
 from gateway.kafka.driver.lifecycle import start_consumer
+from gateway.kafka.groups.progress import Chunk, Progress
+from gateway.kafka.groups.refusals import not_read
 from gateway.kafka.groups.remade_topics import RemadeTopics
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.spawn import Spawn
@@ -60,20 +51,16 @@ START_S: Final = 8.0  # to connect: most clients wait ten seconds or more for an
 JOIN_S: Final = 5.0  # how long a subscription waits for its partitions; a broker holds new groups for 3 s
 COMMIT_S: Final = 10.0
 POLL_INTERVAL_MARGIN_S: Final = 60.0
-_DENIALS: Final = (ClusterAuthorizationFailedError, GroupAuthorizationFailedError, TopicAuthorizationFailedError)
 
 
 class MemberSettings(msgspec.Struct, frozen=True):
     """How one member reads.
 
     Attributes:
-        group: the consumer group.
-        client_id: as the broker's log and quotas see it.
         auto_offset_reset: `earliest`, `latest` or `none`.
-        fetch_min_bytes: the broker waits a little for as much.
         fetch_bytes: prefetched from a broker at once: what its memory is bounded by.
         isolation_level: `read_committed` or `read_uncommitted`.
-        heartbeat_s: between two signs of life to the group; so long may it take to learn of a change.
+        heartbeat_s: so long may it take to learn of a change of the group.
         request_timeout_ms: of single requests to Kafka; None: the gateway's own.
         idle_s: how long the client may stay silent before it is removed; Kafka must not remove it sooner.
     """
@@ -95,14 +82,6 @@ class NotAssignedError(Exception):
     def __init__(self, partitions: Iterable[TopicPartition]) -> None:
         names = ", ".join(sorted(f"{partition.topic}-{partition.partition}" for partition in partitions))
         super().__init__(f"No current assignment for partition {names}")
-
-
-class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """The first `count` held records of a partition, as given to a client."""
-
-    partition: TopicPartition
-    first: Received
-    count: int
 
 
 class _Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -130,16 +109,9 @@ class Member:
         spawn: Spawn,
         clock: Callable[[], float],
     ) -> None:
-        """Nothing is sent yet.
+        """Nothing is sent yet. `kafka` are connection arguments of an aiokafka consumer.
 
-        Args:
-            settings: see `MemberSettings`.
-            kafka: connection arguments of an aiokafka consumer.
-            arrivals: wakes a poll that sleeps.
-            lookup: knows which topics were made again.
-            auto_commit: whether what is confirmed is committed when its partitions are revoked.
-            spawn: starts background work.
-            clock: monotonic seconds; the loop's.
+        `auto_commit`: what is confirmed is committed when its partitions are revoked.
         """
         options = kafka | {"client_id": settings.client_id}
         if settings.request_timeout_ms is not None:
@@ -150,8 +122,7 @@ class Member:
         self._arrivals = arrivals
         self._lookup = lookup
         self._remade = RemadeTopics(lookup)
-        # Topics that were made again: by partition, where we are; None where the group has committed since.
-        self._anew: dict[str, dict[int, int | None]] = {}
+        self._progress = Progress()
         self._consumer = AIOKafkaConsumer(
             **options,
             group_id=settings.group,
@@ -166,10 +137,6 @@ class Member:
             consumer_timeout_ms=round(FETCHER_PAUSE_S * 1000),
             max_poll_interval_ms=round((settings.idle_s + POLL_INTERVAL_MARGIN_S) * 1000),
         )
-        self._held: dict[TopicPartition, list[Received]] = {}
-        self._delivered: dict[TopicPartition, int] = {}
-        self._confirmed: dict[TopicPartition, int] = {}
-        self._committed: dict[TopicPartition, int] = {}
         self._topics: tuple[str, ...] = ()
         self._subscribed = False
         self._manual = False
@@ -237,7 +204,7 @@ class Member:
         self._remade.follow(self._topics)
         self._subscribed = True
         self._joined.clear()
-        self._forget()
+        self._progress.forget()
         if not topics:  # of a pattern: they will come
             if had:
                 self._consumer.unsubscribe()
@@ -252,7 +219,7 @@ class Member:
         """Read exactly `partitions`, without the group's agreement; their positions are fixed as in `subscribe`."""
         self._manual = True
         self._remade.follow({partition.topic for partition in partitions})
-        self._forget()
+        self._progress.forget()
         self._consumer.assign(list(partitions))
         self._begin_to_fetch()
         with contextlib.suppress(TimeoutError):
@@ -267,14 +234,12 @@ class Member:
         self._subscribed = False
         self._manual = False
         self._joined.clear()
-        self._forget()
+        self._progress.forget()
 
     def partitions_assigned(self) -> None:
         """The group has agreed; called by the rebalance listener."""
-        for partition in self._consumer.assignment() if self._anew else ():
-            place = self._anew.get(partition.topic, {partition.partition: None}).get(partition.partition, 0)
-            if place is not None:
-                self._consumer.seek(partition, place)
+        for partition, place in self._progress.anew(self._consumer.assignment()):
+            self._consumer.seek(partition, place)
         self._joined.set()
         self._begin_to_fetch()
 
@@ -293,13 +258,7 @@ class Member:
                 await self.commit_confirmed()
             except (Refused, NotAssignedError) as error:
                 log.info("positions not committed before a rebalance", reason=str(error))
-        self._forget()
-
-    def _forget(self) -> None:
-        self._held.clear()
-        self._delivered.clear()
-        self._confirmed.clear()
-        self._committed.clear()
+        self._progress.forget()
 
     async def _positions(self, partitions: Collection[TopicPartition]) -> None:
         for partition in tuple(partitions):
@@ -308,7 +267,7 @@ class Member:
             except IllegalStateError:  # the group agreed anew meanwhile
                 return
             except KafkaError as error:
-                raise _refused(error) from error
+                raise not_read(error) from error
 
     # Reading
 
@@ -319,20 +278,19 @@ class Member:
 
     def confirm(self) -> None:
         """The client asks again: it has what it was given."""
-        self._confirmed.update(self._delivered)
+        self._progress.confirm()
 
     async def wait(self, timeout_s: float, stuck: Collection[TopicPartition] = ()) -> None:
         """Wait until a record is held, at most `timeout_s`, or until `interrupt`.
 
-        Args:
-            timeout_s: seconds.
-            stuck: partitions whose held records cannot be given to this client; they do not count.
+        Held records of `stuck` partitions cannot be given to this client; they do not count.
 
         Raises:
             Refused: Kafka's answer; nothing is lost by it.
         """
         self._leave_remade()
-        if any(partition not in stuck for partition in self._held):
+        held = self._progress.held
+        if any(partition not in stuck for partition in held):
             return
         deadline = self._clock() + timeout_s
         self._stay_awake()
@@ -346,11 +304,11 @@ class Member:
                     await self._sleep(tuple(self._consumer.assignment()))
                 while True:
                     # A partition with held records is left alone: what is held stays within one chunk.
-                    wanted = [partition for partition in self._consumer.assignment() if partition not in self._held]
-                    if wanted or (not self._held and (self._topics or self._manual)):
+                    wanted = [place for place in self._consumer.assignment() if place not in held]
+                    if wanted or (not held and (self._topics or self._manual)):
                         left = max(0.0, min(QUIET_S, deadline - self._clock()))
-                        await self._fetch(wanted, 0.0 if self._held else left)
-                    if self._held or self._clock() >= deadline:
+                        await self._fetch(wanted, 0.0 if held else left)
+                    if held or self._clock() >= deadline:
                         return
                     await self._sleep(wanted)
         except (TimeoutError, ConsumerStoppedError):
@@ -378,7 +336,7 @@ class Member:
                 self._fetch_again()
                 return
             except KafkaError as error:
-                raise _refused(error) from error
+                raise not_read(error) from error
             except Refused:  # Kafka is away: fetching goes on when it is back
                 places = {}
         self._pause()
@@ -427,23 +385,16 @@ class Member:
         try:
             fetched = await fetch(self._consumer, partitions, timeout_s=timeout_s, most=CHUNK)
         except KafkaError as error:
-            raise _refused(error) from error
-        for partition, records in fetched.items():
-            self._held.setdefault(partition, []).extend(records)
+            raise not_read(error) from error
+        self._progress.hold(fetched)
         self._leave_remade()
 
     def _leave_remade(self) -> None:
         """Topics that were deleted and made again are read from their beginning, whatever the reset is."""
         for topic in self._remade.look():
             log.warning("a topic was made anew, and is read from its beginning", topic=topic)
-            self._anew[topic] = {}
+            self._progress.begin_anew(topic)
             self.seek({partition: 0 for partition in self._consumer.assignment() if partition.topic == topic})
-
-    def _note(self, partition: TopicPartition, offset: int | None) -> None:
-        """Where we are in a topic that was made again, until the group has committed in it."""
-        places = self._anew.get(partition.topic)
-        if places is not None and places.get(partition.partition, 0) is not None:
-            places[partition.partition] = offset
 
     def interrupt(self) -> None:
         """End a running `wait` now."""
@@ -453,20 +404,11 @@ class Member:
 
     def held(self) -> list[tuple[TopicPartition, list[Received]]]:
         """What was fetched and not delivered; not to be changed."""
-        return list(self._held.items())
+        return list(self._progress.held.items())
 
     def delivered(self, chunks: Iterable[Chunk]) -> None:
         """These were written to the client. A chunk of a partition that was revoked or moved meanwhile is void."""
-        for chunk in chunks:
-            records = self._held.get(chunk.partition)
-            if not records or records[0] is not chunk.first:
-                continue
-            self._delivered[chunk.partition] = records[chunk.count - 1].offset + 1
-            self._note(chunk.partition, self._delivered[chunk.partition])
-            if chunk.count == len(records):
-                del self._held[chunk.partition]
-            else:
-                del records[: chunk.count]
+        self._progress.deliver(chunks)
 
     # Positions
 
@@ -475,7 +417,7 @@ class Member:
 
         Raises:
             NotAssignedError: for a partition that is not ours.
-            Refused: BUSY when Kafka does not answer or the group agrees anew; see `_refused`.
+            Refused: BUSY when Kafka does not answer or the group agrees anew; see `not_read`.
         """
         if not offsets:
             return
@@ -493,18 +435,16 @@ class Member:
             if self._manual and isinstance(error, UnknownMemberIdError):
                 reason = "The group has members that share its partitions; only they commit"
                 raise Refused(Outcome.UNFIT, reason) from error
-            raise _refused(error) from error
-        for partition, offset in offsets.items():
-            self._committed[partition] = offset.offset
-            self._note(partition, None)
+            raise not_read(error) from error
+        self._progress.commit(offsets)
 
     async def commit_delivered(self) -> None:
         """Commit everything that was delivered; raises as `commit`."""
-        await self._commit_positions(self._delivered)
+        await self.commit(self._progress.uncommitted(self._progress.delivered, self._consumer.assignment()))
 
     async def commit_confirmed(self) -> None:
         """Commit what the client has shown to have; raises as `commit`."""
-        await self._commit_positions(self._confirmed)
+        await self.commit(self._progress.uncommitted(self._progress.confirmed, self._consumer.assignment()))
 
     async def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """What the group has committed, for any partitions; those without are left out.
@@ -518,29 +458,20 @@ class Member:
         except TimeoutError as error:
             raise Refused(Outcome.BUSY, "Kafka did not answer in time") from error
         except KafkaError as error:
-            raise _refused(error) from error
+            raise not_read(error) from error
 
     @property
     def has_uncommitted(self) -> bool:
         """Whether `commit_confirmed` had something to do."""
-        return any(self._committed.get(partition) != offset for partition, offset in self._confirmed.items())
-
-    async def _commit_positions(self, positions: dict[TopicPartition, int]) -> None:
-        ours = self._consumer.assignment()
-        changed = {
-            partition: OffsetAndMetadata(offset, "")
-            for partition, offset in positions.items()
-            if partition in ours and self._committed.get(partition) != offset
-        }
-        if changed:
-            await self.commit(changed)
+        confirmed = self._progress.confirmed
+        return bool(self._progress.uncommitted(confirmed, confirmed))
 
     def seek(self, offsets: dict[TopicPartition, int]) -> None:
         """Read on from `offsets`; NotAssignedError, and nothing is moved, when a partition is not ours."""
         self._check_assigned(offsets)
         for partition, offset in offsets.items():
             self._consumer.seek(partition, offset)
-            self._moved(partition, offset)
+            self._progress.move(partition, offset)
 
     async def seek_to_edge(self, partitions: Sequence[TopicPartition], *, end: bool) -> None:
         """Read on from the first record still there, or behind the last one.
@@ -559,28 +490,10 @@ class Member:
         except TimeoutError as error:
             raise Refused(Outcome.BUSY, "Kafka did not answer in time") from error
         except KafkaError as error:
-            raise _refused(error) from error
+            raise not_read(error) from error
         self.seek({partition: offsets[partition] for partition in partitions})
 
     def _check_assigned(self, partitions: Collection[TopicPartition]) -> None:
         foreign = set(partitions) - self._consumer.assignment()
         if foreign:
             raise NotAssignedError(foreign)
-
-    def _moved(self, partition: TopicPartition, offset: int) -> None:
-        self._held.pop(partition, None)
-        self._delivered[partition] = offset
-        self._confirmed.pop(partition, None)
-        self._note(partition, offset)
-
-
-def _refused(error: KafkaError) -> Refused:
-    """What Kafka's error means for the client of a member."""
-    name = type(error).__name__
-    if isinstance(error, _DENIALS):
-        return Refused(Outcome.DENIED, f"Kafka does not allow it ({name})")
-    if isinstance(error, OffsetOutOfRangeError | NoOffsetForPartitionError):
-        return Refused(Outcome.UNFIT, f"There is no position to read from ({name}); seek to one")
-    if isinstance(error, CommitFailedError):
-        return Refused(Outcome.BUSY, "The group has shared its partitions out anew; poll again")
-    return Refused(Outcome.BUSY, f"Kafka does not answer ({name})")

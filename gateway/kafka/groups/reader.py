@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Hashable, Iterable
+from functools import partial
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -24,16 +25,13 @@ from flowcontrol.backoff import Backoff
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
-from gateway.kafka.driver.fetching import without_leader
 from gateway.kafka.driver.kafka_consumer import (
-    ASSIGNORS,
     CHUNK,
-    FETCH_WAIT_MS,
-    ISOLATION,
     ConsumerOptions,
     close_consumer,
     committed_positions,
     follow_missing,
+    group_consumer,
     is_broken,
     poll,
     rejoin,
@@ -41,21 +39,16 @@ from gateway.kafka.driver.kafka_consumer import (
     subscribe,
 )
 from gateway.kafka.driver.lifecycle import start_consumer
-from gateway.kafka.groups.assignment import AssignedPartition, Condition, GroupStatistics, Member, SubscriptionFilter
+from gateway.kafka.groups.assignment import AssignedPartition, Condition, Member, SubscriptionFilter
 from gateway.kafka.groups.catch_up import Readings
 from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, Commits, ours
 from gateway.kafka.groups.dispatch import Dispatch
 from gateway.kafka.groups.remade_topics import RemadeTopics
 from gateway.kafka.groups.start_offsets import StartOffsets
+from gateway.kafka.groups.statistics import GroupStatistics, snapshot
 from gateway.spawn import Spawn, keep_on
 
 log = logging.getLogger(__name__)
-
-NO_POLL_LIMIT_MS: Final = 2**31 - 1
-"""A group must not lose us because clients are slow; our being alive is what the heartbeats say."""
-
-HEARTBEAT_MS: Final = 1000
-"""A rebalance waits until the last member has learnt of it by its heartbeat, and stops the group so long."""
 
 STALL_S: Final = 0.5
 """Without demand for so long, partitions are paused. Shorter stalls keep what was fetched at hand, since pausing
@@ -78,10 +71,7 @@ REPLACED: Final = "the group was left meanwhile"
 class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """See the module. `Groups` starts, shares and closes readers.
 
-    Attributes:
-        group: the consumer group.
-        topics: what is subscribed to.
-        commits: what is committed, and when.
+    `topics` are what is subscribed to; `dispatch` gives the records out, and is told what became of them.
     """
 
     def __init__(
@@ -101,27 +91,13 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     ) -> None:
         self.group = group
         self.topics: frozenset[str] = frozenset()
-        self._options = {
-            **kafka,
-            "group_id": group,
-            "enable_auto_commit": False,
-            "auto_offset_reset": "earliest",  # retention has passed us: what is left
-            "isolation_level": ISOLATION,
-            "partition_assignment_strategy": ASSIGNORS,
-            "fetch_max_wait_ms": FETCH_WAIT_MS,
-            "max_partition_fetch_bytes": 256 * 1024,
-            "fetch_max_bytes": 4 * 1024 * 1024,
-            "session_timeout_ms": session_timeout_ms,
-            "heartbeat_interval_ms": min(HEARTBEAT_MS, session_timeout_ms // 3),
-            "rebalance_timeout_ms": max(30_000, session_timeout_ms),
-            "max_poll_interval_ms": NO_POLL_LIMIT_MS,
-        }
+        self._new_consumer = partial(group_consumer, kafka, group, session_timeout_ms=session_timeout_ms)
         self._spawn = spawn
         self._lookup = lookup
         self._revoke_wait_s = revoke_wait_s
         self._join_timeout_s = join_timeout_s
-        self._dispatch = Dispatch(backoff, self._push_soon, readings, return_wait_s=return_wait_s)
-        self.commits = Commits(group, self._dispatch, lookup, lambda: self._consumer, interval_s=commit_interval_s)
+        self.dispatch = Dispatch(backoff, self._push_soon, readings, return_wait_s=return_wait_s)
+        self.commits = Commits(group, self.dispatch, lookup, lambda: self._consumer, interval_s=commit_interval_s)
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._starts = StartOffsets(group, lookup)
@@ -160,21 +136,21 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         consumer = self._consumer
         if consumer is not None:
             answered = await self.commits.commit()
-            self._dispatch.suspended = True
+            self.dispatch.suspended = True
             self._consumer = None
             self._connected.clear()
             self.topics = frozenset()
             stop_waiting(consumer)
             self._assigned.set()
             await close_consumer(consumer, 2.0 if answered else 0.2)
-        self._dispatch.close()
+        self.dispatch.close()
 
     # What subscribers say.
 
     @property
     def members(self) -> Collection[Subscriber]:
         """The subscribers that share this reader."""
-        return self._dispatch.members.keys()
+        return self.dispatch.members.keys()
 
     def add(
         self,
@@ -186,38 +162,27 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         latest: bool,
         queue: Condition | None,
     ) -> Member:
-        """A subscriber joins; `subscribe` next, for topics that are new.
+        """A subscriber joins, as in `Groups.join`; `subscribe` next, for topics that are new.
 
-        Args:
-            subscriber: offered records from now on.
-            topics: that may hold records for it.
-            subscription_filter: which of their records; None is all of them.
-            wants: which of these the subscriber selects; None is all of them.
-            latest: a group that has committed nothing in a topic begins at its end.
-            queue: tells what stays for others when no subscriber selects it; None is nothing.
+        `latest`: a group that has committed nothing in a topic begins at its end.
         """
         if latest:
             self._starts.begin_at_end(set(topics) - self.topics)
-        return self._dispatch.add(subscriber, topics, subscription_filter, wants, queue=queue)
+        return self.dispatch.add(subscriber, topics, subscription_filter, wants, queue=queue)
 
     def remove(self, member: Member, *, failed: bool = True) -> None:
         """A subscriber leaves: what it has not settled is offered to the others first; see `Dispatch.remove`."""
-        self._dispatch.remove(member, failed=failed)
+        self.dispatch.remove(member, failed=failed)
         self._check_topics()
 
     def follow(self, name: Hashable, topics: Collection[str]) -> None:
         """The topics of a subscription filter have changed; new ones are read from their beginning."""
-        self._dispatch.follow(name, topics)
+        self.dispatch.follow(name, topics)
         self._check_topics()
 
     def _check_topics(self) -> None:
-        if self._dispatch.topics != self.topics:
+        if self.dispatch.topics != self.topics:
             self._stale.set()
-
-    @property
-    def dispatch(self) -> Dispatch:
-        """For `done`, `again`, `decline`, `wake` and `attempts`."""
-        return self._dispatch
 
     def _push_soon(self) -> None:
         if not self._push_due:
@@ -226,8 +191,8 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def _push_now(self) -> None:
         self._push_due = False
-        self._dispatch.push()
-        if self._paused and not self._dispatch.suspended and self._dispatch.demand > 0:
+        self.dispatch.push()
+        if self._paused and not self.dispatch.suspended and self.dispatch.demand > 0:
             self._resume()
         self._woken.set()
 
@@ -243,7 +208,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             Refused: likewise.
         """
         async with self._changing:
-            topics = self._dispatch.topics
+            topics = self.dispatch.topics
             if not topics:
                 if self._consumer is not None:
                     await self._disconnect()
@@ -265,7 +230,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             self._connected.set()
 
     async def _connect(self) -> AIOKafkaConsumer:
-        consumer = AIOKafkaConsumer(**self._options)
+        consumer = self._new_consumer()
         await start_consumer(consumer, self._spawn)
         if self._closed:
             await close_consumer(consumer)
@@ -275,7 +240,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         return consumer
 
     async def _subscribe(self, consumer: AIOKafkaConsumer, topics: frozenset[str]) -> None:
-        await self._starts.find(consumer, topics - self.topics, self._dispatch.topics)
+        await self._starts.find(consumer, topics - self.topics, self.dispatch.topics)
         await self.commits.commit()
         if consumer is not self._consumer:
             raise KafkaError(REPLACED)
@@ -314,7 +279,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         """Begin in partitions that had no leader when the group was joined, as soon as they have one."""
         while True:
             for place, offset in (await self._starts.led()).items():
-                part = self._dispatch.parts.get(place)
+                part = self.dispatch.parts.get(place)
                 if part is not None and part.position is None:
                     self._begin_at(self._fresh(part, offset))
 
@@ -342,8 +307,8 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         """A consumer has broken down: another one takes its place in the group."""
         self._consumer = None
         self._connected.clear()
-        self._dispatch.suspended = True
-        self._dispatch.keep(())
+        self.dispatch.suspended = True
+        self.dispatch.keep(())
         self.topics = frozenset()
         stop_waiting(consumer)
         self._assigned.set()
@@ -351,7 +316,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         await close_consumer(consumer)
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
-        dispatch = self._dispatch
+        dispatch = self.dispatch
         dispatch.push()
         if self._stalled:
             self._unstall(consumer)
@@ -364,7 +329,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         await asyncio.sleep(0)
 
     def _take(self, batches: dict[TopicPartition, list[Any]]) -> None:
-        dispatch = self._dispatch
+        dispatch = self.dispatch
         if dispatch.suspended:
             return  # our position stays, and is sought again if the partition does
         take, parts = dispatch.take, dispatch.parts
@@ -384,7 +349,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         """Metadata of all topics came. One that was made anew is read from its beginning, whatever was committed."""
         for topic in self._remade.look():
             self._starts.forget_topic(topic)
-            for part in [part for part in self._dispatch.parts.values() if part.partition.topic == topic]:
+            for part in [part for part in self.dispatch.parts.values() if part.partition.topic == topic]:
                 self._begin_at(self._begin_anew(part, 0))  # committed, so that nobody begins where we were
 
     def _begin_anew(self, part: AssignedPartition, offset: int) -> AssignedPartition:
@@ -396,7 +361,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     def _fresh(self, part: AssignedPartition, offset: int) -> AssignedPartition:
         """The same partition, of which nothing was read, from an offset on."""
         fresh = AssignedPartition(part.partition, offset, None)
-        self._dispatch.keep([fresh if one is part else one for one in self._dispatch.parts.values()])
+        self.dispatch.keep([fresh if one is part else one for one in self.dispatch.parts.values()])
         return fresh
 
     def _begin_at(self, part: AssignedPartition) -> None:
@@ -406,7 +371,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             consumer.seek(part.partition, part.position)
             if not self._paused:
                 consumer.resume(part.partition)
-        self._dispatch.progress.set()
+        self.dispatch.progress.set()
         self._push_soon()
 
     def _stall(self, part: AssignedPartition) -> None:
@@ -433,13 +398,13 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             async with asyncio.timeout(STALL_S):
                 await self._woken.wait()
         except TimeoutError:
-            self._paused = self._dispatch.demand <= 0  # who came with the end of the time does not wake us again
+            self._paused = self.dispatch.demand <= 0  # who came with the end of the time does not wake us again
         while self._paused:
             # Polling goes on, so that errors of the group are seen; a new assignment begins unpaused.
             if assigned := consumer.assignment():
                 consumer.pause(*assigned)
             self._take(await poll(consumer, wait_ms=1000))
-            self._dispatch.push()
+            self.dispatch.push()
 
     def _resume(self) -> None:
         self._paused = False
@@ -454,7 +419,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
         Not when we have changed the subscription ourselves: that moves no partition of the other topics.
         """
-        dispatch = self._dispatch
+        dispatch = self.dispatch
         dispatch.suspended = True
         if not dispatch.parts:
             return
@@ -489,14 +454,14 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         if begun:
             await self.commits.commit()  # where the group begins, if it has just begun
             # From then on a partition without a committed offset is a new one.
-            parts = self._dispatch.parts
+            parts = self.dispatch.parts
             self._starts.forget([place for place, part in parts.items() if part.committed is not None])
             self._assigned.set()
             self._push_soon()
 
     async def _begin(self, consumer: AIOKafkaConsumer, partitions: set[TopicPartition]) -> bool:
         """Set the positions of what was assigned, and let it flow; False when it is not ours any more."""
-        self._remade.committed(self._dispatch.parts.values())
+        self._remade.committed(self.dispatch.parts.values())
         committed = {
             partition: ours(stored) for partition, stored in (await committed_positions(consumer, partitions)).items()
         }
@@ -504,7 +469,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         starts = await self._starts.of(partitions - committed.keys())
         if consumer.assignment() != partitions:
             return False
-        dispatch = self._dispatch
+        dispatch = self.dispatch
         parts = []
         for partition in partitions:
             part = dispatch.parts.get(partition)
@@ -525,37 +490,5 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def statistics(self) -> GroupStatistics:
         """See `GroupStatistics`."""
-        dispatch = self._dispatch
-        positions: dict[str, dict[int, int]] = {}
-        committed: dict[str, dict[int, int]] = {}
-        lag: dict[str, int] = {}
-        consumer = self._consumer
-        assigned = consumer.assignment() if consumer is not None else ()
-        for (topic, number), part in dispatch.parts.items():
-            if part.position is not None:
-                positions.setdefault(topic, {})[number] = part.position
-            if part.committed is not None:
-                committed.setdefault(topic, {})[number] = part.committed.offset
-            end = consumer.highwater(part.partition) if consumer and part.partition in assigned else None
-            if end is not None and part.position is not None:
-                lag[topic] = lag.get(topic, 0) + max(0, end - part.position)
-        return GroupStatistics(
-            group=self.group,
-            topics=tuple(sorted(self.topics)),
-            subscribers=len(dispatch.members),
-            positions=positions,
-            committed=committed,
-            lag=lag,
-            unsettled=sum(part.checkpoint.outstanding + len(part.flying) for part in dispatch.parts.values()),
-            waiting=dispatch.delayed,
-            commits=self.commits.count,
-            redelivered=dispatch.redelivered,
-            late=dispatch.late,
-            rebalances=self._rebalances,
-            unwanted=dispatch.unwanted,
-            unselected=sum(len(part.unselected) - len(part.flying) for part in dispatch.parts.values()),
-            behind=sum(len(member.behind) for member in dispatch.members.values()),
-            expired=dispatch.catch_up.expired,
-            stalled=sum(part.stalled for part in dispatch.parts.values()),
-            leaderless=len(without_leader(consumer, assigned)) if consumer is not None else 0,
-        )
+        counts = {"commits": self.commits.count, "rebalances": self._rebalances}
+        return snapshot(self.group, self.topics, self.dispatch, self._consumer, **counts)

@@ -18,7 +18,8 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.contracts import Refused
-from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, Chunk, Member, MemberSettings, NotAssignedError
+from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, Member, MemberSettings, NotAssignedError
+from gateway.kafka.groups.progress import Chunk
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.rest.server.answers import control_answer, no_content, records_answer
 from gateway.rest.server.call import Call

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.kafka.groups.assignment import GroupStatistics
-from gateway.kafka.groups.membership import by_group
+from gateway.kafka.groups.statistics import GroupStatistics, by_group
 from gateway.observe.metrics import Metrics, describe
 from gateway.statistics import Declared, Histogram, fields
 from tests.support.gateway import GatewayProcess

@@ -1,0 +1,42 @@
+"""What Kafka's errors mean for who reads in a group."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiokafka import errors
+
+from gateway.kafka.contracts import Refused
+from mapping.outcomes import Outcome
+
+_DENIALS: Final = (
+    errors.ClusterAuthorizationFailedError,
+    errors.GroupAuthorizationFailedError,
+    errors.TopicAuthorizationFailedError,
+)
+
+_REFUSALS: Final[tuple[tuple[type[errors.KafkaError], Outcome], ...]] = (
+    (errors.GroupAuthorizationFailedError, Outcome.DENIED),
+    (errors.TopicAuthorizationFailedError, Outcome.DENIED),
+    (errors.UnknownTopicOrPartitionError, Outcome.UNKNOWN_TOPIC),
+    (errors.InvalidGroupIdError, Outcome.UNFIT),
+    (errors.InconsistentGroupProtocolError, Outcome.BROKEN),  # its members do not know "range"
+)
+
+
+def not_joined(group: str, error: errors.KafkaError) -> Refused:
+    """A subscriber cannot join."""
+    outcome = next((outcome for kind, outcome in _REFUSALS if isinstance(error, kind)), Outcome.BUSY)
+    return Refused(outcome, f"group {group!r} cannot be joined: {error!r}")
+
+
+def not_read(error: errors.KafkaError) -> Refused:
+    """A client's own member cannot read, or commit."""
+    name = type(error).__name__
+    if isinstance(error, _DENIALS):
+        return Refused(Outcome.DENIED, f"Kafka does not allow it ({name})")
+    if isinstance(error, errors.OffsetOutOfRangeError | errors.NoOffsetForPartitionError):
+        return Refused(Outcome.UNFIT, f"There is no position to read from ({name}); seek to one")
+    if isinstance(error, errors.CommitFailedError):
+        return Refused(Outcome.BUSY, "The group has shared its partitions out anew; poll again")
+    return Refused(Outcome.BUSY, f"Kafka does not answer ({name})")

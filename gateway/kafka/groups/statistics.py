@@ -1,0 +1,95 @@
+"""What the readers of groups tell of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Annotated
+
+import msgspec
+from aiokafka import AIOKafkaConsumer
+
+from gateway.kafka.driver.fetching import without_leader
+from gateway.kafka.groups.dispatch import Dispatch
+from gateway.statistics import counter, gauge, structs_by
+
+
+class GroupStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of one reader."""
+
+    group: str
+    topics: tuple[str, ...]
+    subscribers: Annotated[int, gauge("receivers here that share the group")]
+    positions: Annotated[dict[str, dict[int, int]], gauge("offset of the next record to read", "topic", "partition")]
+    committed: Annotated[dict[str, dict[int, int]], gauge("the offset committed", "topic", "partition")]
+    lag: Annotated[dict[str, int], gauge("records stored and not read yet, as of the last fetch", "topic")]
+    unsettled: Annotated[int, gauge("records read and not settled")]
+    waiting: Annotated[int, gauge("records that wait for their next attempt")]
+    commits: Annotated[int, counter("commit requests answered")]
+    redelivered: Annotated[int, counter("records offered again")]
+    late: Annotated[int, counter("settlements of records that had gone to another receiver")]
+    rebalances: Annotated[int, counter("assignments received")]
+    unwanted: Annotated[int, counter("records settled because no receiver here wants them")] = 0
+    unselected: Annotated[int, gauge("records of queues that no receiver here selects, kept in the log")] = 0
+    behind: Annotated[int, gauge("receivers, by partition, that are being brought what was not selected before")] = 0
+    expired: Annotated[int, counter("records kept for later receivers that retention has deleted")] = 0
+    stalled: Annotated[int, gauge("partitions not read on: too much lies behind a record that is not settled")] = 0
+    leaderless: Annotated[int, gauge("partitions here that nobody leads now")] = 0
+
+
+class GroupsStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of all readers, by the name of the group."""
+
+    group: Annotated[dict[str, GroupStatistics], structs_by("group")]
+
+
+def snapshot(
+    group: str,
+    topics: Collection[str],
+    dispatch: Dispatch,
+    consumer: AIOKafkaConsumer | None,
+    *,
+    commits: int,
+    rebalances: int,
+) -> GroupStatistics:
+    """Of one reader: what it is subscribed to, who has what, and the member that it is, if it is one."""
+    positions: dict[str, dict[int, int]] = {}
+    committed: dict[str, dict[int, int]] = {}
+    lag: dict[str, int] = {}
+    assigned = consumer.assignment() if consumer is not None else ()
+    for (topic, number), part in dispatch.parts.items():
+        if part.position is not None:
+            positions.setdefault(topic, {})[number] = part.position
+        if part.committed is not None:
+            committed.setdefault(topic, {})[number] = part.committed.offset
+        end = consumer.highwater(part.partition) if consumer and part.partition in assigned else None
+        if end is not None and part.position is not None:
+            lag[topic] = lag.get(topic, 0) + max(0, end - part.position)
+    return GroupStatistics(
+        group=group,
+        topics=tuple(sorted(topics)),
+        subscribers=len(dispatch.members),
+        positions=positions,
+        committed=committed,
+        lag=lag,
+        unsettled=sum(part.checkpoint.outstanding + len(part.flying) for part in dispatch.parts.values()),
+        waiting=dispatch.delayed,
+        commits=commits,
+        redelivered=dispatch.redelivered,
+        late=dispatch.late,
+        rebalances=rebalances,
+        unwanted=dispatch.unwanted,
+        unselected=sum(len(part.unselected) - len(part.flying) for part in dispatch.parts.values()),
+        behind=sum(len(member.behind) for member in dispatch.members.values()),
+        expired=dispatch.catch_up.expired,
+        stalled=sum(part.stalled for part in dispatch.parts.values()),
+        leaderless=len(without_leader(consumer, assigned)) if consumer is not None else 0,
+    )
+
+
+def by_group(readers: Iterable[GroupStatistics]) -> GroupsStatistics:
+    """By group; a second reader of a group, for other topics, is told apart by its topics."""
+    found: dict[str, GroupStatistics] = {}
+    for reader in readers:
+        known = reader.group in found
+        found[f"{reader.group}:{','.join(reader.topics)}" if known else reader.group] = reader
+    return GroupsStatistics(found)
