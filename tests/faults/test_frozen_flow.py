@@ -25,7 +25,14 @@ from tests.support.frozen import freeze
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 
-CONFIG = "drain_timeout_s = 2\n[kafka]\ncreate_topics = true\n[budget]\nconnection_bytes = 65536\n"
+CONFIG = """
+drain_timeout_s = 2
+[kafka]
+create_topics = true
+delivery_timeout_s = 600  # nothing is given up while a slow machine looks at the page
+[budget]
+connection_bytes = 65536
+"""
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">\u202e"
 WIDTHS = (360, 1440)
 BACKSPACE, TAB, ENTER, SPACE = "\ue003", "\ue004", "\ue007", " "  # WebDriver, section 17.4.2
