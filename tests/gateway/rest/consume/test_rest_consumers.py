@@ -13,6 +13,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, running_gateway, until
+from tests.support.topics import until_gone
 
 
 class Consumer:
@@ -440,6 +441,7 @@ async def test_the_list_of_topics_is_kafkas_at_this_moment(
     listed = await asyncio.gather(*(ask(http, "GET", "/topics") for _ in range(20)))
     assert all(topic in names for _, names in listed)
     await admin.delete_topics([topic])
+    await until_gone(admin, topic)
     # The answer itself is no news to the gateway: nobody waits for its own look at Kafka, every 5 minutes.
     assert topic not in (await ask(http, "GET", "/topics"))[1]
 
