@@ -79,7 +79,7 @@ async def _forgotten(stage: Stage, before: int) -> None:
     await stage.until(
         lambda: process_descriptors(stage.gateway.pid) <= before + SLACK, "the gateway lets go of connections"
     )
-    stage.seen["s until all were let go"] += round(time.monotonic() - begun)
+    stage.seen[f"all let go after {time.monotonic() - begun:.0f} s"] += 1
 
 
 async def vanish(stage: Stage) -> None:
@@ -168,7 +168,7 @@ async def _flood(stage: Stage, seconds: float) -> None:
     for _, writer in peers:
         _cut(writer)
     for protocol, size in written.items():
-        stage.seen[f"{protocol} flood MiB"] += size >> 20
+        stage.seen[f"{protocol}: flood of {size >> 20} MiB"] += 1
 
 
 async def _swallow(reader: asyncio.StreamReader) -> None:
@@ -305,7 +305,7 @@ async def crowd(stage: Stage) -> None:
     async with asyncio.TaskGroup() as group:
         for number in range(stage.plan.crowd):
             group.create_task(one(number))
-    stage.seen["s for all"] += round(last - begun)
+    stage.seen[f"all answered within {last - begun:.0f} s"] += 1
     await _forgotten(stage, before)
 
 

@@ -78,7 +78,7 @@ async def _served(stage: Stage) -> None:
                 break
         stage.seen["refused afterwards"] += 1
         await asyncio.sleep(0.1)
-    stage.seen["ms until a new client was served"] += round((stage.load.now - begun) * 1000)
+    stage.seen[f"a new client was served after {stage.load.now - begun:.1f} s"] += 1
 
 
 async def rounds(stage: Stage) -> None:

@@ -110,13 +110,13 @@ async def black_hole(stage: Stage) -> None:
 async def full_disk(stage: Stage) -> None:
     """The broker writes until it cannot; then there is room again and it is started."""
     assert isinstance(stage.kafka, TinyKafka)
-    seconds = stage.load.now
+    began = stage.load.now
     with stage.kafka.full():
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FULL_S):
                 await stage.kafka.ended()
-        stage.seen["the broker ended by itself" if not stage.kafka.is_running else "the broker went on"] += 1
-        stage.seen["s until then"] += round(stage.load.now - seconds)
+        how = "went on for" if stage.kafka.is_running else "ended by itself after"
+        stage.seen[f"the broker {how} {stage.load.now - began:.0f} s"] += 1
         await stage.kafka.kill()
     await stage.kafka.start()
 
