@@ -130,6 +130,7 @@ class Fault(NamedTuple):
         tiny: Kafka's data lie on a file system that is soon full.
         replicated: a second broker has a copy of everything that the load sends, and must have.
         recovery_s: throughput must be back within it.
+        held_mib: what the fault's own clients may make the gateway hold beside its budget.
     """
 
     name: str
@@ -143,6 +144,7 @@ class Fault(NamedTuple):
     tiny: bool = False
     replicated: bool = False
     recovery_s: float | None = None
+    held_mib: int = 0
 
 
 class Outcome(NamedTuple):
@@ -264,7 +266,7 @@ class Bench:
             hanging = await load.finish(plan.patience)
         stored = await load.judge(by_partition=fault.by_partition)
         peak = max((one.resident for one in load.samples), default=0)
-        bound = idle + 3 * plan.budget * MIB // 2
+        bound = idle + (3 * plan.budget // 2 + fault.held_mib) * MIB
         outcome = Outcome(
             fault, begin, end, usual, recovered, stored, load.told(), stage.seen, disconnected, idle, peak, bound,
             load.samples, [*stage.problems, *([hanging] if hanging else []), *gateway.bugs()],
