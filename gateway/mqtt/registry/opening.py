@@ -7,17 +7,16 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 from weakref import WeakValueDictionary
 
-import msgspec
-
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.registry.crash_recovery import CrashRecovery, in_time
 from gateway.mqtt.registry.session_registry import Sessions
-from gateway.mqtt.session.lifecycle import Event, State
+from gateway.mqtt.registry.takeover import Unanswered
+from gateway.mqtt.session.lifecycle import State
 from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.records import NEVER, PendingWill, SessionRecord, decode_inflight
 from mapping.outcomes import Outcome
 
-RELEASE_S: Final = 3.0  # for another gateway to release a session
+RELEASE_S: Final = 3.0  # for other gateways to let go of a session
 READY_S: Final = 7.0  # a CONNECT waits so long for the state to be loaded
 
 
@@ -71,7 +70,8 @@ class Opening:
             The session, prepared but not attached, and whether it was there before [MQTT-3.2.2-2].
 
         Raises:
-            Refused: DENIED: the session is somebody else's; else Kafka does not answer, or refuses to store it.
+            Refused: DENIED: the session is somebody else's; else Kafka does not answer, or refuses to store it, or
+                another gateway may have a message of it on the way.
         """
         if not self.ready.is_set():
             try:
@@ -95,7 +95,8 @@ class Opening:
             if former is not None and former.client is not None:
                 sessions.takeovers += 1
                 former.client.taken_over()  # which leaves the session
-            await self._claim(client_id)
+            if sessions.must_ask(client_id):
+                await self._claim(client_id, clean_start=clean_start)
             session = None if clean_start else await self._find(client_id)
             present = session is not None
             if session is None:
@@ -123,19 +124,14 @@ class Opening:
             return record.gone_at is None and record.expiry == 0 and not self._sessions.gateways.is_alive(record.owner)
         return record.gone_at + 1000 * record.expiry <= self._wall_clock()
 
-    async def _claim(self, client_id: str) -> None:
-        """Take the session over from a gateway that has a connection of it, or is dead, as far as its record tells."""
-        sessions = self._sessions
-        if sessions.state(client_id) not in {State.ELSEWHERE, State.HANDING_OVER}:
-            return
-        record = sessions.record(client_id)
-        if record is None or record.gone_at is not None:
-            return
-        if not sessions.gateways.is_alive(record.owner):
-            claimed = msgspec.structs.replace(record, epoch=record.epoch + 1)  # another gateway may take it over, too
-            sessions.take_over(client_id, claimed, Event.ORPHANED)
-        elif not await sessions.claim(client_id, record, RELEASE_S):
-            raise _taken()
+    async def _claim(self, client_id: str, *, clean_start: bool) -> None:
+        """Ask everybody who may have a message of the session on its way to Kafka; nobody asks for one that ends."""
+        try:
+            if not await self._sessions.claim(client_id, RELEASE_S):
+                raise _taken()
+        except Unanswered:
+            if not clean_start:
+                raise
 
     async def _find(self, client_id: str) -> Session | None:
         """The session of a client id, from memory or from its records."""

@@ -18,7 +18,7 @@ from gateway.kafka.state import StateTopic
 from gateway.mqtt.counters import SessionStatistics
 from gateway.mqtt.registry.deadlines import Deadlines
 from gateway.mqtt.registry.heartbeats import Gateways
-from gateway.mqtt.registry.takeover import taken_over
+from gateway.mqtt.registry.takeover import Claim, Unanswered, followed, judge, others, taken_over
 from gateway.mqtt.registry.wills import Wills, due_at
 from gateway.mqtt.session.lifecycle import TABLE, Action, Event, State
 from gateway.mqtt.session.session import Session, SessionParts
@@ -26,11 +26,12 @@ from gateway.mqtt.state.records import (
     GATEWAY,
     INFLIGHT,
     NEVER,
+    RELEASE,
     SESSION,
     InflightRecord,
     SessionRecord,
     decode_gateway,
-    decode_inflight,
+    decode_inflight_head,
     decode_session,
     encode,
 )
@@ -67,8 +68,8 @@ class Sessions:
         self._store = parts.store
         self._deadlines = Deadlines()
         self._unread: dict[str, int] = {}  # client id -> epoch of a record of ours that was not read back yet
-        self._claims: dict[str, asyncio.Future[bool]] = {}  # true: the former gateway has released the session
-        self._handing_over: dict[str, Session] = {}
+        self._claims: dict[str, Claim] = {}
+        self._handing_over: dict[str, Session] = {}  # claimed by others, with a QoS 2 message on the way to Kafka
 
     def __len__(self) -> int:
         """Sessions with a connection here."""
@@ -83,8 +84,6 @@ class Sessions:
             return session.state
         if client_id in self._claims:
             return State.CLAIMING
-        if client_id in self._handing_over:
-            return State.HANDING_OVER
         record = self.record(client_id)
         if record is None:
             return State.ABSENT
@@ -97,12 +96,10 @@ class Sessions:
         if session is not None:
             session.state = after
             return action
-        if after not in {State.HANDING_OVER, State.CLAIMING}:
-            self._handing_over.pop(client_id, None)
         if after is not State.CLAIMING:
             claim = self._claims.pop(client_id, None)
-            if claim is not None and not claim.done():
-                claim.set_result(False)
+            if claim is not None:
+                claim.lose()
         return action
 
     def record(self, client_id: str) -> SessionRecord | None:
@@ -122,16 +119,31 @@ class Sessions:
             return
         kind, name = found
         if self._store.is_own(record):
-            if name in self._unread and kind == SESSION:
-                mine = decode_session(record.value)
-                if mine is not None and mine.epoch == self._unread[name]:
-                    del self._unread[name]
+            if kind == SESSION:
+                self._read_back(name, record.value)
         elif kind == INFLIGHT:
-            self._apply_inflight(name, record.value)
+            if self._apply_inflight(name, record.value):
+                self._answered(name, self._store.writer_of(record))
+        elif kind == RELEASE:
+            self._answered(name, self._store.writer_of(record))
         elif kind == SESSION:
             self._apply_session(name, record.value)
         elif kind == GATEWAY:
             self.gateways.apply(name, decode_gateway(record.value))
+            for client_id in list(self._claims):
+                self._look(client_id)
+
+    def _read_back(self, client_id: str, value: bytes | None) -> None:
+        """A record of ours was read: what others write from now on is later."""
+        claim = self._claims.get(client_id)
+        if claim is None and client_id not in self._unread:
+            return
+        mine, record = decode_session(value), self.record(client_id)
+        if mine is not None and mine.epoch == self._unread.get(client_id):
+            del self._unread[client_id]
+        if claim is not None and mine is not None and record is not None and mine.epoch == record.epoch:
+            claim.is_read = True
+            self._look(client_id)
 
     def restarted(self, partition: int) -> None:
         """A partition of the table is read anew (contract: `gateway.kafka.state.Restarted`).
@@ -145,7 +157,7 @@ class Sessions:
         """The highest epoch is right, and of equals the last in the log; what is written late is written over."""
         record = decode_session(value)
         session = self.live.get(client_id)
-        event = self._judge(client_id, record, session)
+        event = self._judge(client_id, record)
         if event is None:
             return
         action = self._on(client_id, event)
@@ -153,6 +165,17 @@ class Sessions:
             assert session is not None
             assert record is not None
             self._hand_over(session, record)
+        elif action is Action.SET_ASIDE:
+            assert session is not None
+            assert record is not None
+            session.gone_at = session.gone_at or self._wall_clock()
+            aside = msgspec.structs.replace(session.describe(self.owner), predecessors=others(record, self.owner))
+            self._hand_over(session, aside)
+            self._store.write_session(client_id, aside)
+            self._deadlines.watch(client_id, aside)
+        elif action is Action.ASK:
+            assert record is not None
+            self._claims[client_id].waiting.update(others(record, self.owner))  # our claim ends what it has
         elif action is Action.WRITE and session is not None:
             self._write(session)
         elif action is Action.WRITE:
@@ -161,50 +184,64 @@ class Sessions:
             self._store.records.pop(client_id, None)
             self._store.inflight.pop(client_id, None)
         elif action in {Action.FOLLOW, Action.RELEASE}:
-            assert value is not None
-            self._store.records[client_id] = value
-            inflight = decode_inflight(self._store.inflight.get(client_id))
-            if action is Action.RELEASE and inflight is not None:
-                self._release(client_id, inflight)
+            assert record is not None
+            self._store.records[client_id] = encode(followed(record, self.record(client_id)))
+            if action is Action.RELEASE and client_id not in self._handing_over:
+                self._store.release(client_id)
 
-    def _judge(self, client_id: str, record: SessionRecord | None, session: Session | None) -> Event | None:
+    def _judge(self, client_id: str, record: SessionRecord | None) -> Event | None:
         """What another gateway's record means; None: nothing, for ours is behind it in the log, or has no record."""
-        if session is not None:
-            earlier = client_id not in self._unread
-            newer = record is not None and (record.epoch > session.epoch or (record.epoch == session.epoch and earlier))
-            if not newer and not (earlier and client_id in self._store.records):
-                return None
-        else:
-            known = self.record(client_id)
-            newer = record is not None and (known is None or record.epoch >= known.epoch)
-        if record is None:
-            return Event.DELETED
-        if not newer:
-            return Event.OUTDATED
-        return Event.CLAIMED if record.gone_at is None and record.owner != self.owner else Event.MOVED
+        session, claim, known = self.live.get(client_id), self._claims.get(client_id), self.record(client_id)
+        if session is None:
+            epoch = known.epoch if known is not None else None
+            ours = known is not None and known.owner == self.owner
+            return judge(record, epoch, self.owner, ours=ours, is_read=claim is None or claim.is_read)
+        is_read = client_id not in self._unread
+        event = judge(record, session.epoch, self.owner, ours=True, is_read=is_read)
+        if event in {Event.OUTDATED, Event.DELETED}:
+            return event if is_read and known is not None else None
+        if event is Event.RIVAL and (session.client is not None or (record is not None and record.predecessors)):
+            return None  # the client was never served there, or it waits for us
+        return event
 
-    def _apply_inflight(self, client_id: str, value: bytes | None) -> None:
+    def _apply_inflight(self, client_id: str, value: bytes | None) -> bool:
+        """Of two the higher epoch is right; whether it is the last of its writer."""
         mine = self.live.get(client_id)
         if mine is not None:
             if mine.journal is not None:
                 mine.journal.save()  # ours is to be the last
-            return
+            return False
         if value is None:
             self._store.inflight.pop(client_id, None)
-            return
-        self._store.inflight[client_id] = value
+            return False
+        known = self._store.inflight.get(client_id)
+        record, before = decode_inflight_head(value), decode_inflight_head(known)
+        assert record is not None
+        if known is None or before is None or record.epoch >= before.epoch:
+            self._store.inflight[client_id] = value
+        elif self.state(client_id) is State.AWAY:
+            self._store.put(INFLIGHT, client_id, known)  # its writer did not know yet that the session is ours
+        return record.final
+
+    def _answered(self, client_id: str, gateway: str) -> None:
+        """A gateway has nothing of a session on its way to Kafka."""
         claim = self._claims.get(client_id)
-        if claim is not None and not claim.done():
-            record = decode_inflight(value)
-            if record is not None and record.final:
-                claim.set_result(True)
+        if claim is not None:
+            claim.answered(gateway)
+            self._look(client_id)
+
+    def _look(self, client_id: str) -> None:
+        """Has everybody answered a claim?"""
+        claim = self._claims.get(client_id)
+        if claim is not None:
+            claim.look(self.gateways.is_alive, handing_over=client_id in self._handing_over)
 
     def _hand_over(self, session: Session, record: SessionRecord) -> None:
-        """Another gateway has the session now: close its connection, and release it when Kafka has answered."""
+        """Another gateway has the session now: close its connection, and answer when Kafka has answered."""
         client_id, client = session.client_id, session.client
         self._remove(session)
         self._handing_over[client_id] = session
-        self._store.records[client_id] = encode(record)
+        self._store.records[client_id] = encode(followed(record, self.record(client_id)))
         session.will = None  # it is the other's now
         session.detach()
         if client is not None:
@@ -214,22 +251,22 @@ class Sessions:
             session.journal.stop()
 
         def idle() -> None:
-            if self._handing_over.get(client_id) is session:  # else it has gone on without us
-                self._on(client_id, Event.IDLE)
-                self._handing_over.pop(client_id, None)
-                kept = session.journal is not None
-                self._release(
-                    client_id, session.inflight_record() if kept else InflightRecord(session.session_id, session.epoch)
-                )
+            if self._handing_over.get(client_id) is not session:
+                return
+            del self._handing_over[client_id]
+            kept = session.journal is not None
+            mine = session.inflight_record() if kept else InflightRecord(session.session_id, session.epoch)
+            known = decode_inflight_head(self._store.inflight.get(client_id))
+            if known is None or mine.epoch >= known.epoch:
+                self._store.write_inflight(client_id, msgspec.structs.replace(mine, final=True))
+            else:  # it has gone on without us
+                self._store.release(client_id)
+            self._look(client_id)
 
         if session.inbound_qos2 is None:
             idle()
         else:
             session.inbound_qos2.when_idle(idle)  # else what is on its way to Kafka would come a second time
-
-    def _release(self, client_id: str, inflight: InflightRecord) -> None:
-        """Write down that this is all we know of a session that another gateway has claimed."""
-        self._store.write_inflight(client_id, msgspec.structs.replace(inflight, final=True))
 
     # a CONNECT
 
@@ -271,33 +308,52 @@ class Sessions:
             session.will = None
             self.end(session.client_id)
 
-    async def claim(self, client_id: str, record: SessionRecord, wait_s: float) -> bool:
-        """Ask the gateway that has a connection of the session to release it, and take it over.
+    def must_ask(self, client_id: str) -> bool:
+        """Whether a CONNECT has to ask before it gets the session: somebody may have a message of it on the way."""
+        record = self.record(client_id)
+        return (
+            client_id not in self.live
+            and record is not None
+            and (client_id in self._handing_over or bool(others(record, self.owner)))
+        )
+
+    async def claim(self, client_id: str, wait_s: float) -> bool:
+        """Ask everybody who may have a message of the session on its way to Kafka, and take the session over.
 
         A will that is due by the connection's end is published here [MQTT-3.1.2-8].
 
         Args:
-            client_id: whose session it is.
-            record: of the session, as it is now.
-            wait_s: how long the gateway may take; the session is ours then all the same.
+            client_id: whose session it is; `must_ask` is true.
+            wait_s: how long the gateways may take.
 
         Returns:
             False when somebody else was faster.
+
+        Raises:
+            Unanswered: a living gateway has not answered in time; the next CONNECT asks again.
         """
+        former = self.record(client_id)
+        assert former is not None
         self._on(client_id, Event.CLAIM)
-        claim = self._claims[client_id] = asyncio.get_running_loop().create_future()
-        epoch = record.epoch + 1
-        value = self._store.records[client_id] = encode(msgspec.structs.replace(record, epoch=epoch, owner=self.owner))
-        self._store.put(SESSION, client_id, value)
-        released = False
+        asked = others(former, self.owner)
+        claim = self._claims[client_id] = Claim(asked)
+        claimed = msgspec.structs.replace(
+            former, epoch=former.epoch + 1, owner=self.owner, gone_at=None, predecessors=asked
+        )
+        self._store.write_session(client_id, claimed)
+        answered = False
         try:
-            released = await asyncio.wait_for(claim, wait_s)
+            answered = await asyncio.wait_for(claim.over, wait_s)
         except TimeoutError:
-            log.warning("a gateway did not release a session in time", client=client_id, gateway=record.owner)
+            log.warning(
+                "gateways have not let go of a session in time", client=client_id, gateways=sorted(claim.waiting)
+            )
+            raise Unanswered from None
         finally:  # also when the CONNECT was given up: the session's will and its expiry are ours to see to
             ours = self._claims.get(client_id) is claim
             if ours:
-                self.take_over(client_id, msgspec.structs.replace(record, epoch=epoch), Event.RELEASED, clean=released)
+                left = msgspec.structs.replace(former, epoch=claimed.epoch, predecessors=() if answered else asked)
+                self.take_over(client_id, left, Event.RELEASED, clean=answered and claim.clean)
         return ours
 
     def take_over(self, client_id: str, record: SessionRecord, event: Event, *, clean: bool = False) -> None:
@@ -305,14 +361,15 @@ class Sessions:
 
         Args:
             client_id: whose it is.
-            record: of its former gateway.
+            record: of its former gateway; its predecessors are those who have not answered.
             event: RELEASED or ORPHANED.
             clean: the former gateway has written its last in-flight record.
         """
         self._on(client_id, event)
-        ours = taken_over(record, self.owner, self._wall_clock(), clean=clean)
+        left = tuple(filter(self.gateways.is_alive, record.predecessors))
+        ours = taken_over(record, self.owner, self._wall_clock(), clean=clean, predecessors=left)
         self._store.records[client_id] = encode(ours)
-        if record.gone_at is None or not self.gateways.is_predecessor(record.owner):
+        if record.gone_at is None or record.predecessors or not self.gateways.is_predecessor(record.owner):
             self._store.put(SESSION, client_id, self._store.records[client_id])
         self._deadlines.watch(client_id, ours)
         self.keep_deadlines()
@@ -403,9 +460,9 @@ class Sessions:
         self._store.records[client_id] = encode(left)
 
         def forget() -> None:
-            value = self._store.records.get(client_id)
-            if value is not None and self.owner.encode() in value:
-                self._store.put(SESSION, client_id, value)
+            now = self.record(client_id)
+            if now is not None and now.owner == self.owner:
+                self._store.put(SESSION, client_id, self._store.records[client_id])
 
         self._wills.publish(client_id, left.principal, record.will, forget)
         return left

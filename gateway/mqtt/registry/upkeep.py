@@ -76,7 +76,7 @@ class Upkeep:
     async def _take_orphans(self, takes_over: Callable[[str], bool]) -> None:
         """Take over the sessions of owners that are gone: their clients are gone since now."""
         sessions = self._sessions
-        orphans = await find_orphans(self._store, sessions.live, takes_over, self._recovery, sessions.owner)
+        orphans = await find_orphans(self._store, sessions.live, self._gateways, takes_over, self._recovery)
         for client_id, record in orphans:
             sessions.take_over(client_id, record, Event.ORPHANED)
 

@@ -15,33 +15,32 @@ class State(enum.IntEnum):
 
     ABSENT = 0  # there is none
     ELSEWHERE = 1  # another gateway has it, or had it: its records are followed
-    CLAIMING = 2  # a CONNECT waits for the gateway that has it to release it
+    CLAIMING = 2  # a CONNECT waits for the gateways that may have a message of it on its way to Kafka
     OPENING = 3  # a CONNECT is under way; from here to SAVING the session is an object
     CONNECTED = 4
     SAVING = 5  # its connection has ended, its records are on their way to Kafka
     AWAY = 6  # its client is away: two records, and a deadline
-    HANDING_OVER = 7  # another gateway has claimed it; its last QoS 2 messages are on their way to Kafka
 
 
 class Event(enum.IntEnum):
     """What happens to it."""
 
     CONNECT = 0  # a CONNECT has come this far: it continues the session, or makes one
-    CLAIM = 1  # a CONNECT has come, and a living gateway has a connection of the session
+    CLAIM = 1  # a CONNECT has come, and others, or we as its former owner, may have a message of it on the way
     READY = 2  # the CONNECT's records are stored: CONNACK
     FAIL = 3  # the CONNECT has failed, and the session was there before
     DISCONNECT = 4  # the connection has ended, and the session outlives it
     END = 5  # expired, ended with its connection, or discarded by Clean Start
     WILL = 6  # the will is due
     SAVED = 7  # everything is stored
-    RELEASED = 8  # the gateway that had it has released it, or has not done so in time
+    RELEASED = 8  # who was asked has answered or is dead, or the CONNECT is given up
     ORPHANED = 9  # the gateway that had it is dead
-    IDLE = 10  # nothing of what was handed over is on its way to Kafka any more
     # a record of another gateway
-    CLAIMED = 11  # a newer one, whose writer waits for our release
-    MOVED = 12  # a newer one, whose writer waits for nothing
-    OUTDATED = 13  # an older one, or a deletion of what we have in memory
-    DELETED = 14
+    CLAIMED = 10  # a newer one, whose writer waits for our answer
+    MOVED = 11  # a newer one, whose writer does not wait for us
+    OUTDATED = 12  # an older one, or a deletion of what we have in memory
+    DELETED = 13
+    RIVAL = 14  # one with our epoch that lies before ours, unknown when ours was written; its writer may have served
 
 
 class Action(enum.IntEnum):
@@ -51,18 +50,20 @@ class Action(enum.IntEnum):
     CREATE = 1  # make an object; its records are stored before CONNACK
     LOAD = 2  # the same, from the records
     RESUME = 3  # the same, with the object that is still there
-    CLAIM = 4  # write a record with the next epoch, and wait for the release
+    CLAIM = 4  # write a record with the next epoch that names whom we wait for
     TAKE_OVER = 5  # write the record as ours, without a connection; its will may be due
     ATTACH = 6  # the connection gets the session
     SAVE = 7  # write both records
     DISSOLVE = 8  # the object goes, the records stay
     END = 9  # delete the records; publish the will
     PUBLISH_WILL = 10
-    HAND_OVER = 11  # close the connection; wait for Kafka's answers for QoS 2 messages
-    RELEASE = 12  # write the last in-flight record, marked as final
-    FOLLOW = 13  # keep the other gateway's record
-    FORGET = 14  # the records are gone
-    WRITE = 15  # write our record over it
+    HAND_OVER = 11  # close the connection; write the last in-flight record when Kafka has answered for QoS 2 messages
+    RELEASE = 12  # keep the other gateway's record, and answer that nothing is on the way here, as soon as this is so
+    ASK = 13  # wait for that gateway's answer too
+    SET_ASIDE = 14  # the object goes as if it were handed over, the record stays ours; the next CONNECT asks
+    FOLLOW = 15  # keep the other gateway's record
+    FORGET = 16  # the records are gone
+    WRITE = 17  # write our record over it
 
 
 FOREIGN: Final = (Event.CLAIMED, Event.MOVED, Event.OUTDATED, Event.DELETED)
@@ -74,8 +75,8 @@ _S, _E, _A = State, Event, Action
 def _without_object(state: State, *, ours: bool) -> dict[Event, tuple[Action, State]]:
     """What other gateways' records do to a session that is not an object here; `ours`: we have written the last."""
     return {
-        _E.CLAIMED: (_A.RELEASE, _S.ELSEWHERE) if ours else (_A.FOLLOW, state),
-        _E.MOVED: (_A.FOLLOW, _S.ELSEWHERE if ours else state),
+        _E.CLAIMED: (_A.RELEASE, _S.ELSEWHERE),
+        _E.MOVED: (_A.FOLLOW, _S.ELSEWHERE),
         _E.OUTDATED: (_A.WRITE if ours else _A.NOTHING, state),
         _E.DELETED: (_A.FORGET, _S.ABSENT),
     }
@@ -84,8 +85,8 @@ def _without_object(state: State, *, ours: bool) -> dict[Event, tuple[Action, St
 def _object(state: State) -> dict[Event, tuple[Action, State]]:
     """The same for an object: it is handed over to a newer writer; a deletion by others is written over."""
     return {
-        _E.CLAIMED: (_A.HAND_OVER, _S.HANDING_OVER),
-        _E.MOVED: (_A.HAND_OVER, _S.HANDING_OVER),
+        _E.CLAIMED: (_A.HAND_OVER, _S.ELSEWHERE),
+        _E.MOVED: (_A.HAND_OVER, _S.ELSEWHERE),
         _E.OUTDATED: (_A.WRITE, state),
         _E.DELETED: (_A.WRITE, state),
     }
@@ -94,26 +95,25 @@ def _object(state: State) -> dict[Event, tuple[Action, State]]:
 TABLE: Final[dict[State, dict[Event, tuple[Action, State]]]] = {
     _S.ABSENT: {
         _E.CONNECT: (_A.CREATE, _S.OPENING),
-        _E.CLAIMED: (_A.FOLLOW, _S.ELSEWHERE),
+        _E.CLAIMED: (_A.RELEASE, _S.ELSEWHERE),
         _E.MOVED: (_A.FOLLOW, _S.ELSEWHERE),
         _E.DELETED: (_A.NOTHING, _S.ABSENT),
     },
     _S.ELSEWHERE: {
-        _E.CONNECT: (_A.LOAD, _S.OPENING),
         _E.CLAIM: (_A.CLAIM, _S.CLAIMING),
         _E.ORPHANED: (_A.TAKE_OVER, _S.AWAY),
-        _E.END: (_A.END, _S.ABSENT),
         **_without_object(_S.ELSEWHERE, ours=False),
     },
     _S.CLAIMING: {
         _E.RELEASED: (_A.TAKE_OVER, _S.AWAY),
-        _E.IDLE: (_A.RELEASE, _S.CLAIMING),  # it was being handed over, and its client is back already
+        _E.RIVAL: (_A.ASK, _S.CLAIMING),
         **_without_object(_S.CLAIMING, ours=True),
     },
     _S.OPENING: {
         _E.READY: (_A.ATTACH, _S.CONNECTED),
         _E.FAIL: (_A.SAVE, _S.SAVING),
         _E.END: (_A.END, _S.ABSENT),  # the CONNECT has failed, and the session was new
+        _E.RIVAL: (_A.SET_ASIDE, _S.AWAY),
         **_object(_S.OPENING),
     },
     _S.CONNECTED: {
@@ -126,21 +126,15 @@ TABLE: Final[dict[State, dict[Event, tuple[Action, State]]]] = {
         _E.SAVED: (_A.DISSOLVE, _S.AWAY),
         _E.END: (_A.END, _S.ABSENT),
         _E.WILL: (_A.PUBLISH_WILL, _S.SAVING),
+        _E.RIVAL: (_A.SET_ASIDE, _S.AWAY),
         **_object(_S.SAVING),
     },
     _S.AWAY: {
         _E.CONNECT: (_A.LOAD, _S.OPENING),
+        _E.CLAIM: (_A.CLAIM, _S.CLAIMING),  # not everybody has answered yet
         _E.END: (_A.END, _S.ABSENT),
         _E.WILL: (_A.PUBLISH_WILL, _S.AWAY),
         **_without_object(_S.AWAY, ours=True),
-    },
-    _S.HANDING_OVER: {
-        _E.CONNECT: (_A.LOAD, _S.OPENING),  # it has lost its connection there too
-        _E.CLAIM: (_A.CLAIM, _S.CLAIMING),
-        _E.ORPHANED: (_A.TAKE_OVER, _S.AWAY),
-        _E.END: (_A.END, _S.ABSENT),
-        _E.IDLE: (_A.RELEASE, _S.ELSEWHERE),
-        **_without_object(_S.HANDING_OVER, ours=False),
     },
 }
 """State -> event -> action and next state. What is not in it cannot happen.

@@ -11,6 +11,7 @@ from gateway.mqtt.state.records import (
     NEVER,
     PUBACK,
     PUBCOMP,
+    RELEASE,
     SESSION,
     InflightRecord,
     PendingWill,
@@ -105,4 +106,5 @@ _CHECKS: Final[dict[str, Callable[[bytes], bool]]] = {
     SESSION: _is_session,
     INFLIGHT: _is_inflight,
     GATEWAY: lambda value: decode_gateway(value) is not None,
+    RELEASE: lambda value: False,  # it is a deletion, or none of ours
 }

@@ -2,7 +2,8 @@
 
 `session/<client id>` changes when the session does (CONNECT, SUBSCRIBE, the end of a connection). `flight/<client id>`
 changes with its messages. Both lie in the client id's partition, so they are read in the order in which they were
-written; of two gateways that write one session the higher epoch is right.
+written; of two gateways that write one session the higher epoch is right. A deletion of `release/<client id>` is how a
+gateway that has nothing of a session answers who claims it: it is read in its place, and compaction takes it away.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from protocols.mqtt.packets import Subscription, Version, Will
 SESSION: Final = "session/"
 INFLIGHT: Final = "flight/"
 GATEWAY: Final = "gateway/"
+RELEASE: Final = "release/"
 NEVER: Final = 0xFFFFFFFF  # Session Expiry Interval: the session does not expire (section 3.1.2.11.2)
 
 PUBACK, PUBREC, PUBCOMP = 1, 2, 3  # what is awaited: the stages of a delivery
@@ -40,7 +42,9 @@ class PendingWill(msgspec.Struct, frozen=True, omit_defaults=True):
     due: int | None = None  # epoch milliseconds at which it is published; None while its connection lives
 
 
-class SessionRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename={"session_id": "nonce"}):
+class SessionRecord(
+    msgspec.Struct, frozen=True, omit_defaults=True, rename={"session_id": "nonce", "predecessors": "from"}
+):
     """The slow half of a session."""
 
     session_id: str  # a later session of the client id has another; `nonce` in JSON
@@ -52,6 +56,8 @@ class SessionRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename={"se
     subscriptions: tuple[SessionSubscription, ...] = ()  # as subscribed
     will: PendingWill | None = None  # what is to be published for it
     unclean: bool = False  # its last gateway died, so its in-flight record may be old
+    # who beside `owner` may have a QoS 2 message of it on the way to Kafka; `from` in JSON
+    predecessors: tuple[str, ...] = ()
 
 
 class InflightMessage(msgspec.Struct, array_like=True):
@@ -107,6 +113,13 @@ class InflightRecord(
     topic_ids: Mapping[str, str] = {}
 
 
+class InflightHead(msgspec.Struct, frozen=True):
+    """What of an in-flight record says which of two is right; see there."""
+
+    epoch: int
+    final: bool = False
+
+
 class GatewayRecord(msgspec.Struct, frozen=True):
     """A heartbeat of one gateway process."""
 
@@ -114,11 +127,12 @@ class GatewayRecord(msgspec.Struct, frozen=True):
     at: int
 
 
-Kind = TypeVar("Kind", SessionRecord, InflightRecord, GatewayRecord)
+Kind = TypeVar("Kind", SessionRecord, InflightRecord, InflightHead, GatewayRecord)
 
 encode = msgspec.json.encode
 _SESSION: Final = msgspec.json.Decoder(SessionRecord)
 _INFLIGHT: Final = msgspec.json.Decoder(InflightRecord)
+_INFLIGHT_HEAD: Final = msgspec.json.Decoder(InflightHead)
 _GATEWAY: Final = msgspec.json.Decoder(GatewayRecord)
 
 
@@ -130,6 +144,11 @@ def decode_session(value: bytes | None) -> SessionRecord | None:
 def decode_inflight(value: bytes | None) -> InflightRecord | None:
     """Read an in-flight record; None when there is none or it is not ours."""
     return _decode(_INFLIGHT, value)
+
+
+def decode_inflight_head(value: bytes | None) -> InflightHead | None:
+    """The same, without what need not be known of every record that is followed."""
+    return _decode(_INFLIGHT_HEAD, value)
 
 
 def decode_gateway(value: bytes | None) -> GatewayRecord | None:

@@ -11,7 +11,16 @@ import structlog
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.state import StateTopic, Written
 from gateway.mqtt.state.checks import kind_and_name
-from gateway.mqtt.state.records import GATEWAY, INFLIGHT, SESSION, GatewayRecord, InflightRecord, SessionRecord, encode
+from gateway.mqtt.state.records import (
+    GATEWAY,
+    INFLIGHT,
+    RELEASE,
+    SESSION,
+    GatewayRecord,
+    InflightRecord,
+    SessionRecord,
+    encode,
+)
 from mapping.outcomes import Outcome
 from mapping.record import GW_OWNER, Received
 
@@ -30,6 +39,7 @@ class SessionStore:
         self.stopped = False  # nothing is tried again
         self.invalid = 0  # records that were ignored
         self._mark = ((GW_OWNER, owner.encode()),)
+        self._tables: dict[str, dict[str, bytes]] = {SESSION: self.records, INFLIGHT: self.inflight, RELEASE: {}}
         self._table: StateTopic  # since `bind`
 
     def bind(self, table: StateTopic) -> None:
@@ -54,6 +64,11 @@ class SessionStore:
         """Whether this process wrote a record."""
         return bool(record.headers) and record.headers[0] == self._mark[0]
 
+    def writer_of(self, record: Received) -> str:
+        """Which gateway process wrote a record; "" where it does not say."""
+        name, value = record.headers[0] if record.headers else ("", None)
+        return (value or b"").decode("utf-8", "replace") if name == GW_OWNER else ""
+
     def put(self, kind: str, client_id: str, value: bytes | None, owner: Owner | None = None) -> None:
         """Write a record; without an owner it is written until Kafka takes it."""
         place = client_id.encode()
@@ -76,7 +91,7 @@ class SessionStore:
         """Write records as they are by now."""
         for kind, client_id in tokens:
             if not self.stopped:
-                self.put(kind, client_id, (self.records if kind == SESSION else self.inflight).get(client_id))
+                self.put(kind, client_id, self._tables[kind].get(client_id))
 
     def put_all(self, partition: int) -> None:
         """Write down everything that is known of a partition."""
@@ -88,6 +103,10 @@ class SessionStore:
     def put_heartbeat(self, name: str, beat: GatewayRecord | None) -> None:
         """Write our heartbeat, or None when this gateway stops; nobody waits for it."""
         self._table.write((GATEWAY + name).encode(), encode(beat) if beat else None, self._mark, owner=None)
+
+    def release(self, client_id: str) -> None:
+        """Tell who claims a session that nothing of it is on the way here."""
+        self.put(RELEASE, client_id, None)
 
     def write_inflight(self, client_id: str, record: InflightRecord, owner: Owner | None = None) -> None:
         """Write a session's in-flight record; its `owner` is told when it is stored."""

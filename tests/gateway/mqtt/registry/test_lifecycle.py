@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from flowcontrol.budget import ConnectionBudget
 from gateway.identity import GatewayIdentity
@@ -30,7 +32,9 @@ from gateway.mqtt.session.qos2 import Qos2Parts
 from gateway.mqtt.session.session import Session, SessionParts
 from gateway.mqtt.session.shared import ShareParts
 from gateway.mqtt.state.records import (
+    GATEWAY,
     INFLIGHT,
+    RELEASE,
     SESSION,
     GatewayRecord,
     InflightRecord,
@@ -42,9 +46,10 @@ from gateway.mqtt.state.records import (
 )
 from gateway.mqtt.state.store import SessionStore
 from mapping.outcomes import Outcome
-from mapping.record import Received, Record
+from mapping.record import GW_OWNER, Received, Record
 from protocols.mqtt.packets import Version, Will
 from protocols.mqtt.properties import Properties
+from tests.support.gateway import wait_until
 
 ID = "client"
 OTHER = "other/1"
@@ -217,8 +222,13 @@ class World:
             elif not task.cancelled():
                 assert isinstance(task.exception(), Refused), task.exception()
 
-    def received(self, kind: str, value: bytes | None, headers: Any = ()) -> Received:
-        return Received("__trivium_sessions", (kind + ID).encode(), value, headers, self.now_ms, 0, 0)
+    def answers(self) -> list[str]:
+        """What who claims the session has been told."""
+        records = [(kind, decode_inflight(value)) for kind, value in self.written if kind in {INFLIGHT, RELEASE}]
+        return ["nothing" if record is None else "final" for _, record in records if record is None or record.final]
+
+    def received(self, kind: str, value: bytes | None, headers: Any = (), name: str = ID) -> Received:
+        return Received("__trivium_sessions", (kind + name).encode(), value, headers, self.now_ms, 0, 0)
 
     async def connect(self, *, clean: bool = False, expiry: int = 60, will: PendingWill | None = WILL) -> None:
         self.task = asyncio.ensure_future(
@@ -226,8 +236,9 @@ class World:
         )
         await self.settle_down()
 
-    async def foreign(self, kind: str, record: SessionRecord | InflightRecord | None) -> None:
-        self.sessions.apply(self.received(kind, encode(record) if record is not None else None))
+    async def foreign(self, kind: str, record: msgspec.Struct | None, writer: str = OTHER, name: str = ID) -> None:
+        value = encode(record) if record is not None else None
+        self.sessions.apply(self.received(kind, value, ((GW_OWNER, writer.encode()),), name))
         await self.settle_down()
         self.attach()
 
@@ -269,25 +280,31 @@ class World:
                 await self.kafka_answers()
                 self.upkeep._save_positions()
             case Event.RELEASED:
+                await self.kafka_answers()
                 await self.foreign(INFLIGHT, InflightRecord("nonce", record.epoch, final=True))
                 self.stop_connect()
             case Event.ORPHANED:
                 self.now_ms += int(SILENT_S * 1000) + 1000
                 self.gateways.mark_dead()
                 await self.upkeep._take_orphans(self.gateways.takes_over)
-            case Event.IDLE:
-                owner, token = self.tokens.pop()
-                owner.settle([token], [0], Result(Outcome.STORED, 0))
             case Event.CLAIMED | Event.MOVED:
-                gone_at = None if event is Event.CLAIMED else self.now_ms
-                await self.foreign(
-                    SESSION,
-                    SessionRecord("nonce", "somebody", record.epoch + 1, OTHER, 60, gone_at, will=record.will),
-                )
+                asked = (self.sessions.owner,) if event is Event.CLAIMED else ()
+                await self.claimed_by(OTHER, record.epoch + 1, *asked, gone=event is Event.MOVED)
+            case Event.RIVAL:
+                await self.claimed_by(OTHER, record.epoch)
             case Event.OUTDATED:
                 await self.foreign(SESSION, SessionRecord("nonce", "somebody", 0, OTHER, 60))
             case Event.DELETED:
                 await self.foreign(SESSION, None)
+
+    async def claimed_by(self, gateway: str, epoch: int, *asked: str, gone: bool = False) -> None:
+        record = SessionRecord("nonce", "somebody", epoch, gateway, 60, self.now_ms if gone else None)
+        record = replace(record, will=self.record.will, predecessors=asked)
+        await self.foreign(SESSION, record, gateway)
+
+    def store_qos_2(self) -> None:
+        owner, token = self.tokens.pop()
+        owner.settle([token], [0], Result(Outcome.STORED, 0))
 
     def stop_connect(self) -> None:
         """The client has not waited for its CONNACK."""
@@ -301,7 +318,6 @@ class World:
         self.store.stopped = True
 
 
-BACK_ELSEWHERE = (Event.MOVED,)  # and its connection there has ended
 AT_HOME = (Event.CONNECT, Event.READY)
 PATHS: dict[State, tuple[Event, ...]] = {
     State.ABSENT: (),
@@ -311,7 +327,6 @@ PATHS: dict[State, tuple[Event, ...]] = {
     State.CONNECTED: AT_HOME,
     State.SAVING: (*AT_HOME, Event.DISCONNECT),
     State.AWAY: (*AT_HOME, Event.DISCONNECT, Event.SAVED),
-    State.HANDING_OVER: (*AT_HOME, Event.CLAIMED),
 }
 CELLS = [(state, event) for state, row in TABLE.items() for event in row]
 
@@ -319,23 +334,21 @@ CELLS = [(state, event) for state, row in TABLE.items() for event in row]
 async def walk(world: World, state: State, event: Event) -> None:
     """Bring the client id into a state, in a way in which the event can follow."""
     path = PATHS[state]
-    if event is Event.CONNECT and state is State.ELSEWHERE:
-        path = BACK_ELSEWHERE
-    elif event is Event.CONNECT and state is State.HANDING_OVER:
-        path = (*AT_HOME, Event.MOVED)
-    elif event is Event.FAIL:
+    if event is Event.FAIL:
         path = (*PATHS[State.AWAY], Event.CONNECT)
-    elif (state, event) == (State.CLAIMING, Event.IDLE):
-        path = (*PATHS[State.HANDING_OVER], Event.CLAIM)
+    elif (state, event) == (State.AWAY, Event.CLAIM):
+        path = PATHS[State.CLAIMING]
     elif state is State.OPENING and event in {Event.OUTDATED, Event.DELETED}:
         path = (*PATHS[State.AWAY], Event.CONNECT)
     for before in path:
-        if before in {Event.CLAIMED, Event.MOVED} and world.state is State.CONNECTED:
-            world.send_qos_2()
         await world.happen(before)
+    if state is State.AWAY and event is Event.CLAIM:
+        world.stop_connect()  # nobody has answered
     await world.kafka_answers() if state not in {State.OPENING, State.CLAIMING} else await world.settle_down()
     if state is State.OPENING and event in {Event.OUTDATED, Event.DELETED}:
         world.sessions._unread.clear()  # ours is before it in the log
+    elif state is State.SAVING and event is Event.RIVAL:
+        world.sessions._unread[ID] = world.record.epoch  # ours is behind it in the log
 
 
 def test_every_state_can_be_reached_and_what_others_write_has_an_answer() -> None:
@@ -367,16 +380,16 @@ async def test_every_cell(state: State, event: Event, tmp_path: Path) -> None:
     mine = [record for record in sessions if record is not None and record.owner == world.sessions.owner]
     assert world.published - published == (action is Action.PUBLISH_WILL or (action is Action.END and had_will))
     assert world.closed - closed == (action is Action.HAND_OVER and state is State.CONNECTED)
-    assert (
-        any(one is not None and one.final for one in inflight)
-        == (action is Action.RELEASE and (event is Event.IDLE or state is State.AWAY))
-        or action is Action.HAND_OVER
-    )
-    if action in {Action.CLAIM, Action.WRITE, Action.SAVE, Action.TAKE_OVER}:
+    handed_over = action in {Action.HAND_OVER, Action.SET_ASIDE}
+    assert any(one is not None and one.final for one in inflight) == handed_over
+    assert ((RELEASE, None) in world.written) == (action is Action.RELEASE)
+    if action in {Action.CLAIM, Action.WRITE, Action.SAVE, Action.TAKE_OVER, Action.SET_ASIDE}:
         assert mine
     if action is Action.CLAIM:
-        assert [record.epoch for record in mine] == [epoch + 1]
-    if action in {Action.FOLLOW, Action.RELEASE, Action.HAND_OVER} and event is not Event.IDLE:
+        assert [(record.epoch, record.predecessors) for record in mine] == [(epoch + 1, (OTHER,))]
+    if action is Action.SET_ASIDE:
+        assert world.record.predecessors == (OTHER,)
+    if action in {Action.FOLLOW, Action.RELEASE, Action.HAND_OVER}:
         assert world.record.owner == OTHER
     if action is Action.FORGET:
         assert ID not in world.store.records
@@ -389,9 +402,170 @@ async def test_every_cell(state: State, event: Event, tmp_path: Path) -> None:
     await world.close()
 
 
+# The protocol of docs/spec/SessionTakeover.tla, action by action, in moments that only luck would bring elsewhere.
+
+
+async def connected(world: World) -> None:
+    await world.happen(Event.CONNECT)
+    await world.happen(Event.READY)
+
+
+async def test_connect_names_everybody_who_may_have_a_message_on_the_way(tmp_path: Path) -> None:
+    """Connect: the owner, and whom the owner has asked itself without an answer."""
+    world = World(tmp_path)
+    await world.claimed_by(OTHER, 5, "third/1")
+    await world.happen(Event.CLAIM)
+    assert (world.record.epoch, world.record.predecessors) == (6, (OTHER, "third/1"))
+    await world.close()
+
+
+@pytest.mark.parametrize("kind", [INFLIGHT, RELEASE])
+async def test_have_waits_for_an_answer_that_is_later_than_the_claim(kind: str, tmp_path: Path) -> None:
+    """Have: what a gateway wrote before it read the claim says nothing of what it has now."""
+    world = World(tmp_path)
+    answer = InflightRecord("nonce", 5, final=True) if kind == INFLIGHT else None
+    await world.claimed_by(OTHER, 5)
+    await world.happen(Event.CLAIM)
+    await world.foreign(kind, answer)
+    await world.kafka_answers()
+    assert world.sessions.state(ID) is State.CLAIMING, "that was before our claim"
+    await world.foreign(kind, answer, "third/1")
+    assert world.sessions.state(ID) is State.CLAIMING, "that was not asked"
+    await world.foreign(kind, answer)
+    await world.kafka_answers()
+    assert world.sessions.state(ID) is State.CONNECTED
+    assert world.record.predecessors == ()
+    await world.close()
+
+
+async def test_have_does_not_wait_for_the_dead(tmp_path: Path) -> None:
+    """Have: the process that was asked is gone when another of its gateway sends heartbeats."""
+    world = World(tmp_path)
+    await world.claimed_by(OTHER, 5)
+    await world.happen(Event.CLAIM)
+    await world.kafka_answers()
+    assert world.sessions.state(ID) is State.CLAIMING
+    await world.foreign(GATEWAY, GatewayRecord("2", world.now_ms), name="other")
+    await world.kafka_answers()
+    assert world.sessions.state(ID) is State.CONNECTED
+    await world.close()
+
+
+async def test_have_waits_for_what_we_hand_over_ourselves(tmp_path: Path) -> None:
+    """Have: the client is back before Kafka has answered for its message here; sent again, it is not stored again."""
+    world = World(tmp_path)
+    await connected(world)
+    world.send_qos_2()
+    await world.happen(Event.CLAIMED)
+    await world.connect()
+    await world.kafka_answers()
+    await world.foreign(RELEASE, None)
+    await world.kafka_answers()
+    assert world.sessions.state(ID) is State.CLAIMING
+    world.store_qos_2()
+    await world.kafka_answers()
+    assert world.sessions.state(ID) is State.CONNECTED
+    world.send_qos_2()
+    assert world.tokens == [], "PUBREC, and nothing to Kafka"
+    await world.close()
+
+
+async def test_a_claim_without_an_answer_is_refused_and_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leave: 0x88 while a living gateway does not answer; who was asked is asked again."""
+    monkeypatch.setattr("gateway.mqtt.registry.opening.RELEASE_S", 0.01)
+    world = World(tmp_path)
+    await world.claimed_by(OTHER, 5)
+    await world.connect()
+    assert world.task is not None
+    with pytest.raises(Refused, match="on its way"):
+        await world.task
+    assert (world.sessions.state(ID), world.record.predecessors) == (State.AWAY, (OTHER,))
+    world.task = None
+    await world.happen(Event.CLAIM)
+    assert (world.record.epoch, world.record.predecessors) == (7, (OTHER,))
+    world.stop_connect()
+    await world.settle_down()
+    await world.connect(clean=True)
+    await wait_until(lambda: world.writes and world.sessions.state(ID) is State.OPENING)
+    await world.kafka_answers()
+    assert world.sessions.state(ID) is State.CONNECTED, "nothing of a session that ends matters"
+    await world.close()
+
+
+async def test_answer_says_nothing_while_a_message_is_on_the_way(tmp_path: Path) -> None:
+    """Answer: once, with the state of the session, when Kafka has answered; also when others claim it meanwhile."""
+    world = World(tmp_path)
+    await connected(world)
+    world.send_qos_2()
+    await world.happen(Event.CLAIMED)
+    await world.claimed_by("third/1", world.record.epoch + 1, OTHER, world.sessions.owner)
+    await world.connect()  # a claim of our own, which is lost
+    await world.claimed_by("third/1", world.record.epoch + 1, world.sessions.owner)
+    world.written.clear()
+    assert world.answers() == []
+    world.store_qos_2()
+    assert world.answers() == ["final"]
+    await world.close()
+
+
+async def test_answer_without_anything_does_not_write_over_what_others_know(tmp_path: Path) -> None:
+    """Answer: an in-flight record of before would hide the message that its owner has stored since."""
+    world = World(tmp_path)
+    await world.claimed_by(OTHER, 5)
+    await world.foreign(INFLIGHT, InflightRecord("nonce", 5, low_water_mark=1, open={1: 0}))
+    await world.claimed_by("third/1", 6, OTHER, world.sessions.owner)
+    assert world.answers() == ["nothing"]
+    await world.close()
+
+
+async def test_read_keeps_the_in_flight_record_of_the_higher_epoch(tmp_path: Path) -> None:
+    """Read: a gateway that was frozen writes its last one late; it is written over."""
+    world = World(tmp_path)
+    await connected(world)
+    await world.happen(Event.DISCONNECT)
+    await world.happen(Event.SAVED)
+    mine = world.store.inflight[ID]
+    world.written.clear()
+    await world.foreign(INFLIGHT, InflightRecord("nonce", 0, final=True))
+    assert world.store.inflight[ID] == mine
+    assert world.written == [(INFLIGHT, mine)]
+    await world.close()
+
+
+async def test_read_asks_a_rival_too(tmp_path: Path) -> None:
+    """Read: two claims with one epoch; the earlier may have been answered, and served, before the later was read."""
+    world = World(tmp_path)
+    await world.claimed_by(OTHER, 5)
+    await world.happen(Event.CLAIM)
+    world.gateways.apply("third", GatewayRecord("1", world.now_ms))
+    await world.claimed_by("third/1", 6, OTHER)
+    await world.kafka_answers()
+    await world.foreign(RELEASE, None)
+    assert world.sessions.state(ID) is State.CLAIMING
+    await world.foreign(RELEASE, None, "third/1")
+    await world.kafka_answers()
+    assert world.sessions.state(ID) is State.CONNECTED
+    await world.close()
+
+
+async def test_take_over_asks_the_living(tmp_path: Path) -> None:
+    """TakeOver: the dead owner had claimed the session from a gateway that lives, and may have a message on the way."""
+    world = World(tmp_path)
+    world.gateways.apply("third", GatewayRecord("1", world.now_ms))
+    await world.claimed_by(OTHER, 5, "third/1")
+    world.now_ms += int(SILENT_S * 1000) + 1000
+    world.gateways.apply("third", GatewayRecord("1", world.now_ms))
+    world.gateways.mark_dead()
+    await world.upkeep._take_orphans(lambda owner: owner == OTHER)
+    assert (world.sessions.state(ID), world.record.predecessors) == (State.AWAY, ("third/1",))
+    await world.close()
+
+
 def possible(world: World) -> list[str]:
     """What can happen now, as the world is: not what the table allows."""
-    found = ["claimed", "moved", "outdated", "deleted", "final", "dead", "alive", "11s", "61s"]
+    found = ["claimed", "moved", "outdated", "deleted", "rival", "final", "let", "dead", "alive", "11s", "61s"]
     found += ["give-up"] if world.task is not None else ["connect", "clean", "short"]
     found += ["kafka", "kafka-fails"] if world.writes else []
     found += ["leave", "qos2"] if world.state is State.CONNECTED and not world.tokens else []
@@ -415,8 +589,10 @@ async def outside(world: World, name: str) -> None:
         case "qos2":
             world.send_qos_2()
         case "qos2-stored":
-            await world.happen(Event.IDLE)
-        case "claimed" | "moved" | "outdated" | "deleted":
+            world.store_qos_2()
+        case "let":
+            await world.foreign(RELEASE, None)
+        case "claimed" | "moved" | "outdated" | "deleted" | "rival":
             await world.happen(Event[name.upper()])
         case "final":
             await world.foreign(INFLIGHT, InflightRecord("nonce", world.record.epoch, final=True))

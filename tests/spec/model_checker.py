@@ -1,0 +1,133 @@
+"""TLC on the models in docs/spec: `python -m tests.spec.model_checker` checks both, and that it finds their mutations.
+
+Its jar is pinned in tests/interop/jars.lock. It works in a directory of its own, with one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from gateway.embedded.java import find_java
+from tests.interop.toolchains import classpath
+
+SPECS = Path(__file__).parents[2] / "docs" / "spec"
+NAMES = ("FlowControl", "SessionTakeover")
+LONGEST_S = 1800
+_STATES = re.compile(r"^(\d+) states generated, (\d+) distinct states found, (\d+) states left on queue", re.MULTILINE)
+_VIOLATED = re.compile(r"Error: (?:Invariant (\w+) is violated|(Temporal properties were violated))")
+
+
+class Mutation(msgspec.Struct, frozen=True):
+    """A specification with a mistake.
+
+    Attributes:
+        spec: its name.
+        mistake: in words.
+        breaks: the property that does not hold any more.
+        before: a piece of the specification that stands there once.
+        after: what the mistake makes of it.
+        bounds: constants that differ from the small bounds.
+        code: the same mistake in the code.
+        tests: which tests found it there.
+    """
+
+    spec: str
+    mistake: str
+    breaks: str
+    before: str
+    after: str
+    code: str
+    tests: tuple[str, ...]
+    bounds: dict[str, int] = {}
+
+    def apply(self, text: str) -> str:
+        """The specification with it; ValueError when it does not fit any more."""
+        if text.count(self.before) != 1:
+            raise ValueError(f"{self.spec}: {self.mistake}: what it replaces is there {text.count(self.before)} times")
+        return text.replace(self.before, self.after)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What TLC has found: the distinct states, whether these are all, and what does not hold."""
+
+    states: int
+    complete: bool
+    violated: str
+    output: str
+
+
+def mutations() -> list[Mutation]:
+    """All of them."""
+    found = tomllib.loads((SPECS / "mutations.toml").read_text())["mutation"]
+    return msgspec.convert(found, list[Mutation])
+
+
+def check(spec: str, *, small: bool, mutation: Mutation | None = None) -> Found:
+    """Let TLC look at all states of a specification, or at those before the mistake shows.
+
+    Args:
+        spec: its name.
+        small: the small bounds.
+        mutation: the mistake, of which only the property that it breaks is looked at.
+    """
+    text = (SPECS / f"{spec}.tla").read_text()
+    config = (SPECS / (f"{spec}.small.cfg" if small else f"{spec}.cfg")).read_text()
+    if mutation is not None:
+        text = mutation.apply(text)
+        kind = "INVARIANT" if re.search(rf"^INVARIANTS .*\b{mutation.breaks}\b", config, re.MULTILINE) else "PROPERTY"
+        config = re.sub(r"^(INVARIANTS|PROPERTIES) .*\n", "", config, flags=re.MULTILINE)
+        config += f"{kind} {mutation.breaks}\n"
+        for name, value in mutation.bounds.items():
+            config = re.sub(rf"^(    {name} = ).*", rf"\g<1>{value}", config, flags=re.MULTILINE)
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        (place / f"{spec}.tla").write_text(text)
+        (place / "bounds.cfg").write_text(config)
+        command = [
+            str(find_java().path), "-XX:+UseSerialGC", "-Xmx2g", "-cp", classpath("tla"), "tlc2.TLC",
+            "-workers", "1", "-config", "bounds.cfg", f"{spec}.tla",
+        ]  # fmt: skip
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=LONGEST_S)
+    states, violated = _STATES.findall(done.stdout), _VIOLATED.search(done.stdout)
+    if done.returncode and violated is None:
+        raise RuntimeError(f"TLC: {done.stdout[-3000:]}{done.stderr[-1000:]}")
+    return Found(
+        states=int(states[-1][1]) if states else 0,
+        complete=bool(states) and states[-1][2] == "0" and violated is None,
+        violated=(violated[1] or (mutation.breaks if mutation else "a temporal property")) if violated else "",
+        output=done.stdout,
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check both, then every mutation; 1 when something is not as it should be. `small`: with the small bounds."""
+    os.nice(5)
+    wrong = 0
+    for spec in NAMES:
+        began = time.monotonic()
+        found = check(spec, small="small" in arguments)
+        wrong += not found.complete
+        said = found.violated + found.output if found.violated else "every property holds"
+        print(f"{spec}: {found.states:,} states, {time.monotonic() - began:.0f} s: {said}", flush=True)
+    for mutation in mutations():
+        began = time.monotonic()
+        found = check(mutation.spec, small=True, mutation=mutation)
+        wrong += found.violated != mutation.breaks
+        said = f"{found.violated} is violated" if found.violated else "NOT FOUND"
+        took = time.monotonic() - began
+        print(f"{mutation.spec}, {mutation.mistake}: {said} ({found.states:,} states, {took:.0f} s)", flush=True)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
