@@ -93,6 +93,7 @@ class World:
         self.wills: list[Callable[[], None]] = []
         self.published = 0
         self.closed = 0
+        self.behind: tuple[str, int] | None = None  # a record in the table that was not read yet
         self.task: asyncio.Task[tuple[Session, bool]] | None = None
         identity = GatewayIdentity(directory)
         identity.close()
@@ -131,7 +132,8 @@ class World:
         self.written.append((kind, value))
 
     async def follow(self, client_id: str) -> None:
-        """Nothing is on its way here."""
+        if self.behind is not None:
+            await self.claimed_by(*self.behind)
 
     def topic_ids(self, filters: Any) -> dict[str, str]:
         return {}
@@ -438,6 +440,20 @@ async def test_have_waits_for_an_answer_that_is_later_than_the_claim(kind: str, 
     await world.close()
 
 
+async def test_connect_reads_the_table_first(tmp_path: Path) -> None:
+    """Connect: another gateway has had the session since; what we have of it is old."""
+    world = World(tmp_path)
+    await connected(world)
+    await world.happen(Event.DISCONNECT)
+    await world.happen(Event.SAVED)
+    world.behind = (OTHER, world.record.epoch + 1)
+    await world.connect()
+    await world.settle_down()
+    assert world.sessions.state(ID) is State.CLAIMING
+    assert world.record.predecessors == (OTHER,)
+    await world.close()
+
+
 async def test_have_does_not_wait_for_the_dead(tmp_path: Path) -> None:
     """Have: the process that was asked is gone when another of its gateway sends heartbeats."""
     world = World(tmp_path)
@@ -499,11 +515,11 @@ async def test_answer_says_nothing_while_a_message_is_on_the_way(tmp_path: Path)
     world = World(tmp_path)
     await connected(world)
     world.send_qos_2()
+    world.written.clear()
     await world.happen(Event.CLAIMED)
     await world.claimed_by("third/1", world.record.epoch + 1, OTHER, world.sessions.owner)
     await world.connect()  # a claim of our own, which is lost
     await world.claimed_by("third/1", world.record.epoch + 1, world.sessions.owner)
-    world.written.clear()
     assert world.answers() == []
     world.store_qos_2()
     assert world.answers() == ["final"]
