@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -263,26 +263,34 @@ class StateTopics:
         self._lookup.listen(self._compare_ids)
         self._task = self._spawn(keep_on(self._run, "state"))
 
-    async def follow(self, name: str, place: bytes) -> None:
-        """Wait until everything that is stored now for a place of a table is applied, whoever wrote it.
+    async def follow(self, name: str, place: bytes | None = None) -> None:
+        """Wait until everything that is stored now in a table, or for a place of it, is applied, whoever wrote it.
 
         Args:
             name: of the table, which is loaded.
-            place: as in `StateTopic.write`.
+            place: as in `StateTopic.write`; None: all of them.
 
         Raises:
             Refused: Kafka does not answer, or the topic is not there at this moment.
         """
         table = self._tables[name]
         while True:
-            partition, restarts = TopicPartition(name, partition_of(place, table.partitions)), table.restarts
-            end = (await self._lookup.ends([partition]))[partition]
-            while self._consumer is None or await self._consumer.position(partition) < end:
+            numbers = range(table.partitions) if place is None else (partition_of(place, table.partitions),)
+            restarts = table.restarts
+            ends = await self._lookup.ends([TopicPartition(name, number) for number in numbers])
+            while self._consumer is None or await self._is_behind(self._consumer, ends):
                 if table.restarts != restarts:
                     break  # that was the end of another topic
                 await self._read_on.wait()
             else:
                 return
+
+    async def _is_behind(self, consumer: AIOKafkaConsumer, ends: Mapping[TopicPartition, int]) -> bool:
+        """Whether not everything below some offsets was applied."""
+        for partition, end in ends.items():
+            if await consumer.position(partition) < end:
+                return True
+        return False
 
     async def stop(self) -> None:
         """Stop reading."""

@@ -14,6 +14,7 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT_S: Final = 5.0  # between two heartbeats
 SILENT_S: Final = 15.0  # three are missing
+FROZEN_S: Final = SILENT_S - 2 * HEARTBEAT_S  # who has not run for longer may have been called dead
 
 
 class Gateways:
@@ -39,7 +40,7 @@ class Gateways:
         self._clock = clock
         self._wall_clock = wall_clock
         self._last_beats: dict[str, tuple[str, float]] = {}  # gateway id -> incarnation, when
-        self._began = clock()
+        self._began = self._ran = clock()
         self._loaded = False
 
     def heartbeat(self) -> GatewayRecord:
@@ -50,6 +51,14 @@ class Gateways:
         """From now on heartbeats are new when they come; and who is alive will send one within `SILENT_S`."""
         self._loaded = True
         self._began = self._clock()
+
+    def was_frozen(self) -> bool:
+        """Whether this process has not run since the last call, for so long that others may have called it dead.
+
+        Nor can it tell then who of the others is alive, before it has read what they have written meanwhile.
+        """
+        before, self._ran = self._ran, self._clock()
+        return self._ran - before > FROZEN_S
 
     def apply(self, name: str, beat: GatewayRecord | None) -> None:
         """A heartbeat of another gateway; None: it has stopped."""

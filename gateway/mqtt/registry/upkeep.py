@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
 
+from gateway.kafka.contracts import Refused
 from gateway.mqtt.registry.crash_recovery import CrashRecovery
 from gateway.mqtt.registry.heartbeats import HEARTBEAT_S
 from gateway.mqtt.registry.session_registry import Sessions
@@ -26,13 +27,20 @@ CLOSING_S: Final = 3.0
 class Upkeep:
     """The background work for the sessions of a process."""
 
-    def __init__(self, sessions: Sessions, recovery: CrashRecovery, ready: asyncio.Event) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        recovery: CrashRecovery,
+        ready: asyncio.Event,
+        read_to_end: Callable[[], Awaitable[None]],
+    ) -> None:
         """Nothing runs before `run`.
 
         Args:
             sessions: of this process.
             recovery: finds in the log what a dead gateway stored for QoS 2.
             ready: set when the sessions of this gateway's former process are taken over.
+            read_to_end: waits until all that gateways have stored of sessions is known.
         """
         self._sessions = sessions
         self._gateways = sessions.gateways
@@ -40,18 +48,21 @@ class Upkeep:
         self._touched = sessions.parts.deliveries.touched
         self._recovery = recovery
         self._ready = ready
+        self._read_to_end = read_to_end
         self._round_of: list[Session] = []
 
     async def run(self, loaded: asyncio.Event) -> None:
         """Work until the gateway stops, from when the records of all sessions are `loaded`."""
         await loaded.wait()
         self._gateways.loaded()
+        self._gateways.was_frozen()  # it counts from now
         # Each is tried again by itself: without heartbeats other gateways would take our sessions away.
         await together(*(keep_on(part, "sessions") for part in (self._send_heartbeats, self._tick, self._take_over)))
 
     async def _tick(self) -> None:
         await self._ready.wait()
         while True:
+            await self._catch_up()
             self._round()
             self._save_positions()
             self._sessions.keep_deadlines()
@@ -69,9 +80,25 @@ class Upkeep:
             await self._take_orphans(self._gateways.is_predecessor)
             self._ready.set()
         while True:
+            await self._catch_up()
             if self._gateways.mark_dead():
                 await self._take_orphans(self._gateways.takes_over)
             await asyncio.sleep(TICK_S)
+
+    async def _catch_up(self) -> None:
+        """After a freeze: read to the end before anybody gets a session, or is called dead."""
+        if not self._gateways.was_frozen():
+            await self._ready.wait()
+            return
+        self._ready.clear()
+        log.warning("this process was stopped for seconds; sessions wait until what was written meanwhile is read")
+        while not self._ready.is_set():
+            try:
+                await self._read_to_end()
+                self._ready.set()
+            except Refused:
+                await asyncio.sleep(TICK_S)
+            self._gateways.was_frozen()  # it counts from now
 
     async def _take_orphans(self, takes_over: Callable[[str], bool]) -> None:
         """Take over the sessions of owners that are gone: their clients are gone since now."""

@@ -21,7 +21,7 @@ from flowcontrol.budget import ConnectionBudget
 from gateway.identity import GatewayIdentity
 from gateway.kafka.contracts import Refused, Result
 from gateway.mqtt.counters import Counters
-from gateway.mqtt.registry.heartbeats import SILENT_S, Gateways
+from gateway.mqtt.registry.heartbeats import FROZEN_S, SILENT_S, Gateways
 from gateway.mqtt.registry.opening import Opening
 from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.registry.upkeep import Upkeep
@@ -119,7 +119,8 @@ class World:
             self.sessions, me, wall_clock=lambda: self.now_ms, new_session_id=lambda: "nonce", follow=self.follow
         )
         self.opening.ready.set()
-        self.upkeep = Upkeep(self.sessions, me, self.opening.ready)
+        self.table_is_read = asyncio.Event()
+        self.upkeep = Upkeep(self.sessions, me, self.opening.ready, self.table_is_read.wait)
         self.store = store
 
     # what the parts use
@@ -563,6 +564,32 @@ async def test_read_asks_a_rival_too(tmp_path: Path) -> None:
     await world.foreign(RELEASE, None, "third/1")
     await world.kafka_answers()
     assert world.sessions.state(ID) is State.CONNECTED
+    await world.close()
+
+
+async def test_caught_up_comes_before_anybody_is_called_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CaughtUp: a process that was stopped has not heard of anybody, and would take every session from the living."""
+    monkeypatch.setattr("gateway.mqtt.registry.upkeep.TICK_S", 0.001)
+    world = World(tmp_path)
+    await world.claimed_by(OTHER, 5)
+    loaded = asyncio.Event()
+    running = asyncio.ensure_future(world.upkeep.run(loaded))
+    loaded.set()
+    while world.gateways.changed:  # until it has run for long enough to tell who is dead
+        world.now_ms += int(FROZEN_S * 1000) - 1
+        world.heartbeat()
+        await wait_until(lambda: world.gateways._ran == world.now_ms / 1000)
+    world.now_ms += int(SILENT_S * 1000) + 1000  # SIGSTOP, SIGCONT
+    await wait_until(lambda: not world.opening.ready.is_set())
+    await world.connect()
+    assert world.sessions.state(ID) is State.ELSEWHERE, "not served before"
+    world.heartbeat()
+    world.table_is_read.set()
+    await wait_until(lambda: world.sessions.state(ID) is State.CLAIMING)
+    assert world.record.predecessors == (OTHER,), "asked, as it is alive"
+    assert [step for step in world.sessions.steps if step[1] is Event.ORPHANED] == []
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
     await world.close()
 
 
