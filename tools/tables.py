@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +45,7 @@ CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
 METRICS: Final = ROOT / "docs" / "metrics.md"
 MQTT: Final = ROOT / "docs" / "mqtt.md"
 DECISIONS: Final = ROOT / "docs" / "adr"
+MODELS: Final = ROOT / "docs" / "spec"
 BEGIN: Final = "<!-- {}: written by `make tables` -->\n"
 END: Final = "<!-- end of {} -->\n"
 TITLE: Final = re.compile(r"# (\d{4}): ([^\n]+)\n\nDate: \d{4}-\d{2}-\d{2}\. Status: (.+?)\.\n\n", re.DOTALL)
@@ -135,6 +137,15 @@ def metrics() -> str:
     return "".join(parts).removesuffix("\n")
 
 
+def mutations() -> str:
+    """The table of the mistakes that TLC finds in the models, and tests in the code."""
+    rows = ["| model | mistake | property | the same in the code | found by |\n|---|---|---|---|---|\n"]
+    for one in tomllib.loads((MODELS / "mutations.toml").read_text(encoding="utf-8"))["mutation"]:
+        found = "<br>".join(f"`{test.rpartition('/')[2]}`" for test in one["tests"])
+        rows.append(f"| {one['spec']} | {one['mistake']} | {one['breaks']} | {one['code']} | {found} |\n")
+    return "".join(rows)
+
+
 SECTIONS: Final = [name for name, field in Config.model_fields.items() if isinstance(field.default, BaseModel)]
 PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
     *((CONFIGURATION, section, functools.partial(settings, section)) for section in ("general", *SECTIONS)),
@@ -142,6 +153,7 @@ PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
     (MQTT, "session", lambda: f"```mermaid\n{lifecycle.diagram()}```"),
     (MQTT, "QoS 2", lambda: f"```mermaid\n{qos2_states.diagram()}```"),
     (DECISIONS / "README.md", "decisions", decisions),
+    (MODELS / "README.md", "mutations", mutations),
 )
 """Pages, the name of the place on it, and what stands there."""
 
