@@ -270,8 +270,12 @@ class SessionFetcher(PacedFetcher):
 
 async def use_sessions(consumer: AIOKafkaConsumer, doubted: Callable[[], None]) -> SessionFetcher:
     """Let a consumer that was just started fetch so; see `SessionFetcher` for what it must keep to, and `doubted`."""
-    before = consumer._fetcher
-    await before.close()
+    before, task = consumer._fetcher, asyncio.current_task()
+    assert task is not None
+    cancelled = task.cancelling()
+    await before.close()  # it swallows a cancellation that is meant for us
+    if task.cancelling() > cancelled:
+        raise asyncio.CancelledError
     fetcher = consumer._fetcher = SessionFetcher(
         consumer._client,
         consumer._subscription,

@@ -18,8 +18,9 @@ from gateway.config import KafkaConfig
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
-from gateway.kafka.driver.kafka_consumer import close_consumer
-from gateway.kafka.driver.lifecycle import start_consumer
+from gateway.kafka.driver.fetch_sessions import use_sessions
+from gateway.kafka.driver.kafka_consumer import close_consumer, log_consumer
+from gateway.kafka.driver.lifecycle import open_consumer, start_consumer
 from gateway.kafka.groups.group_admin import GroupAdmin
 from gateway.kafka.groups.polled_member import Member, MemberSettings
 from gateway.kafka.read.arrivals import Arrivals
@@ -128,6 +129,17 @@ async def test_whoever_is_cancelled_while_a_client_starts_leaves_no_connection(
         assert told == []
     finally:
         loop.set_exception_handler(None)
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+async def test_whoever_is_cancelled_while_his_consumer_begins_its_sessions_ends(bootstrap: str, turns: int) -> None:
+    async with open_consumer(log_consumer({"bootstrap_servers": bootstrap}), asyncio.create_task) as consumer:
+        beginning = asyncio.create_task(use_sessions(consumer, lambda: None))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        beginning.cancel()
+        await asyncio.wait([beginning])
+        assert beginning.cancelled()
 
 
 async def test_a_start_without_kafka_says_so(bootstrap: str) -> None:
