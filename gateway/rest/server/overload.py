@@ -44,7 +44,8 @@ class OverloadGuard:
             if not budget.gate.is_open:
                 raise self._refuse(f"Topic {topic} is slower than its senders; try again")
         size = request.content_length or 0
-        if size > SMALL and not budget.fits(size):
+        # What is larger than the whole budget would never fit: it is too large for a request (413), or goes alone.
+        if SMALL < size <= budget.bytes_limit and not budget.fits(size):
             raise self._refuse(f"Topic {topic} is slower than its senders, and {size} bytes are too many; try again")
         unacknowledged = cast("HttpConnection", request.protocol).unacknowledged
         if unacknowledged is not None and not unacknowledged.gate.is_open:
