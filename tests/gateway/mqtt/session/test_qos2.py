@@ -44,7 +44,7 @@ class Kafka:
     async def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
         return tuple(TopicPartition(topic, number) for number in range(PARTITIONS))
 
-    async def ends(self, partitions: Any) -> dict[TopicPartition, int]:
+    async def ends(self, partitions: Any, *, led: bool = False) -> dict[TopicPartition, int]:
         return {partition: len(self.log[partition]) for partition in partitions}
 
     async def find(self, ranges: Any) -> Found:
