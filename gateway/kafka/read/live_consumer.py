@@ -155,6 +155,7 @@ class LiveConsumer:
     async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
         """Read until nobody watches anything."""
         self._fetcher = await use_sessions(consumer, self._doubted)
+        self._fetcher.news.update(self._partitions)  # something may have been stored in them while there was none
         on_metadata(consumer, self._metadata_came)
         self._consumer = consumer
         try:

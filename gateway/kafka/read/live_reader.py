@@ -326,13 +326,14 @@ class LiveReader:
             Refused: Kafka does not answer.
         """
         asked = self._consumer.doubtful(topics)
+        stored = {place: part.stored for place in asked if (part := self._partitions.get(place)) is not None}
         ends = await self._lookup.ends(asked, led=True) if asked else {}
         found: dict[tuple[str, int], int] = {}
         for place in asked:
             part = self._partitions.get(place)
             if part is None:
                 continue
-            if place in ends:
+            if place in ends and part.stored == stored.get(place):  # nothing was stored while we asked
                 part.stored = min(part.stored, ends[place])  # the topic may have been made anew
             end = ends.get(place, self._known_end(place, part))  # nothing is stored in it without a leader
             if end > part.position:

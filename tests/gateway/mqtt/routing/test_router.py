@@ -259,6 +259,19 @@ async def test_what_was_acknowledged_is_old_for_a_new_subscriber_though_kafka_is
     assert await parts.router.hold({f"{name}/x": None}) == {f"{name}/x": {(name, 0): 5}}
 
 
+async def test_what_is_stored_while_the_live_reader_begins_is_asked_for(
+    parts: Parts, admin: AIOKafkaAdminClient
+) -> None:
+    name = a_name()
+    await admin.create_topics([NewTopic(name, 1, 1)])
+    await until_led(admin, name)
+    await parts.router.hold({f"{name}/#": None})
+    parts.live_reader.stored(name, 0, 5)  # its consumer is being started
+    while not parts.live_reader.statistics().fetches:
+        assert parts.live_reader._consumer.doubtful({name}) == [TopicPartition(name, 0)]
+        await asyncio.sleep(0)
+
+
 async def test_a_filter_that_stands_twice_is_subscribed_to_once(connect: Connect) -> None:
     name = a_name()
     client = await connect()
