@@ -13,7 +13,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import aiohttp
 
@@ -201,9 +201,8 @@ class _Idle(asyncio.Protocol):
         return transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(GREETING)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        self._transport.write(GREETING)
 
     def data_received(self, data: bytes) -> None:
         for body in self._splitter.feed(data):
