@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 import aiokafka.errors as kafka_errors
 
@@ -45,15 +45,21 @@ class AdminConnection:
         """Close the connection."""
         await self._client.stop()
 
-    async def answer(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` has found out, in time.
+    async def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What `ask` finds out, in time.
+
+        It is asked again while a group has no coordinator: the first question makes Kafka's topic of groups.
 
         Raises:
             Refused: DENIED, or BUSY when Kafka does not answer.
         """
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                return await work
+                while True:
+                    try:
+                        return await ask()
+                    except _MOVING:
+                        await asyncio.sleep(RETRY_S)
         except _DENIED as error:
             raise Refused(Outcome.DENIED, f"{error!r}") from error
         except (TimeoutError, kafka_errors.KafkaError) as error:
@@ -63,11 +69,3 @@ class AdminConnection:
         """The client; aiokafka's errors when there is no connection."""
         return await self._client.get()
 
-
-async def settled(ask: Callable[[], Awaitable[T]]) -> T:
-    """What `ask` finds out, asked again while a group has no coordinator: the first question makes their topic."""
-    while True:
-        try:
-            return await ask()
-        except _MOVING:
-            await asyncio.sleep(RETRY_S)

@@ -14,7 +14,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
 
-from gateway.kafka.cluster.admin_connection import AdminConnection, settled
+from gateway.kafka.cluster.admin_connection import AdminConnection
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 
@@ -113,19 +113,19 @@ class ClusterAdmin(AdminConnection):
 
     async def groups(self) -> list[str]:
         """The names of all groups."""
-        return await self.answer(settled(self._groups))
+        return await self.answer(self._groups)
 
     async def group(self, name: str) -> GroupView:
         """One group; its state is `DEAD` where there is none."""
-        return await self.answer(settled(partial(self._group, name)))
+        return await self.answer(partial(self._group, name))
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         """The offsets that a group has committed."""
-        return await self.answer(settled(partial(self._committed, group)))
+        return await self.answer(partial(self._committed, group))
 
     async def configs(self, topic: str) -> list[ConfigEntry]:
         """A topic's configuration, by name. Refused UNKNOWN_TOPIC where there is none."""
-        return await self.answer(self._configs(topic))
+        return await self.answer(partial(self._configs, topic))
 
     async def alter(self, topic: str, changes: Mapping[str, str | None]) -> None:
         """Change a topic's configuration; None is back to the default. All is changed or nothing.
@@ -133,11 +133,11 @@ class ClusterAdmin(AdminConnection):
         Raises:
             Refused: UNFIT (no such entry, or no such value), UNKNOWN_TOPIC, DENIED, BUSY.
         """
-        await self.answer(self._alter(topic, changes))
+        await self.answer(partial(self._alter, topic, changes))
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and all that is in it. Refused UNKNOWN_TOPIC where there is none."""
-        await self.answer(self._delete_topic(topic))
+        await self.answer(partial(self._delete_topic, topic))
 
     async def _groups(self) -> list[str]:
         client = await self.open()

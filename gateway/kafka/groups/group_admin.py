@@ -10,7 +10,7 @@ import aiokafka.errors as kafka_errors
 from aiokafka.protocol.admin import DeleteGroupsRequest
 from aiokafka.structs import OffsetAndMetadata
 
-from gateway.kafka.cluster.admin_connection import AdminConnection, settled
+from gateway.kafka.cluster.admin_connection import AdminConnection
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class GroupAdmin(AdminConnection):
         Raises:
             Refused: DENIED, or BUSY when Kafka does not answer.
         """
-        return await self.answer(self._topics(group))
+        return await self.answer(partial(self._topics, group))
 
     async def positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
         """What a group has committed in a topic, by partition.
@@ -34,7 +34,7 @@ class GroupAdmin(AdminConnection):
         Raises:
             Refused: DENIED, or BUSY when Kafka does not answer.
         """
-        return await self.answer(self._positions(group, topic))
+        return await self.answer(partial(self._positions, group, topic))
 
     async def _positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
         client = await self.open()
@@ -50,7 +50,7 @@ class GroupAdmin(AdminConnection):
         Raises:
             Refused: DENIED, or BUSY when Kafka does not answer.
         """
-        return await self.answer(self._delete(group, topic))
+        return await self.answer(partial(self._delete, group, topic))
 
     async def exists(self, group: str) -> bool:
         """Whether Kafka knows a group: it has members, or has committed something that is still kept.
@@ -58,7 +58,7 @@ class GroupAdmin(AdminConnection):
         Raises:
             Refused: DENIED, or BUSY when Kafka does not answer.
         """
-        return await self.answer(settled(partial(self._exists, group)))
+        return await self.answer(partial(self._exists, group))
 
     async def names(self) -> frozenset[str]:
         """All groups that Kafka knows.
@@ -66,7 +66,7 @@ class GroupAdmin(AdminConnection):
         Raises:
             Refused: DENIED, or BUSY when Kafka does not answer.
         """
-        return await self.answer(settled(self._names))
+        return await self.answer(self._names)
 
     async def _exists(self, group: str) -> bool:
         client = await self.open()
