@@ -33,7 +33,8 @@ def test_real_java_is_found():
     ],
 )
 def test_version_is_read(tmp_path, answer, version):
-    assert find_java(fake_java(tmp_path, answer)) == (tmp_path / "bin" / "java", version)
+    found = find_java(fake_java(tmp_path, answer))
+    assert (found.path, found.version) == (tmp_path / "bin" / "java", version)
 
 
 @pytest.mark.parametrize(
