@@ -68,4 +68,3 @@ class AdminConnection:
     async def open(self) -> AdminClient:
         """The client; aiokafka's errors when there is no connection."""
         return await self._client.get()
-

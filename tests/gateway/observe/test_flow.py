@@ -17,7 +17,7 @@ from proton.utils import BlockingConnection
 
 from gateway.flow import ConnectionFlow, subject
 from gateway.observe.flow import Flow
-from gateway.pauses import SLOW_READER, Pauses
+from gateway.pauses import SHORTEST_S, SLOW_READER, Pauses
 from gateway.turns import SLICE_S
 from protocols.mqtt import packets
 from protocols.mqtt.properties import Properties
@@ -132,8 +132,11 @@ async def test_every_protocol_tells_its_windows(gateway: GatewayProcess) -> None
             assert (sent["granted"], sent["outstanding"], sent["paused"]["reason"]) == (2, 0, "Receive Maximum")
 
             async def noted() -> bool:
-                (found,) = (await ask(gateway, f"?client={name}%3Cimg"))["connections"]
-                return [pause["reason"] for pause in found["paused"]] == ["Receive Maximum"]
+                """For so long that it is an episode when it is over."""
+                flow = await ask(gateway, f"?client={name}%3Cimg")
+                (found,) = flow["connections"]
+                paused = {pause["reason"]: flow["at"] - pause["since"] for pause in found["paused"]}
+                return list(paused) == ["Receive Maximum"] and paused["Receive Maximum"] > SHORTEST_S
 
             await until(noted)
             for message in await mqtt.messages(2):
