@@ -95,8 +95,9 @@ class Opening:
             if former is not None and former.client is not None:
                 sessions.takeovers += 1
                 former.client.taken_over()  # which leaves the session
+            epoch = 0  # other gateways may know a former session
             if sessions.must_ask(client_id):
-                await self._claim(client_id, clean_start=clean_start)
+                epoch = await self._claim(client_id, clean_start=clean_start)
             session = None if clean_start else await self._find(client_id)
             present = session is not None
             if session is None:
@@ -104,7 +105,7 @@ class Opening:
                 if sessions.state(client_id) is not State.ABSENT:
                     sessions.end(client_id)
                 session = Session(client_id, principal, self._new_session_id(), sessions.parts, kept=expiry > 0)
-                session.epoch = known.epoch if known is not None else 0  # other gateways may know the former one
+                session.epoch = known.epoch if known is not None else epoch
             await self._begin(session, expiry, will, present=present)
             return session, present
 
@@ -124,14 +125,23 @@ class Opening:
             return record.gone_at is None and record.expiry == 0 and not self._sessions.gateways.is_alive(record.owner)
         return record.gone_at + 1000 * record.expiry <= self._wall_clock()
 
-    async def _claim(self, client_id: str, *, clean_start: bool) -> None:
-        """Ask everybody who may have a message of the session on its way to Kafka; nobody asks for one that ends."""
+    async def _claim(self, client_id: str, *, clean_start: bool) -> int:
+        """Ask everybody who may have a message of the session on its way to Kafka; nobody asks for one that ends.
+
+        Returns:
+            The epoch of the claim.
+        """
+        sessions = self._sessions
+        former = sessions.record(client_id)
+        assert former is not None
         try:
-            if not await self._sessions.claim(client_id, RELEASE_S):
+            # When it has ended meanwhile there is none, and nothing of it matters.
+            if not await sessions.claim(client_id, RELEASE_S) and sessions.state(client_id) is not State.ABSENT:
                 raise _taken()
         except Unanswered:
             if not clean_start:
                 raise
+        return former.epoch + 1
 
     async def _find(self, client_id: str) -> Session | None:
         """The session of a client id, from memory or from its records."""

@@ -395,7 +395,7 @@ async def test_every_cell(state: State, event: Event, tmp_path: Path) -> None:
     if action in {Action.FOLLOW, Action.RELEASE, Action.HAND_OVER}:
         assert world.record.owner == OTHER
     if action is Action.FORGET:
-        assert ID not in world.store.records
+        assert ID not in world.store.records or state is State.CLAIMING, "there the CONNECT makes a new one"
     if action is Action.NOTHING:
         assert (world.written, world.store.records.get(ID)) == ([], before)
     if action is Action.END and before is not None:
@@ -508,6 +508,23 @@ async def test_a_claim_without_an_answer_is_refused_and_made_again(
     await wait_until(lambda: world.writes and world.sessions.state(ID) is State.OPENING)
     await world.kafka_answers()
     assert world.sessions.state(ID) is State.CONNECTED, "nothing of a session that ends matters"
+    await world.close()
+
+
+async def test_a_session_that_ends_while_it_is_claimed_is_a_new_one(tmp_path: Path) -> None:
+    """Its client has ended it elsewhere, and is here already: that is nobody else who was faster."""
+    world = World(tmp_path)
+    await world.claimed_by(OTHER, 5)
+    await world.connect()
+    assert (world.state, world.record.epoch) == (State.CLAIMING, 6)
+    task = world.task
+    assert task is not None
+    await world.happen(Event.DELETED)
+    await world.kafka_answers()
+    assert world.state is State.CONNECTED
+    assert not task.result()[1], "what has ended is not present"
+    assert world.record.epoch == 7, "the claim is known to other gateways"
+    assert not world.sessions.wrong
     await world.close()
 
 
