@@ -25,6 +25,7 @@ SEED = 20261121
 DURATION_S = 8.0
 ENOUGH = 50  # attacks on each listener, and answers to each honest client
 ATTACKERS = 3  # per listener, at the same time
+SLACK = 8  # descriptors: connections to Kafka come with time and stay; a leak is one for each of thousands of attacks
 GROWTH_KIB = 48 * 1024  # of resident memory: arenas and caches, and not a leak per connection
 HEADERS = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 TELLING = (0x00, 0x01, 0x7F, 0x80, 0xFE, 0xFF)  # lengths, flags and type codes at their limits
@@ -264,7 +265,7 @@ async def test_hostile_bytes_touch_nobody_else_and_leave_nothing_behind(
         await storm(DURATION_S)
         while min(*attacks.values(), *honest.done.values()) < ENOUGH:  # on a busy machine
             await storm(1.0)
-        await wait_until(lambda: health(gateway.pid).descriptors <= before.descriptors)
+        await wait_until(lambda: health(gateway.pid).descriptors <= before.descriptors + SLACK)
         after = health(gateway.pid)
         honest.stopping = True
         await working
