@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from loadtest.clients.lasting import LastingClient
+from loadtest.clients.lasting import LastingClient, NumberedSender
 from loadtest.clients.mqtt_wire import (
     RECEIVE_MAXIMUM,
     Splitter,
@@ -135,7 +135,7 @@ class _Outgoing:
         self.released = False  # QoS 2: PUBREC came
 
 
-class KeptPublisher(KeptClient):
+class KeptPublisher(NumberedSender, KeptClient):
     """Publishes numbered messages, at most `window` unanswered.
 
     Attributes:
@@ -173,16 +173,6 @@ class KeptPublisher(KeptClient):
         self._next_id = 1
         self._anew: list[int] = []
         self._outgoing: dict[int, _Outgoing] = {}  # by packet identifier, in the order of the first PUBLISH
-
-    @property
-    def finished(self) -> bool:
-        """Whether every message is through."""
-        return self.answered + self.given_up >= self.total
-
-    @property
-    def sent(self) -> int:
-        """How many were sent at least once."""
-        return self._next
 
     def push(self) -> None:
         """Send what the window allows."""

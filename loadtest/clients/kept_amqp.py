@@ -40,7 +40,7 @@ from loadtest.clients.amqp_wire import (
     read_value,
     transfer,
 )
-from loadtest.clients.lasting import LastingClient
+from loadtest.clients.lasting import LastingClient, NumberedSender
 
 _TRANSIENT: Final = frozenset({"amqp:connection:forced", "amqp:internal-error", "amqp:resource-limit-exceeded"})
 """Conditions with which a gateway that stops, or whose Kafka is away, may end a link or a connection."""
@@ -110,7 +110,7 @@ class KeptLink(LastingClient):
             self._transport.close()
 
 
-class KeptSender(KeptLink):
+class KeptSender(NumberedSender, KeptLink):
     """Sends numbered messages unsettled, at most `window` without an outcome.
 
     Attributes:
@@ -149,16 +149,6 @@ class KeptSender(KeptLink):
         self._waiting: dict[int, int] = {}  # delivery-id -> message
         self._sent = 0  # deliveries on this link
         self._limit = 0  # of them, by the server's credit
-
-    @property
-    def finished(self) -> bool:
-        """Whether every message was accepted, or given up."""
-        return self.answered + self.given_up >= self.total
-
-    @property
-    def sent(self) -> int:
-        """How many were sent at least once."""
-        return self._next
 
     def push(self) -> None:
         """Send what window and credit allow."""

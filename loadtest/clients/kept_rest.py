@@ -10,13 +10,13 @@ import json
 from collections.abc import Callable
 from typing import Final
 
-from loadtest.clients.lasting import LastingClient
+from loadtest.clients.lasting import LastingClient, NumberedSender
 from loadtest.clients.rest import TEXT_RECORDS
 
 PAUSE_S: Final = 1.0  # after a refusal; what its Retry-After says, if that is more
 
 
-class KeptProducer(LastingClient):
+class KeptProducer(NumberedSender, LastingClient):
     """Posts numbered records with one key.
 
     Attributes:
@@ -53,16 +53,6 @@ class KeptProducer(LastingClient):
         self._asked = range(0)  # the records of the request that has no answer yet
         self._pausing = False
         self._buffer = b""
-
-    @property
-    def finished(self) -> bool:
-        """Whether every record is answered."""
-        return self.answered + self.given_up >= self.total
-
-    @property
-    def sent(self) -> int:
-        """How many were sent at least once."""
-        return self._next
 
     def push(self) -> None:
         """Post the next batch when none is in flight."""

@@ -99,3 +99,28 @@ class LastingClient(abc.ABC, asyncio.Protocol):
     @abc.abstractmethod
     def _begin(self) -> None:
         """The socket is open: say the first words."""
+
+
+class NumberedSender:
+    """How far a client is that sends numbered messages; it has to be a base beside `LastingClient`.
+
+    Attributes:
+        total: how many messages there are; may be raised.
+        answered: how many are acknowledged.
+        given_up: how many were refused, and are not sent again.
+    """
+
+    total = 0
+    answered = 0
+    given_up = 0
+    _next = 0  # the first message that was never sent
+
+    @property
+    def finished(self) -> bool:
+        """Whether every message is through, or given up."""
+        return self.answered + self.given_up >= self.total
+
+    @property
+    def sent(self) -> int:
+        """How many were sent at least once."""
+        return self._next
