@@ -129,9 +129,9 @@ async def test_whoever_reads_goes_on_without_a_leader(
     await store("read", LED_BY_SECOND, b'"back"')
     assert (await shared.message()).payload == b'"back"'
     values = await next_values(early)
-    while "back" not in values:
+    while len(values) < 2:  # of two partitions, by two brokers: in the order in which these answer
         values += await next_values(early)
-    assert values == ["later", "back"]
+    assert set(values) == {"later", "back"}
     seen = b""
     while b"old" not in seen or b"back" not in seen:
         seen += await stream.content.readany()
