@@ -70,11 +70,7 @@ class LostError(Exception):
 
 
 def check(config: Config) -> None:
-    """Check all that can be checked without starting anything.
-
-    Raises:
-        StartError: what is wrong, with the key.
-    """
+    """Check all that can be checked without starting anything; StartError: what is wrong, with the key."""
     try:
         compile_rules(config)
         check_ports(config)

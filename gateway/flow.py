@@ -23,25 +23,15 @@ Item = TypeVar("Item")
 
 
 class Window(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one side may have on the way: an AMQP link, a direction of MQTT, a subscription of a WebSocket.
+    """What one side may have on the way: an AMQP link, a direction of MQTT, a subscription of a WebSocket."""
 
-    Attributes:
-        name: the link's, the subscription's.
-        to_kafka: the client sends; else it receives.
-        topic: in Kafka; "" where there are several.
-        granted: how many messages the sender may have on the way altogether.
-        outstanding: of these, how many it has not sent yet.
-        unsettled: sent, and without an outcome.
-        paused: what the next message waits for.
-    """
-
-    name: str
-    to_kafka: bool
-    topic: str
-    granted: int
-    outstanding: int
-    unsettled: int
-    paused: Pause | None = None
+    name: str  # the link's, the subscription's
+    to_kafka: bool  # the client sends; else it receives
+    topic: str  # in Kafka; "" where there are several
+    granted: int  # how many messages the sender may have on the way altogether
+    outstanding: int  # of these, how many it has not sent yet
+    unsettled: int  # sent, and without an outcome
+    paused: Pause | None = None  # what the next message waits for
 
 
 class BudgetFlow(msgspec.Struct, frozen=True):
@@ -56,35 +46,20 @@ class BudgetFlow(msgspec.Struct, frozen=True):
 
 
 class ConnectionFlow(msgspec.Struct):
-    """One connection.
-
-    Attributes:
-        protocol: `mqtt`, `amqp` or `http`.
-        client: the client id, the container id; "" where there is none.
-        peer: its address.
-        principal: who has logged in.
-        subject: what `gateway.pauses` calls it.
-        bytes: submitted to Kafka and not answered.
-        bytes_limit: of these.
-        records: likewise.
-        unwritten: bytes that wait in the socket's write buffer.
-        windows: those with the most on the way.
-        windows_total: how many there are.
-        paused: why it is paused, and since when; set by who asks.
-    """
+    """One connection."""
 
     protocol: Literal["mqtt", "amqp", "http"]
-    client: str
-    peer: str
-    principal: str
-    subject: str
-    bytes: int
-    bytes_limit: int
-    records: int
-    unwritten: int
-    windows: list[Window]
-    windows_total: int
-    paused: list[Pause] = []
+    client: str  # the client id, the container id; "" where there is none
+    peer: str  # its address
+    principal: str  # who has logged in
+    subject: str  # what `gateway.pauses` calls it
+    bytes: int  # submitted to Kafka and not answered
+    bytes_limit: int  # of these
+    records: int  # likewise
+    unwritten: int  # bytes that wait in the socket's write buffer
+    windows: list[Window]  # those with the most on the way
+    windows_total: int  # how many there are
+    paused: list[Pause] = []  # why it is paused, and since when; set by who asks
 
 
 class Flowing(Protocol):

@@ -16,18 +16,14 @@ class GatewayIdentity:
 
     A gateway that is started again on the same directory knows that its predecessor is dead, and need not wait for
     its silence. Where another process holds the file, or none can be written, the name is good for this process only.
-
-    Attributes:
-        name: of the gateway.
-        incarnation: of the process.
     """
 
     def __init__(self, directory: Path) -> None:
         """Take the name of `directory`, or give it one."""
-        self.incarnation = secrets.token_hex(4)
+        self.incarnation = secrets.token_hex(4)  # of the process
         self._directory = directory
         self._held: int | None = None
-        self.name = self._take(directory) or secrets.token_hex(8)
+        self.name = self._take(directory) or secrets.token_hex(8)  # of the gateway
 
     def _take(self, directory: Path) -> str | None:
         try:

@@ -52,35 +52,21 @@ class PauseStatistics(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """A pause that goes on.
+    """A pause that goes on."""
 
-    Attributes:
-        reason: one of the module's.
-        since: epoch seconds; None: not known.
-    """
-
-    reason: str
-    since: float | None = None
+    reason: str  # one of the module's
+    since: float | None = None  # epoch seconds; None: not known
 
 
 class Episode(msgspec.Struct):
-    """Pauses of one subject for one reason, less than `APART_S` apart.
+    """Pauses of one subject for one reason, less than `APART_S` apart."""
 
-    Attributes:
-        subject: a budget, a connection, Kafka.
-        reason: one of the module's.
-        began: the first of them; epoch seconds.
-        ended: the last of them; epoch seconds.
-        paused_s: how long they have lasted, in sum.
-        times: how many.
-    """
-
-    subject: str
-    reason: str
-    began: float
-    ended: float
-    paused_s: float
-    times: int
+    subject: str  # a budget, a connection, Kafka
+    reason: str  # one of the module's
+    began: float  # the first of them; epoch seconds
+    ended: float  # the last of them; epoch seconds
+    paused_s: float  # how long they have lasted, in sum
+    times: int  # how many
 
 
 class Pauses:

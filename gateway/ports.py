@@ -24,11 +24,7 @@ def listeners(config: Config) -> list[tuple[str, Address]]:
 
 
 def check_ports(config: Config) -> None:
-    """Refuse two listeners on one port.
-
-    Raises:
-        ConfigError: names both keys.
-    """
+    """Refuse two listeners on one port; ConfigError: names both keys."""
     taken = listeners(config)
     if config.kafka.bootstrap_servers is None:
         taken.append(("embedded.port", Address(f"{HOST}:{config.embedded.port}")))

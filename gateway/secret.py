@@ -41,7 +41,6 @@ class SecretUrl:
     __slots__ = ("_url",)
 
     def __init__(self, url: str) -> None:
-        """The whole address."""
         self._url = url
 
     def get_secret_value(self) -> str:

@@ -32,7 +32,6 @@ class Share:
     __slots__ = ("_until", "_waiting")
 
     def __init__(self) -> None:
-        """Nothing is used up yet."""
         self._until: float | None = None  # None: nobody has asked in this turn
         self._waiting: deque[asyncio.Future[None]] = deque()
 

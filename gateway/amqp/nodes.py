@@ -45,7 +45,6 @@ class Node:
     """One temporary queue or topic; a queue is itself the subscriber of the live reader."""
 
     def __init__(self, nodes: Nodes, owner: object, name: str, *, queue: bool) -> None:
-        """Made by `Nodes.create`."""
         self.address = f"{nodes.topic}/{name}"  # of the node
         self.key = name.encode()  # of its records
         self.owner = owner  # the connection that made it
@@ -147,7 +146,6 @@ class NodeConsumer:
     __slots__ = ("_held", "_node", "link", "lossy")
 
     def __init__(self, node: Node, link: NodeReceiver) -> None:
-        """Made by `Node.join`."""
         self.link = link  # whose it is
         self.lossy = False
         self._node = node

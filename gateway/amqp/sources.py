@@ -81,7 +81,6 @@ class Kinds:
     """What plain addresses are, by the setting `amqp.addresses`: the first pattern that matches says it."""
 
     def __init__(self, rules: Sequence[AddressRule] = ()) -> None:
-        """Take the rules, in order."""
         self._rules = [(rule.pattern.split("/"), rule.type == QUEUE) for rule in rules]
 
     def is_queue(self, address: str | None) -> bool:

@@ -91,10 +91,8 @@ class StateTopic:
     """One table; made by `StateTopics.open`.
 
     Attributes:
-        name: the topic.
         partitions: how many it has; 0 until the topic was looked up. It must not change: a key's versions would be
             in two partitions, and nobody could tell which is the last. It may be another one in a topic made anew.
-        identity: of the topic that is read.
     """
 
     def __init__(
@@ -108,13 +106,13 @@ class StateTopic:
         forgets: bool = False,
     ) -> None:
         """`forgets`: what is old may be deleted."""
-        self.name = name
+        self.name = name  # the topic
         self.forgets = forgets
         self.partitions = 0
         self.apply = apply
         self.restarted = restarted
         self.reread = reread
-        self.identity = TopicIdentity(b"")
+        self.identity = TopicIdentity(b"")  # of the topic that is read
         self.records = self.failed = self.restarts = self._written = 0
         self._publisher = publisher
 
@@ -170,36 +168,22 @@ class StateTopic:
 
 
 class StateTopics:
-    """All tables of the process, read by one consumer.
-
-    Attributes:
-        loaded: set when everything that was stored at the start has been applied.
-    """
+    """All tables of the process, read by one consumer."""
 
     def __init__(
         self,
-        kafka: ConsumerOptions,
-        topics: Topics,
-        publisher: Publisher,
-        lookup: Lookup,
+        kafka: ConsumerOptions,  # see `ConsumerOptions`
+        topics: Topics,  # declares and finds the topics
+        publisher: Publisher,  # writes them
+        lookup: Lookup,  # tells where they end, and whether they were made anew; not stopped by us
         *,
-        spawn: Spawn,
-        partitions: int,
-        largest_bytes: int,
+        spawn: Spawn,  # starts a task of the application's task group
+        partitions: int,  # of a topic that is created
+        largest_bytes: int,  # the largest record (and request) that a created topic takes
+        # told, instead of loading, that a topic is not compacted: the application must end
         failed: Callable[[ConfigError], None],
     ) -> None:
-        """Nothing is asked before `start`.
-
-        Args:
-            kafka: see `ConsumerOptions`.
-            topics: declares and finds the topics.
-            publisher: writes them.
-            lookup: tells where they end, and whether they were made anew; not stopped by us.
-            spawn: starts a task of the application's task group.
-            partitions: of a topic that is created.
-            largest_bytes: the largest record (and request) that a created topic takes.
-            failed: told, instead of loading, that a topic is not compacted: the application must end.
-        """
+        """Nothing is asked before `start`."""
         self._kafka = dict(kafka)
         self._topics = topics
         self._publisher = publisher
@@ -219,26 +203,18 @@ class StateTopics:
         self._task: asyncio.Task[None] | None = None
         self._complaint = ""
         self._read_on = asyncio.Event()  # replaced with each answer of Kafka
-        self.loaded = asyncio.Event()
+        self.loaded = asyncio.Event()  # set when everything that was stored at the start has been applied
 
     def open(
         self,
-        name: str,
-        apply: Apply,
-        restarted: Restarted,
-        reread: Reread = lambda partition: None,
+        name: str,  # the topic
+        apply: Apply,  # told each record, in the order of offsets in each partition
+        restarted: Restarted,  # told when a partition is read from its beginning once more: the topic was made anew
+        reread: Reread = lambda partition: None,  # told when that is done
         *,
-        retention_ms: int | None = None,
+        retention_ms: int | None = None,  # how long a record is kept at least, where it need not be kept for ever
     ) -> StateTopic:
-        """A table in the topic `name`, which begins with `__`; before `start`.
-
-        Args:
-            name: the topic.
-            apply: told each record, in the order of offsets in each partition.
-            restarted: told when a partition is read from its beginning once more: the topic was made anew.
-            reread: told when that is done.
-            retention_ms: how long a record is kept at least, where it need not be kept for ever.
-        """
+        """A table in the topic `name`, which begins with `__`; before `start`."""
         if self._task is not None:
             raise RuntimeError("open it before the start")
         configs = (

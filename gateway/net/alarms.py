@@ -34,7 +34,6 @@ class Alarms:
     __slots__ = ("_slots",)
 
     def __init__(self) -> None:
-        """No alarms."""
         self._slots: dict[int, _Slot] = {}
 
     def __len__(self) -> int:

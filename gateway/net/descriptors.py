@@ -47,7 +47,6 @@ class Descriptors:
     """The process's open files."""
 
     def __init__(self) -> None:
-        """No listeners."""
         self.paused = False
         self._pauses = 0
         self._told = float("-inf")

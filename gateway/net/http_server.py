@@ -47,11 +47,7 @@ Refuse = Callable[[int, str], web.StreamResponse]
 
 
 class HttpConnection(RequestsInTurn):
-    """One connection. Requests that break HTTP itself never reach the application; they are answered here.
-
-    Attributes:
-        unacknowledged: what is on its way to Kafka of requests that were answered before; None: there was none.
-    """
+    """One connection. Requests that break HTTP itself never reach the application; they are answered here."""
 
     __slots__ = (
         "_behind", "_body", "_broken", "_gone", "_head_bytes", "_identified", "_last", "_left", "_max_bytes",
@@ -69,6 +65,7 @@ class HttpConnection(RequestsInTurn):
         **options: Any,
     ) -> None:
         super().__init__(server, **options)
+        # what is on its way to Kafka of requests that were answered before; None: there was none
         self.unacknowledged: ConnectionBudget | None = None
         self._max_bytes = max_bytes
         self._max_head_bytes = max_head_bytes

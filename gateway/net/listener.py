@@ -43,7 +43,6 @@ class Listening:
     """
 
     def __init__(self, factory: Factory, tls: ssl.SSLContext | None, strangers: Strangers | None) -> None:
-        """Make connections by `factory`; `open` binds."""
         self._handshakes = None if tls is None else Handshakes(tls, factory, strangers)
         self._factory = factory if self._handshakes is None else self._handshakes.accept
         self._servers: list[asyncio.Server] = []

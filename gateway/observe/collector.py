@@ -44,7 +44,6 @@ class Collector:
     """The collector's policy; one timer of the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Nothing changes before `start`."""
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._began = 0.0

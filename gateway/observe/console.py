@@ -84,7 +84,6 @@ class Console:
     """The console's page and its events."""
 
     def __init__(self, flow: Flow, metrics: Metrics, ready: Callable[[], tuple[bool, dict[str, Any]]]) -> None:
-        """What is shown; see `gateway.observe.management.Management`."""
         self._flow = flow
         self._metrics = metrics
         self._ready = ready

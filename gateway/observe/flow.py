@@ -36,23 +36,14 @@ class PausedNow(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The flow of a moment.
+    """The flow of a moment."""
 
-    Attributes:
-        at: epoch seconds.
-        connections_total: how many there are, of those that were asked for.
-        connections: those that are paused first, then those with the most bytes on the way.
-        budgets: of the process first, then of the topics with the most in them.
-        paused: what is paused, the longest first.
-        episodes: the last pauses that are over, the newest first.
-    """
-
-    at: float
-    connections_total: int
-    connections: list[ConnectionFlow]
-    budgets: list[BudgetFlow]
-    paused: list[PausedNow]
-    episodes: list[Episode]
+    at: float  # epoch seconds
+    connections_total: int  # how many there are, of those that were asked for
+    connections: list[ConnectionFlow]  # those that are paused first, then those with the most bytes on the way
+    budgets: list[BudgetFlow]  # of the process first, then of the topics with the most in them
+    paused: list[PausedNow]  # what is paused, the longest first
+    episodes: list[Episode]  # the last pauses that are over, the newest first
 
 
 class Flow:
@@ -119,21 +110,13 @@ class KafkaWatch:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        waiting: Callable[[], bool],
-        answers: Callable[[], float],
-        reachable: Callable[[], bool],
-        pauses: Pauses,
+        loop: asyncio.AbstractEventLoop,  # for its timer
+        waiting: Callable[[], bool],  # whether Kafka has been given something and has not answered
+        answers: Callable[[], float],  # changes with each of its answers
+        reachable: Callable[[], bool],  # whether it has answered anything lately
+        pauses: Pauses,  # where it is noted
     ) -> None:
-        """Nothing is looked at before `start`.
-
-        Args:
-            loop: for its timer.
-            waiting: whether Kafka has been given something and has not answered.
-            answers: changes with each of its answers.
-            reachable: whether it has answered anything lately.
-            pauses: where it is noted.
-        """
+        """Nothing is looked at before `start`."""
         self._loop = loop
         self._waiting = waiting
         self._answers = answers

@@ -50,7 +50,6 @@ class LoopLag:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Nothing is measured before `start`."""
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._lags: collections.deque[float] = collections.deque(maxlen=WINDOW)

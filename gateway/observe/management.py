@@ -41,26 +41,17 @@ class Management:
 
     def __init__(
         self,
-        metrics: Metrics,
-        ready: Ready,
-        flow: Flow,
+        metrics: Metrics,  # what `/metrics` renders
+        ready: Ready,  # asked by `/ready`; must be quick and must not wait
+        flow: Flow,  # what `/flow` and `/console` tell
         *,
+        # who may see `/metrics`, `/flow` and `/console` on a listener beyond loopback; None: everybody
         admit: Admit | None = None,
-        hosts: Hosts,
-        origins: Origins,
-        ssl_context: ssl.SSLContext | None = None,
+        hosts: Hosts,  # the names that the listener may be called by
+        origins: Origins,  # whose pages may look
+        ssl_context: ssl.SSLContext | None = None,  # for TLS
     ) -> None:
-        """Nothing is opened before `start`.
-
-        Args:
-            metrics: what `/metrics` renders.
-            ready: asked by `/ready`; must be quick and must not wait.
-            flow: what `/flow` and `/console` tell.
-            admit: who may see `/metrics`, `/flow` and `/console` on a listener beyond loopback; None: everybody.
-            hosts: the names that the listener may be called by.
-            origins: whose pages may look.
-            ssl_context: for TLS.
-        """
+        """Nothing is opened before `start`."""
         self._metrics = metrics
         self._ready = ready
         self._flow = flow

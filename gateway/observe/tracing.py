@@ -40,7 +40,6 @@ class RequestSpan:
     __slots__ = ("_context", "_publish", "_span", "_tracing")
 
     def __init__(self, tracing: Tracing, span: Span, context: Context) -> None:
-        """Made by `Tracing.begin`."""
         self._tracing = tracing
         self._span = span
         self._context = context

@@ -247,11 +247,7 @@ class PluginBackend:
         self._failing: dict[str, str] = {}  # key -> the kind of error that was logged
 
     async def start(self) -> None:
-        """Make the plugins and let them connect.
-
-        Raises:
-            ConfigError: one of them did not start; names its key.
-        """
+        """Make the plugins and let them connect; ConfigError: one of them did not start; names its key."""
         try:
             for number in range(WORKERS):
                 worker = _Worker(number, self._specs)

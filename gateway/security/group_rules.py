@@ -52,11 +52,7 @@ class GroupPermission:
 
 
 def compile_group_rule(rule: AccessRule, number: int) -> GroupRule:
-    """The rule `security.access[number]`, which has a group.
-
-    Raises:
-        ConfigError: it cannot be meant.
-    """
+    """The rule `security.access[number]`, which has a group; ConfigError: it cannot be meant."""
     where = f"security.access[{number}]"
     group = rule.group
     if not group:

@@ -32,7 +32,6 @@ class KeySet:
     __slots__ = ("_by_algorithm", "_by_name")
 
     def __init__(self, keys: Iterable[PyJWK]) -> None:
-        """Keys that have been checked."""
         self._by_name: dict[tuple[str, str], PyJWK] = {}
         self._by_algorithm: dict[str, list[PyJWK]] = {}
         for key in keys:

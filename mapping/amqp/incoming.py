@@ -87,11 +87,7 @@ def to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
 
 
 def recipient(data: bytes) -> str | None:
-    """The `to` of a message (part 3.2.4); None when it has none.
-
-    Raises:
-        Unmappable: UNFIT.
-    """
+    """The `to` of a message (part 3.2.4); None when it has none; Unmappable: UNFIT."""
     try:
         for code, _, at, end in scan(data):
             if code == PROPERTIES:
@@ -221,11 +217,7 @@ def usual_record(data: bytes, destination: Destination, now_ms: int) -> Record |
 
 
 def general_record(data: bytes, destination: Destination, now_ms: int) -> Record:
-    """The record of any message.
-
-    Raises:
-        DecodeError, Unmappable: as `to_record`.
-    """
+    """The record of any message; decodeError, Unmappable: as `to_record`."""
     headers: list[Header] = list(destination.headers)
     body: list[Section] = []
     sidecar: list[bytes] = []

@@ -113,27 +113,18 @@ class Endpoints:
 
     def accept_link(
         self,
-        link: Link,
+        link: Link,  # as requested
         *,
-        max_message_bytes: int = 0,
-        capabilities: Iterable[str] = (),
-        settled: bool = False,
-        filters: Iterable[Filter] = (),
-        found: str | None = None,
-        dynamic: str | None = None,
+        max_message_bytes: int = 0,  # incoming: announced and enforced
+        capabilities: Iterable[str] = (),  # of our terminus, those that are true
+        settled: bool = False,  # outgoing: every delivery is sent settled
+        filters: Iterable[Filter] = (),  # outgoing: those of the peer's that are applied
+        found: str | None = None,  # outgoing: the address of a durable source that the peer left to us to know
+        dynamic: str | None = None,  # the address of the node that the peer asked us to make
     ) -> None:
         """Answer an attach with the termini the peer asked for.
 
         A filter in our answer says that it is applied (part 3.5.3): none is there but `filters`.
-
-        Args:
-            link: as requested.
-            max_message_bytes: incoming: announced and enforced.
-            capabilities: of our terminus, those that are true.
-            settled: outgoing: every delivery is sent settled.
-            filters: outgoing: those of the peer's that are applied.
-            found: outgoing: the address of a durable source that the peer left to us to know.
-            dynamic: the address of the node that the peer asked us to make.
         """
         if not link.attached or self.over:  # the peer has left meanwhile
             return

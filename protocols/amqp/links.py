@@ -62,19 +62,8 @@ class Link:
     """One link (part 2.6), seen from our side.
 
     Attributes:
-        name: the peer's name for it.
-        incoming: True when the peer sends to us.
         source, target: as the peer asked.
-        settle_mode: the peer's snd-settle-mode.
-        second: whether the peer asked for rcv-settle-mode `second`.
         initial_delivery_count: unused by us; proton does the serial arithmetic.
-        peer_max_message_bytes: 0 means no limit.
-        accepted: whether we answered the attach with a terminus.
-        attached: whether deliveries may travel.
-        credit: incoming: how many more deliveries the peer may start. Outgoing: see `Connection.credit_of`.
-        held: deliveries whose handle somebody keeps; the handle's memory stays until it is 0.
-        limit: max-message-size, ours, announced (bytes).
-        context: the owner's own object; the engine never looks at it, and forgets it with the link.
     """
 
     __slots__ = (
@@ -99,21 +88,21 @@ class Link:
     ) -> None:
         self.handle = handle
         self.session = session
-        self.name = name
-        self.incoming = incoming
+        self.name = name  # the peer's name for it
+        self.incoming = incoming  # True when the peer sends to us
         self.source = source
         self.target = target
-        self.settle_mode = settle_mode
-        self.second = second
-        self.peer_max_message_bytes = peer_max_message_bytes
+        self.settle_mode = settle_mode  # the peer's snd-settle-mode
+        self.second = second  # whether the peer asked for rcv-settle-mode `second`
+        self.peer_max_message_bytes = peer_max_message_bytes  # 0 means no limit
         self.properties = properties
-        self.accepted = False
-        self.attached = True
+        self.accepted = False  # whether we answered the attach with a terminus
+        self.attached = True  # whether deliveries may travel
         self.finished = False
-        self.credit = 0
-        self.held = 0
-        self.limit = 0
+        self.credit = 0  # incoming: how many more deliveries the peer may start. Outgoing: see `Connection.credit_of`.
+        self.held = 0  # deliveries whose handle somebody keeps; the handle's memory stays until it is 0
+        self.limit = 0  # max-message-size, ours, announced (bytes)
         self.partial: bytearray | None = None  # of a delivery that is not complete
         self.partial_size = 0
         self.stalled = False  # outgoing: waits for the peer's session window
-        self.context: Any = None
+        self.context: Any = None  # the owner's own object; the engine never looks at it, and forgets it with the link

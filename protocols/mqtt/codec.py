@@ -101,11 +101,7 @@ def encode_text(text: str) -> bytes:
 
 
 def encode_binary(data: bytes) -> bytes:
-    """Encode binary data with its length in front.
-
-    Raises:
-        UsageError: longer than 65,535 bytes.
-    """
+    """Encode binary data with its length in front; UsageError: longer than 65,535 bytes."""
     if len(data) > MAX_FIELD:
         raise UsageError(f"a binary field of {len(data)} bytes cannot be sent: {MAX_FIELD} is the most")
     return len(data).to_bytes(2) + data

@@ -24,11 +24,7 @@ WRONG_FLAGS: Final[dict[int, ReasonCode]] = {PacketType.PUBREL: ReasonCode.PROTO
 
 
 def check_flags(first: int, version: Version) -> None:
-    """Check the four low bits of the first byte [MQTT-2.1.3-1].
-
-    Raises:
-        PeerError: they are not what table 2-2 says.
-    """
+    """Check the four low bits of the first byte [MQTT-2.1.3-1]; PeerError: they are not what table 2-2 says."""
     kind = first >> 4
     if kind == PacketType.PUBLISH or first & 0x0F == FLAGS.get(kind, 0):
         return

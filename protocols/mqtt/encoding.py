@@ -45,11 +45,7 @@ def encode_prepared(message: PreparedPublish, *, retain: bool) -> bytes:
 
 
 def encode_packet(packet: Packet, version: Version) -> bytes:
-    """Encode one packet.
-
-    Raises:
-        UsageError: a field, a reason code or a property that the protocol does not allow there.
-    """
+    """Encode one packet; UsageError: a field, a reason code or a property that the protocol does not allow there."""
     kind, first, encode = _ENCODERS[type(packet)]
     if kind == PacketType.PUBLISH:
         first |= packet.dup << 3 | packet.qos << 1 | packet.retain  # type: ignore[union-attr]

@@ -147,11 +147,7 @@ class SubscriptionTrie(Generic[K, V]):
         return self._size
 
     def add(self, topic_filter: str, subscriber: K, subscription: V) -> bool:
-        """Put a subscription in, or replace it.
-
-        Returns:
-            Whether it is new.
-        """
+        """Put a subscription in, or replace it; whether it is new."""
         node = self._root
         levels, hashed = _levels(topic_filter)
         for level in levels:
@@ -163,11 +159,7 @@ class SubscriptionTrie(Generic[K, V]):
         return new
 
     def remove(self, topic_filter: str, subscriber: K) -> bool:
-        """Take a subscription out; levels that nobody needs any more go with it.
-
-        Returns:
-            Whether there was one.
-        """
+        """Take a subscription out; levels that nobody needs any more go with it; whether there was one."""
         path: list[tuple[_Node[K, V], str]] = []
         node = self._root
         levels, hashed = _levels(topic_filter)

@@ -39,11 +39,7 @@ class CloudEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 def from_fields(fields: Iterable[tuple[str, str]], content_type: str | None, body: bytes) -> CloudEvent:
-    """An event in binary mode: its attributes are the request's header fields, the body is the data.
-
-    Raises:
-        RestError: 400.
-    """
+    """An event in binary mode: its attributes are the request's header fields, the body is the data; RestError: 400."""
     attributes: dict[str, str] = {}
     for field, value in fields:
         name = field.lower()

@@ -162,11 +162,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def decode_consumer(body: bytes) -> Consumer:
-    """A consumer's settings; all defaults for an empty body.
-
-    Raises:
-        RestError: 422, a consumer cannot be so.
-    """
+    """A consumer's settings; all defaults for an empty body; RestError: 422, a consumer cannot be so."""
     config = decode(_CONSUMER, body) if body else ConsumerConfig()
     if config.format not in _FORMATS:
         raise RestError(422, f"Invalid format type: {config.format[:32]}", fault=Fault.CONSUMER_CONFIG)
@@ -203,11 +199,7 @@ def decode_commit(body: bytes) -> list[PartitionOffset] | None:
 
 
 def epoch_ms(text: str) -> int:
-    """Milliseconds since the epoch of an ISO 8601 time with its zone.
-
-    Raises:
-        RestError: 422.
-    """
+    """Milliseconds since the epoch of an ISO 8601 time with its zone; RestError: 422."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:

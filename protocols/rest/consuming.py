@@ -84,11 +84,7 @@ def decode_create(body: bytes) -> CreateConsumer:
 
 
 def decode_subscription(body: bytes) -> Subscription:
-    """What to subscribe to. The body fits the contract.
-
-    Raises:
-        RestError: 400, or 409 for topics and a pattern.
-    """
+    """What to subscribe to. The body fits the contract; RestError: 400, or 409 for topics and a pattern."""
     subscription = decode(_SUBSCRIPTION, body)
     if subscription.topics is not None and subscription.topic_pattern is not None:
         raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)

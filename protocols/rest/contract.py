@@ -94,11 +94,7 @@ class Parameter(msgspec.Struct, frozen=True):
     bounded: bool  # whether not every text is a value
 
     def value(self, texts: Sequence[str]) -> Any:
-        """Its value from what was sent.
-
-        Raises:
-            RestError: 400.
-        """
+        """Its value from what was sent; RestError: 400."""
         where = f"{self.place} parameter `{self.name}`"
         if self.kind == "array":
             value: Any = list(texts)

@@ -88,11 +88,7 @@ class DocumentSplitter:
         return found
 
     def finish(self) -> None:
-        """The body is over.
-
-        Raises:
-            RestError: 400, in the middle of a document.
-        """
+        """The body is over; RestError: 400, in the middle of a document."""
         if self.fault is None and self._data:
             raise RestError(400, "Validation error on: the body is not JSON: it ends in the middle of an object")
 

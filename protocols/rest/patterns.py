@@ -15,11 +15,7 @@ class TopicPattern:
     """A regular expression that fits whole names of topics, without look-around and back-references."""
 
     def __init__(self, text: str) -> None:
-        """Compile `text`.
-
-        Raises:
-            RestError: 422, it is no such expression.
-        """
+        """Compile `text`; RestError: 422, it is no such expression."""
         self.text = text
         try:
             self._matcher = jsonschema_rs.Draft202012Validator(

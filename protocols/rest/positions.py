@@ -33,11 +33,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse_position(text: str, where: str) -> dict[int, int]:
-    """A position from its text.
-
-    Raises:
-        RestError: 422; `where` names what the text is of.
-    """
+    """A position from its text; RestError: 422; `where` names what the text is of."""
     position: dict[int, int] = {}
     if text:
         parts = text.split(",")

@@ -73,7 +73,6 @@ class OutgoingLink:
     )  # fmt: skip
 
     def __init__(self, egress: Egress, peer: Peer, link: Link, source: Source, *, settled: bool) -> None:
-        """Take a link that is not accepted yet; its demand is 0 until it is."""
         self._egress = egress
         self._peer = peer
         self._engine = peer.engine

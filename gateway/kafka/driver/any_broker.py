@@ -27,11 +27,7 @@ class AnyBroker:
         )
 
     async def request(self, request: Any) -> Any:
-        """Send to any broker.
-
-        Raises:
-            Refused: BUSY, none answers.
-        """
+        """Send to any broker; Refused: BUSY, none answers."""
         client: Any = None
         try:
             client = await self._client.get()

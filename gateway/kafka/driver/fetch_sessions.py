@@ -125,12 +125,6 @@ class SessionFetcher(PacedFetcher):
 
     What is looked at for a fetch is what had news, was sought, or is not read to its end. Only when the assignment or
     the leaders have changed it is all partitions.
-
-    Attributes:
-        news: partitions of which something was told; whoever finds one read to its end may take it out.
-        leaderless: how many partitions nobody leads, as of the last metadata.
-        fetches: how many were sent, ever.
-        named: partitions in them.
     """
 
     def __init__(self, *arguments: Any, doubted: Callable[[], None], **settings: Any) -> None:
@@ -141,9 +135,10 @@ class SessionFetcher(PacedFetcher):
         self._moved: dict[int, set[TopicPartition]] = {}  # by leader: whose position may not be the broker's
         self._planned: tuple[Any, Any] = (None, None)  # the assignment and the metadata that the above is of
         self._answered: dict[int, float] = {}  # by node, when (loop time)
+        # partitions of which something was told; whoever finds one read to its end may take it out
         self.news: set[TopicPartition] = set()
-        self.fetches = self.named = 0
-        self.leaderless = 0
+        self.fetches = self.named = 0  # how many were sent, ever; and partitions in them
+        self.leaderless = 0  # how many partitions nobody leads, as of the last metadata
         self._doubted = doubted
         super().__init__(*arguments, **settings)
 

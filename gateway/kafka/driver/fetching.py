@@ -39,7 +39,6 @@ class PacedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no types
     """aiokafka's fetcher, which would ask without a pause who leads a partition that nobody leads."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        """As aiokafka's."""
         self._asked_for_leaders = float("-inf")
         super().__init__(*arguments, **settings)
 

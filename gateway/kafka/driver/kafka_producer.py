@@ -33,7 +33,6 @@ class PacedAccumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka ca
     """A producer's queues of batches. aiokafka's own sender asks without a pause who leads what nobody leads."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        """As aiokafka's."""
         super().__init__(*arguments, **settings)
         self._pause = FIRST_PAUSE_S
         self._ask_at = float("-inf")

@@ -106,11 +106,7 @@ class OnDemand(Generic[C]):
         self._stopped = False
 
     async def get(self) -> C:
-        """The started client.
-
-        Raises:
-            KafkaError: Kafka is away or refuses us, or `stop` was called.
-        """
+        """The started client; KafkaError: Kafka is away or refuses us, or `stop` was called."""
         async with self._opening:
             if self._client is None:
                 if self._stopped:

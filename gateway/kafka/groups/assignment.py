@@ -72,19 +72,8 @@ class AssignedPartition:
     not read yet though a former owner has read it (`ledger`).
 
     Attributes:
-        partition: which one.
-        checkpoint: what was read of it and is not settled.
         unselected: what was read and no subscriber here selects: the log keeps it for whoever comes. It is settled for
             the checkpoint.
-        flying: of these, what subscribers have been offered again.
-        tries: of these, how often some were given out before, and how many of the attempts failed.
-        ledger: what the last owner has told about settled records; None once all of them are passed.
-        copies: by offset, for records that more than one pool wants, how many of them have not settled it.
-        position: the offset of the next record to read; None while Kafka has not told where to begin.
-        committed: what Kafka has, as far as we know.
-        preferred: the member that gets its records while it has capacity (pools without a subscription filter).
-        ours: whether it still is.
-        stalled: not read on, since too much lies behind a record that is not settled.
     """
 
     __slots__ = (
@@ -94,19 +83,23 @@ class AssignedPartition:
 
     def __init__(self, partition: TopicPartition, position: int | None, committed: OffsetAndMetadata | None) -> None:
         self.partition = partition
-        self.checkpoint = Checkpoint()
+        self.checkpoint = Checkpoint()  # what was read of it and is not settled
         self.unselected = OffsetSet()
-        self.flying: set[int] = set()
+        self.flying: set[int] = set()  # of these, what subscribers have been offered again
+        # of these, how often some were given out before, and how many of the attempts failed
         self.tries: dict[int, Tries] = {}
+        # what the last owner has told about settled records; None once all of them are passed
         self.ledger = None if committed is None else read_ledger(committed.offset, committed.metadata)
+        # by offset, for records that more than one pool wants, how many of them have not settled it
         self.copies: dict[int, int] = {}
-        self.position = position
+        self.position = position  # the offset of the next record to read; None while Kafka has not told where to begin
         self._base = position
         self._passed = 0  # up to here records were left out as settled
-        self.committed = committed
+        self.committed = committed  # what Kafka has, as far as we know
+        # the member that gets its records while it has capacity (pools without a subscription filter)
         self.preferred: Member | None = None
-        self.ours = True
-        self.stalled = False
+        self.ours = True  # whether it still is
+        self.stalled = False  # not read on, since too much lies behind a record that is not settled
 
     @property
     def span(self) -> int:
@@ -196,28 +189,22 @@ class Member:
     """A subscriber in the reader.
 
     Attributes:
-        subscriber: the subscriber.
-        pools: whose records it gets.
-        wants: tells which of them it selects; None is all.
         held: deliveries that it has not settled, by the record's identity (the delivery keeps the record alive), in the
             order in which they were offered.
-        behind: by partition that it is behind on, the reading that brings it what was unselected before.
-        catching: the subscriber of these readings; None when it never was behind.
-        full: from "no capacity" until it is woken.
-        served: the number of its last record, in one sequence for all members.
     """
 
     __slots__ = ("behind", "catching", "full", "held", "pools", "served", "subscriber", "wants")
 
     def __init__(self, subscriber: Subscriber, wants: Condition | None = None) -> None:
         self.subscriber = subscriber
-        self.pools: list[Pool] = []
-        self.wants = wants
+        self.pools: list[Pool] = []  # whose records it gets
+        self.wants = wants  # tells which of them it selects; None is all
         self.held: dict[int, Delivery] = {}
+        # by partition that it is behind on, the reading that brings it what was unselected before
         self.behind: dict[AssignedPartition, Reading] = {}
-        self.catching: Subscriber | None = None
-        self.full = False
-        self.served = 0
+        self.catching: Subscriber | None = None  # the subscriber of these readings; None when it never was behind
+        self.full = False  # from "no capacity" until it is woken
+        self.served = 0  # the number of its last record, in one sequence for all members
 
     def delivery(self, record: Received) -> Delivery | None:
         """The delivery of a record that it holds; None when the record is no longer its own."""
@@ -244,28 +231,19 @@ class Member:
 
 
 class Pool:
-    """Members that want the same records, and the records that wait for one of them.
-
-    Attributes:
-        name: a topic's, whose records they want all, or a subscription filter's.
-        keeps: whether a partition's records with a key keep to one member while that has capacity.
-        topics: the Kafka topics that hold such records.
-        wanted: of these, those that the dispatch counts for it: none while it has no members.
-        members: all of them.
-        free: those not full, in the order of their turn.
-        ready: deliveries to be offered.
-    """
+    """Members that want the same records, and the records that wait for one of them."""
 
     __slots__ = ("free", "keeps", "members", "name", "ready", "topics", "wanted")
 
     def __init__(self, name: Hashable, topics: Collection[str], *, keeps: bool) -> None:
-        self.name = name
-        self.keeps = keeps
-        self.topics = frozenset(topics)
+        self.name = name  # a topic's, whose records they want all, or a subscription filter's
+        self.keeps = keeps  # whether a partition's records with a key keep to one member while that has capacity
+        self.topics = frozenset(topics)  # the Kafka topics that hold such records
+        # of these, those that the dispatch counts for it: none while it has no members
         self.wanted: frozenset[str] = frozenset()
-        self.members: dict[Member, None] = {}
-        self.free: dict[Member, None] = {}
-        self.ready: deque[Delivery] = deque()
+        self.members: dict[Member, None] = {}  # all of them
+        self.free: dict[Member, None] = {}  # those not full, in the order of their turn
+        self.ready: deque[Delivery] = deque()  # deliveries to be offered
 
     def balance(self, parts: Iterable[AssignedPartition]) -> None:
         """Take partitions from members that have more than their share; the next record chooses another member."""

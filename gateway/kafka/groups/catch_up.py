@@ -69,28 +69,19 @@ class _Catching:
 
 
 class CatchUp:
-    """The readings of one group's members.
-
-    Attributes:
-        expired: how many unselected records retention has deleted.
-    """
+    """The readings of one group's members."""
 
     def __init__(
         self,
-        readings: Readings,
+        readings: Readings,  # reads the log
+        # tells the partition and the pool of a record of the log; None when it is not ours
         place: Callable[[Received], tuple[AssignedPartition, Pool] | None],
+        # called when a member has caught up, or unselected records have turned out to be gone
         changed: Callable[[], None],
-        suspended: Callable[[], bool],
+        suspended: Callable[[], bool],  # whether nothing is to be handed out now
     ) -> None:
-        """Nothing is read yet.
-
-        Args:
-            readings: reads the log.
-            place: tells the partition and the pool of a record of the log; None when it is not ours.
-            changed: called when a member has caught up, or unselected records have turned out to be gone.
-            suspended: whether nothing is to be handed out now.
-        """
-        self.expired = 0
+        """Nothing is read yet."""
+        self.expired = 0  # how many unselected records retention has deleted
         self._readings = readings
         self._place = place
         self._changed = changed

@@ -27,33 +27,20 @@ RETENTION_S: Final = 60.0
 
 
 class Commits:
-    """The commits of one group reader.
-
-    Attributes:
-        lock: held while something is being committed, or the positions are being set.
-        count: commit requests answered, ever.
-    """
+    """The commits of one group reader."""
 
     def __init__(
         self,
-        group: str,
-        dispatch: Dispatch,
-        lookup: Lookup,
-        consumer: Callable[[], AIOKafkaConsumer | None],
+        group: str,  # its name
+        dispatch: Dispatch,  # knows the partitions and what is settled
+        lookup: Lookup,  # tells what retention has deleted
+        consumer: Callable[[], AIOKafkaConsumer | None],  # the member of the group, as of now
         *,
-        interval_s: float,
+        interval_s: float,  # the least time between two commits
     ) -> None:
-        """Nothing is committed yet.
-
-        Args:
-            group: its name.
-            dispatch: knows the partitions and what is settled.
-            lookup: tells what retention has deleted.
-            consumer: the member of the group, as of now.
-            interval_s: the least time between two commits.
-        """
-        self.lock = asyncio.Lock()
-        self.count = 0
+        """Nothing is committed yet."""
+        self.lock = asyncio.Lock()  # held while something is being committed, or the positions are being set
+        self.count = 0  # commit requests answered, ever
         self._group = group
         self._dispatch = dispatch
         self._lookup = lookup

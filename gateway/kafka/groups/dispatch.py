@@ -47,17 +47,7 @@ DEMAND: Final = 500  # nobody asks for more at once
 
 
 class Dispatch:
-    """The deliveries of one group. Nothing here waits; `GroupReader` reads, commits and is the group's member.
-
-    Attributes:
-        members: by subscriber.
-        parts: the partitions that are assigned to this process.
-        ready: deliveries that wait for a member.
-        suspended: whether nothing is handed out, since partitions may be moving.
-        progress: set when a settled prefix has grown.
-        returned: set when a member has settled a record or given one back while suspended.
-        redelivered, late, unwanted: see `GroupStatistics`.
-    """
+    """The deliveries of one group. Nothing here waits; `GroupReader` reads, commits and is the group's member."""
 
     def __init__(
         self, backoff: Backoff, changed: Callable[[], None], readings: Readings, *, return_wait_s: float
@@ -70,17 +60,17 @@ class Dispatch:
             readings: reads the log again for members that are behind.
             return_wait_s: how long a subscription filter without members keeps its records.
         """
-        self.members: dict[Subscriber, Member] = {}
-        self.parts: dict[TopicPartition, AssignedPartition] = {}
-        self.suspended = True
-        self.progress = asyncio.Event()
-        self.returned = asyncio.Event()
-        self.redelivered = self.late = self.unwanted = 0
+        self.members: dict[Subscriber, Member] = {}  # by subscriber
+        self.parts: dict[TopicPartition, AssignedPartition] = {}  # the partitions that are assigned to this process
+        self.suspended = True  # whether nothing is handed out, since partitions may be moving
+        self.progress = asyncio.Event()  # set when a settled prefix has grown
+        self.returned = asyncio.Event()  # set when a member has settled a record or given one back while suspended
+        self.redelivered = self.late = self.unwanted = 0  # redelivered, late, unwanted: see `GroupStatistics`
         self.catch_up = CatchUp(readings, self._place, self._caught_up, lambda: self.suspended)
         self._changed = changed
         self._pools = Pools(return_wait_s, self._end)
         self._queues: dict[str, Condition] = {}  # by topic, which of its unselected records stay
-        self.ready = ReadyDeliveries()
+        self.ready = ReadyDeliveries()  # deliveries that wait for a member
         self._orphans: list[tuple[Received, AssignedPartition, Tries]] = []  # of topics that nobody wants now
         self._later = Later(backoff, self._again, changed)
 
@@ -91,22 +81,14 @@ class Dispatch:
 
     def add(
         self,
-        subscriber: Subscriber,
-        topics: Collection[str],
-        subscription_filter: SubscriptionFilter | None,
-        wants: Condition | None = None,
+        subscriber: Subscriber,  # offered records from now on
+        topics: Collection[str],  # that may hold records for it
+        subscription_filter: SubscriptionFilter | None,  # which of their records; None is all of them
+        wants: Condition | None = None,  # which of these it selects for itself; None is all
         *,
-        queue: Condition | None = None,
+        queue: Condition | None = None,  # tells what stays for others when nobody selects it; None is nothing
     ) -> Member:
-        """Add a subscriber.
-
-        Args:
-            subscriber: offered records from now on.
-            topics: that may hold records for it.
-            subscription_filter: which of their records; None is all of them.
-            wants: which of these it selects for itself; None is all.
-            queue: tells what stays for others when nobody selects it; None is nothing.
-        """
+        """Add a subscriber."""
         member = self.members[subscriber] = Member(subscriber, wants)
         if queue is not None:
             self._queues.update(dict.fromkeys(topics, queue))

@@ -29,11 +29,7 @@ class GroupAdmin(AdminConnection):
         return await self.answer(partial(self._topics, group))
 
     async def positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
-        """What a group has committed in a topic, by partition.
-
-        Raises:
-            Refused: DENIED, or BUSY when Kafka does not answer.
-        """
+        """What a group has committed in a topic, by partition; Refused: DENIED, or BUSY when Kafka does not answer."""
         return await self.answer(partial(self._positions, group, topic))
 
     async def _positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
@@ -61,11 +57,7 @@ class GroupAdmin(AdminConnection):
         return await self.answer(partial(self._exists, group))
 
     async def names(self) -> frozenset[str]:
-        """All groups that Kafka knows.
-
-        Raises:
-            Refused: DENIED, or BUSY when Kafka does not answer.
-        """
+        """All groups that Kafka knows; Refused: DENIED, or BUSY when Kafka does not answer."""
         return await self.answer(self._names)
 
     async def _exists(self, group: str) -> bool:

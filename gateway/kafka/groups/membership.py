@@ -41,7 +41,6 @@ class Membership:
     """A subscriber's membership of a group. It settles each record that it took by `done`, `again` or `decline`."""
 
     def __init__(self, groups: Groups, reader: GroupReader, member: Member) -> None:
-        """Made by `Groups.join`."""
         self._groups = groups
         self._reader = reader
         self._dispatch = reader.dispatch

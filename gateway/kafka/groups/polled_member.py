@@ -54,26 +54,17 @@ POLL_INTERVAL_MARGIN_S: Final = 60.0
 
 
 class MemberSettings(msgspec.Struct, frozen=True):
-    """How one member reads.
-
-    Attributes:
-        auto_offset_reset: `earliest`, `latest` or `none`.
-        fetch_bytes: prefetched from a broker at once: what its memory is bounded by.
-        isolation_level: `read_committed` or `read_uncommitted`.
-        heartbeat_s: so long may it take to learn of a change of the group.
-        request_timeout_ms: of single requests to Kafka; None: the gateway's own.
-        idle_s: how long the client may stay silent before it is removed; Kafka must not remove it sooner.
-    """
+    """How one member reads."""
 
     group: str
     client_id: str
-    auto_offset_reset: str
+    auto_offset_reset: str  # `earliest`, `latest` or `none`
     fetch_min_bytes: int
-    fetch_bytes: int
-    isolation_level: str
-    heartbeat_s: float
-    request_timeout_ms: int | None
-    idle_s: float
+    fetch_bytes: int  # prefetched from a broker at once: what its memory is bounded by
+    isolation_level: str  # `read_committed` or `read_uncommitted`
+    heartbeat_s: float  # so long may it take to learn of a change of the group
+    request_timeout_ms: int | None  # of single requests to Kafka; None: the gateway's own
+    idle_s: float  # how long the client may stay silent before it is removed; Kafka must not remove it sooner
 
 
 class NotAssignedError(Exception):

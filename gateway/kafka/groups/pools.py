@@ -20,16 +20,12 @@ from mapping.record import Received
 
 
 class Pools:
-    """The pools of a group's members in this process.
-
-    Attributes:
-        topics: that some member wants records of.
-        empty: pools of subscription filters that have lost their last member, with the timer of their end.
-    """
+    """The pools of a group's members in this process."""
 
     def __init__(self, return_wait_s: float, ended: Callable[[Pool], None]) -> None:
         """No pools. `ended` is called for one that has been without members for `return_wait_s` seconds."""
-        self.topics: frozenset[str] = frozenset()
+        self.topics: frozenset[str] = frozenset()  # that some member wants records of
+        # pools of subscription filters that have lost their last member, with the timer of their end
         self.empty: dict[Pool, asyncio.TimerHandle] = {}
         self._return_wait_s = return_wait_s
         self._ended = ended
@@ -44,18 +40,11 @@ class Pools:
     def add(
         self,
         member: Member,
-        topics: Collection[str],
-        subscription_filter: SubscriptionFilter | None,
-        partitions: Collection[AssignedPartition],
+        topics: Collection[str],  # that may hold records for it
+        subscription_filter: SubscriptionFilter | None,  # which of their records; None is all of them
+        partitions: Collection[AssignedPartition],  # of the group here, which a topic's own pool shares out anew
     ) -> None:
-        """Put a member into its pools.
-
-        Args:
-            member: the member.
-            topics: that may hold records for it.
-            subscription_filter: which of their records; None is all of them.
-            partitions: of the group here, which a topic's own pool shares out anew.
-        """
+        """Put a member into its pools."""
         if subscription_filter is None:
             for topic in topics:
                 pool = self._whole.get(topic)

@@ -20,18 +20,12 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class Progress:
-    """Two positions a partition, as offsets of the next record.
-
-    Attributes:
-        held: by partition, what was fetched and not delivered.
-        delivered: what was written to the client.
-        confirmed: what it had before it asked again, which shows that it arrived.
-    """
+    """Two positions a partition, as offsets of the next record."""
 
     def __init__(self) -> None:
-        self.held: dict[TopicPartition, list[Received]] = {}
-        self.delivered: dict[TopicPartition, int] = {}
-        self.confirmed: dict[TopicPartition, int] = {}
+        self.held: dict[TopicPartition, list[Received]] = {}  # by partition, what was fetched and not delivered
+        self.delivered: dict[TopicPartition, int] = {}  # what was written to the client
+        self.confirmed: dict[TopicPartition, int] = {}  # what it had before it asked again, which shows that it arrived
         self._committed: dict[TopicPartition, int] = {}
         # Topics that were made again: by partition, where we are; None where the group has committed since.
         self._anew: dict[str, dict[int, int | None]] = {}

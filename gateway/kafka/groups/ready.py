@@ -13,16 +13,11 @@ WAITING_BYTES: Final = 8 * 1024 * 1024
 
 
 class ReadyDeliveries:
-    """The ready deliveries of all pools of one group, each in its pool's queue.
-
-    Attributes:
-        records: how many.
-        bytes: their values.
-    """
+    """The ready deliveries of all pools of one group, each in its pool's queue."""
 
     def __init__(self) -> None:
         self._busy: dict[Pool, None] = {}
-        self.records = self.bytes = 0
+        self.records = self.bytes = 0  # how many, and those of their values
 
     @property
     def pools(self) -> tuple[Pool, ...]:

@@ -23,14 +23,11 @@ LEADER_S: Final = 1.0
 
 
 class StartOffsets:
-    """Of one group: at the beginning, or at the end as of when it was joined, and then it is remembered where that was.
-
-    Attributes:
-        leaderless: since when (epoch ms) the group wants what is stored in partitions of which nobody can tell now.
-    """
+    """Of one group: at the beginning, or at the end as of when it was joined, and then it is remembered where."""
 
     def __init__(self, group: str, lookup: Lookup) -> None:
         """`lookup` is asked."""
+        # since when (epoch ms) the group wants what is stored in partitions of which nobody can tell now
         self.leaderless: dict[TopicPartition, int] = {}
         self._group = group
         self._lookup = lookup

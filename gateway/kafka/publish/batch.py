@@ -31,22 +31,19 @@ class Share:
     """The tickets of one owner in one batch.
 
     Attributes:
-        owner: whom to tell; None: nobody wants to know.
-        budget: the owner's own budget (its attribute `budget`), beside those of the topic and the process.
-        tokens: in order of submission.
-        runs: pairs of first and behind-last position in the batch; together as long as `tokens`.
-        bytes: size of the records in closed runs.
         taken: bytes and records that `budget` was told of.
     """
 
     __slots__ = ("budget", "bytes", "owner", "runs", "taken_bytes", "taken_records", "tokens")
 
     def __init__(self, owner: Owner | None, budget: ConnectionBudget | None) -> None:
-        self.owner = owner
+        self.owner = owner  # whom to tell; None: nobody wants to know
+        # the owner's own budget (its attribute `budget`), beside those of the topic and the process
         self.budget = budget
-        self.tokens: list[Any] = []
+        self.tokens: list[Any] = []  # in order of submission
+        # pairs of first and behind-last position in the batch; together as long as `tokens`
         self.runs: list[tuple[int, int]] = []
-        self.bytes = 0
+        self.bytes = 0  # size of the records in closed runs
         self.taken_bytes = 0
         self.taken_records = 0
 
@@ -68,13 +65,7 @@ class Batch(WrittenBatch):
     Attributes:
         write: `Records.append`: `write(timestamp ms, key, value, headers)`; returns the record's size, or 0 when
             the batch is full; the first record always fits.
-        count: records in it.
-        bytes: their size.
-        mark: when `bytes` reaches it, call `account`.
-        owner: the owner of the current run; see `switch_owner`.
         add_token: appends to the current run's tokens.
-        born: when the first record came, in the loop's clock.
-        pinned: the positions of records whose senders named the partition.
     """
 
     def __init__(self, limit: int, budget: Budget) -> None:
@@ -83,12 +74,12 @@ class Batch(WrittenBatch):
         self.limit = limit
         self.budget = budget
         self.write = self._writer.append
-        self.count = 0
-        self.bytes = 0
-        self.mark = 0
-        self.owner: Any = NOBODY
-        self.born = 0.0
-        self.pinned: list[int] = []
+        self.count = 0  # records in it
+        self.bytes = 0  # their size
+        self.mark = 0  # when `bytes` reaches it, call `account`
+        self.owner: Any = NOBODY  # the owner of the current run; see `switch_owner`
+        self.born = 0.0  # when the first record came, in the loop's clock
+        self.pinned: list[int] = []  # the positions of records whose senders named the partition
         self.shares: dict[int, Share] = {}
         self._share: Share | None = None
         self._run_position = 0

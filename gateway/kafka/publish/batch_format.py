@@ -45,11 +45,7 @@ _NAMES_LIMIT: Final = 1024
 
 
 class Records:
-    """The records of one batch; see `gateway.kafka.publish.batch.Batch`, which makes it what aiokafka takes.
-
-    Attributes:
-        count: records in it.
-    """
+    """The records of one batch; see `gateway.kafka.publish.batch.Batch`, which makes it what aiokafka takes."""
 
     __slots__ = (
         "_first", "_header_part", "_headers", "_key", "_key_part", "_last", "_limit", "_out", "_state", "count",
@@ -66,7 +62,7 @@ class Records:
         self._key_part = _NULL
         self._header_part = _SHORT[0]
         self._state = (-1, -1, 0)
-        self.count = 0
+        self.count = 0  # records in it
 
     def append(
         self, timestamp: int, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
@@ -114,22 +110,14 @@ class Records:
 
     def append_run(  # noqa: PLR0917 - as `append`, and where in the values
         self,
-        timestamp: int,
-        key: bytes | None,
-        values: Sequence[bytes],
-        headers: Sequence[tuple[str, bytes | None]],
-        first: int,
-        most: int,
+        timestamp: int,  # as `append`
+        key: bytes | None,  # as `append`
+        values: Sequence[bytes],  # theirs
+        headers: Sequence[tuple[str, bytes | None]],  # as `append`
+        first: int,  # where in `values` to begin
+        most: int,  # bytes to write at the most, except that the last record may reach beyond
     ) -> tuple[int, int]:
         """Write records that differ in their values only, behind another one: as `append` for each, in one loop.
-
-        Args:
-            timestamp: as `append`.
-            key: as `append`.
-            values: theirs.
-            headers: as `append`.
-            first: where in `values` to begin.
-            most: bytes to write at the most, except that the last record may reach beyond.
 
         Returns:
             How many were written, and their size in bytes; the next one does not fit into the batch, has no

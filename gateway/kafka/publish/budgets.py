@@ -23,14 +23,10 @@ class BudgetStatistics(msgspec.Struct, frozen=True):
 
 
 class Budgets:
-    """One for the process, which each topic's has for its parent, and a connection's of its own.
-
-    Attributes:
-        process: bytes and records of the whole process.
-    """
+    """One for the process, which each topic's has for its parent, and a connection's of its own."""
 
     def __init__(self, limits: BudgetConfig) -> None:
-        self.process = Budget(limits.process_bytes, limits.process_records)
+        self.process = Budget(limits.process_bytes, limits.process_records)  # bytes and records of the whole process
         self.process.gate.subscribe(partial(pauses.turned, PROCESS_BUDGET, PROCESS))
         self._limits = limits
         self._topics: dict[str, Budget] = {}

@@ -86,18 +86,15 @@ class QueuedTopic:
     """What the queues of one topic share.
 
     Attributes:
-        name: the topic.
-        context: see `WriterContext`.
         largest: record bytes that its broker takes in one batch.
-        gone: when the topic was found to be gone or forbidden: what its records get.
     """
 
     __slots__ = ("_budget", "context", "gone", "largest", "name")
 
     def __init__(self, info: TopicInfo, context: WriterContext, budget: Budget) -> None:
-        self.name = info.name
-        self.context = context
-        self.gone: Outcome | None = None
+        self.name = info.name  # the topic
+        self.context = context  # see `WriterContext`
+        self.gone: Outcome | None = None  # when the topic was found to be gone or forbidden: what its records get
         self._budget = budget
         self.update(info)
 
@@ -115,15 +112,8 @@ class PartitionQueue:
     """One partition.
 
     Attributes:
-        open: takes records; may be empty.
-        full: sealed batches that wait, in order.
-        flying: the batches on the way: one, or the parts of one that was split.
-        senders: how many lasting senders have their place here.
-        led: the partition has a leader, as far as is known.
         shut: takes no records without a key: it has no leader and nothing is on the way, or there is no such
             partition any more.
-        touched: it is in the publisher's list for the end of this loop turn.
-        dissolved: there is no such partition any more.
     """
 
     __slots__ = (
@@ -135,14 +125,14 @@ class PartitionQueue:
         self.topic = topic
         self.number = number
         self.context = topic.context
-        self.open = topic.new_batch()
-        self.full: deque[Batch] = deque()
-        self.flying: deque[Batch] = deque()
-        self.touched = False
-        self.senders = 0
-        self.led = True
+        self.open = topic.new_batch()  # takes records; may be empty
+        self.full: deque[Batch] = deque()  # sealed batches that wait, in order
+        self.flying: deque[Batch] = deque()  # the batches on the way: one, or the parts of one that was split
+        self.touched = False  # it is in the publisher's list for the end of this loop turn
+        self.senders = 0  # how many lasting senders have their place here
+        self.led = True  # the partition has a leader, as far as is known
         self.shut = False
-        self.dissolved = False
+        self.dissolved = False  # there is no such partition any more
         self._fruitless = 0
         self._task: asyncio.Task[None] | None = None
         self._full_waiter: asyncio.Event | None = None

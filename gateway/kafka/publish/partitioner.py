@@ -40,17 +40,13 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 
 class Partitioner:
-    """The partitions of one topic's keys.
-
-    Attributes:
-        known: key to partition; read it first on the hot path, then ask `place`.
-    """
+    """The partitions of one topic's keys."""
 
     __slots__ = ("known", "partitions")
 
     def __init__(self, partitions: int) -> None:
         self.partitions = partitions
-        self.known: dict[bytes, int] = {}
+        self.known: dict[bytes, int] = {}  # key to partition; read it first on the hot path, then ask `place`
 
     def place(self, key: bytes) -> int:
         """The partition of `key`, remembered."""

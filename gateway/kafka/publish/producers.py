@@ -31,19 +31,14 @@ METADATA_POLLS: Final = 10
 
 
 class LeasedProducer:
-    """One producer and who uses it.
-
-    Attributes:
-        users: batches in flight through it.
-        retired: a newer one has taken over; closed when nobody uses it.
-    """
+    """One producer and who uses it."""
 
     __slots__ = ("_producer", "retired", "users")
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
-        self.users = 0
-        self.retired = False
+        self.users = 0  # batches in flight through it
+        self.retired = False  # a newer one has taken over; closed when nobody uses it
 
     async def hand_over(self, batch: Batch, topic: str, partition: int) -> asyncio.Future[RecordMetadata]:
         """Give the batch to aiokafka; the future tells when every in-sync replica has it.

@@ -35,44 +35,30 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """The way into Kafka.
-
-    Attributes:
-        budgets: bytes and records submitted and not settled, of the process, of topics and of connections.
-        budget: that of the whole process.
-        gate: its gate: when it shuts, stop reading from clients and stop granting credit.
-        stored: told a topic, a partition and the offset after the last record of each batch that was stored.
-    """
+    """The way into Kafka."""
 
     def __init__(
         self,
-        config: KafkaConfig,
-        limits: BudgetConfig,
-        topics: Topics,
+        config: KafkaConfig,  # with `bootstrap_servers` set
+        limits: BudgetConfig,  # the budgets' limits
+        topics: Topics,  # started and stopped by the caller
         *,
-        spawn: Spawn,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], int],
-        rng: random.Random,
+        spawn: Spawn,  # starts background work in the app's task group
+        clock: Callable[[], float],  # monotonic seconds; the loop's
+        wall_clock: Callable[[], int],  # milliseconds since the epoch
+        rng: random.Random,  # breaks ties where a sender without a name is placed
     ) -> None:
-        """Nothing is sent yet.
-
-        Args:
-            config: with `bootstrap_servers` set.
-            limits: the budgets' limits.
-            topics: started and stopped by the caller.
-            spawn: starts background work in the app's task group.
-            clock: monotonic seconds; the loop's.
-            wall_clock: milliseconds since the epoch.
-            rng: breaks ties where a sender without a name is placed.
-        """
+        """Nothing is sent yet."""
+        # bytes and records submitted and not settled, of the process, of topics and of connections
         self.budgets = Budgets(limits)
-        self.budget = self.budgets.process
+        self.budget = self.budgets.process  # that of the whole process
+        # its gate: when it shuts, stop reading from clients and stop granting credit
         self.gate: Gate = self.budget.gate
         self._topics = topics
         self._spawn = spawn
         self._clock = clock
         self._wall_clock = wall_clock
+        # told a topic, a partition and the offset after the last record of each batch that was stored
         self.stored: Callable[[str, int, int], None] = _nobody
         self._producers = Producers(config, spawn, self._check_partitions)
         self._context = WriterContext(
@@ -179,22 +165,14 @@ class Publisher:
 
     def submit_run(
         self,
-        like: Record,
-        values: Sequence[bytes],
-        owner: Owner | None,
-        tokens: Sequence[Any],
+        like: Record,  # their topic, key, headers and partition; without a timestamp
+        values: Sequence[bytes],  # theirs, in order
+        owner: Owner | None,  # of all of them
+        tokens: Sequence[Any],  # beside `values`
         *,
-        sender: Sender | None = None,
+        sender: Sender | None = None,  # of all of them; needed for records without a key
     ) -> None:
-        """Take a run of records that differ in their values only: the same as `submit` for each, with less work.
-
-        Args:
-            like: their topic, key, headers and partition; without a timestamp.
-            values: theirs, in order.
-            owner: of all of them.
-            tokens: beside `values`.
-            sender: of all of them; needed for records without a key.
-        """
+        """Take a run of records that differ in their values only: the same as `submit` for each, with less work."""
         topic, key, headers, partition = like.topic, like.key, like.headers, like.partition
         position, count = 0, len(values)
         while position < count:

@@ -19,20 +19,15 @@ REMEMBERED: Final = 16_384
 
 
 class Sender:
-    """One sender.
-
-    Attributes:
-        queues: where its records without a key go, by topic; read it first on the hot path, then ask
-            `TopicWriter.place`.
-        lasting: it counts among the senders of its partitions: it will send more for some time.
-    """
+    """One sender."""
 
     __slots__ = ("_name", "_places", "lasting", "queues")
 
     def __init__(self, *, lasting: bool = False, name: tuple[str, ...] = (), places: Places | None = None) -> None:
         """A sender whose place nobody remembers, unless `Places` makes it; a lasting one must `leave`."""
+        # where its records without a key go, by topic; read it first on the hot path, then ask `TopicWriter.place`
         self.queues: dict[str, PartitionQueue] = {}
-        self.lasting = lasting
+        self.lasting = lasting  # it counts among the senders of its partitions: it will send more for some time
         self._name = name
         self._places = places
 

@@ -36,14 +36,10 @@ class Statistics(msgspec.Struct, frozen=True):
 
 
 class Settlement:
-    """Tells owners the outcomes of their tokens, and counts these.
-
-    Attributes:
-        answered: when Kafka stored the last batch, by the clock.
-    """
+    """Tells owners the outcomes of their tokens, and counts these."""
 
     def __init__(self) -> None:
-        self.answered = float("-inf")
+        self.answered = float("-inf")  # when Kafka stored the last batch, by the clock
         self._records = dict.fromkeys(Outcome, 0)
         self._state_records = dict.fromkeys(Outcome, 0)
         self._unowned = dict.fromkeys(Outcome, 0)

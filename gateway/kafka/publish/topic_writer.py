@@ -26,22 +26,15 @@ def _load_and_senders(queue: PartitionQueue) -> tuple[int, int]:
 
 
 class TopicWriter:
-    """The queues of one topic and the choice between them.
-
-    Attributes:
-        topic: what they share.
-        name: the topic's.
-        info: what is known of it.
-        partitioner: finds a key's partition.
-        queues: by the number of the partition.
-    """
+    """The queues of one topic and the choice between them."""
 
     def __init__(self, info: TopicInfo, context: WriterContext, budget: Budget) -> None:
-        self.topic = QueuedTopic(info, context, budget)
-        self.name = info.name
-        self.info = info
+        self.topic = QueuedTopic(info, context, budget)  # what they share
+        self.name = info.name  # the topic's
+        self.info = info  # what is known of it
         self._context = context
-        self.partitioner = Partitioner(info.partitions)
+        self.partitioner = Partitioner(info.partitions)  # finds a key's partition
+        # by the number of the partition
         self.queues = [PartitionQueue(self.topic, number) for number in range(info.partitions)]
         self._filling: PartitionQueue | None = None
 

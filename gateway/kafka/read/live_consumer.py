@@ -37,12 +37,7 @@ RETRY_S: Final = 0.5
 
 
 class LiveConsumer:
-    """Reads whatever is among the watched partitions, and hands it over partition by partition.
-
-    Attributes:
-        gaps: records that retention had deleted before they were read.
-        assignments: how often the set of partitions was changed.
-    """
+    """Reads whatever is among the watched partitions, and hands it over partition by partition."""
 
     def __init__(
         self,
@@ -56,6 +51,7 @@ class LiveConsumer:
 
         `partitions` are the live reader's; after each change of them it calls `change_assignment`.
         """
+        # records that retention had deleted before they were read; how often the set of partitions was changed
         self.gaps = self.assignments = 0
         self._kafka = dict(kafka)
         self._spawn = spawn

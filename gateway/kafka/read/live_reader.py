@@ -34,11 +34,7 @@ OFFERS_PER_TURN: Final = 256
 
 
 class LiveReader:
-    """See the module. A subscriber belongs to one fan-out; subscribers must be hashable by identity.
-
-    Attributes:
-        passed: told a topic, a partition and the offset of the next record, each time some were offered.
-    """
+    """See the module. A subscriber belongs to one fan-out; subscribers must be hashable by identity."""
 
     def __init__(
         self,
@@ -64,6 +60,7 @@ class LiveReader:
             self._begin_anew,
             self._catch_up_waiting,
         )
+        # told a topic, a partition and the offset of the next record, each time some were offered
         self.passed: Callable[[str, int, int], None] | None = None
         self._records = self._offers = self._dropped = self._fell_behind = 0
 

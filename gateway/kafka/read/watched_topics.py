@@ -77,22 +77,18 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Topic:
-    """Who watches a topic, and its partitions.
-
-    Attributes:
-        identity: of the topic that the positions are of.
-        leaderless: partitions that had no leader when their watch began, and since when (ms) what is stored is wanted.
-        watching: by fan-out; changed by `add` and `remove`. There may be thousands: every receiver of AMQP is one.
-    """
+    """Who watches a topic, and its partitions."""
 
     __slots__ = ("_watches", "identity", "leaderless", "name", "partitions", "watching")
 
     def __init__(self, name: str, identity: bytes) -> None:
         self.name = name
-        self.identity = TopicIdentity(identity)
+        self.identity = TopicIdentity(identity)  # of the topic that the positions are of
+        # by fan-out; changed by `add` and `remove`. There may be thousands: every receiver of AMQP is one.
         self.watching: dict[Fanout, Watch] = {}
         self._watches: tuple[Watch, ...] | None = ()
         self.partitions: dict[TopicPartition, Partition] = {}
+        # partitions that had no leader when their watch began, and since when (ms) what is stored is wanted
         self.leaderless: dict[TopicPartition, int] = {}
 
     @property

@@ -48,15 +48,11 @@ Places = Iterable[tuple[GroupReader, AssignedPartition, int]]
 
 
 class TransactionFailed(Exception):  # noqa: N818 - an answer, not an error of anybody
-    """A commit did not take place, or nobody can tell.
-
-    Attributes:
-        reason: a line for the client.
-    """
+    """A commit did not take place, or nobody can tell."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = reason  # a line for the client
 
 
 class _Post:
@@ -144,18 +140,14 @@ class _Batches:
 
 
 class KafkaTransaction:
-    """One transaction. Once a record of it has failed it can only be aborted.
-
-    Attributes:
-        failure: why it can only be aborted; None while it can be committed.
-    """
+    """One transaction. Once a record of it has failed it can only be aborted."""
 
     __slots__ = (
         "_producer", "_publisher", "_queue", "_settle", "_shared", "_spoiled", "_task", "_unsettled", "failure",
     )  # fmt: skip
 
     def __init__(self, shared: Transactions, settle: Settle) -> None:
-        self.failure: Result | None = None
+        self.failure: Result | None = None  # why it can only be aborted; None while it can be committed
         self._shared = shared
         self._publisher = shared.publisher
         self._settle = settle

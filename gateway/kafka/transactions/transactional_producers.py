@@ -47,17 +47,13 @@ that is gone, and looks by itself only when its metadata have become old."""
 
 
 class TransactionalProducer(LeasedProducer):
-    """One transactional producer; at most one transaction at a time.
-
-    Attributes:
-        number: of its transactional id.
-    """
+    """One transactional producer; at most one transaction at a time."""
 
     __slots__ = ("_flying", "_group", "_patience", "number")
 
     def __init__(self, producer: AIOKafkaProducer, number: int) -> None:
         super().__init__(producer)
-        self.number = number
+        self.number = number  # of its transactional id
         self._group: str | None = None
         self._flying: Collection[tuple[str, int]] = ()
         self._patience: asyncio.Timeout | None = None
@@ -121,11 +117,7 @@ class TransactionalProducer(LeasedProducer):
 
 
 class TransactionalProducerPool:
-    """All transactional producers of the process; none is started before it is needed.
-
-    Attributes:
-        started: how often one was started.
-    """
+    """All transactional producers of the process; none is started before it is needed."""
 
     def __init__(
         self,
@@ -165,7 +157,7 @@ class TransactionalProducerPool:
         self._marked = 0
         self._starting = 0
         self._stopped = False
-        self.started = 0
+        self.started = 0  # how often one was started
 
     def start(self) -> None:
         """End, in the background, what an earlier process of this gateway has left open."""

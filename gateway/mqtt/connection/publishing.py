@@ -73,7 +73,6 @@ class Incoming:
     def __init__(
         self, client: ClientPort, connection: Connection, session: Session, grant: Grant, services: Services
     ) -> None:
-        """The client is known, and may publish what `grant` allows."""
         self.budget: ConnectionBudget = session.budget
         self.principal = session.principal
         self._client = client

@@ -52,7 +52,6 @@ class RefusedAgain:
     """The packets that clients were disconnected for; the publisher's owner of their dead letters."""
 
     def __init__(self, publisher: Publisher, counters: Counters) -> None:
-        """Nothing is remembered yet."""
         self._publisher = publisher
         self._counters = counters
         self._packets: collections.OrderedDict[bytes, int] = collections.OrderedDict()

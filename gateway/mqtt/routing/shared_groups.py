@@ -81,7 +81,6 @@ class Share:
         subscription: SessionSubscription,
         delivery: Callable[[Received], Delivery | None],
     ) -> None:
-        """Made by `Sharing.join`."""
         self.group = shared.group  # the share name
         self.topic_filter = shared.topic_filter  # without `$share/` and the name
         self.subscription = subscription  # the options as of the last SUBSCRIBE
@@ -215,11 +214,7 @@ class _Group:
 
 
 class Sharing:
-    """All shared subscriptions of connected sessions of this process.
-
-    Attributes:
-        leaving: the part of each turn that places have that are given up: a connection may end with thousands.
-    """
+    """All shared subscriptions of connected sessions of this process."""
 
     def __init__(
         self,
@@ -234,6 +229,7 @@ class Sharing:
         self._topics = topics
         self._delivery = delivery
         self._names: dict[str, _Group] = {}
+        # the part of each turn that places have that are given up: a connection may end with thousands
         self.leaving = turns.Share()
         topics.watch(self._topics_changed)
 

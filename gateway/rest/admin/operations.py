@@ -76,7 +76,6 @@ class Administration(OperationSet):
     """The operations, over one connection to Kafka."""
 
     def __init__(self, services: RestServices) -> None:
-        """Connect to Kafka's administration with the first request."""
         self._admin = ClusterAdmin(services.kafka, services.spawn)
         self._lookup = services.lookup
         self._topics = services.topics
@@ -183,11 +182,7 @@ class Administration(OperationSet):
 
 
 def _visible(grant: Grant, group: str) -> Callable[[str], bool]:
-    """Which topics of a group a client may know of.
-
-    Raises:
-        RestError: 403, a rule forbids the group.
-    """
+    """Which topics of a group a client may know of; RestError: 403, a rule forbids the group."""
     said = grant.group("admin", group)
     if said is False:
         raise forbidden("look at this group")

@@ -54,7 +54,6 @@ class ConfluentV2(OperationSet):
         subscriptions: Subscriptions,
         topics: TopicOperations,
     ) -> None:
-        """Share consumers, subscriptions and topics with the Strimzi dialect."""
         self._config = services.config
         self._publisher = services.publisher
         self._lookup = services.lookup

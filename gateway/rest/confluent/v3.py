@@ -91,11 +91,7 @@ class RecordStream(Upload):
         self._abouts: dict[int, About] = {}  # by token, of records whose fate is not known
 
     def feed(self, part: bytes | None) -> None:
-        """A part of the body, or its end.
-
-        Raises:
-            RestError: nothing more can be taken.
-        """
+        """A part of the body, or its end; RestError: nothing more can be taken."""
         splitter = self._splitter
         if part is None:
             splitter.finish()

@@ -113,7 +113,6 @@ class Consumers(OperationSet):
     """All instances of this process, by group and name."""
 
     def __init__(self, services: RestServices) -> None:
-        """No instance; Kafka is asked when the first one is created."""
         config = services.config
         self._config = config
         self._kafka = services.kafka
@@ -202,11 +201,7 @@ class Consumers(OperationSet):
         )
 
     def find(self, grant: Grant, group: str, name: str) -> Instance:
-        """The instance, if it is this client's.
-
-        Raises:
-            RestError: 404 for none, 403 for somebody else's.
-        """
+        """The instance, if it is this client's; RestError: 404 for none, 403 for somebody else's."""
         instance = self._instances.get((group, name))
         if instance is None:
             raise not_found(NO_CONSUMER, Fault.CONSUMER)

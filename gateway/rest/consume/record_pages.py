@@ -107,11 +107,7 @@ class Filling:
         return True
 
     async def fill(self, catch_up_reader: CatchUpReader, topic: str, span: Span) -> dict[int, int]:
-        """Read from the span until the page is full or the span's end is reached.
-
-        Returns:
-            Where the next page begins.
-        """
+        """Read from the span until the page is full or the span's end is reached; where the next page begins."""
         position = dict(span.start)
 
         def finished(reading: Reading) -> None:
@@ -164,7 +160,6 @@ class RecordPages(OperationSet):
     """The operation that reads a page of the log without a consumer."""
 
     def __init__(self, services: RestServices) -> None:
-        """No page; the readers of `services` are shared with other clients."""
         self._config = services.config
         self._lookup = services.lookup
         self._catch_up_reader = services.catch_up_reader

@@ -23,7 +23,6 @@ class CloudEvents(OperationSet):
     """The operation that stores CloudEvents."""
 
     def __init__(self, storing: Storing, overload: OverloadGuard, bodies: BodyReader, max_events: int) -> None:
-        """Store what `overload` lets in and `bodies` reads, at most `max_events` of a request."""
         self._storing = storing
         self._overload = overload
         self._bodies = bodies

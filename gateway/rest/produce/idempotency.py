@@ -94,10 +94,7 @@ class KeyedRequests:
         return KeyedStatistics(self._table.count, self._table.bytes, self.replayed, self.resumed)
 
     async def store(self, call: Call, records: list[Record], body: bytes, key: str) -> web.Response:
-        """As `Storing.store`, for a request with a key.
-
-        It goes on when the client leaves: it will ask again.
-        """
+        """As `Storing.store`, for a request with a key. It goes on when the client leaves: it will ask again."""
         name = _name(call, key)
         digest = hashlib.sha256(call.request.headers.get("Content-Type", "").encode() + b"\0" + body).hexdigest()
         if not self._state.loaded.is_set():

@@ -66,7 +66,6 @@ class Produce(OperationSet):
     def __init__(
         self, publisher: Publisher, storing: Storing, overload: OverloadGuard, bodies: BodyReader, max_records: int
     ) -> None:
-        """Publish through `storing` what `overload` lets in and `bodies` reads."""
         self._storing = storing
         self._publisher = publisher
         self._overload = overload

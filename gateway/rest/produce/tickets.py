@@ -24,7 +24,6 @@ class Ticket:
     __slots__ = ("_left", "done", "failed", "principal", "results")
 
     def __init__(self, count: int, principal: str) -> None:
-        """For `count` records of `principal`."""
         self.principal = principal  # the client's; see `Publisher.submit`
         self.results: list[Stored | ErrorBody] = [_PENDING] * count  # what became of each record
         self.failed = 0  # how many records were not stored

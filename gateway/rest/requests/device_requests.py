@@ -48,7 +48,6 @@ class DeviceRequests(OperationSet):
     """The operation on an address, and this process's reply address."""
 
     def __init__(self, services: RestServices, overload: OverloadGuard, bodies: BodyReader) -> None:
-        """Publish what `overload` lets in and `bodies` reads."""
         config = services.config
         self._config = config
         self._rules = services.rules

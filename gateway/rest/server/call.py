@@ -21,17 +21,7 @@ _NO_QUERY: Final[dict[str, list[str]]] = {}
 
 
 class Call:
-    """A request with its client's rights and its checked parameters: the argument of each handler.
-
-    Attributes:
-        request: the request itself; its body is read through `body`, or piece by piece through `pieces`.
-        operation: its description in the contract.
-        grant: the client's identity and rights.
-        expires_ms: when (epoch milliseconds) its credentials expire; None: never.
-        query: the declared parameters by name, typed; one that was not sent and has no default is missing.
-        span: the request's trace span; None where tracing is off.
-        answer_headers: header fields of the answer, errors too; see `begin`.
-    """
+    """A request with its client's rights and its checked parameters: the argument of each handler."""
 
     __slots__ = (
         "_bodies", "_continued", "answer_headers", "expires_ms", "grant", "operation", "query", "request", "span",
@@ -40,18 +30,16 @@ class Call:
     def __init__(
         self, request: web.BaseRequest, operation: Operation, client: AuthenticatedClient, bodies: BodyReader
     ) -> None:
-        """Check the query.
-
-        Raises:
-            RestError: 400, the query is against the contract.
-        """
+        """Check the query; RestError: 400, the query is against the contract."""
+        # the request itself; its body is read through `body`, or piece by piece through `pieces`
         self.request = request
-        self.operation = operation
-        self.grant, self.expires_ms = client
-        self.answer_headers: dict[str, str] = {}
+        self.operation = operation  # its description in the contract
+        self.grant, self.expires_ms = client  # the client's rights, and epoch ms until when; None: for ever
+        self.answer_headers: dict[str, str] = {}  # header fields of the answer, errors too; see `begin`
         self._bodies = bodies
         self._continued = False
-        self.span: RequestSpan | None = None
+        self.span: RequestSpan | None = None  # the request's trace span; None where tracing is off
+        # the declared parameters by name, typed; one that was not sent and has no default is missing
         self.query = operation.query_values(_given(request)) if operation.query else operation.defaults
 
     def header_values(self) -> Mapping[str, Any]:
@@ -67,11 +55,7 @@ class Call:
 
     @property
     def media(self) -> str:
-        """The body's media type, as the contract spells it.
-
-        Raises:
-            RestError: 400, the contract does not have it.
-        """
+        """The body's media type, as the contract spells it; RestError: 400, the contract does not have it."""
         body = self.operation.body
         assert body is not None, "an operation without a body"
         return body_type(self.request.headers.get("Content-Type"), body.media)

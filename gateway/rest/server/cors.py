@@ -43,11 +43,7 @@ class Cors:
         return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": ANY, "Vary": "Origin"}
 
     def preflight(self, request: web.BaseRequest, methods: Sequence[str]) -> web.Response:
-        """The answer to that question, for a path that has these methods.
-
-        Raises:
-            RestError: 403, it is no.
-        """
+        """The answer to that question, for a path that has these methods; RestError: 403, it is no."""
         headers = {"Server": SERVER, **self.fields(request)}
         if "Access-Control-Allow-Origin" not in headers:
             raise RestError(403, _FOREIGN)

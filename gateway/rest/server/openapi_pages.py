@@ -54,7 +54,6 @@ class Documents(OperationSet):
     """The operations that tell what the gateway is."""
 
     def __init__(self, contract: Contract) -> None:
-        """Serve `contract`."""
         self._contract = contract
         self._json = msgspec.json.encode(contract.document)
         self._yaml: bytes | None = None

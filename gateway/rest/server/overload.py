@@ -30,11 +30,7 @@ class OverloadGuard:
         self._max_concurrent = max_concurrent
 
     def enter(self, topic: str, request: web.BaseRequest) -> ProduceSlot:
-        """Count a request in; it is counted out at the end of the `with` block.
-
-        Raises:
-            RestError: 503 with Retry-After.
-        """
+        """Count a request in; it is counted out at the end of the `with` block; RestError: 503 with Retry-After."""
         publisher = self._publisher
         if not publisher.gate.is_open:
             raise self._refuse("Kafka is slower than its senders; try again")

@@ -44,7 +44,6 @@ class QuickAnswer(web.Response):
     """An answer whose head is ready; aiohttp's own in every respect as soon as anything about it is changed."""
 
     def __init__(self, body: bytes, head: Head) -> None:
-        """Status 200, `body` behind `head`."""
         self._body = body  # what the constructors of aiohttp do, but for the multidict
         self._state = {}
         self._status = int(HTTPStatus.OK)

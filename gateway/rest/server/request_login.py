@@ -33,7 +33,6 @@ class RequestLogin:
     """Finds the grant of the client behind a request, or refuses it: 401 for its login, 403 for its page's origin."""
 
     def __init__(self, authenticator: Authenticator, access_list: AccessList, origins: Origins) -> None:
-        """Use the login and the access list that all protocols share; pages of `origins` may call."""
         self._origins = origins
         self._authenticator = authenticator
         self._access_list = access_list

@@ -46,20 +46,16 @@ class Sink(Protocol):
 
 
 class Feed:
-    """One topic at the end of the log, and its streams.
-
-    Attributes:
-        offsets: by partition, the offset behind the last record that the live reader has passed.
-        users: streams, and requests that are about to open one.
-        subscribers: the streams; changed by `add` and `remove`. There may be thousands.
-    """
+    """One topic at the end of the log, and its streams."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
+        # by partition, the offset behind the last record that the live reader has passed
         self.offsets: dict[int, int] = {}
+        # the streams; changed by `add` and `remove`. There may be thousands.
         self.subscribers: dict[FeedSubscriber, None] = {}
         self._selected: tuple[tuple[FeedSubscriber, None], ...] | None = ()
-        self.users = 0
+        self.users = 0  # streams, and requests that are about to open one
         self.watched = False
         self.watching = asyncio.Lock()
         self.lingering: asyncio.TimerHandle | None = None

@@ -335,7 +335,6 @@ class Live(OperationSet):
     """The operation that opens a live WebSocket, and all that are open."""
 
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
-        """Read topics through `feeds`."""
         self.services = services
         self.readers = Readers(services, feeds, LiveForms())
         self.messages = self.records_in = self.records_out = self.errors = 0

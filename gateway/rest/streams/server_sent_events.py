@@ -208,7 +208,6 @@ class EventStreams(OperationSet):
     """The operation that streams events."""
 
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
-        """Read topics through `feeds`, and groups through `services.groups`."""
         self.writes = Writes()
         self.wall_clock = services.wall_clock
         self.events = 0
