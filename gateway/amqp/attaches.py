@@ -272,7 +272,7 @@ class Attach:
             dynamic=dynamic,
         )
         peer.pump.flush()
-        outgoing.wake()
+        outgoing.credit_changed(peer.engine.credit_of(link), peer.engine.drains(link))  # it may have come before
 
     async def _resume(self) -> Source:
         """A durable subscription by its name alone: only Kafka knows what it is for."""

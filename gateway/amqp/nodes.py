@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
+
+from aiokafka import TopicPartition
 
 from gateway.amqp.sources import Source
 from gateway.kafka.cluster.topic_info import TopicInfo
@@ -93,6 +95,15 @@ class Node:
         if self._timer is None:
             self._hand_returned()
         self._nodes.live_reader.resume(self)
+
+    @property
+    def live_reader(self) -> LiveReader:
+        """Who reads the log."""
+        return self._nodes.live_reader
+
+    def unread(self, consumer: NodeConsumer, ends: Mapping[TopicPartition, int]) -> int:
+        """See `NodeConsumer.unread`."""
+        return self.live_reader.unread(self if self._queue else consumer, ends) + len(self._returned)
 
     def give_back(self, record: Received, attempts: int) -> None:
         """A receiver has not settled a record; that is the end of it, unless it is a queue's."""
@@ -206,6 +217,14 @@ class NodeConsumer:
     def failures(self, record: Received) -> int:
         """Not counted: temporary nodes have no dead letters."""
         return 0
+
+    async def ends(self, topic: str) -> dict[TopicPartition, int]:
+        """See `LiveReader.ends`."""
+        return await self._node.live_reader.ends(topic)
+
+    def unread(self, ends: Mapping[TopicPartition, int]) -> int:
+        """How many offsets below `ends` have yet to be offered, and how many records were given back."""
+        return self._node.unread(self, ends)
 
     async def leave(self, *, failed: bool = True) -> None:
         """Give back what is unsettled."""

@@ -195,6 +195,10 @@ class Engine(Transacting):
             self._sent[delivery] = (link, token)
             link.held += 1
 
+    def drains(self, link: Link) -> bool:
+        """Whether the peer wants an outgoing link's credit used up or given back (part 2.6.7)."""
+        return bool(lib.pn_link_get_drain(link.handle))
+
     def drained(self, link: Link) -> None:
         """Give the unused credit of an outgoing link back (part 2.6.7)."""
         if link.attached:
@@ -356,7 +360,7 @@ class Engine(Transacting):
     def _on_flow(self, event: Any, events: list[Any]) -> None:
         link = self._links.get(_event_link(event))
         if link is not None and link.attached and not link.incoming:
-            events.append(CreditChanged(link, self.credit_of(link), bool(lib.pn_link_get_drain(link.handle))))
+            events.append(CreditChanged(link, self.credit_of(link), self.drains(link)))
 
     # inside
 
@@ -366,7 +370,7 @@ class Engine(Transacting):
             link.stalled = False
             credit = self.credit_of(link)  # puts it back when there is no change
             if credit:
-                events.append(CreditChanged(link, credit, bool(lib.pn_link_get_drain(link.handle))))
+                events.append(CreditChanged(link, credit, self.drains(link)))
 
 
 _HANDLERS: Final[dict[int, Callable[[Engine, Any, list[Any]], None]]] = {

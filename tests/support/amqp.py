@@ -43,6 +43,15 @@ def body_of(message: Message) -> bytes:
     return bytes(found)
 
 
+def until_drained(connection: BlockingConnection, *receivers: Any) -> None:
+    """Wait until credit is used up, and what came for it was handed over.
+
+    proton may know of the end of a drain, and of all that came before it, while most of it waits to be told.
+    """
+    links = [receiver.link for receiver in receivers]
+    connection.wait(lambda: not any(link.draining() or link.queued for link in links), timeout=TIMEOUT)
+
+
 class ThreadedSender:
     """A sender link to one topic; all of proton is used in one thread, as it must be."""
 

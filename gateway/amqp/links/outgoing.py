@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
 import structlog
+from aiokafka import TopicPartition
 
 from gateway.amqp.counters import Counts
 from gateway.amqp.links.dead_letters import DeadLetters
@@ -47,9 +48,9 @@ SENDS: Final = 64
 LARGE: Final = 4096
 """Bytes of a message after which the session's window is looked at again at once."""
 
-DRAIN_S: Final = 0.2
-"""How long a drain (part 2.6.7) may look for records before the rest of the credit is given back: a fetch that is on
-its way (100 ms at Kafka when there is nothing) comes to its end."""
+DRAIN_S: Final = 8.0
+"""So long a drain (part 2.6.7) waits while nothing is read, before it is answered all the same: as others for Kafka."""
+DRAIN_LOOK_S: Final = 0.01
 
 
 class Egress(msgspec.Struct, frozen=True):
@@ -82,7 +83,7 @@ class OutgoingLink:
         self._partition = source.partition
         self._membership: Membership | NodeConsumer | None = None
         self._selected: tuple[tuple[OutgoingLink, None], ...] = ((self, None),)
-        self._draining: asyncio.TimerHandle | None = None
+        self._draining: asyncio.Task[None] | None = None
         self._left = False
         self._dead_letters = egress.dead_letters
         self._pending = 0  # dead letters on their way to Kafka
@@ -206,7 +207,7 @@ class OutgoingLink:
         """The peer granted credit, took it back, or wants it drained."""
         self._burst = 0
         if drain and self._draining is None:
-            self._draining = asyncio.get_running_loop().call_later(DRAIN_S, self._drained)
+            self._draining = self._peer.pump.spawn(self._drain())
         if credit > 0:
             self.wake()
 
@@ -381,13 +382,35 @@ class OutgoingLink:
         except Exception as error:  # our bug, in one group: the connection has other links
             failures.tell("group", error, group)
 
-    def _drained(self) -> None:
-        self._draining = None
-        if self._membership is None and self.demand > 0 and self._egress.live_reader.is_behind(self.topic, self):
-            # What there is has yet to come, for a browser all of it.
-            self._draining = asyncio.get_running_loop().call_later(DRAIN_S, self._drained)
-            return
+    async def _drain(self) -> None:
+        """Use up the credit when all that was stored as the peer asked is sent, or Kafka has fallen silent."""
+        loop = asyncio.get_running_loop()
+        reader = self._membership if self._membership is not None else self._egress.live_reader
+        try:
+            try:
+                ends = await reader.ends(self.topic)
+            except Refused:
+                ends = {}
+            if self._partition is not None:
+                ends = {place: end for place, end in ends.items() if place.partition == self._partition}
+            left, until = -1, 0.0
+            while (now := self._unread(ends)) and not self._left:
+                if now != left:
+                    left, until = now, loop.time() + DRAIN_S
+                elif loop.time() > until:
+                    break
+                await asyncio.sleep(DRAIN_LOOK_S)
+        finally:
+            self._draining = None
         if not self._left:
             self._burst = 0
             self._engine.drained(self.link)
             self._peer.flush_soon()
+
+    def _unread(self, ends: Mapping[TopicPartition, int]) -> int:
+        """How much of the log has yet to be offered to this link, while it could be sent."""
+        if self.demand <= 0 and self._peer.pump.writable:
+            return 0  # no credit is left, or as much is unsettled as may be
+        if self._membership is not None:
+            return self._membership.unread(ends)
+        return self._egress.live_reader.unread(self, ends)

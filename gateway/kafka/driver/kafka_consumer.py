@@ -203,6 +203,14 @@ def follow_missing(consumer: AIOKafkaConsumer, doubted: Callable[[], object] | N
     on_metadata(consumer, look)
 
 
+def next_offset(consumer: AIOKafkaConsumer, partition: TopicPartition) -> int | None:
+    """The offset behind all that a started consumer has given out, transaction markers included; None: not known."""
+    if not consumer._subscription.is_assigned(partition):
+        return None
+    found: int | None = consumer._subscription.subscription.assignment.state_value(partition)._position
+    return found
+
+
 def is_broken(consumer: AIOKafkaConsumer) -> bool:
     """Whether a background task of the consumer has ended, so that it will never bring anything again."""
     fetching = consumer._fetcher._fetch_task

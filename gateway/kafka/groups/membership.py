@@ -9,11 +9,12 @@ await membership.leave()
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Literal
 from weakref import WeakValueDictionary
 
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
@@ -105,6 +106,14 @@ class Membership:
         """
         delivery = self._member.delivery(record)
         return None if delivery is None else (self._reader, delivery.part)
+
+    async def ends(self, topic: str) -> dict[TopicPartition, int]:
+        """The ends of a topic's partitions as of the call, of those that have a leader; Refused: Kafka is silent."""
+        return await self._groups.ends(topic)
+
+    def unread(self, ends: Mapping[TopicPartition, int]) -> int:
+        """How many offsets below `ends` have yet to be read for this subscriber, in the partitions of this process."""
+        return self._reader.unread(self._member, ends)
 
     async def leave(self, *, failed: bool = True) -> None:
         """Give back what is unsettled, at once; the last subscriber of a group here leaves Kafka's group too.
@@ -264,6 +273,11 @@ class Groups:
             if not reader.members and self._readers.get(reader.group) is reader:
                 del self._readers[reader.group]
                 await reader.close()
+
+    async def ends(self, topic: str) -> dict[TopicPartition, int]:
+        """See `Membership.ends`."""
+        found = await self._lookup.existing((topic,))
+        return await self._lookup.ends(found.get(topic, ()), led=True)
 
     async def topics(self, group: str) -> frozenset[str]:
         """The topics in which a group has committed something, ever; empty when there is no such group.

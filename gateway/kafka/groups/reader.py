@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -46,6 +46,7 @@ from gateway.kafka.groups.dispatch import Dispatch
 from gateway.kafka.groups.remade_topics import RemadeTopics
 from gateway.kafka.groups.start_offsets import StartOffsets
 from gateway.kafka.groups.statistics import GroupStatistics, snapshot
+from gateway.kafka.groups.unread import unread
 from gateway.spawn import Spawn, keep_on
 
 log = logging.getLogger(__name__)
@@ -487,6 +488,10 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         consumer.resume(*(partitions - stalled - self._starts.leaderless.keys()))
         dispatch.suspended = False
         return True
+
+    def unread(self, member: Member, ends: Mapping[TopicPartition, int]) -> int:
+        """See `unread.unread`."""
+        return unread(self.dispatch, self._consumer, member, ends)
 
     def statistics(self) -> GroupStatistics:
         """See `GroupStatistics`."""

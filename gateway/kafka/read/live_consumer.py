@@ -22,6 +22,7 @@ from gateway.kafka.driver.kafka_consumer import (
     ConsumerOptions,
     fetch_wait_ms,
     log_consumer,
+    next_offset,
     on_metadata,
     poll,
     set_fetch_wait,
@@ -106,6 +107,10 @@ class LiveConsumer:
             return None
         end: int | None = self._consumer.highwater(partition)
         return end
+
+    def next_offset(self, partition: TopicPartition) -> int | None:
+        """The offset behind all that was read, transaction markers included; None where that is not known."""
+        return None if self._consumer is None else next_offset(self._consumer, partition)
 
     def note_stored(self, partition: TopicPartition) -> None:
         """Something was stored in a partition: it is not read to its end."""

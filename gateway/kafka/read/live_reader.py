@@ -302,6 +302,28 @@ class LiveReader:
             return True
         return any(subscriber in part.behind for part in state.partitions.values())
 
+    async def ends(self, topic: str) -> dict[TopicPartition, int]:
+        """The ends of a watched topic's partitions as of the call, of those that have a leader.
+
+        Raises:
+            Refused: Kafka does not answer.
+        """
+        state = self._topics.get(topic)
+        return {} if state is None else await self._lookup.ends(list(state.partitions), led=True)
+
+    def unread(self, subscriber: Subscriber, ends: Mapping[TopicPartition, int]) -> int:
+        """How many offsets below `ends` a subscriber has yet to be offered."""
+        left = 0
+        for place, end in ends.items():
+            part = self._partitions.get(place)
+            if part is None:
+                continue
+            if subscriber in part.behind:
+                left += max(1, end - part.behind[subscriber][1].position)
+            elif part.position < part.fetched or (self._consumer.next_offset(place) or part.position) < end:
+                left += max(1, end - part.position)
+        return left
+
     def stored(self, topic: str, partition: int, end: int) -> None:
         """This process has stored something: a partition's log reaches to `end` at least."""
         place = TopicPartition(topic, partition)

@@ -19,7 +19,7 @@ from proton.utils import BlockingConnection
 
 from protocols.amqp import outcomes
 from protocols.mqtt.packets import Subscription
-from tests.support.amqp import body_of, data
+from tests.support.amqp import body_of, data, until_drained
 from tests.support.amqp_transactions import Transacted, TransactedClient
 from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import RawClient
@@ -104,7 +104,7 @@ async def test_readers_of_every_kind_see_what_is_committed(
             transaction.end()
             browser = connection.create_receiver(f"queue://{topic}", credit=0, options=[Copy(), AtMostOnce()])
             browser.link.drain(100)
-            connection.wait(lambda: not browser.link.draining(), timeout=WAIT_S)
+            until_drained(connection, browser)
             found = [[body_of(message) for message, _ in browser.fetcher.incoming]]
             for reader in readers:
                 found.append([])

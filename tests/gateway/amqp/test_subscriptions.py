@@ -13,7 +13,7 @@ from proton.utils import BlockingConnection, LinkDetached
 
 from gateway.amqp.listener import AmqpListener
 from protocols.amqp import outcomes
-from tests.support.amqp import TIMEOUT, as_client, body_of, data
+from tests.support.amqp import TIMEOUT, as_client, body_of, data, until_drained
 from tests.support.topics import produce
 
 
@@ -88,7 +88,7 @@ async def test_a_browser_takes_nothing(listener: AmqpListener, bootstrap: str, n
     def work(connection: BlockingConnection) -> tuple[list[bytes], list[bytes]]:
         browser = connection.create_receiver(f"queue://{topic}", credit=0, options=[Copy(), AtMostOnce()])
         browser.link.drain(100)
-        connection.wait(lambda: not browser.link.draining(), timeout=TIMEOUT)
+        until_drained(connection, browser)
         seen = [body_of(message) for message, _ in browser.fetcher.incoming]
         browser.close()
         return seen, take(connection.create_receiver(f"queue://{topic}", credit=5), 3)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from proton import Delivery, Message
+from proton import Delivery, Endpoint, Message
 from proton.reactor import AtMostOnce
 from proton.utils import BlockingConnection, LinkDetached
 
@@ -208,6 +208,23 @@ async def test_drain_gives_the_credit_back(listener: AmqpListener, bootstrap: st
         return body(receiver.receive(TIMEOUT))
 
     assert await as_client(listener, receive) == b"one"
+
+
+@pytest.mark.clause("AMQP-2.6.7")
+async def test_a_drain_may_come_before_the_attach_is_answered(
+    listener: AmqpListener, bootstrap: str, new_topic: Any
+) -> None:
+    topic = await new_topic(partitions=1)
+    await produce(bootstrap, topic, [b"one"])
+
+    def receive(connection: BlockingConnection) -> int:
+        link = connection.container.create_receiver(connection.conn, f"{topic}/group.id/{topic}")
+        link.drain(10)
+        assert not link.state & Endpoint.REMOTE_ACTIVE
+        connection.wait(lambda: not link.draining(), timeout=TIMEOUT)
+        return int(link.queued)
+
+    assert await as_client(listener, receive) == 1
 
 
 async def test_unsettled_is_bounded(start_listener: Any, bootstrap: str, new_topic: Any) -> None:

@@ -1,0 +1,31 @@
+"""What a subscriber of a group has yet to be offered: AMQP's drain waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from gateway.kafka.driver.kafka_consumer import next_offset
+from gateway.kafka.groups.assignment import Member
+from gateway.kafka.groups.dispatch import Dispatch
+
+
+def unread(
+    dispatch: Dispatch, consumer: AIOKafkaConsumer | None, member: Member, ends: Mapping[TopicPartition, int]
+) -> int:
+    """How many offsets below `ends` have yet to be read for a subscriber, in partitions that are ours.
+
+    At least 1 while partitions are about to move. What other subscribers hold, or had given back, is not counted.
+    """
+    if dispatch.suspended or consumer is None:
+        return 1
+    left = 0
+    for place in ends.keys() & dispatch.parts.keys():
+        part = dispatch.parts[place]
+        position = part.position or 0
+        if part in member.behind:
+            left += max(1, position - member.behind[part].position)
+        elif (next_offset(consumer, place) or 0) < ends[place]:
+            left += max(1, ends[place] - position)
+    return left
