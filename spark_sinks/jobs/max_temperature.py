@@ -9,11 +9,12 @@ import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sinks import transforms
 from spark_sinks.job import JobKind, JobOptions, duration, interval
 from spark_sinks.progress import Progress
 from spark_sinks.sinks import REAL_TIME, kafka_sink
 from spark_sinks.sources import kafka_range, kafka_stream
+from spark_sinks.transforms import maximum as transforms
+from spark_sinks.transforms.dead_letters import dead_letters
 
 DEAD_LETTER_QUERY = "dead-letter"
 
@@ -124,7 +125,7 @@ class MaxTemperature:
         try:
             count = late.count()
             if count:
-                letters = transforms.dead_letters(late).write.format("kafka").option("topic", options.dead_letter)
+                letters = dead_letters(late).write.format("kafka").option("topic", options.dead_letter)
                 letters.options(**{f"kafka.{key}": value for key, value in options.connection.items()}).save()
         finally:
             late.unpersist()

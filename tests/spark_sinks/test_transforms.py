@@ -11,7 +11,8 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from spark_sinks import transforms
+from spark_sinks.transforms import dead_letters
+from spark_sinks.transforms import maximum as transforms
 
 SOURCE = (
     "key binary, value binary, headers array<struct<key: string, value: binary>>, "
@@ -245,7 +246,7 @@ def test_dead_letter_of_a_record_without_headers(spark: SparkSession) -> None:
 
 def test_dead_letter_is_cut_so_that_it_fits(spark: SparkSession) -> None:
     [row] = transforms.rejected(transforms.parsed(records(spark, [(b"k", b"x" * 1_000_000)]))).collect()
-    assert row.value == b"x" * transforms.DEAD_LETTER_LIMIT
+    assert row.value == b"x" * dead_letters.LIMIT
     assert (row.headers[-1].key, row.headers[-1].value) == ("origin.length", b"1000000")
 
 

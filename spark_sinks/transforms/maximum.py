@@ -10,20 +10,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name everybody knows it by)
 
 from mapping.record import CONTENT_TYPE
+from spark_sinks.transforms.dead_letters import KAFKA_HEADERS, dead_letters, header
 
 READING_SCHEMA = "array<struct<temperature: double, time: string, sensor: string, sent: string>>"
 """The fields of a reading that this job uses. Texts are judged by `parsed`, so that a bad one has a reason."""
-
-KAFKA_HEADERS = "array<struct<key: string, value: binary>>"
-ERROR = "error"
-ORIGIN_TOPIC = "origin.topic"
-ORIGIN_PARTITION = "origin.partition"
-ORIGIN_OFFSET = "origin.offset"
-ORIGIN_LENGTH = "origin.length"
-"""Of a dead letter whose value was cut to `DEAD_LETTER_LIMIT` bytes."""
-
-DEAD_LETTER_LIMIT = 900_000
-"""Bytes of a dead letter's value: a record at the topic's limit (1 MiB) would not fit with its new headers."""
 
 NOT_READABLE = "the value is neither a number nor a JSON object in UTF-8"
 NO_NUMBER = "temperature is missing or not a finite number"
@@ -138,32 +128,13 @@ def as_records(results: DataFrame) -> DataFrame:
     return results.select(
         F.col("sensor").cast("binary").alias("key"),
         F.to_json(F.struct("sensor", "start", "end", "maximum", "count", "latest")).cast("binary").alias("value"),
-        F.array(_header(CONTENT_TYPE, F.lit("application/json"))).cast(KAFKA_HEADERS).alias("headers"),
+        F.array(header(CONTENT_TYPE, F.lit("application/json"))).cast(KAFKA_HEADERS).alias("headers"),
     )
 
 
 def rejected(checked: DataFrame) -> DataFrame:
     """The malformed records of `parsed` as dead letters: key, value and headers kept, reason and origin added."""
     return dead_letters(checked.where(F.col("error").isNotNull()))
-
-
-def dead_letters(records: DataFrame) -> DataFrame:
-    """Records of the source with a column `error`, as Kafka records for the dead-letter topic."""
-    added = F.array(
-        _header(ERROR, F.col("error")),
-        _header(ORIGIN_TOPIC, F.col("topic")),
-        _header(ORIGIN_PARTITION, F.col("partition")),
-        _header(ORIGIN_OFFSET, F.col("offset")),
-    ).cast(KAFKA_HEADERS)
-    cut = F.octet_length("value") > DEAD_LETTER_LIMIT
-    length = F.when(cut, F.array(_header(ORIGIN_LENGTH, F.octet_length("value"))).cast(KAFKA_HEADERS))
-    none = F.array().cast(KAFKA_HEADERS)
-    kept = F.col("headers").cast(KAFKA_HEADERS)
-    return records.select(
-        "key",
-        F.when(cut, F.substring("value", 1, DEAD_LETTER_LIMIT)).otherwise(F.col("value")).alias("value"),
-        F.concat(F.coalesce(kept, none), added, F.coalesce(length, none)).alias("headers"),
-    )
 
 
 def late(checked: DataFrame, window: str, slide: str, watermark_ms: int) -> DataFrame:
@@ -184,7 +155,3 @@ def late(checked: DataFrame, window: str, slide: str, watermark_ms: int) -> Data
 
 def _non_empty(text: Column) -> Column:
     return F.when(text != "", text)
-
-
-def _header(name: str, value: Column) -> Column:
-    return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))

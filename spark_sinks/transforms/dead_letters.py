@@ -1,0 +1,50 @@
+"""Dead letters: a record as it came, with the reason and where it comes from."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+KAFKA_HEADERS: Final = "array<struct<key: string, value: binary>>"
+ERROR: Final = "error"
+ORIGIN_TOPIC: Final = "origin.topic"
+ORIGIN_PARTITION: Final = "origin.partition"
+ORIGIN_OFFSET: Final = "origin.offset"
+ORIGIN_LENGTH: Final = "origin.length"
+"""Of a dead letter whose value was cut to `LIMIT` bytes."""
+
+LIMIT: Final = 900_000
+"""Bytes of a dead letter's value: a record at the topic's limit (1 MiB) would not fit with its new headers."""
+
+
+def dead_letters(records: DataFrame) -> DataFrame:
+    """Records of the source with a column `error`, as Kafka records for the dead-letter topic."""
+    record = F.struct("key", "value", "headers", "topic", "partition", "offset")
+    return records.select(letter(record, F.col("error")).alias("letter")).select("letter.*")
+
+
+def letter(record: Column, error: Column) -> Column:
+    """A record (a struct of the source's columns) as a Kafka record: key and headers kept, reason and origin added."""
+    added = F.array(
+        header(ERROR, error),
+        header(ORIGIN_TOPIC, record["topic"]),
+        header(ORIGIN_PARTITION, record["partition"]),
+        header(ORIGIN_OFFSET, record["offset"]),
+    ).cast(KAFKA_HEADERS)
+    value = record["value"]
+    cut = F.octet_length(value) > LIMIT
+    length = F.when(cut, F.array(header(ORIGIN_LENGTH, F.octet_length(value))).cast(KAFKA_HEADERS))
+    none = F.array().cast(KAFKA_HEADERS)
+    kept = record["headers"].cast(KAFKA_HEADERS)
+    return F.struct(
+        record["key"].alias("key"),
+        F.when(cut, F.substring(value, 1, LIMIT)).otherwise(value).alias("value"),
+        F.concat(F.coalesce(kept, none), added, F.coalesce(length, none)).alias("headers"),
+    )
+
+
+def header(name: str, value: Column) -> Column:
+    """A header of Kafka, its value as text."""
+    return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
