@@ -174,6 +174,37 @@ def password_line(
     typer.echo(line)
 
 
+@spark_app.command("list")
+def spark_list() -> None:
+    """Show the kinds of jobs: those that a file declares, and those that are started by their name."""
+    from spark_sinks.spec.jobs import KINDS  # noqa: PLC0415
+
+    typer.echo("In a job file:")
+    for name, kind in KINDS.items():
+        typer.echo(f"  {name:16}{kind.SUMMARY}")
+    typer.echo("By name, with options (trivium spark run NAME -- --help):")
+    typer.echo("  max-temperature the maximum of each sensor over a sliding window")
+
+
+@spark_app.command("check")
+def spark_check(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Job files, .toml or .py.")],
+) -> None:
+    """Check job files and say what is wrong with them; neither Kafka nor Java is needed."""
+    from spark_sinks.job_file import JobFileError, read  # noqa: PLC0415
+
+    wrong = []
+    for file in files:
+        try:
+            spec = read(file).spec
+        except JobFileError as error:
+            wrong.append(str(error))
+        else:
+            typer.echo(f"{file}: good: {spec.SUMMARY}")
+    if wrong:
+        raise fail("\n".join(wrong))
+
+
 @spark_app.command("run", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def spark_run(
     context: typer.Context,

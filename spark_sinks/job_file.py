@@ -1,0 +1,183 @@
+"""Reads a job file, TOML or Python, and says in one sentence what is wrong with it. No JVM is started."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import runpy
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from spark_sinks.spec.jobs import KINDS, JobSpec, Transform
+from spark_sinks.spec.parts import REAL_TIME
+
+SUFFIXES: Final = frozenset({".toml", ".py"})
+
+NOT_IN_REAL_TIME: Final[Mapping[str, str]] = {
+    "udf": "no Python functions", "pandas_udf": "no Python functions", "arrow_udf": "no Python functions",
+    "mapInPandas": "no Python functions", "mapInArrow": "no Python functions",
+    "applyInPandas": "no Python functions", "applyInArrow": "no Python functions",
+    "applyInPandasWithState": "no Python state", "transformWithState": "no Python state",
+    "transformWithStateInPandas": "no Python state",
+    "session_window": "no session windows",
+    "foreachBatch": "no foreachBatch",
+    "dropDuplicatesWithinWatermark": "no dropDuplicatesWithinWatermark",
+    "readStream": "no join of two streams, and a job's source is given to it",
+}  # fmt: skip
+"""What Spark refuses in real time only after it has started."""
+
+
+class JobFileError(ValueError):
+    """A job file cannot be used; each line names a key and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """A job as its file declares it.
+
+    Attributes:
+        path: of the file.
+        spec: its parts, checked.
+        transform: of a Python file: readings (DataFrame) to records with columns `key` and `value`.
+    """
+
+    path: Path
+    spec: JobSpec
+    transform: Callable[[Any], Any] | None = None
+
+    def running_with(self, run: Mapping[str, Any]) -> JobFile:
+        """The same job with other settings of `run`; JobFileError where they do not fit its other parts."""
+        given = self.spec.model_dump(exclude_unset=True)
+        spec = _checked(self.path, lambda: type(self.spec)(**{**given, "run": {**given["run"], **run}}))
+        _check_transform(self.path, spec, self.transform)
+        return JobFile(self.path, spec, self.transform)
+
+
+def is_job_file(name: str) -> bool:
+    """Whether a command line's JOB is a file and not the name of a job."""
+    return Path(name).suffix in SUFFIXES
+
+
+def read(path: Path) -> JobFile:
+    """Read and check a job file; JobFileError with one line for each thing that is wrong.
+
+    A Python file is run: it makes `JOB` of a class of `spark_sinks.spec.jobs`; a `Transform` has its function beside.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise JobFileError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise JobFileError(f"{path}: not UTF-8") from error
+    if path.suffix == ".py":
+        return _of_python(path)
+    if path.suffix != ".toml":
+        raise JobFileError(f"{path}: a job file is .toml or .py")
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise JobFileError(f"{path}: not valid TOML: {error}") from error
+    return made(path, given)
+
+
+def made(path: Path, given: Mapping[str, Any]) -> JobFile:
+    """The job of a TOML file that says `given`; JobFileError as in `read`."""
+    name = given.get("job")
+    kind = KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        what = (
+            "says which kind of job it is" if name is None else f"there is no kind {name!r}{_nearest(str(name), KINDS)}"
+        )
+        raise JobFileError(f"{path}: job: {what}; kinds are {', '.join(KINDS)}")
+    if kind is Transform:
+        raise JobFileError(
+            f"{path}: job: a transform is Python; write it into a file NAME.py with JOB = Transform(...)"
+        )
+    return JobFile(path, _checked(path, lambda: kind(**given)))
+
+
+def _of_python(path: Path) -> JobFile:
+    try:
+        named = runpy.run_path(str(path), run_name=path.stem)
+    except ValidationError as error:
+        raise JobFileError(_described(path, error)) from None
+    except Exception as error:
+        raise JobFileError(f"{path}: {type(error).__name__}: {error}") from error
+    spec = named.get("JOB")
+    if not isinstance(spec, JobSpec):
+        raise JobFileError(f"{path}: JOB: a Python job has JOB = Transform(...), or another of spark_sinks.spec.jobs")
+    transform = named.get("transform")
+    _check_transform(path, spec, transform)
+    if transform is not None and not isinstance(spec, Transform):
+        raise JobFileError(f"{path}: transform: a {spec.job} job has none; JOB = Transform(...) does")
+    return JobFile(path, spec, transform)
+
+
+def _check_transform(path: Path, spec: JobSpec, transform: Any) -> None:
+    if not isinstance(spec, Transform):
+        return
+    if not callable(transform):
+        raise JobFileError(f"{path}: transform: the job needs a function transform(readings) -> records")
+    if spec.run.trigger == REAL_TIME:
+        for name, line in _names(path.read_text(encoding="utf-8")):
+            if (lack := NOT_IN_REAL_TIME.get(name)) is not None:
+                raise JobFileError(
+                    f"{path}: line {line}, {name}: real time has {lack}; use run.trigger = 'micro-batch'"
+                )
+
+
+def _names(text: str) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute):
+            yield node.attr, node.lineno
+        elif isinstance(node, ast.Name):
+            yield node.id, node.lineno
+
+
+def _checked(path: Path, make: Callable[[], JobSpec]) -> JobSpec:
+    try:
+        return make()
+    except ValidationError as error:
+        raise JobFileError(_described(path, error)) from None
+
+
+def _described(path: Path, error: ValidationError) -> str:
+    kind = next((kind for kind in KINDS.values() if kind.__name__ == error.title), None)
+    lines = []
+    for fault in error.errors(include_url=False):
+        place = [str(part) if str(part).isprintable() else repr(part) for part in fault["loc"] if part != "[key]"]
+        text = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            known = _keys(kind, place[:-1])
+            text = f"there is no such key{_nearest(place[-1], known)}; there are {', '.join(known)}"
+        elif fault["type"] == "missing":
+            text = "is needed"
+        elif isinstance(fault["input"], str | int | float) and fault["type"] != "value_error":
+            text = f"{text}, got {fault['input']!r}"
+        elif isinstance(fault["input"], str):
+            text = f"{text}, not {fault['input']!r}"
+        lines.append(f"{path}: {'.'.join(place)}: {text}" if place else f"{path}: {text}")
+    return "\n".join(lines)
+
+
+def _keys(kind: type[BaseModel] | None, place: list[str]) -> list[str]:
+    """The keys at a place of a job file."""
+    model: Any = kind
+    for part in place:
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            model = next((one for one in get_args(model) if isinstance(one, type) and issubclass(one, BaseModel)), None)
+        else:
+            model = model.model_fields[part].annotation
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        model = next((one for one in get_args(model) if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    return list(model.model_fields) if model is not None else []
+
+
+def _nearest(name: str, names: Mapping[str, Any] | list[str]) -> str:
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f" (did you mean {found[0]}?)" if found else ""

@@ -1,0 +1,303 @@
+"""The kinds of jobs that a file declares, and what cannot be. Nothing here needs Spark or a JVM.
+
+A job file is TOML, or Python that makes one of these classes (`spark_sinks/job_file.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field, model_validator
+
+from spark_sinks.spec.parts import (
+    REAL_TIME,
+    SHORTEST_REAL_TIME_MS,
+    ArchiveSink,
+    LastSink,
+    Registry,
+    ResultSink,
+    Run,
+    Section,
+    Session,
+    Source,
+    Threshold,
+    TopicSink,
+    Window,
+)
+from spark_sinks.spec.values import MICRO_BATCH_ONLY, NUMBERS, RECORD_COLUMNS, Aggregate, ColumnName, Term
+
+
+class JobSpec(Section):
+    """A job: what it reads, what it does, where results go. `job` names the kind."""
+
+    SUMMARY: ClassVar[str]
+    job: str
+    """the kind of job"""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
+    """of the query in progress and logs; not set: the kind"""
+    source: Source
+    run: Run
+
+    @property
+    def title(self) -> str:
+        """The name, or else the kind."""
+        return self.name or self.job
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Topics that the job writes, dead letters left out."""
+        return ()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Every topic that must exist."""
+        return tuple(filter(None, (*self.source.topics, *self.targets, self.source.dead_letters)))
+
+    @property
+    def groups(self) -> tuple[Term, ...]:
+        """What results are grouped or keyed by."""
+        return ()
+
+    def lacks(self) -> Iterator[str]:
+        """One sentence for each thing that cannot be, over all parts."""
+        source, run = self.source, self.run
+        for target in self.targets:
+            if target in source.topics:
+                yield f"sink.kafka: {target} is a source of this job, which would read its own results"
+        if source.dead_letters is None:
+            yield "source.dead_letters: name the topic of what cannot be decoded"
+        elif source.dead_letters in (*source.topics, *self.targets):
+            yield f"source.dead_letters: {source.dead_letters} is a source or a sink of this job"
+        for term in self.groups:
+            kind, name = term.parts
+            if kind == "column" and name not in source.columns and RECORD_COLUMNS.get(name) is None:
+                yield f"by: there is no column {name}; source.columns has {_listed(source.columns)}"
+        shortest = 0 if "spark.sql.streaming.realTimeMode.minBatchDuration" in run.conf else SHORTEST_REAL_TIME_MS
+        if run.trigger == REAL_TIME and run.interval is not None and run.interval.ms < shortest:
+            yield f"run.interval: {run.interval} between two checkpoints is too short for real time, which needs 5s"
+
+    @model_validator(mode="after")
+    def _whole(self) -> JobSpec:
+        if (first := next(self.lacks(), None)) is not None:
+            raise ValueError(first)
+        return self
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(names) or "none"
+
+
+class Grouped(JobSpec):
+    """Parts of jobs with results of each group of readings."""
+
+    by: Annotated[tuple[Term, ...], Field(min_length=1)] = (Term("key"),)
+    """what results are grouped by, and the key of their records (joined by `/`): columns, `key`, `topic`,
+    `content_type`, `level[2]` (of the MQTT topic), `header[unit]`"""
+
+    @property
+    def groups(self) -> tuple[Term, ...]:
+        """See `JobSpec`."""
+        return self.by
+
+    def lacks(self) -> Iterator[str]:
+        """See `JobSpec`."""
+        yield from super().lacks()
+        names = [term.name.lower() for term in self.by]
+        if len(set(names)) != len(names):
+            yield "by: two have the same name in the results"
+
+
+class Aggregated(Grouped):
+    """Parts of jobs with windows."""
+
+    RESULTS: ClassVar[frozenset[str]] = frozenset({"start", "end"})
+    aggregates: Annotated[dict[ColumnName, Aggregate], Field(min_length=1)]
+    """the fields of a result: `{ maximum = "max(temperature)", p95 = "percentile(temperature, 0.95)" }`"""
+    sink: ResultSink
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """See `JobSpec`."""
+        return (self.sink.kafka,)
+
+    def lacks(self) -> Iterator[str]:
+        """See `JobSpec`."""
+        yield from super().lacks()
+        taken = {name.lower() for name in (*self.RESULTS, *(term.name for term in self.by))}
+        for name, aggregate in self.aggregates.items():
+            if name.lower() in taken:
+                yield f"aggregates.{name}: a result has a field of this name already"
+            taken.add(name.lower())
+            function, column, _ = aggregate.parts
+            if column is None:
+                continue
+            if column not in self.source.columns:
+                known = _listed(self.source.columns)
+                yield f"aggregates.{name}: there is no column {column}; source.columns has {known}"
+            elif function in {"sum", "mean", "stddev", "percentile"} and self.source.type_of(column) not in NUMBERS:
+                yield f"aggregates.{name}: {function} is of numbers, and {column} is a {self.source.type_of(column)}"
+            elif function in {"min", "max"} and self.source.type_of(column) == "boolean":
+                yield f"aggregates.{name}: {function} of a boolean says nothing; count it"
+        if self.run.trigger == REAL_TIME:
+            if self.sink.emit == "final":
+                yield 'sink.emit: real time has no final results; use emit = "updates", or run.trigger = "micro-batch"'
+            for name, aggregate in self.aggregates.items():
+                if aggregate.parts[0] in MICRO_BATCH_ONLY:
+                    yield f'aggregates.{name}: {aggregate.parts[0]} needs run.trigger = "micro-batch"'
+
+
+class WindowStats(Aggregated):
+    """Statistics of each group of readings over windows of event time."""
+
+    SUMMARY: ClassVar[str] = "statistics of each device, or of each MQTT level, over windows of event time"
+    job: Literal["window-stats"] = "window-stats"
+    window: Window
+
+
+class Sessionize(Aggregated):
+    """Sessions of devices."""
+
+    SUMMARY: ClassVar[str] = "when each device was there: sessions that end when it is silent"
+    RESULTS: ClassVar[frozenset[str]] = frozenset({"start", "end", "duration_ms"})
+    job: Literal["sessionize"] = "sessionize"
+    session: Session
+    aggregates: dict[ColumnName, Aggregate] = Field(
+        default_factory=lambda: {"readings": Aggregate("count(*)")}, min_length=1
+    )
+    """the fields of a result, beside `start`, `end` (the first and the last reading) and `duration_ms`"""
+
+    def lacks(self) -> Iterator[str]:
+        """See `JobSpec`."""
+        if self.run.trigger == REAL_TIME:
+            yield 'run.trigger: real time has no session windows; use "micro-batch"'
+        if self.sink.emit == "updates":
+            yield 'sink.emit: a session is known when it is over; use emit = "final"'
+        yield from super().lacks()
+
+
+class LastKnown(Grouped):
+    """The last value of each device."""
+
+    SUMMARY: ClassVar[str] = "the last value of each device, in a compacted topic and as MQTT retained messages"
+    job: Literal["last-known"] = "last-known"
+    sink: LastSink
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """See `JobSpec`."""
+        return (self.sink.kafka,)
+
+
+class Enrich(JobSpec):
+    """Readings with what a registry knows of their device."""
+
+    SUMMARY: ClassVar[str] = "readings with what a registry knows of their device"
+    job: Literal["enrich"] = "enrich"
+    by: Term = Term("key")
+    """what is looked up in the registry's keys"""
+    registry: Registry
+    sink: TopicSink
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """See `JobSpec`."""
+        return (self.sink.kafka,)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """See `JobSpec`."""
+        return (*super().topics, *filter(None, [self.registry.topic]))
+
+    @property
+    def groups(self) -> tuple[Term, ...]:
+        """See `JobSpec`."""
+        return (self.by,)
+
+    def lacks(self) -> Iterator[str]:
+        """See `JobSpec`."""
+        yield from super().lacks()
+        taken = {name.lower() for name in self.source.columns}
+        for name in self.registry.columns:
+            if name.lower() in taken:
+                yield f"registry.columns.{name}: source.columns has one too; call it otherwise, and give its field"
+        topic = self.registry.topic
+        if topic is not None and topic in {*self.source.topics, *self.targets, self.source.dead_letters}:
+            yield f"registry.topic: {topic} is a source or a sink of this job"
+
+
+class Anomalies(JobSpec):
+    """Alarms for values beyond thresholds."""
+
+    SUMMARY: ClassVar[str] = "alarms for readings beyond thresholds"
+    job: Literal["anomalies"] = "anomalies"
+    by: Term = Term("key")
+    """the key of an alarm's record"""
+    thresholds: Annotated[dict[ColumnName, Threshold], Field(min_length=1)]
+    """columns and their bounds: `{ temperature = { above = 30.0, below = -10.0 } }`"""
+    sink: TopicSink
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """See `JobSpec`."""
+        return (self.sink.kafka,)
+
+    @property
+    def groups(self) -> tuple[Term, ...]:
+        """See `JobSpec`."""
+        return (self.by,)
+
+    def lacks(self) -> Iterator[str]:
+        """See `JobSpec`."""
+        yield from super().lacks()
+        for name in self.thresholds:
+            if name not in self.source.columns:
+                yield f"thresholds: there is no column {name}; source.columns has {_listed(self.source.columns)}"
+            elif self.source.type_of(name) not in NUMBERS:
+                yield f"thresholds: {name} is a {self.source.type_of(name)}, and only numbers have bounds"
+
+
+class Archive(JobSpec):
+    """Every record of the topics in Parquet files."""
+
+    SUMMARY: ClassVar[str] = "every record of the topics in Parquet files, exactly once for every reader"
+    job: Literal["archive"] = "archive"
+    sink: ArchiveSink
+
+    def lacks(self) -> Iterator[str]:
+        """See `JobSpec`."""
+        for lack in super().lacks():
+            if not lack.startswith("source.dead_letters: name"):
+                yield lack
+        if self.source.dead_letters is not None:
+            yield "source.dead_letters: an archive keeps every record, with its error; it has no dead letters"
+        if self.run.trigger == REAL_TIME:
+            yield 'run.trigger: real time writes no files; use "micro-batch"'
+        if f"{self.run.checkpoint}/".startswith(f"{self.sink.archive.rstrip('/')}/"):
+            yield "run.checkpoint: not inside of the archive, whose readers would find its files"
+
+
+class Transform(JobSpec):
+    """A transform of one's own, in Python."""
+
+    SUMMARY: ClassVar[str] = "a transform of one's own, DataFrame to DataFrame, in a Python file"
+    job: Literal["transform"] = "transform"
+    sink: ResultSink
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """See `JobSpec`."""
+        return (self.sink.kafka,)
+
+    def lacks(self) -> Iterator[str]:
+        """See `JobSpec`."""
+        yield from super().lacks()
+        if self.run.trigger == REAL_TIME and self.sink.emit == "final":
+            yield 'sink.emit: real time has no final results; use emit = "updates", or run.trigger = "micro-batch"'
+
+
+KINDS: Final[Mapping[str, type[JobSpec]]] = {
+    kind.model_fields["job"].default: kind
+    for kind in (WindowStats, LastKnown, Archive, Enrich, Anomalies, Sessionize, Transform)
+}
+"""The kinds of jobs that a file may name."""

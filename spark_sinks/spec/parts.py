@@ -1,0 +1,229 @@
+"""The parts of a job file as typed settings: what is read, windows, sinks, how it runs.
+
+The text below a field is its description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from spark_sinks.spec.values import NUMBERS, RECORD_COLUMNS, ColumnName, ColumnType, Duration, FieldPath, TopicName
+
+MICRO_BATCH: Final = "micro-batch"
+REAL_TIME: Final = "real-time"
+SHORTEST_REAL_TIME_MS: Final = 5_000  # Spark's own bound for the time between two checkpoints in real time
+
+
+class Section(BaseModel):
+    """A part of a job: frozen, and unknown keys are errors. The text below a field is its description."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Column(Section):
+    """A column that a value is decoded into; `temperature = "double"` is short for `{ type = "double" }`."""
+
+    type: ColumnType = "double"
+    """`double`, `long`, `boolean` or `string`"""
+    field: FieldPath | None = None
+    """the value's field, with dots into objects (`position.lat`); not set: named as the column"""
+    optional: bool = False
+    """a record without it is good, and has a null there. Otherwise it is a dead letter"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        return {"type": given} if isinstance(given, str) else given
+
+
+class Source(Section):
+    """What a job reads, and how a record becomes columns."""
+
+    topics: Annotated[tuple[TopicName, ...], Field(min_length=1)]
+    """Kafka topics; they must exist, the job waits until they do"""
+    decode: Literal["none", "json", "number", "csv"] = "json"
+    """how a value is read: a `json` object, a bare `number`, a line of `csv`, or `none`: only what every record has"""
+    columns: dict[ColumnName, Column] = {}
+    """columns of the value and their types: `{ load = "double", lat = { type = "double", field = "position.lat" } }`"""
+    fields: tuple[str, ...] = ()
+    """the names of a `csv` line's fields, in order"""
+    separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    """between two fields of `csv`"""
+    time: FieldPath | None = None
+    """the value's field with the time of the reading: epoch milliseconds or ISO 8601 (UTC without a zone)"""
+    ahead: Duration = Duration("1m")
+    """how far a time may be ahead of the record's arrival. One further ahead is not believed: the next of header
+    `creation-time`, field `time` and Kafka's timestamp counts; it would close every other sensor's windows"""
+    dead_letters: TopicName | None = None
+    """topic of what cannot be decoded, and of late readings, with the reason; every job but an archive has one"""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Source:
+        if len(set(self.topics)) != len(self.topics):
+            raise ValueError("topics: one is named twice")
+        names = [name.lower() for name in self.columns]
+        if len(set(names)) != len(names):
+            raise ValueError("columns: two differ only in capital letters, which Spark does not tell apart")
+        if self.decode == "none" and (self.columns or self.time):
+            raise ValueError('decode = "none" reads no value: columns and time need json, number or csv')
+        if self.decode == "number" and (len(self.columns) != 1 or self.time):
+            raise ValueError('decode = "number" gives one column and no time: columns = { temperature = "double" }')
+        if self.decode == "number" and not NUMBERS.issuperset(column.type for column in self.columns.values()):
+            raise ValueError("columns: a number is a double or a long")
+        if self.decode == "json" and not self.columns:
+            raise ValueError('columns: name the fields that are wanted, with their types; or decode = "none"')
+        if (self.decode == "csv") != bool(self.fields):
+            raise ValueError("fields: the names of a line's fields belong to csv, and csv needs them")
+        wanted = [*(column.field or name for name, column in self.columns.items()), *filter(None, [self.time])]
+        if self.decode == "csv" and (missing := [name for name in wanted if name not in self.fields]):
+            raise ValueError(f"fields: no {missing[0]} among them")
+        if self.decode == "json" and (clash := _clash(wanted)):
+            raise ValueError(f"columns: {clash[0]} cannot be a value and an object with {clash[1]} in it")
+        return self
+
+    def type_of(self, name: str) -> ColumnType | None:
+        """The type of a column that is decoded or that every record has; KeyError when there is none."""
+        return self.columns[name].type if name in self.columns else RECORD_COLUMNS[name]
+
+
+def _clash(paths: Sequence[str]) -> tuple[str, str] | None:
+    return next(((one, other) for one in paths for other in paths if other.startswith(f"{one}.")), None)
+
+
+class Window(Section):
+    """Windows of event time."""
+
+    length: Duration
+    """of a window"""
+    slide: Duration | None = None
+    """from one window's start to the next; not set: as long as a window, so that each reading is in one"""
+    watermark: Duration = Duration("10s")
+    """how late a reading may be. A window is done when the newest event time is so far past its end"""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Window:
+        if self.slide is not None and self.slide.ms > self.length.ms:
+            raise ValueError(
+                f"slide ({self.slide}) is longer than length ({self.length}): readings between windows would be lost"
+            )
+        return self
+
+
+class Session(Section):
+    """Windows that end when a device is silent."""
+
+    gap: Duration
+    """how long a device must be silent for its session to end"""
+    watermark: Duration = Duration("10s")
+    """how late a reading may be. A session is done when the newest event time is gap and watermark past its end"""
+
+
+class TopicSink(Section):
+    """Results to a Kafka topic, at least once."""
+
+    kafka: TopicName
+    """topic of the results; MQTT clients see them as `TOPIC/KEY`, AMQP and HTTP clients at the topic"""
+
+
+class ResultSink(TopicSink):
+    """Results of windows."""
+
+    emit: Literal["updates", "final"] = "updates"
+    """`updates`: a window's result whenever it changed, the last one counts. `final`: once, when the window is done;
+    micro-batches only"""
+
+
+class LastSink(TopicSink):
+    """The last value of each device."""
+
+    retained: bool = False
+    """also as MQTT retained messages `TOPIC/KEY`: a new subscriber has the last values at once"""
+
+
+class ArchiveSink(Section):
+    """Parquet files, exactly once."""
+
+    archive: str
+    """directory, or URL of a file system that renames a directory in one step (hdfs, abfss)"""
+    files: Annotated[int, Field(ge=1, le=1_000)] = 1
+    """per batch, date and topic. More are written at once; fewer and larger ones are read faster"""
+
+    @model_validator(mode="after")
+    def _fits(self) -> ArchiveSink:
+        scheme = self.archive.partition("://")[0] if "://" in self.archive else "file"
+        if scheme in {"s3", "s3a", "s3n", "gs", "wasb", "wasbs", "oss", "cosn"}:
+            raise ValueError(
+                f"archive: {scheme} cannot rename a directory in one step, so a reader could see half a batch; "
+                "use a file system that can (a local or network disk, hdfs, abfss)"
+            )
+        return self
+
+
+class Registry(Section):
+    """What is known of devices: a compacted topic, or a file."""
+
+    topic: TopicName | None = None
+    """a compacted topic: the newest record of a key counts, one without a value deletes it"""
+    file: str | None = None
+    """a file of JSON lines, or of CSV with a header (`.csv`), with a field `key`"""
+    columns: Annotated[dict[ColumnName, Column], Field(min_length=1)]
+    """what is added to each reading, from the registry's JSON objects or fields; null where it is missing"""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Registry:
+        if (self.topic is None) == (self.file is None):
+            raise ValueError("a topic or a file, one of them")
+        if clash := _clash([column.field or name for name, column in self.columns.items()]):
+            raise ValueError(f"columns: {clash[0]} cannot be a value and an object with {clash[1]} in it")
+        return self
+
+
+class Threshold(Section):
+    """When a column's value is an alarm."""
+
+    above: float | None = None
+    """greater than this"""
+    below: float | None = None
+    """less than this"""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Threshold:
+        if self.above is None and self.below is None:
+            raise ValueError("above or below, or both")
+        if self.above is not None and self.below is not None and self.below > self.above:
+            raise ValueError(
+                f"below ({self.below:g}) is greater than above ({self.above:g}): every value would be an alarm"
+            )
+        return self
+
+
+class Run(Section):
+    """How a job runs."""
+
+    checkpoint: str
+    """directory (or URL) that makes a restart go on where the last run ended. One job, one checkpoint"""
+    bootstrap_servers: str = "127.0.0.1:9092"
+    """Kafka, `host:port,host:port`"""
+    trigger: Literal["micro-batch", "real-time"] = "micro-batch"
+    """`micro-batch`: the most readings a CPU second. `real-time`: milliseconds from reading to result"""
+    interval: Duration | None = None
+    """between micro-batches (not set: one after the other), or between checkpoints in real time (not set: 5m)"""
+    max_offsets_per_trigger: Annotated[int, Field(ge=1)] = 100_000
+    """the most records of a micro-batch: bounds memory, and keeps the partitions abreast after an outage"""
+    starting_offsets: Literal["earliest", "latest"] = "earliest"
+    """of the first start; afterwards the checkpoint says where to go on"""
+    accept_data_loss: bool = False
+    """go on when Kafka has lost records that were not read yet, instead of ending"""
+    shuffle_partitions: Annotated[int, Field(ge=1)] = 2
+    """tasks of a stage with state; a checkpoint keeps the number of its first start"""
+    driver_memory: Annotated[str, Field(pattern=r"^\d+[mg]$")] = "1g"
+    """Java heap; with a local master the heap of everything"""
+    master: str | None = None
+    """any Spark master; not set: local, with the slots that the trigger needs"""
+    kafka: dict[str, str] = {}
+    """further Kafka client settings by their Kafka names, such as `security.protocol`"""
+    conf: dict[str, str] = {}
+    """further Spark settings"""

@@ -1,0 +1,248 @@
+"""Job files: what is good, and what is wrong in one sentence. No Spark is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from gateway.cli import app
+from spark_sinks.job_file import JobFileError, made, read
+from spark_sinks.spec.jobs import KINDS
+from spark_sinks.spec.values import AGGREGATES, Aggregate, Duration, Term
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "spark"
+
+STATS = """
+job = "window-stats"
+by = ["key"]
+source = { topics = ["sensors"], columns = { temperature = "double", door = "boolean" }, dead_letters = "dlq" }
+window = { length = "5s", slide = "1s" }
+aggregates = { maximum = "max(temperature)" }
+sink = { kafka = "maximum" }
+run = { checkpoint = "unused" }
+"""
+SESSIONS = """
+job = "sessionize"
+source = { topics = ["sensors"], decode = "none", dead_letters = "dlq" }
+session = { gap = "30s" }
+sink = { kafka = "sessions", emit = "final" }
+run = { checkpoint = "unused" }
+"""
+ARCHIVE = """
+job = "archive"
+source = { topics = ["sensors"], decode = "none" }
+sink = { archive = "lake" }
+run = { checkpoint = "unused" }
+"""
+ENRICH = """
+job = "enrich"
+source = { topics = ["sensors"], columns = { temperature = "double" }, dead_letters = "dlq" }
+registry = { topic = "devices", columns = { room = "string" } }
+sink = { kafka = "enriched" }
+run = { checkpoint = "unused" }
+"""
+ANOMALIES = """
+job = "anomalies"
+source = { topics = ["sensors"], columns = { temperature = "double", door = "boolean" }, dead_letters = "dlq" }
+thresholds = { temperature = { above = 30 } }
+sink = { kafka = "alarms" }
+run = { checkpoint = "unused" }
+"""
+PYTHON = """
+from pyspark.sql import functions as F
+from spark_sinks.spec.jobs import Transform
+from spark_sinks.spec.parts import Column, ResultSink, Run, Source
+
+JOB = Transform(
+    source=Source(topics=("sensors",), columns={"temperature": Column()}, dead_letters="dlq"),
+    sink=ResultSink(kafka="mine"),
+    run=Run(checkpoint="unused", trigger="micro-batch"),
+)
+
+def transform(readings):
+    return readings.select("key", "value")
+"""
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)
+def test_every_example_is_good(example: Path) -> None:
+    assert read(example).spec.topics
+
+
+def test_there_is_an_example_of_every_kind() -> None:
+    there = {read(path).spec.job for path in EXAMPLES.iterdir()}
+    assert there == KINDS.keys()
+    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert [path.name for path in EXAMPLES.iterdir() if f"(spark/{path.name})" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("good", "old", "new", "said"),
+    [
+        (STATS, "max(temperature)", "max(humidity)", "aggregates.maximum: there is no column humidity; source.columns"),
+        (STATS, "max(temperature)", "maximum(temperature)", "aggregates.maximum: expected a function of a column:"),
+        (STATS, "max(temperature)", "mean(door)", "aggregates.maximum: mean is of numbers, and door is a boolean"),
+        (STATS, "max(temperature)", "max(*)", "max is of a column, such as max(temperature), not 'max(*)'"),
+        (STATS, "max(temperature)", "percentile(temperature)", "a rank between 0 and 1 belongs to percentile"),
+        (STATS, "maximum =", "start =", "aggregates.start: a result has a field of this name already"),
+        (STATS, "maximum =", "Key =", "every record has a column of this name"),
+        (STATS, '"1s"', '"6s"', "window: slide (6s) is longer than length (5s): readings between"),
+        (STATS, '"1s"', '"1.5 s"', "window.slide: expected a duration such as 500ms, 5s, 10m or 1h, not '1.5 s'"),
+        (STATS, '"5s"', '"0s"', "window.length: expected a duration"),
+        (STATS, "slide", "slid", "window.slid: there is no such key (did you mean slide?); there are length, slide"),
+        (STATS, "{ kafka =", "{ redis =", "sink.redis: there is no such key; there are kafka, emit"),
+        (STATS, "window = {", "windows = {", "windows: there is no such key (did you mean window?); there are"),
+        (STATS, 'length = "5s", ', "", "window.length: is needed"),
+        (STATS, '"key"', '"level"', "by: there is no column level; source.columns has temperature, door"),
+        (STATS, '"key"', '"level[0]"', "expected a column, key, topic, content_type, level[1] or header[NAME]"),
+        (STATS, '"key"', '"value"', "by: there is no column value"),
+        (STATS, '"key"', '"header[a-b]", "header[a_b]"', "by: two have the same name in the results"),
+        (STATS, '"double"', '"float"', "source.columns.temperature.type: Input should be 'double', 'long'"),
+        (STATS, "temperature =", "time =", "every record has a column of this name: give it another"),
+        (STATS, "door =", "Temperature =", "columns: two differ only in capital letters"),
+        (STATS, '["sensors"]', '["__consumer_offsets"]', "source.topics.0: expected the name of a Kafka topic"),
+        (STATS, '["sensors"]', '["maximum"]', "sink.kafka: maximum is a source of this job"),
+        (STATS, ', dead_letters = "dlq"', "", "source.dead_letters: name the topic of what cannot be decoded"),
+        (STATS, '"dlq"', '"sensors"', "source.dead_letters: sensors is a source or a sink of this job"),
+        (STATS, "temperature =", 'at = { field = "at" }, temperature =', None),
+        (
+            STATS, "temperature =", 'at = { field = "at" }, lat = { field = "at.lat" }, temperature =',
+            "source: columns: at cannot be a value and an object with at.lat in it",
+        ),
+        (STATS, "columns =", 'decode = "csv", columns =', "fields: the names of a line's fields belong to csv"),
+        (STATS, "columns =", 'decode = "number", columns =', 'decode = "number" gives one column and no time'),
+        (STATS, '"window-stats"', '"window-stat"', "there is no kind 'window-stat' (did you mean window-stats?)"),
+        (STATS, 'job = "window-stats"', "", "job: says which kind of job it is"),
+        (STATS, '"window-stats"', '"transform"', "job: a transform is Python"),
+        (STATS, "= {", "= {{", "not valid TOML"),
+        (STATS, '"unused"', '"unused", trigger = "real-time"', None),
+        (STATS, '"unused"', '"unused", trigger = "continuous"', "run.trigger: Input should be 'micro-batch' or"),
+        (STATS, '"unused"', '"unused", trigger = "real-time", interval = "1s"', "is too short for real time"),
+        (
+            STATS.replace('kafka = "maximum"', 'kafka = "maximum", emit = "final"'), '"unused"',
+            '"unused", trigger = "real-time"', "sink.emit: real time has no final results",
+        ),
+        (
+            STATS.replace("max(temperature)", "percentile(temperature, 0.5)"), '"unused"',
+            '"unused", trigger = "real-time"', "aggregates.maximum: percentile needs run.trigger",
+        ),
+        (SESSIONS, '"final"', '"updates"', "sink.emit: a session is known when it is over"),
+        (SESSIONS, '"unused"', '"unused", trigger = "real-time"', "run.trigger: real time has no session windows"),
+        (SESSIONS, '"none"', '"none", time = "t"', 'decode = "none" reads no value'),
+        (ARCHIVE, '"unused"', '"unused", trigger = "real-time"', "run.trigger: real time writes no files"),
+        (ARCHIVE, '"unused"', '"lake/checkpoint"', "run.checkpoint: not inside of the archive"),
+        (ARCHIVE, '"lake"', '"s3a://bucket/lake"', "s3a cannot rename a directory in one step"),
+        (ARCHIVE, "archive =", "kafka =", "sink.archive: is needed"),
+        (ENRICH, "room =", "temperature =", "registry.columns.temperature: source.columns has one too"),
+        (ENRICH, '"devices"', '"sensors"', "registry.topic: sensors is a source or a sink of this job"),
+        (ENRICH, 'topic = "devices", ', "", "registry: a topic or a file, one of them"),
+        (ANOMALIES, "above = 30", "above = 30, below = 40", "below (40) is greater than above (30)"),
+        (ANOMALIES, "above = 30", "", "thresholds.temperature: above or below, or both"),
+        (ANOMALIES, "temperature = { above", "door = { above", "thresholds: door is a boolean, and only"),
+        (PYTHON, "def transform", "def transforms", "transform: the job needs a function transform(readings)"),
+        (PYTHON, "JOB =", "JOBS =", "JOB: a Python job has JOB = Transform(...)"),
+        (PYTHON, '"mine"', '"sensors"', "sink.kafka: sensors is a source of this job"),
+        (PYTHON, "import functions", "import function", "ImportError: cannot import name 'function'"),
+        (PYTHON, '"micro-batch"', '"real-time"', None),
+        (
+            PYTHON.replace("readings.select", 'readings.groupBy(F.session_window("time", "1 minute")).count().select'),
+            '"micro-batch"', '"real-time"', "line 13, session_window: real time has no session windows",
+        ),
+        (
+            PYTHON.replace("readings.select", "readings.mapInPandas(None, '').select"),
+            '"micro-batch"', '"real-time"', "line 13, mapInPandas: real time has no Python functions",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_sentence(tmp_path: Path, good: str, old: str, new: str, said: str | None) -> None:
+    assert old in good
+    path = tmp_path / ("job.py" if good.startswith("\nfrom ") else "job.toml")
+    path.write_text(good)
+    assert read(path)
+    path.write_text(good.replace(old, new))
+    if said is None:
+        assert read(path)
+        return
+    with pytest.raises(JobFileError) as wrong:
+        read(path)
+    assert f"{path}: " in str(wrong.value)
+    assert said in str(wrong.value)
+
+
+def test_what_the_command_line_says_otherwise_is_checked_too() -> None:
+    file = read(EXAMPLES / "sessionize.toml")
+    assert file.running_with({"interval": "10s"}).spec.run.interval == "10s"
+    with pytest.raises(JobFileError, match="real time has no session windows"):
+        file.running_with({"trigger": "real-time"})
+    with pytest.raises(JobFileError, match="percentile needs"):
+        read(EXAMPLES / "window_stats.toml").running_with({"trigger": "real-time"})
+
+
+@pytest.mark.parametrize(("text", "ms"), [("500ms", 500), ("5s", 5_000), ("10 m", 600_000), ("1h", 3_600_000)])
+def test_duration(text: str, ms: int) -> None:
+    assert Duration.parse(text).ms == ms
+
+
+def test_terms_and_aggregates_are_taken_apart() -> None:
+    assert [(Term.parse(text).parts, Term.parse(text).name) for text in ("key", "level[2]", "header[x-unit]")] == [
+        (("column", "key"), "key"),
+        (("level", "2"), "level2"),
+        (("header", "x-unit"), "x_unit"),
+    ]
+    assert Aggregate.parse("percentile( load , 0.95 )").parts == ("percentile", "load", 0.95)
+    assert Aggregate.parse("count(*)").parts == ("count", None, None)
+
+
+TOML_VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(sorted(AGGREGATES)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60)
+@given(kind=st.sampled_from([STATS, SESSIONS, ARCHIVE, ENRICH, ANOMALIES]), data=st.data())
+def test_whatever_a_file_says_it_is_good_or_its_fault_is_told(kind: str, data: st.DataObject) -> None:
+    declared = tomllib.loads(kind)
+    part = data.draw(st.sampled_from(sorted(declared)))
+    within = declared[part] if isinstance(declared[part], dict) and data.draw(st.booleans()) else declared
+    key = data.draw(st.sampled_from(sorted(within)) | st.text(max_size=8))
+    within[key] = data.draw(TOML_VALUES)
+    try:
+        told = [made(Path("job.toml"), declared).path.name]
+    except JobFileError as wrong:
+        told = str(wrong).splitlines()
+    assert told
+    assert all(line.startswith("job.toml") for line in told if line)
+
+
+def test_check_and_list_on_the_command_line(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(STATS.replace("max(temperature)", "max(humidity)"))
+    told = CliRunner().invoke(
+        app, ["spark", "check", str(EXAMPLES / "archive.toml"), str(wrong), str(tmp_path / "no.toml")]
+    )
+    assert told.exit_code == 2
+    assert f"{EXAMPLES / 'archive.toml'}: good" in told.output
+    assert f"trivium: {wrong}: aggregates.maximum: there is no column humidity" in told.output
+    assert f"{tmp_path / 'no.toml'}: No such file or directory" in told.output
+    listed = CliRunner().invoke(app, ["spark", "list"]).output
+    assert all(f"  {kind}" in listed for kind in (*KINDS, "max-temperature"))
+
+
+def test_a_toml_file_is_checked_without_pyspark() -> None:
+    code = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "from pathlib import Path; from spark_sinks.job_file import read\n"
+        "read(Path(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(EXAMPLES / "archive.toml")], check=True, cwd=ROOT)
