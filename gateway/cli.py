@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -212,7 +213,8 @@ def spark_run(
     bootstrap_servers: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Kafka.")] = "127.0.0.1:9092",
 ) -> None:
     """Run a Spark job with the pinned jars; further options go to the job (see `-- --help`)."""
-    from gateway.embedded.jars import console_report, ensure_jars  # noqa: PLC0415
+    from gateway.embedded.class_archive import archive_options, archive_path  # noqa: PLC0415
+    from gateway.embedded.jars import cache_directory, console_report, ensure_jars  # noqa: PLC0415
     from gateway.embedded.java import SetupError, find_java  # noqa: PLC0415
 
     try:
@@ -223,7 +225,8 @@ def spark_run(
         raise fail(str(error)) from error
     os.environ["JAVA_HOME"] = str(java.path.resolve().parent.parent)
     argv = [sys.executable, "-m", "spark_sinks", job, "--bootstrap-servers", bootstrap_servers]
-    argv += ["--jars", ",".join(str(jar) for jar in jars), *context.args]
+    archive = shlex.join(archive_options(archive_path("spark", java, jars, cache_directory())))
+    argv += ["--jars", ",".join(str(jar) for jar in jars), f"--driver-java-options={archive}", *context.args]
     os.execv(sys.executable, argv)  # noqa: S606 - the job gets our process id, our signals and our terminal
 
 

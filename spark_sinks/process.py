@@ -82,7 +82,7 @@ def on_stop(action: Callable[[], None]) -> None:
     signal.signal(signal.SIGINT, handler)
 
 
-def end_jvm(limit_s: float = 4.0) -> None:
+def end_jvm(limit_s: float) -> None:
     """End the JVM this process started and wait for it; kill it after `limit_s`.
 
     A JVM that serves ends when the pipe it reads is closed. One that was interrupted while it started does not

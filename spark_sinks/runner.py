@@ -202,6 +202,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("--shuffle-partitions", type=int, default=2)
     add("--driver-memory", default="1g")
     add("--quick-start", action="store_true", help="a driver that starts sooner and is slower afterwards")
+    add("--driver-java-options", default="", help="more options of the driver's JVM")
+    add("--stop-limit", type=float, default=4.0, help="seconds that the JVM may take to end before it is killed")
     add("--conf", type=_pair, action="append", default=[], metavar="NAME=VALUE", help="Spark setting")
     add("--ui", action="store_true", help="serve Spark's web pages")
     add("--log-level", default="WARN", help="of Spark's log")
@@ -243,7 +245,7 @@ def main(argv: Sequence[str]) -> int:
         console.say(f"{given.job} failed: {first}" + (f" (see {log_file})" if log_file else ""))
         return 1
     finally:
-        end_jvm()
+        end_jvm(given.stop_limit)
         console.close()
     return 0
 
@@ -263,6 +265,7 @@ def _run_process(given: argparse.Namespace, kind: JobKind, options: JobOptions, 
         log_level=given.log_level,
         ui=given.ui,
         quick_start=given.quick_start,
+        java_options=given.driver_java_options,
         conf=dict(given.conf),
     )
     events: SimpleQueue[Progress | None] = SimpleQueue()

@@ -10,6 +10,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+JARS = "spark.jars"
+CLASS_PATH = "spark.driver.extraClassPath"
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -23,12 +26,14 @@ def session(
     log_level: str = "WARN",
     ui: bool = False,
     quick_start: bool = False,
+    java_options: str = "",
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Start (or reuse) the session, 5-6 s when the JVM has to start.
 
-    Jars are given as files; Spark resolves nothing at run time, so a job starts without a network. Times
-    without a zone are UTC, wherever the job runs.
+    Jars are given as files; Spark resolves nothing at run time, so a job starts without a network. With a local
+    master they are on the class path, where Java finds their classes in an archive; others send them to their
+    workers. Times without a zone are UTC, wherever the job runs.
 
     Args:
         name: the application's name in logs and on a cluster.
@@ -40,7 +45,9 @@ def session(
         ui: whether Spark's web pages are served.
         quick_start: trade the driver's peak speed for its start: only the JVM's first compiler (10 s instead of
             17 s until a job reads, on two busy cores). For demos and tests.
-        conf: anything else of Spark's configuration; wins over the settings made here.
+        java_options: more options of the driver's JVM, quoted as for a shell.
+        conf: anything else of Spark's configuration; wins over the settings made here, but for jars, class path and
+            options of the driver's JVM, which come behind ours.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes whatever `python3` is on the path
     missing = [str(jar) for jar in jars if not jar.is_file()]
@@ -55,18 +62,26 @@ def session(
         "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
         # One stateful operator per query: late rows are judged by the watermark that the batch reports.
         "spark.sql.streaming.statefulOperator.allowMultiple": "false",
+        **driver_settings(master, jars, (QUICK_START if quick_start else "", java_options), conf or {}),
     }
-    if quick_start:
-        settings["spark.driver.extraJavaOptions"] = QUICK_START
-    if jars:
-        settings["spark.jars"] = ",".join(str(jar.resolve()) for jar in jars)
-    if master.startswith("local"):
-        settings["spark.driver.host"] = "127.0.0.1"
-        settings["spark.driver.bindAddress"] = "127.0.0.1"
-    settings.update(conf or {})
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(log_level)
     return spark
+
+
+def driver_settings(
+    master: str, jars: Sequence[Path], java_options: Sequence[str], conf: Mapping[str, str]
+) -> dict[str, str]:
+    """Return `conf` with what the driver must be told of its jars, of Java and of where it is.
+
+    A jar or an option in `conf` comes behind ours.
+    """
+    told = {JAVA_OPTIONS: " ".join(filter(None, (*java_options, conf.get(JAVA_OPTIONS))))}
+    if not master.startswith("local"):
+        told[JARS] = ",".join(filter(None, (*(str(jar.resolve()) for jar in jars), conf.get(JARS))))
+        return {**conf, **told}
+    told[CLASS_PATH] = ":".join(filter(None, (*map(str, jars), conf.get(CLASS_PATH))))
+    return {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", **conf, **told}

@@ -100,7 +100,7 @@ def make_broker(directory: Path, **options: Any) -> EmbeddedBroker:
     """A broker that keeps what a test stores with a time long ago; Kafka looks for such records every five minutes."""
     settings = {"log.retention.ms": "-1", **options.pop("settings", {})}
     java, jars = find_java(), ensure_jars("kafka")
-    archive = archive_options(archive_path(java, jars, cache_directory()))
+    archive = archive_options(archive_path("kafka", java, jars, cache_directory()))
     options = {"heap": "512m", "java_options": archive, **options}
     return EmbeddedBroker(directory, java=java.path, jars=jars, settings=settings, **options)
 

@@ -347,5 +347,5 @@ def embedded_broker(config: EmbeddedConfig, data_dir: Path, report: Report = lam
         port=config.port,
         controller_port=config.controller_port,
         heap=config.heap,
-        java_options=archive_options(archive_path(java, jars, cache_directory())),
+        java_options=archive_options(archive_path("kafka", java, jars, cache_directory())),
     )

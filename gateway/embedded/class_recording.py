@@ -1,7 +1,7 @@
-"""Make the archive of Kafka's classes: start a broker that records what it loads, and stop it.
+"""Make the archives of the classes of Kafka and of Spark: let each record what it loads while it works, and stop it.
 
-`python -m gateway.embedded.class_recording` is part of `make setup`. It takes some seconds; where there is an archive
-it does nothing, and where none can be made brokers start as they would without.
+`python -m gateway.embedded.class_recording` is part of `make setup`. Kafka takes some seconds and Spark half a minute;
+where there is an archive it does nothing, and where none can be made they start as they would without.
 """
 
 from __future__ import annotations
@@ -9,56 +9,126 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import json
+import os
+import shlex
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.embedded.broker import EmbeddedBroker
-from gateway.embedded.class_archive import archive_path, recording_options
-from gateway.embedded.jars import cache_directory, ensure_jars
-from gateway.embedded.java import SetupError, find_java
+from gateway.embedded.class_archive import archive_options, archive_path, recording_options
+from gateway.embedded.jars import cache_directory, ensure_jars, pyspark_jars
+from gateway.embedded.java import Java, SetupError, find_java
 from gateway.embedded.storage import BrokerError
 
 KEPT: Final = 3
-"""How many archives stay in the cache, the newest: each build of Java and each version of Kafka has its own."""
-STOP_S: Final = 60.0  # the archive is written then: two seconds on a machine with nothing else to do
+"""How many archives of a program stay in the cache, the newest: each build of Java and each version has its own."""
+STOP_S: Final = 120.0  # the archive is written then: two seconds (Kafka), ten (Spark) on a machine that is not busy
+SPARK_S: Final = 240.0  # from Spark's start to its first results; fifteen seconds there
+
+Record = Callable[[Path, tuple[str, ...]], Coroutine[Any, Any, None]]
+"""Runs a program in an empty directory with these options for Java, and ends it in order."""
 
 
-def ensure_archive(cache: Path) -> Path:
-    """Make the archive unless it is there, and return its place; of several processes one does, the others wait.
+class RecordingError(SetupError):
+    """The program did not get so far that its classes are worth keeping."""
 
-    It is not there afterwards when this Java makes none.
+
+def ensure_archives(cache: Path) -> None:
+    """Make the archives that are not there; of several processes one does, the others wait.
+
+    They are not there afterwards when this Java makes none. Spark's is made where pyspark is installed.
 
     Raises:
-        SetupError: no Java, or no jars.
+        SetupError: no Java, no jars, or Spark does not run.
         BrokerError: the broker does not start.
         OSError: the cache cannot be written.
     """
-    java, jars = find_java(), ensure_jars("kafka", cache)
-    archive = archive_path(java, jars, cache)
+    java, kafka_jars = find_java(), ensure_jars("kafka", cache)
+    kafka = archive_path("kafka", java, kafka_jars, cache)
+
+    def broker(directory: Path, options: tuple[str, ...]) -> EmbeddedBroker:
+        return EmbeddedBroker(directory, java=java.path, jars=kafka_jars, heap="512m", java_options=options)
+
+    async def record_kafka(directory: Path, options: tuple[str, ...]) -> None:
+        recorded = broker(directory, options)
+        await recorded.start()
+        await recorded.stop(STOP_S)
+
+    _ensure(kafka, record_kafka)
+    if not pyspark_jars():
+        return
+    spark_jars = ensure_jars("spark", cache)
+
+    async def record_spark(directory: Path, options: tuple[str, ...]) -> None:
+        async with broker(directory, archive_options(kafka)) as serving:
+            await _run_spark(directory, java, spark_jars, options, serving.bootstrap_servers)
+
+    _ensure(archive_path("spark", java, spark_jars, cache), record_spark)
+
+
+def _ensure(archive: Path, record: Record) -> None:
+    """Make one, unless it is there."""
+    program, _, _ = archive.name.partition("-")
     archive.parent.mkdir(parents=True, exist_ok=True)
     with (archive.parent / ".lock").open("w") as lock, tempfile.TemporaryDirectory(dir=archive.parent) as directory:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not archive.exists():
-            fresh = Path(directory, archive.name)
-            options = recording_options(fresh)
-            broker = EmbeddedBroker(Path(directory), java=java.path, jars=jars, heap="512m", java_options=options)
-            asyncio.run(_record(broker))
-            with contextlib.suppress(FileNotFoundError):
-                fresh.rename(archive)
-            for old in sorted(archive.parent.glob("*.jsa"), key=lambda path: -path.stat().st_mtime_ns)[KEPT:]:
-                old.unlink()
-    return archive
+        if archive.exists():
+            return
+        sys.stderr.write(f"recording the classes of {program.capitalize()}, once\n")
+        fresh = Path(directory, archive.name)
+        asyncio.run(record(Path(directory), recording_options(fresh)))
+        with contextlib.suppress(FileNotFoundError):
+            fresh.rename(archive)
+        there = archive.parent.glob(f"{program}-*.jsa")
+        for old in sorted(there, key=lambda path: -path.stat().st_mtime_ns)[KEPT:]:
+            old.unlink()
 
 
-async def _record(broker: EmbeddedBroker) -> None:
-    await broker.start()
-    await broker.stop(STOP_S)
+async def _run_spark(directory: Path, java: Java, jars: list[Path], options: tuple[str, ...], bootstrap: str) -> None:
+    """A job in real time, as `make run` has it, over its first checkpoint: with good readings and a bad one."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    await admin.create_topics([NewTopic(name, 1, 1) for name in ("sensors", "maximum", "sensors-dlq")])
+    await admin.close()
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        now = time.time_ns() // 1_000_000
+        for value in (json.dumps({"temperature": 20, "time": now}).encode(), b"hot"):
+            await producer.send_and_wait("sensors", value, b"oven")
+    job = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "spark_sinks", "max-temperature", "--bootstrap-servers", bootstrap),
+        *("--checkpoint", str(directory / "checkpoint"), "--jars", ",".join(map(str, jars))),
+        *("--trigger", "real-time", "--interval", "5s", "--quick-start", "--stop-limit", str(STOP_S)),
+        *("--die-with-parent", f"--driver-java-options={shlex.join(options)}"),
+        env={**os.environ, "JAVA_HOME": str(java.path.resolve().parent.parent)},
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert job.stdout is not None
+    try:
+        async with asyncio.timeout(SPARK_S):
+            async for line in job.stdout:
+                report = json.loads(line)
+                if report.get("query") == "max-temperature" and report["rows"]:
+                    break
+    except TimeoutError:
+        raise RecordingError(f"no result of Spark within {SPARK_S:g} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            job.terminate()
+        _, errors = await job.communicate()
+    if job.returncode != 0:
+        raise RecordingError(errors.decode(errors="replace").strip() or f"Spark ended with {job.returncode}")
 
 
 if __name__ == "__main__":
     try:
-        ensure_archive(cache_directory())
+        ensure_archives(cache_directory())
     except (SetupError, BrokerError, OSError) as error:
-        print(f"Kafka's classes were not recorded, it starts without: {error}", file=sys.stderr)  # noqa: T201
+        print(f"classes were not recorded, starts take longer: {error}", file=sys.stderr)  # noqa: T201

@@ -100,12 +100,18 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def pyspark_jars() -> list[Path]:
+    """Return the jars in the pyspark package; none when it is not installed."""
+    spec = importlib.util.find_spec("pyspark")
+    places = (spec and spec.submodule_search_locations) or ()
+    return sorted(jar for place in places for jar in Path(place, "jars").glob("*.jar"))
+
+
 def ivy_jar() -> Path:
     """Return Apache Ivy, which the pyspark package ships; JarError when it is not installed."""
-    spec = importlib.util.find_spec("pyspark")
-    for location in (spec and spec.submodule_search_locations) or ():
-        for path in sorted(Path(location, "jars").glob("ivy-*.jar")):
-            return path
+    for jar in pyspark_jars():
+        if jar.name.startswith("ivy-"):
+            return jar
     raise JarError("pyspark is missing, whose Apache Ivy fetches the jars: install trivium[spark] or run `make setup`")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,7 +14,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from pyspark.sql import SparkSession
 
-from gateway.embedded.jars import ensure_jars
+from gateway.embedded.class_archive import archive_options, archive_path
+from gateway.embedded.jars import cache_directory, ensure_jars
+from gateway.embedded.java import find_java
 from spark_sinks import runner
 from spark_sinks.job import JobOptions, known_jobs
 from spark_sinks.process import end_jvm
@@ -36,13 +39,27 @@ def spark_jars() -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def spark(spark_jars: list[Path]) -> Iterator[SparkSession]:
+def archive(spark_jars: list[Path]) -> Path:
+    """Spark's classes, as `make setup` has recorded them."""
+    return archive_path("spark", find_java(), spark_jars, cache_directory())
+
+
+@pytest.fixture(scope="session")
+def java_options(archive: Path) -> str:
+    return shlex.join(archive_options(archive))
+
+
+@pytest.fixture(scope="session")
+def spark(spark_jars: list[Path], java_options: str) -> Iterator[SparkSession]:
     """Slots for a real-time query of two partitions and everything beside it; real-time batches of less than 5 s."""
     short = {"spark.sql.streaming.realTimeMode.minBatchDuration": "1s"}
-    started = session("tests", master="local[8]", jars=spark_jars, log_level="OFF", quick_start=True, conf=short)
+    started = session(
+        "tests", master="local[8]", jars=spark_jars, log_level="OFF", quick_start=True, java_options=java_options,
+        conf=short,
+    )  # fmt: skip
     yield started
     started.stop()
-    end_jvm()
+    end_jvm(4.0)
 
 
 class RunningJob:

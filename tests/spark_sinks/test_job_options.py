@@ -12,7 +12,7 @@ import pytest
 from spark_sinks import jobs, runner
 from spark_sinks.job import duration, known_jobs
 from spark_sinks.progress import Totals, progress_of
-from spark_sinks.session import session
+from spark_sinks.session import driver_settings, session
 
 REPORT: dict[str, Any] = {
     "id": "d", "runId": "r", "name": "max-temperature", "batchId": 4, "numInputRows": 7,
@@ -125,3 +125,14 @@ def test_a_new_job_is_one_file(
 def test_a_jar_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no such jar: .*connector\.jar"):
         session("unused", master="local[1]", jars=[tmp_path / "connector.jar"])
+
+
+def test_the_driver_is_told_of_the_jars_and_keeps_what_the_user_tells_it() -> None:
+    jars = [Path("/a.jar"), Path("/b.jar")]
+    told = {"spark.driver.extraClassPath": "/own.jar", "spark.driver.extraJavaOptions": "-Dx=1", "spark.jars": "/c.jar"}
+    local = driver_settings("local[2]", jars, ("", "-Xshare:auto"), told)
+    assert local["spark.driver.extraClassPath"] == "/a.jar:/b.jar:/own.jar"
+    assert local["spark.driver.extraJavaOptions"] == "-Xshare:auto -Dx=1"
+    assert local["spark.jars"] == "/c.jar"
+    cluster = driver_settings("spark://host:7077", jars, ("",), told)
+    assert cluster == {**told, "spark.jars": "/a.jar,/b.jar,/c.jar"}

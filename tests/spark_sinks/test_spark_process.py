@@ -33,6 +33,10 @@ def processes_with(text: str) -> list[int]:
     return found
 
 
+def maps(process: int, file: Path) -> bool:
+    return str(file) in Path(f"/proc/{process}/maps").read_text()
+
+
 class JobProcess:
     def __init__(self, arguments: list[str], checkpoint: Path) -> None:
         self.checkpoint = checkpoint
@@ -40,7 +44,7 @@ class JobProcess:
         self.mark = f"-Dtest.mark={checkpoint.name}-{time.monotonic_ns()}"
         self._arguments = [
             *arguments, f"--checkpoint={checkpoint}", f"--ready-file={self.ready_file}", "--die-with-parent",
-            f"--conf=spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {self.mark}",
+            "--quick-start", f"--conf=spark.driver.extraJavaOptions={self.mark}",
         ]  # fmt: skip
         self.process: asyncio.subprocess.Process
 
@@ -83,12 +87,15 @@ Start = Callable[..., JobProcess]
 
 
 @pytest.fixture
-async def job_process(spark_jars: list[Path], bootstrap: str, tmp_path: Path) -> AsyncIterator[Start]:
+async def job_process(
+    spark_jars: list[Path], java_options: str, bootstrap: str, tmp_path: Path
+) -> AsyncIterator[Start]:
     made: list[JobProcess] = []
+    jars = ",".join(str(jar) for jar in spark_jars)
+    common = [f"--bootstrap-servers={bootstrap}", f"--jars={jars}", f"--driver-java-options={java_options}"]
 
     def make(*arguments: str) -> JobProcess:
-        jars = ",".join(str(jar) for jar in spark_jars)
-        job = JobProcess([*arguments, f"--bootstrap-servers={bootstrap}", f"--jars={jars}"], tmp_path)
+        job = JobProcess([*arguments, *common], tmp_path)
         made.append(job)
         return job
 
@@ -102,8 +109,9 @@ async def job_process(spark_jars: list[Path], bootstrap: str, tmp_path: Path) ->
 @pytest.mark.spark
 @pytest.mark.timeout(400)
 async def test_killed_in_mid_load_and_started_again(
-    *, job_process: Start, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Any, new_topic: Any
-) -> None:
+    *, job_process: Start, archive: Path, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Any,
+    new_topic: Any,
+) -> None:  # fmt: skip
     source, target, dead = await new_topic(), await new_topic(), await new_topic()
     arguments = [f"--source={source}", f"--target={target}", f"--dead-letter={dead}", "--watermark=1h"]
     readings = []
@@ -122,7 +130,9 @@ async def test_killed_in_mid_load_and_started_again(
     await send(50)
     await read_until(target, lambda records: len(records) > 0)
     await send(50)
-    assert processes_with(job.mark), "the JVM carries the mark"
+    running = processes_with(job.mark)
+    assert len(running) == 2, "the JVM carries the mark"
+    assert [maps(process, archive) for process in running].count(True) == 1, "the JVM has its classes from there"
     job.process.send_signal(signal.SIGKILL)
     await job.wait_gone()
     await send(50)

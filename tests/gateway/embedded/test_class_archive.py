@@ -19,7 +19,7 @@ def maps(pid: int, archive: Path) -> bool:
 async def test_a_broker_maps_what_another_has_recorded(new_broker) -> None:
     recording = await asyncio.create_subprocess_exec(sys.executable, "-m", "gateway.embedded.class_recording")
     assert await recording.wait() == 0
-    archive = archive_path(find_java(), ensure_jars("kafka"), cache_directory())
+    archive = archive_path("kafka", find_java(), ensure_jars("kafka"), cache_directory())
     broker = new_broker()
     await broker.start()
     assert maps(broker.pid, archive)
@@ -40,9 +40,10 @@ def test_each_java_and_each_set_of_jars_has_its_own(tmp_path: Path) -> None:
     other = tmp_path / jars[0].name
     other.write_bytes(b"")
     places = {
-        archive_path(java, jars, tmp_path),
-        archive_path(java, jars, tmp_path),
-        archive_path(java._replace(build="another"), jars, tmp_path),
-        archive_path(java, [other, *jars[1:]], tmp_path),
+        archive_path("kafka", java, jars, tmp_path),
+        archive_path("kafka", java, jars, tmp_path),
+        archive_path("kafka", java._replace(build="another"), jars, tmp_path),
+        archive_path("kafka", java, [other, *jars[1:]], tmp_path),
+        archive_path("spark", java, jars, tmp_path),
     }
-    assert len(places) == 3
+    assert len(places) == 4
