@@ -117,6 +117,7 @@ class Many:
                 plan.held,
                 held.receivers,
             ),
+            ("AMQP: receivers of a topic that drain at once", plan.held, held.drained),
             ("AMQP: members of one group, detached one by one", plan.held, held.queue),
             ("AMQP: receivers of as many groups", plan.groups, held.groups),
             (

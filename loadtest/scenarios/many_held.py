@@ -15,6 +15,7 @@ from loadtest.clients.amqp_wire import (
     DETACH,
     DISPOSITION,
     FALSE,
+    FLOW,
     GREETING,
     NULL,
     SASL_OUTCOME,
@@ -33,6 +34,7 @@ from loadtest.clients.amqp_wire import (
 )
 from loadtest.clients.mqtt_wire import Splitter as Packets
 from loadtest.clients.mqtt_wire import connect_packet, packet, publish_packet, subscribe_packet
+from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 
 WAIT_S: Final = 120.0
@@ -115,6 +117,12 @@ def detach(handle: int) -> bytes:
     return frame(performative(DETACH, uint(handle), TRUE))
 
 
+def drain(handle: int, delivery_count: int) -> bytes:
+    """Credit for 10 messages, to be used up at once (part 2.6.7)."""
+    counts = (*[uint(number) for number in (0, 2048, 0, 2048, handle, delivery_count, 10)], NULL, TRUE)
+    return frame(performative(FLOW, *counts))
+
+
 class Held:
     """The drivers; each makes so many of something and lets go of them again."""
 
@@ -129,6 +137,16 @@ class Held:
     async def receivers(self, count: int) -> None:
         """Of one topic, detached one by one while they are behind."""
         await self._receivers([receiver(number, self._topic) for number in range(count)])
+
+    async def drained(self, count: int) -> None:
+        """Of one topic that is silent: all drain at once, and once more."""
+        silent = f"{self._topic}-silent"
+        await create_topic(self._gateway.kafka, silent)
+        wire = await Wire.open(self._gateway.address("amqp"), f"{self._run}-drained")
+        await wire.ask([receiver(number, silent) for number in range(count)], ATTACH)
+        for delivery_count in (0, 10):
+            await wire.ask([drain(number, delivery_count) for number in range(count)], FLOW)
+        wire.writer.transport.abort()
 
     async def queue(self, count: int) -> None:
         """Of one queue: members of one consumer group."""

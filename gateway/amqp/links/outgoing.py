@@ -50,7 +50,8 @@ LARGE: Final = 4096
 
 DRAIN_S: Final = 8.0
 """So long a drain (part 2.6.7) waits while nothing is read, before it is answered all the same: as others for Kafka."""
-DRAIN_LOOK_S: Final = 0.01
+DRAIN_LOOKS_S: Final = (0.01, 0.2)
+"""First and longest pause between two looks at what is left: thousands of links may wait for one busy Kafka."""
 
 
 class Egress(msgspec.Struct, frozen=True):
@@ -394,12 +395,14 @@ class OutgoingLink:
             if self._partition is not None:
                 ends = {place: end for place, end in ends.items() if place.partition == self._partition}
             left, until = -1, 0.0
+            pause, longest = DRAIN_LOOKS_S
             while (now := self._unread(ends)) and not self._left:
                 if now != left:
                     left, until = now, loop.time() + DRAIN_S
                 elif loop.time() > until:
                     break
-                await asyncio.sleep(DRAIN_LOOK_S)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, longest)
         finally:
             self._draining = None
         if not self._left:
