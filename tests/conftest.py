@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
@@ -25,7 +26,7 @@ from gateway.embedded.class_archive import archive_options, archive_path
 from gateway.embedded.jars import cache_directory, ensure_jars
 from gateway.embedded.java import find_java
 from gateway.embedded.probe import broker_answers
-from tests.support import hung
+from tests.support import hung, leftovers
 from tests.support.by_file import ByFile, longest_first
 from tests.support.gateway import GatewayProcess
 from tests.support.outside import NOT_HERE
@@ -35,6 +36,10 @@ NewTopicFactory = Callable[..., Awaitable[str]]
 NewBroker = Callable[..., EmbeddedBroker]
 
 BOOTSTRAP = "TRIVIUM_TEST_BOOTSTRAP"
+# An example may take its time, as where CI is set: the first one pays for what it imports, and the machine is busy.
+SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("unhurried", hypothesis.settings(), deadline=None, suppress_health_check=SLOW)
+hypothesis.settings.load_profile("unhurried")
 # Every Java machine of the tests lives for seconds, in which a second compiler costs more than it gains.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 # A run starts more than a hundred Python processes. Each would compile every module anew, for about two seconds, in an
@@ -53,8 +58,11 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, Any, Any]:
-    return fail_if_skipped((yield))
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = fail_if_skipped((yield))
+    if call.excinfo is not None and report.failed and not item.config.option.usepdb:
+        leftovers.forget(call.excinfo.value)
+    return report
 
 
 @pytest.hookimpl(wrapper=True)

@@ -101,11 +101,9 @@ async def refused(address: tuple[str, int], topic: str, size: int) -> bytes:
 
 
 async def test_the_greedy_are_stopped_and_the_modest_are_not(
-    new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
+    stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    broker = new_broker()
-    await broker.start()
-    gateway = await new_gateway(broker.bootstrap_servers, config=CONFIG).start()
+    gateway = await new_gateway(stoppable.bootstrap_servers, config=CONFIG).start()
     host, port = gateway.address("http")
     flood, quiet = (f"{name}-{uuid.uuid4().hex[:6]}" for name in ("flood", "quiet"))
     body = {"records": [{"value": 1}]}
@@ -122,7 +120,7 @@ async def test_the_greedy_are_stopped_and_the_modest_are_not(
         greedy = [await stack.enter_async_context(Device.connected(gateway.address("mqtt"))) for _ in range(GREEDY)]
         await sensor.publish(f"{quiet}/sensor")
         await greedy[0].publish(f"{flood}/greedy")
-        freeze(broker.pid)
+        freeze(stoppable.pid)
         try:
             flooding = [asyncio.create_task(device.flood(f"{flood}/greedy")) for device in greedy]
             for task in flooding:
@@ -139,6 +137,6 @@ async def test_the_greedy_are_stopped_and_the_modest_are_not(
             newcomer = await stack.enter_async_context(Device.connected(gateway.address("mqtt")))
             await newcomer.ping()
         finally:
-            os.kill(broker.pid, signal.SIGCONT)
+            os.kill(stoppable.pid, signal.SIGCONT)
         assert [await task for task in waiting] == [200, 200]  # let in while Kafka was frozen
         await publishing

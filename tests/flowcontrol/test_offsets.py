@@ -87,13 +87,15 @@ def test_a_ledger_that_does_not_fit_says_that_more_is_open(offsets: set[int], li
         (range(0, 60_000, 2), 0),  # every other one
         (range(0, 50_000_000, 10_007), 0),
         (range(0, 10_000_000, 1003), 0),
-        (random.Random(1).sample(range(10_000), 5_000), 0),
-        (random.Random(1).sample(range(1_000_000), 500_000), 500_000),  # all but the first ones
+        (10_000, 0),
+        (1_000_000, 500_000),  # all but the first ones
     ],
     ids=["alternating", "rare", "often", "random", "too much"],
 )
-def test_how_much_a_ledger_remembers(opened: list[int] | range, again: int) -> None:
-    """The bounds that docs/amqp.md states: how many settled offsets come again."""
+def test_how_much_a_ledger_remembers(opened: range | int, again: int) -> None:
+    """The bounds that docs/amqp.md states: how many settled offsets come again. A number: any half of so many."""
+    if isinstance(opened, int):
+        opened = random.Random(1).sample(range(opened), opened // 2)
     chosen = set_of(*opened)
     end = max(opened) + 1000
     ledger = read_ledger(min(opened), write_ledger(chosen, end))

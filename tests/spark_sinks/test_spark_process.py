@@ -16,6 +16,8 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from tests.support.processes import maps
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -31,10 +33,6 @@ def processes_with(text: str) -> list[int]:
             if text.encode() in command:
                 found.append(int(entry.name))
     return found
-
-
-def maps(process: int, file: Path) -> bool:
-    return str(file) in Path(f"/proc/{process}/maps").read_text()
 
 
 class JobProcess:

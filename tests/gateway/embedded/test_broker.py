@@ -19,10 +19,12 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.embedded import storage
 from gateway.embedded.broker import EmbeddedBroker
-from gateway.embedded.jars import ensure_jars
+from gateway.embedded.class_archive import archive_options, archive_path
+from gateway.embedded.jars import cache_directory, ensure_jars
 from gateway.embedded.java import find_java
 from gateway.embedded.storage import BrokerError, Marker, PortTakenError
 from tests.support.frozen import freeze
+from tests.support.processes import has_argument, maps
 
 ROOT = Path(__file__).parents[3]
 
@@ -94,12 +96,11 @@ async def test_directory_in_use_is_refused_and_a_frozen_broker_is_ended(new_brok
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from gateway.embedded.broker import EmbeddedBroker
-from gateway.embedded.jars import ensure_jars
-from gateway.embedded.java import find_java
+from gateway.config import EmbeddedConfig
+from gateway.embedded.broker import embedded_broker
 
 async def main():
-    broker = EmbeddedBroker(Path(sys.argv[1]), java=find_java().path, jars=ensure_jars("kafka"), heap="256m")
+    broker = embedded_broker(EmbeddedConfig(heap="256m"), Path(sys.argv[1]))
     await broker.start()
     print(broker.pid, flush=True)
     await broker.watch()
@@ -163,7 +164,13 @@ async def test_early_end_tells_why(new_broker, tmp_path):
 
 
 async def test_settings_and_files(new_broker, tmp_path):
-    async with new_broker(settings={"num.partitions": "7"}) as broker:
+    archive = tmp_path / "damaged.jsa"
+    assert archive_options(archive) == ()
+    archive.write_bytes(b"no archive of classes: it is left alone")
+    options = archive_options(archive)
+    async with new_broker(settings={"num.partitions": "7"}, java_options=options) as broker:
+        assert has_argument(broker.pid, *options)
+        assert not maps(broker.pid, archive)
         assert "num.partitions=7" in (tmp_path / "broker" / "server.properties").read_text()
         assert "Kafka version: 4.3.1" in broker.log_file.read_text()
         marker = msgspec.json.decode((tmp_path / "broker" / "broker.json").read_bytes(), type=Marker)
@@ -198,8 +205,9 @@ def java_after(script: str, directory: Path) -> Path:
 
 async def test_a_start_that_gets_on_is_waited_for_and_one_that_hangs_is_given_up(tmp_path, caplog):
     patience = 4
+    archive = archive_options(archive_path("kafka", find_java(), ensure_jars("kafka"), cache_directory()))
     recovering = "for n in $(seq 8); do echo 2026 INFO Recovering log $n >> logs/broker.log; sleep 0.8; done"
-    options = {"jars": ensure_jars("kafka"), "heap": "512m", "patience_s": patience}
+    options = {"jars": ensure_jars("kafka"), "heap": "512m", "patience_s": patience, "java_options": archive}
     slow = EmbeddedBroker(tmp_path / "slow", java=java_after(recovering, tmp_path / "slow"), **options)
     repeating = "exec 3<> <(:); while :; do read -t 0.1 -u 3; echo 2026 WARN the same again >> logs/broker.log; done"
     hung = EmbeddedBroker(tmp_path / "hung", java=java_after(repeating, tmp_path / "hung"), **options)
