@@ -144,29 +144,30 @@ class Opening:
         return former.epoch + 1
 
     async def _find(self, client_id: str) -> Session | None:
-        """The session of a client id, from memory or from its records."""
+        """The session of a client id, from memory or from its records; None also when it ends while the log is read."""
         sessions = self._sessions
         session = sessions.live.get(client_id)
         if session is not None and session.inbound_qos2 is not None and session.inbound_qos2.has_uncertain:
             await in_time(self._recovery.confirm(session.inbound_qos2))
             session = sessions.live.get(client_id)
-            if session is None and sessions.state(client_id) is not State.AWAY:
+            if session is None and sessions.state(client_id) not in {State.AWAY, State.ABSENT}:
                 raise _taken()
         if session is not None:
             return session
-        record = sessions.record(client_id)
-        if record is None or self._is_over(record):
-            return None
-        inflight = decode_inflight(self._store.inflight.get(client_id))
-        if inflight is not None and inflight.scan_from:
-            inflight = (await in_time(self._recovery.recover({client_id: inflight})))[client_id]
-            now = sessions.record(client_id)
-            if now is None or (now.session_id, now.epoch) != (record.session_id, record.epoch):
+        found = sessions.record(client_id)
+        while (record := sessions.record(client_id)) is not None and found is not None and not self._is_over(record):
+            if (record.session_id, record.epoch, record.owner) != (found.session_id, found.epoch, found.owner):
                 raise _taken()
-            record = now
-        session = Session(client_id, record.principal, record.session_id, sessions.parts, kept=True)
-        session.restore(record, inflight)
-        return session
+            stored = self._store.inflight.get(client_id)
+            inflight = decode_inflight(stored)
+            if inflight is not None and inflight.scan_from:
+                inflight = (await in_time(self._recovery.recover({client_id: inflight})))[client_id]
+                if sessions.record(client_id) != record or self._store.inflight.get(client_id) is not stored:
+                    continue  # all may have changed while the log was read
+            session = Session(client_id, record.principal, record.session_id, sessions.parts, kept=True)
+            session.restore(record, inflight)
+            return session
+        return None
 
     async def _begin(self, session: Session, expiry: int, will: PendingWill | None, *, present: bool) -> None:
         """Make a session ready for a connection; when that fails it is as before."""

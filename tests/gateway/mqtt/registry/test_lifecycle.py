@@ -21,6 +21,7 @@ from flowcontrol.budget import ConnectionBudget
 from gateway.identity import GatewayIdentity
 from gateway.kafka.contracts import Refused, Result
 from gateway.mqtt.counters import Counters
+from gateway.mqtt.registry.crash_recovery import complete
 from gateway.mqtt.registry.heartbeats import FROZEN_S, SILENT_S, Gateways
 from gateway.mqtt.registry.opening import Opening
 from gateway.mqtt.registry.session_registry import Sessions
@@ -524,6 +525,99 @@ async def test_a_session_that_ends_while_it_is_claimed_is_a_new_one(tmp_path: Pa
     assert world.state is State.CONNECTED
     assert not task.result()[1], "what has ended is not present"
     assert world.record.epoch == 7, "the claim is known to other gateways"
+    assert not world.sessions.wrong
+    await world.close()
+
+
+class Log:
+    """Kafka's log of QoS 2 messages, which takes its time to be read."""
+
+    def __init__(self) -> None:
+        self.is_read = asyncio.Event()
+        self.readings: list[InflightRecord] = []
+
+    async def recover(self, records: dict[str, InflightRecord]) -> dict[str, InflightRecord]:
+        self.readings += records.values()
+        await self.is_read.wait()
+        return {client_id: complete(record, ()) for client_id, record in records.items()}
+
+    async def confirm(self, inbound_qos2: Any) -> None:
+        await self.is_read.wait()
+        inbound_qos2.confirm(())
+
+
+def unclear(epoch: int, **fields: Any) -> InflightRecord:
+    """An in-flight record behind which messages may lie in the log."""
+    return InflightRecord("nonce", epoch, scan_from={"t": {0: 0}}, **fields)
+
+
+async def opened_with_a_slow_log(world: World) -> Log:
+    """A gateway is dead, and may have stored messages; the client comes to us while we look for them."""
+    log = Log()
+    world.opening._recovery = log  # type: ignore[assignment]
+    await connected(world)
+    await world.happen(Event.DISCONNECT)
+    await world.happen(Event.SAVED)
+    world.store.inflight[ID] = encode(unclear(world.record.epoch))
+    await world.connect()
+    assert log.readings
+    return log
+
+
+@pytest.mark.parametrize("end", ["deleted elsewhere", "expired"])
+async def test_a_session_that_ends_while_its_log_is_read_is_a_new_one(tmp_path: Path, end: str) -> None:
+    world = World(tmp_path)
+    log = await opened_with_a_slow_log(world)
+    before = world.record
+    if end == "deleted elsewhere":
+        await world.happen(Event.DELETED)
+    else:
+        world.now_ms += 1000 * before.expiry
+        world.sessions.keep_deadlines()
+    task = world.task
+    assert task is not None
+    log.is_read.set()
+    await world.kafka_answers()
+    assert not task.result()[1], "what has ended is not present"
+    assert world.state is State.CONNECTED
+    assert not world.sessions.wrong
+    await world.close()
+
+
+async def test_what_comes_while_the_log_is_read_is_looked_at_too(tmp_path: Path) -> None:
+    """The last in-flight record of the former gateway comes late: with it more may be in the log, or finished."""
+    world = World(tmp_path)
+    log = await opened_with_a_slow_log(world)
+    await world.foreign(INFLIGHT, unclear(world.record.epoch, low_water_mark=3, open={7: 2}))
+    task = world.task
+    assert task is not None
+    log.is_read.set()
+    await world.kafka_answers()
+    assert [one.low_water_mark for one in log.readings] == [0, 3]
+    session, present = task.result()
+    assert present
+    assert session.receiving().open_ids == [7]
+    await world.close()
+
+
+async def test_a_session_that_expires_while_what_is_uncertain_is_looked_for_is_a_new_one(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    log = Log()
+    world.opening._recovery = log  # type: ignore[assignment]
+    await connected(world)
+    world.send_qos_2()
+    world.reports_failures = False  # in 3.1.1 the client sends it again
+    owner, token = world.tokens.pop()
+    owner.settle([token], [], Result(Outcome.BUSY))
+    await world.happen(Event.DISCONNECT)
+    await world.connect()
+    world.now_ms += 1000 * world.record.expiry
+    world.sessions.keep_deadlines()
+    task = world.task
+    assert task is not None
+    log.is_read.set()
+    await world.kafka_answers()
+    assert not task.result()[1], "what has ended is not present"
     assert not world.sessions.wrong
     await world.close()
 
