@@ -272,7 +272,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         new_session_id=partial(secrets.token_hex, 6),
         follow=lambda client_id: state.follow(SESSIONS, client_id.encode()),
     )
-    upkeep = Upkeep(sessions, recovery, opening.ready, lambda: state.follow(SESSIONS))
+    upkeep = Upkeep(sessions, recovery, opening.ready, lambda: state.follow(SESSIONS), log.publisher.fence)
     sessions.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
     requests = RequestTable(
         gateway=identity.name,

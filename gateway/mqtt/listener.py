@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import msgspec
 
@@ -11,7 +11,9 @@ from gateway.mqtt.connection.client import Client
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.counters import Counters, SessionStatistics
 from gateway.net.protocol_listener import ProtocolListener
+from gateway.net.pump import WRITE_HIGH, Pump
 from gateway.net.strangers import Strangers
+from gateway.pauses import CONNECTION_BUDGET, PROCESS_BUDGET, SHARE
 from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
 from protocols.mqtt.connection import Connection
@@ -19,6 +21,7 @@ from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.states import Limits
 
+FROZEN: Final = "frozen"
 WEBSOCKET_SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")  # [MQTT-6.0.0-4]; some 3.1 clients offer only the latter
 
 
@@ -44,6 +47,8 @@ class MqttListener(ProtocolListener):
         config = services.config
         super().__init__("mqtt", config.address, spawn, tls, strangers)
         self._services = services
+        self._clock = services.publisher.fence.now
+        services.publisher.fence.listen(self._frozen)
         self._limits = Limits(
             max_connect_bytes=config.max_connect_bytes,
             max_packet_bytes=config.max_packet_bytes,
@@ -61,6 +66,29 @@ class MqttListener(ProtocolListener):
     def _kafka_gate(self, is_open: bool) -> None:
         for client in self._clients():
             client.kafka_gate(is_open)
+
+    def _frozen(self) -> None:
+        """This process was stopped for long: who has a session may have another gateway by now."""
+        pumps = list(self.pumps)
+        for pump in pumps:
+            pump.pause_reading(FROZEN)
+            pump.writable = False
+            cast("Connection", pump.connection).suspend_keepalive()  # silence was not the client's
+
+        def thaw() -> None:
+            for pump in pumps:
+                if not pump.closed:
+                    self._thaw(pump)
+
+        self._services.publisher.fence.then(thaw)
+
+    def _thaw(self, pump: Pump) -> None:
+        if not pump.is_paused_for(PROCESS_BUDGET, CONNECTION_BUDGET, SHARE):
+            cast("Connection", pump.connection).resume_keepalive(self._services.clock())
+        pump.resume_reading(FROZEN)
+        if pump.unwritten <= WRITE_HIGH:  # else it is called by the transport
+            pump.resume_writing()
+        pump.flush_soon()
 
     def _clients(self) -> list[Client]:
         return [pump.handler for pump in self.pumps if isinstance(pump.handler, Client)]

@@ -26,6 +26,7 @@ class WrittenBatch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no t
     def __init__(self, writer: RecordWriter, limit: int) -> None:
         """`limit`: bytes."""
         super().__init__(limit, 0)
+        self.taken = False  # by the sender, which has sent it or is about to
         self._builder = writer
 
     def finish(self, count: int) -> None:
@@ -43,4 +44,5 @@ class WrittenBatch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no t
 
     def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
         """Called by aiokafka; its own method takes its own writer for granted."""
+        self.taken = True
         self._builder.set_producer_state(producer_id, producer_epoch, base_sequence)

@@ -15,6 +15,7 @@ from aiokafka.client import CoordinationType
 from aiokafka.producer.message_accumulator import MessageAccumulator
 
 from gateway.config import KafkaConfig
+from gateway.fence import Fence
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.spawn import Spawn
 
@@ -36,11 +37,16 @@ class PacedAccumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka ca
         super().__init__(*arguments, **settings)
         self._pause = FIRST_PAUSE_S
         self._ask_at = float("-inf")
+        self.fence: Fence | None = None
 
     def drain_by_nodes(
         self, ignore_nodes: Set[int], muted_partitions: Set[TopicPartition] = frozenset()
     ) -> tuple[Any, bool]:
         """The batches to send, by node, and whether to ask who leads the partitions of others."""
+        fence = self.fence
+        if fence is not None and not fence.is_open:
+            muted_partitions = muted_partitions | {place for place in self._batches if place.topic != fence.exempt}
+            fence.then(self._go_on)
         batches, lacking = super().drain_by_nodes(ignore_nodes, muted_partitions)
         if not lacking:
             self._pause = FIRST_PAUSE_S
@@ -54,13 +60,20 @@ class PacedAccumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka ca
         self._pause = min(2 * self._pause, LEADERS_AGAIN_S)
         return batches, True
 
+    def _go_on(self) -> None:
+        if not self._waiter_future.done():
+            self._waiter_future.set_result(None)
+
 
 aiokafka.producer.producer.MessageAccumulator = PacedAccumulator  # it has no parameter for it
 
 
-def new_producer(config: KafkaConfig, role: str, **options: Any) -> AIOKafkaProducer:
-    """A producer that waits for all in-sync replicas, not started. `options` are idempotence or a transactional id."""
-    return AIOKafkaProducer(
+def new_producer(config: KafkaConfig, role: str, fence: Fence | None = None, **options: Any) -> AIOKafkaProducer:
+    """A producer that waits for all in-sync replicas, not started. `options` are idempotence or a transactional id.
+
+    While `fence` is shut it sends nothing that it has not begun to send.
+    """
+    producer = AIOKafkaProducer(
         **client_settings(config, role),
         **options,
         acks="all",
@@ -68,6 +81,8 @@ def new_producer(config: KafkaConfig, role: str, **options: Any) -> AIOKafkaProd
         max_request_size=config.max_request_bytes,
         linger_ms=0,  # batches fill in our own queues, while their predecessors are answered
     )
+    producer._message_accumulator.fence = fence
+    return producer
 
 
 async def force_close(producer: AIOKafkaProducer, spawn: Spawn) -> None:

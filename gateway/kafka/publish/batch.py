@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence, Set
 from typing import Any, Final
 
 from aiokafka.record.default_records import DefaultRecordBatch
@@ -13,6 +13,7 @@ from gateway.kafka.driver.batch_builder import WrittenBatch
 from gateway.kafka.publish.batch_format import HEADER, Records
 from mapping.record import Headers, Record
 
+WITHDRAWN: Final = "another gateway has the session"
 HEADER_BYTES: Final = HEADER.size
 """The header of a record batch (magic 2), which `max.message.bytes` counts too."""
 ACCOUNTED_BYTES: Final = 16384
@@ -55,6 +56,11 @@ class Share:
             first, behind = self.runs[0]
             return range(base + first, base + behind)
         return [base + position for first, behind in self.runs for position in range(first, behind)]
+
+
+def stands_for(owner: Owner | None) -> int:
+    """The id of whoever an owner stands for (its attribute `owner`), or of the owner."""
+    return id(getattr(owner, "owner", owner))
 
 
 class Batch(WrittenBatch):
@@ -176,14 +182,14 @@ class Batch(WrittenBatch):
 
     def again(self) -> Batch:
         """The same records and tickets in a fresh batch, for another producer. This one is void then."""
-        batch = self._rebuilt(0, self.count)
+        batch = self._rebuilt(range(self.count))
         self._pass_on_taken(batch)
         return batch
 
     def halves(self) -> tuple[Batch, Batch]:
         """Two fresh batches, in order, to find the record that the broker refuses. This one is void then."""
         middle = self.count // 2
-        left, right = self._rebuilt(0, middle), self._rebuilt(middle, self.count)
+        left, right = self._rebuilt(range(middle)), self._rebuilt(range(middle, self.count))
         self._pass_on_taken(left, right)
         return left, right
 
@@ -202,13 +208,33 @@ class Batch(WrittenBatch):
         """What it holds. aiokafka may still send it: it is left as it is."""
         return DefaultRecordBatch(self.stored_form())
 
-    def _rebuilt(self, first: int, behind: int) -> Batch:
+    def without(self, owners: Set[int]) -> Batch | None:
+        """The records of others than these owners (by id) in a fresh batch, if there are any; theirs are left here."""
+        theirs = {key: share for key, share in self.shares.items() if stands_for(share.owner) in owners}
+        for key in theirs:
+            del self.shares[key]
+        fresh = None
+        if self.shares:
+            fresh = self._rebuilt({place for one in self.shares.values() for run in one.runs for place in range(*run)})
+            self._pass_on_taken(fresh)
+            self._taken_bytes = sum(share.bytes for share in theirs.values())
+            self._taken_records = sum(len(share.tokens) for share in theirs.values())
+            fresh._taken_bytes -= self._taken_bytes
+        self.shares = theirs
+        self.void()
+        return fresh
+
+    def has_of(self, owners: Set[int]) -> bool:
+        """Whether it has records of one of these owners (by id)."""
+        return any(stands_for(share.owner) in owners for share in self.shares.values())
+
+    def _rebuilt(self, positions: Container[int]) -> Batch:
         batch = Batch(self.limit, self.budget)
         batch.born = self.born
         tickets = list(self._tickets())
         pinned = frozenset(self.pinned)
         for position, record in enumerate(self._records()):
-            if not first <= position < behind:
+            if position not in positions:
                 continue
             owner, budget, token = tickets[position]
             if owner is not batch.owner:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Any, Final
 
 from gateway.failures import failures
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Owner, Refused
+from gateway.kafka.publish.batch import WITHDRAWN, stands_for
 from gateway.kafka.publish.budgets import Budgets
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.spawn import Spawn
@@ -83,6 +84,15 @@ class HeldRecords:
         """Settle everything that waits."""
         for name in tuple(self._held):
             self._end(name, refused, self._held.pop(name))
+
+    def withdraw(self, owners: Set[int]) -> None:
+        """Refuse what waits of these owners (by their ids)."""
+        refused = Refused(Outcome.BUSY, WITHDRAWN)
+        for name, held in list(self._held.items()):
+            theirs = [one for one in held if stands_for(one[1]) in owners]
+            if theirs:
+                self._held[name] = [one for one in held if stands_for(one[1]) not in owners]
+                self._end(name, refused, theirs)
 
     async def _resolve(self, name: str) -> None:
         """Learn of a topic that records wait for. One client's limit is not the others': each is asked for in turn."""

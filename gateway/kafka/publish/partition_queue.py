@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Final
 from weakref import ref
 
@@ -21,11 +21,12 @@ from aiokafka import errors
 from flowcontrol.budget import Budget
 from gateway.config import KafkaConfig
 from gateway.failures import failures
+from gateway.fence import Fence
 from gateway.kafka.cluster.error_verdicts import Remedy, Verdict, name_of, verdict
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Result
-from gateway.kafka.publish.batch import HEADER_BYTES, Batch
+from gateway.kafka.publish.batch import HEADER_BYTES, WITHDRAWN, Batch
 from gateway.kafka.publish.producers import LeasedProducer, Producers
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
@@ -47,7 +48,6 @@ _NOT_THE_PRODUCER: Final = (
 )
 """Errors before a batch was handed over that say nothing against the producer; the others say that it is dead."""
 
-
 Settle = Callable[[Batch, str, Result, int], None]
 """Told each batch's end, once: the batch, its topic, the result, and the first record's offset when stored (-1 when
 Kafka did not say)."""
@@ -56,9 +56,9 @@ Replace = Callable[[str, int, Sequence[Batch]], None]
 
 
 class WriterContext:
-    """What all queues share: the producers, the clock, and where batches are settled or placed anew."""
+    """What all queues share: the producers, the clock, the fence, and where batches are settled or placed anew."""
 
-    __slots__ = ("clock", "config", "producers", "replace", "rng", "settle", "spawn", "topics")
+    __slots__ = ("clock", "config", "fence", "producers", "replace", "rng", "settle", "spawn", "topics")
 
     def __init__(
         self,
@@ -71,7 +71,9 @@ class WriterContext:
         rng: random.Random,
         settle: Settle,
         replace: Replace,
+        fence: Fence,
     ) -> None:
+        self.fence = fence
         self.config = config
         self.producers = producers
         self.topics = topics
@@ -203,7 +205,11 @@ class PartitionQueue:
         """Bring what is flying to an end, in order."""
         pause = RESEND_S
         self._fruitless = 0
+        fence = self.context.fence
         while self.flying:
+            if not fence.passes(self.topic.name):
+                await fence.passed()
+                continue
             batch = self.flying[0]
             if self.topic.gone is not None:
                 self._settle(batch, self.topic.gone, -1, f"topic {self.topic.name} is gone or forbidden")
@@ -220,13 +226,17 @@ class PartitionQueue:
                         pause = min(2 * pause, RESEND_MOST_S)
                         await self.context.topics.confirm(self.topic.name)
             except TimeoutError:
+                if not fence.passes(self.topic.name):
+                    await fence.passed()
                 if self.topic.gone is not None:
+                    continue
+                if not self._flies(batch):
                     continue
                 # If aiokafka has it, it goes on trying, and what comes behind stays behind.
                 self._settle(batch, Outcome.BUSY, -1, "Kafka did not answer in time")
             except Exception as error:  # nobody foresaw it: once more, through another producer, until the time is up
                 failures.tell("partition", error, f"{self.topic.name}-{self.number}")
-                if self.flying and self.flying[0] is batch:
+                if self._flies(batch):
                     self.flying[0] = batch.again()
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, RESEND_MOST_S)
@@ -239,10 +249,17 @@ class PartitionQueue:
             self._void_given_up()
         handed_over = False
         try:
+            if not self.context.fence.passes(self.topic.name):
+                return None
             future = await leased.hand_over(batch, self.topic.name, self.number)
             handed_over = True
             stored = await future
+            if not self.context.fence.passes(self.topic.name) and stored is not None:
+                self._be_patient()
+                await self.context.fence.passed()
         except errors.KafkaError as error:
+            if not self._flies(batch):
+                return None
             if handed_over or not isinstance(error, _NOT_THE_PRODUCER):
                 producers.retire(leased)
             return self._failed(batch, handed_over, error)
@@ -260,8 +277,38 @@ class PartitionQueue:
         finally:
             producers.release(leased)
         self._fruitless = 0
-        self._settle(batch, Outcome.STORED, stored.offset, "")
+        if stored is not None:  # None: it was withdrawn
+            self._settle(batch, Outcome.STORED, stored.offset, "")
         return None
+
+    def _flies(self, batch: Batch) -> bool:
+        """Whether it is still the one on the way, and was not withdrawn."""
+        return bool(self.flying) and self.flying[0] is batch
+
+    def _be_patient(self) -> None:
+        """Kafka has answered; that this may not be told yet is no reason to take it for lost."""
+        if self._patience is not None:
+            with contextlib.suppress(RuntimeError):  # it is over already
+                self._patience.reschedule(None)
+
+    def withdraw(self, owners: Set[int]) -> None:
+        """Take back what aiokafka has not begun to send of these owners (by their ids): it is BUSY."""
+        if self.open.has_of(owners):
+            self.seal_open()
+        self.flying = self._without(self.flying, owners)
+        self.full = self._without(self.full, owners)
+
+    def _without(self, batches: Iterable[Batch], owners: Set[int]) -> deque[Batch]:
+        left: deque[Batch] = deque()
+        for batch in batches:
+            if batch.taken or not batch.has_of(owners):
+                left.append(batch)
+                continue
+            rest = batch.without(owners)
+            self.context.settle(batch, self.topic.name, Result(Outcome.BUSY, reason=WITHDRAWN), -1)
+            if rest is not None:
+                left.append(rest)
+        return left
 
     def _void_given_up(self) -> None:
         """What an earlier producer still has is not stored behind what comes now, through another."""

@@ -18,6 +18,7 @@ from aiokafka.structs import RecordMetadata
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
+from gateway.fence import Fence
 from gateway.kafka.driver.kafka_producer import force_close, new_producer
 from gateway.kafka.driver.lifecycle import start_client, started
 from gateway.kafka.publish.batch import Batch
@@ -69,8 +70,9 @@ class LeasedProducer:
 class Producers:
     """The current producer and the retired ones that still have something on the way."""
 
-    def __init__(self, config: KafkaConfig, spawn: Spawn, looked: Callable[[Any], None]) -> None:
-        """`looked` is told aiokafka's metadata, each time it has new ones."""
+    def __init__(self, config: KafkaConfig, spawn: Spawn, looked: Callable[[Any], None], fence: Fence) -> None:
+        """`looked` is told aiokafka's metadata, each time it has new ones; behind `fence` nothing is sent."""
+        self._fence = fence
         self._looked = partial(failures.guard, "metadata", looked)
         self._config = config
         self._spawn = spawn
@@ -121,7 +123,7 @@ class Producers:
     async def _start(self) -> None:
         try:
             producer = await started(
-                lambda: new_producer(self._config, "publisher", enable_idempotence=True),
+                lambda: new_producer(self._config, "publisher", self._fence, enable_idempotence=True),
                 lambda producer: start_client(producer.start, producer.stop, self._spawn),
                 "producer",
             )

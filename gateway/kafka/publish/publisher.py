@@ -16,6 +16,7 @@ from typing import Any
 from flowcontrol.gate import Gate
 from gateway.config import BudgetConfig, KafkaConfig
 from gateway.failures import failures
+from gateway.fence import Fence
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.cluster.topics import REACHABLE_S, Topics
 from gateway.kafka.contracts import Owner, Refused, Result
@@ -60,10 +61,12 @@ class Publisher:
         self._wall_clock = wall_clock
         # told a topic, a partition and the offset after the last record of each batch that was stored
         self.stored: Callable[[str, int, int], None] = _nobody
-        self._producers = Producers(config, spawn, self._check_partitions)
+        self.fence = Fence(clock)
+        self._withdrawn: list[Owner] = []
+        self._producers = Producers(config, spawn, self._check_partitions, self.fence)
         self._context = WriterContext(
             config, self._producers, topics, spawn=spawn, clock=clock, rng=rng, settle=self._settle,
-            replace=self._replace,
+            replace=self._replace, fence=self.fence,
         )  # fmt: skip
         self._writers: dict[str, TopicWriter] = {}
         self._internal: dict[str, TopicWriter] = {}  # of our own topics: a client's record never finds them
@@ -228,6 +231,22 @@ class Publisher:
             self._refusals[key] = (owner, [token])
         else:
             refusal[1].append(token)
+
+    def withdraw(self, owner: Owner) -> None:
+        """While the fence is shut: when it opens, what Kafka was not given of an owner's records is BUSY.
+
+        An owner that stands for another has it as its attribute `owner`.
+        """
+        if not self.fence.is_open:
+            self._withdrawn.append(owner)
+            self.fence.then(self._withdraw)
+
+    def _withdraw(self) -> None:
+        withdrawn, self._withdrawn = {id(owner) for owner in self._withdrawn}, []
+        self._held.withdraw(withdrawn)
+        for writer in self._writers.values():
+            for queue in writer.queues:
+                queue.withdraw(withdrawn)
 
     # Unknown topics
 

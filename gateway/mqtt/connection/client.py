@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -74,8 +75,17 @@ class Client:
 
     def handle(self, received: list[Any]) -> Awaitable[None] | None:
         """Act on events in order; what has to wait holds the rest back."""
+        if not self._services.publisher.fence.is_open:
+            return self._thawed(received)
         waiting = self._act(received)
         return None if waiting is None else self._wait(*waiting)
+
+    async def _thawed(self, received: list[Any]) -> None:
+        """This process was stopped for long: what the client says counts when it is known whose the session is."""
+        await self._services.publisher.fence.passed()
+        waiting = self._act(received) if not self._is_over else None
+        if waiting is not None:
+            await self._wait(*waiting)
 
     def _act(self, received: list[Any]) -> tuple[Any, list[Any]] | None:
         """Act on events until one has to wait: that one, and those behind it."""
@@ -118,6 +128,10 @@ class Client:
 
     def writable(self) -> None:
         """The socket has capacity again."""
+        if not self._services.publisher.fence.is_open:
+            assert self._pump is not None
+            self._pump.writable = False
+            return
         if self.session is not None:
             self.session.feed()
             self.session.feed_lossy()
@@ -163,7 +177,11 @@ class Client:
         session, self.session = self.session, None
         if session is not None:
             session.budget.gate.unsubscribe(self._own_gate)
-            self._services.sessions.leave(session, with_will=with_will)
+            leave = partial(self._services.sessions.leave, session, with_will=with_will)
+            if self._services.publisher.fence.is_open:
+                leave()
+            else:  # it may be another gateway's by now
+                self._services.publisher.fence.then(leave)
 
     # login
 
@@ -301,6 +319,8 @@ class Client:
 
     def taken_over(self) -> None:
         """Another connection has the client id now [MQTT-3.1.4-3]."""
+        if self._incoming is not None:
+            self._services.publisher.withdraw(self._incoming)
         self.disconnect(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
 
     # what a session needs of its connection (`gateway.mqtt.session.client_port.ClientPort`)

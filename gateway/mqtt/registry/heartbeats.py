@@ -40,7 +40,7 @@ class Gateways:
         self._clock = clock
         self._wall_clock = wall_clock
         self._last_beats: dict[str, tuple[str, float]] = {}  # gateway id -> incarnation, when
-        self._began = self._ran = clock()
+        self._began = clock()
         self._loaded = False
 
     def heartbeat(self) -> GatewayRecord:
@@ -51,14 +51,6 @@ class Gateways:
         """From now on heartbeats are new when they come; and who is alive will send one within `SILENT_S`."""
         self._loaded = True
         self._began = self._clock()
-
-    def was_frozen(self) -> bool:
-        """Whether this process has not run since the last call, for so long that others may have called it dead.
-
-        Nor can it tell then who of the others is alive, before it has read what they have written meanwhile.
-        """
-        before, self._ran = self._ran, self._clock()
-        return self._ran - before > FROZEN_S
 
     def apply(self, name: str, beat: GatewayRecord | None) -> None:
         """A heartbeat of another gateway; None: it has stopped."""

@@ -8,10 +8,11 @@ from typing import Final
 
 import structlog
 
+from gateway.fence import Fence
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.registry.crash_recovery import CrashRecovery
-from gateway.mqtt.registry.heartbeats import HEARTBEAT_S
-from gateway.mqtt.registry.session_registry import Sessions
+from gateway.mqtt.registry.heartbeats import FROZEN_S, HEARTBEAT_S
+from gateway.mqtt.registry.session_registry import TOPIC, Sessions
 from gateway.mqtt.registry.takeover import find_orphans
 from gateway.mqtt.session.lifecycle import Event
 from gateway.mqtt.session.session import Session
@@ -33,6 +34,7 @@ class Upkeep:
         recovery: CrashRecovery,
         ready: asyncio.Event,
         read_to_end: Callable[[], Awaitable[None]],
+        fence: Fence,
     ) -> None:
         """Nothing runs before `run`.
 
@@ -41,6 +43,7 @@ class Upkeep:
             recovery: finds in the log what a dead gateway stored for QoS 2.
             ready: set when the sessions of this gateway's former process are taken over.
             read_to_end: waits until all that gateways have stored of sessions is known.
+            fence: shut after a freeze; opened here.
         """
         self._sessions = sessions
         self._gateways = sessions.gateways
@@ -49,20 +52,24 @@ class Upkeep:
         self._recovery = recovery
         self._ready = ready
         self._read_to_end = read_to_end
+        self._fence = fence
+        self._served = False  # before a freeze
+        fence.listen(self._frozen)
         self._round_of: list[Session] = []
 
     async def run(self, loaded: asyncio.Event) -> None:
         """Work until the gateway stops, from when the records of all sessions are `loaded`."""
         await loaded.wait()
         self._gateways.loaded()
-        self._gateways.was_frozen()  # it counts from now
+        self._fence.guard(FROZEN_S, TOPIC)
+        parts = (self._send_heartbeats, self._tick, self._take_over, self._catch_up)
         # Each is tried again by itself: without heartbeats other gateways would take our sessions away.
-        await together(*(keep_on(part, "sessions") for part in (self._send_heartbeats, self._tick, self._take_over)))
+        await together(*(keep_on(part, "sessions") for part in parts))
 
     async def _tick(self) -> None:
         await self._ready.wait()
         while True:
-            await self._catch_up()
+            await self._fence.passed()
             self._round()
             self._save_positions()
             self._sessions.keep_deadlines()
@@ -80,25 +87,37 @@ class Upkeep:
             await self._take_orphans(self._gateways.is_predecessor)
             self._ready.set()
         while True:
-            await self._catch_up()
+            await self._fence.passed()
             if self._gateways.mark_dead():
                 await self._take_orphans(self._gateways.takes_over)
             await asyncio.sleep(TICK_S)
 
-    async def _catch_up(self) -> None:
-        """After a freeze: read to the end before anybody gets a session, or is called dead."""
-        if not self._gateways.was_frozen():
-            await self._ready.wait()
-            return
+    def _frozen(self) -> None:
+        """This process has not run for so long that others may have called it dead, nor knows who of them is alive."""
+        self._served |= self._ready.is_set()
         self._ready.clear()
         log.warning("this process was stopped for seconds; sessions wait until what was written meanwhile is read")
-        while not self._ready.is_set():
+
+    async def _catch_up(self) -> None:
+        """After a freeze: read to the end before anybody gets a session, or anything of one, or is called dead.
+
+        Our heartbeat is stored first: who calls us dead later has read it, when it reads its claim back.
+        """
+        while True:
+            await self._fence.is_shut.wait()
+            freezes = self._fence.freezes
             try:
+                await self._store.save_heartbeat(self._gateways.name, self._gateways.heartbeat())
                 await self._read_to_end()
-                self._ready.set()
             except Refused:
                 await asyncio.sleep(TICK_S)
-            self._gateways.was_frozen()  # it counts from now
+                continue
+            if freezes != self._fence.freezes:
+                continue
+            if self._served:
+                self._served = False
+                self._ready.set()
+            self._fence.open()
 
     async def _take_orphans(self, takes_over: Callable[[str], bool]) -> None:
         """Take over the sessions of owners that are gone: their clients are gone since now."""
@@ -139,6 +158,7 @@ class Upkeep:
 
     async def stop(self) -> None:
         """Write what is left of every session; connections were closed before."""
+        self._fence.unguard()
         sessions = self._sessions
         for session in list(sessions.live.values()):
             if session.client is not None:

@@ -71,7 +71,7 @@ class _Put:
     """One retained PUBLISH: owner of its own record and of the copy, which settles the client's token once."""
 
     __slots__ = (
-        "_offset", "_owner", "_retained", "_token", "budget", "copy", "is_written", "own", "principal", "read",
+        "_offset", "_retained", "_token", "budget", "copy", "is_written", "own", "owner", "principal", "read",
         "record", "topic",
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ class _Put:
         # `Retained._restarts`): the copy lies behind that
         self.read = (0, -1)
         self._retained = retained
-        self._owner = owner
+        self.owner = owner  # for whom it stands
         self._token = token
         self._offset = -1
 
@@ -106,15 +106,15 @@ class _Put:
         """Tell the client's side: the worse of both results, with the place of the own record."""
         own, copy = self.own, self.copy
         assert own is not None
-        if self._owner is None:
+        if self.owner is None:
             return
         if own.outcome is not Outcome.STORED:
-            self._owner.settle((self._token,), (), own)
+            self.owner.settle((self._token,), (), own)
         elif copy is None or copy.outcome is Outcome.STORED:
-            self._owner.settle((self._token,), (self._offset,), own)
+            self.owner.settle((self._token,), (self._offset,), own)
         else:
             reason = f"the message was stored, but could not be retained: {copy.reason}"
-            self._owner.settle((self._token,), (), Result(copy.outcome, -1, reason))
+            self.owner.settle((self._token,), (), Result(copy.outcome, -1, reason))
 
 
 class Retained:

@@ -255,6 +255,7 @@ class InboundQos2:
                 del self._known[message.packet_id]
         self._drop_held(len(self._held))
         if self._unanswered:
+            self._parts.publisher.withdraw(self)
             self._when_idle = then
         else:
             then()

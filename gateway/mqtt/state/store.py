@@ -104,6 +104,14 @@ class SessionStore:
         """Write our heartbeat, or None when this gateway stops; nobody waits for it."""
         self._table.write((GATEWAY + name).encode(), encode(beat) if beat else None, self._mark, owner=None)
 
+    async def save_heartbeat(self, name: str, beat: GatewayRecord) -> None:
+        """Write our heartbeat, and wait until it is stored; Refused when Kafka does not take it."""
+        written = Written()
+        self._table.write((GATEWAY + name).encode(), encode(beat), self._mark, owner=written)
+        result = await written.done
+        if result.outcome is not Outcome.STORED:
+            raise Refused(result.outcome, result.reason)
+
     def release(self, client_id: str) -> None:
         """Tell who claims a session that nothing of it is on the way here."""
         self.put(RELEASE, client_id, None)

@@ -94,6 +94,37 @@ def test_tickets_budgets_and_records_survive_everything(given_records, times, ac
     assert (people[0].budget.bytes, people[0].budget.records) == (0, 0)
 
 
+@given(st.lists(records, min_size=1, max_size=20), st.sampled_from((1, 40)), st.sets(st.integers(0, 1), min_size=1))
+def test_what_is_withdrawn_leaves_the_others_as_they_were(given_records, times, withdrawn):
+    given_records = given_records * times
+    topic = Budget(10**9, 10**9)
+    people = [Person(ConnectionBudget(10**9, 10**9)), Person(ConnectionBudget(10**9, 10**9)), None]
+    batch = Batch(65536, topic)
+    for token, record in enumerate(given_records):
+        append(batch, people[record[0]], token, record)
+    batch.seal()
+    original = content(batch)
+    stay = [token for token, record in enumerate(given_records) if record[0] not in withdrawn]
+    fresh = batch.again().without({id(people[number]) for number in withdrawn})  # as after a failure
+    batch = batch.again()
+    rest = batch.without({id(people[number]) for number in withdrawn})
+    for left in (fresh, rest):
+        assert (left is None) == (not stay)
+        if left is not None:
+            assert content(left) == [original[token] for token in stay]
+            assert sorted(token for share in left.shares.values() for token in share.tokens) == stay
+    assert sorted(token for share in batch.shares.values() for token in share.tokens) == sorted(
+        set(range(len(given_records))) - set(stay)
+    )
+    batch.release()
+    assert topic.records == len(stay)
+    assert all(people[number].budget.bytes == people[number].budget.records == 0 for number in withdrawn)
+    if rest is not None:
+        rest.release()
+    assert (topic.bytes, topic.records) == (0, 0)
+    assert all(person.budget.bytes == 0 for person in people[:2])
+
+
 def test_a_full_batch_says_so_and_the_first_record_always_fits():
     batch = Batch(200, Budget(10**9, 10**9))
     assert append(batch, None, 0, (0, b"k", b"x" * 1000, False))

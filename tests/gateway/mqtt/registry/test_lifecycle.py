@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from flowcontrol.budget import ConnectionBudget
+from gateway.fence import Fence
 from gateway.identity import GatewayIdentity
 from gateway.kafka.contracts import Refused, Result
 from gateway.mqtt.counters import Counters
@@ -121,7 +122,8 @@ class World:
         )
         self.opening.ready.set()
         self.table_is_read = asyncio.Event()
-        self.upkeep = Upkeep(self.sessions, me, self.opening.ready, self.table_is_read.wait)
+        self.fence = Fence(lambda: self.now_ms / 1000)
+        self.upkeep = Upkeep(self.sessions, me, self.opening.ready, self.table_is_read.wait, self.fence)
         self.store = store
 
     # what the parts use
@@ -159,6 +161,9 @@ class World:
 
     def submit(self, record: Record, owner: Any, token: Any) -> None:
         self.tokens.append((owner, token))
+
+    def withdraw(self, owner: Any) -> None:
+        """Nothing waits here."""
 
     def publish(self, client_id: str, principal: str, will: PendingWill, then: Callable[[], None]) -> None:
         self.published += 1
@@ -681,6 +686,7 @@ async def test_read_asks_a_rival_too(tmp_path: Path) -> None:
 async def test_caught_up_comes_before_anybody_is_called_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CaughtUp: a process that was stopped has not heard of anybody, and would take every session from the living."""
     monkeypatch.setattr("gateway.mqtt.registry.upkeep.TICK_S", 0.001)
+    monkeypatch.setattr("gateway.fence.TICK_S", 0.001)
     world = World(tmp_path)
     await world.claimed_by(OTHER, 5)
     loaded = asyncio.Event()
@@ -689,13 +695,15 @@ async def test_caught_up_comes_before_anybody_is_called_dead(tmp_path: Path, mon
     while world.gateways.changed:  # until it has run for long enough to tell who is dead
         world.now_ms += int(FROZEN_S * 1000) - 1
         world.heartbeat()
-        await wait_until(lambda: world.gateways._ran == world.now_ms / 1000)
+        await wait_until(lambda: world.fence._ran == world.now_ms / 1000)
     world.now_ms += int(SILENT_S * 1000) + 1000  # SIGSTOP, SIGCONT
     await wait_until(lambda: not world.opening.ready.is_set())
     await world.connect()
     assert world.sessions.state(ID) is State.ELSEWHERE, "not served before"
     world.heartbeat()
     world.table_is_read.set()
+    assert not world.fence.is_open
+    await world.kafka_answers()  # our heartbeat comes first
     await wait_until(lambda: world.sessions.state(ID) is State.CLAIMING)
     assert world.record.predecessors == (OTHER,), "asked, as it is alive"
     assert [step for step in world.sessions.steps if step[1] is Event.ORPHANED] == []

@@ -107,6 +107,9 @@ class Gateway:
     def submit(self, record: Record, owner: InboundQos2, token: Any) -> None:
         self.waiting.append(("record", (record, owner, token)))
 
+    def withdraw(self, owner: InboundQos2) -> None:
+        """This process was not frozen."""
+
     async def topic(self, name: str, **_: Any) -> None:
         """Every topic is there."""
 

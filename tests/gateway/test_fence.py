@@ -1,0 +1,60 @@
+"""The fence behind which a process waits that has not run for long."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.fence import Fence
+
+
+@pytest.fixture
+def times() -> list[float]:
+    return [100.0]
+
+
+async def test_it_shuts_when_the_process_has_not_run_for_too_long(times: list[float]) -> None:
+    fence = Fence(lambda: times[0])
+    shut: list[float] = []
+    opened: list[bool] = []
+
+    def opens() -> None:
+        opened.append(fence.is_open)
+
+    fence.listen(lambda: shut.append(times[0]))
+    times[0] += 1000.0
+    assert fence.now() == 1100.0
+    assert fence.is_open, "nobody minds"
+    fence.guard(5.0, "table")
+    for _ in range(3):
+        times[0] += 5.0
+        fence.now()
+    assert (fence.is_open, fence.passes("t"), shut) == (True, True, [])
+    times[0] += 5.1
+    waiting = asyncio.ensure_future(fence.passed())
+    fence.now()
+    assert (fence.is_open, fence.passes("t"), fence.passes("table"), shut) == (False, False, True, [1120.1])
+    fence.then(opens)
+    fence.then(opens)
+    fence.now()
+    assert fence.freezes == 1
+    times[0] += 6.0
+    fence.now()
+    assert fence.freezes == 2, "once more while it is shut: what was read since is old"
+    fence.open()
+    await waiting
+    assert opened == [True]
+    fence.unguard()
+
+
+async def test_who_does_not_mind_any_more_holds_nobody_back(times: list[float]) -> None:
+    fence = Fence(lambda: times[0])
+    fence.guard(5.0, "table")
+    times[0] += 6.0
+    fence.now()
+    fence.unguard()
+    times[0] += 60.0
+    fence.now()
+    assert fence.is_open
+    await fence.passed()
