@@ -165,7 +165,7 @@ def password_line(
     ] = 16384,
 ) -> None:
     """Print a user's line for the password file; the password is asked for, or read from standard input."""
-    from gateway.security.lines import argon2_line, new_scram_line  # noqa: PLC0415 - hashes and amqtt load slowly
+    from gateway.security.user_files import argon2_line, new_scram_line  # noqa: PLC0415 - hashes and amqtt load slowly
 
     password = read_password(confirm=True)
     try:

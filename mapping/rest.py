@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import binascii
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -25,6 +25,7 @@ from mapping.record import (
     Record,
     raw_name,
 )
+from protocols.rest.cloud_events import CloudEvent
 from protocols.rest.errors import RestError, invalid, unprocessable
 from protocols.rest.media import Format
 from protocols.rest.requests import (
@@ -37,7 +38,7 @@ from protocols.rest.requests import (
     decode_text,
     whole,
 )
-from protocols.rest.responses import RecordHeader, RecordItem
+from protocols.rest.responses import RecordHeader, RecordItem, encode
 
 PROTOCOL: Final = b"http"
 CONTENT_TYPES: Final = {
@@ -304,3 +305,96 @@ def _shown_key(record: Received, content: bytes) -> msgspec.Raw | str:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _shown_text(record, content, "key")
     return _shown_text(record, content, "key")
+
+
+class MarkedItem(RecordItem, frozen=True, gc=False):
+    """A record of which a part is in another format than the others."""
+
+    key_format: str | msgspec.UnsetType = msgspec.UNSET
+    value_format: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class RecordFilter:
+    """Which records of a topic a reader wants; it sees nothing of the others."""
+
+    __slots__ = ("_headers", "_keys", "everything")
+
+    def __init__(self, keys: Collection[str] = (), headers: Sequence[str] = ()) -> None:
+        """Compile: a key is one of `keys`, as UTF-8 (none: any key, or no key).
+
+        A record has all `headers`, each `NAME:VALUE`.
+
+        Raises:
+            RestError: 422 for a header without a colon.
+        """
+        self._keys = frozenset(key.encode("utf-8", "surrogateescape") for key in keys)
+        self._headers = tuple(_header(text) for text in headers)
+        self.everything = not self._keys and not self._headers
+
+    def matches(self, record: Received) -> bool:
+        """Whether the record is wanted."""
+        if self._keys and record.key not in self._keys:
+            return False
+        return all(header in record.headers for header in self._headers)
+
+
+def view(record: Received, embedded: Format) -> RecordItem:
+    """A stored record as it stands in an answer; what the format cannot say is marked."""
+    try:
+        return from_record(record, embedded)
+    except UndecodableError:
+        plain = from_record(record, Format.BINARY)
+    key = _part(record, embedded, "key")
+    value = _part(record, embedded, "value")
+    return MarkedItem(
+        plain.topic,
+        plain.key if key is None else key.key,
+        plain.value if value is None else value.value,
+        plain.partition,
+        plain.offset,
+        plain.timestamp,
+        plain.headers,
+        Format.BINARY.value if key is None else msgspec.UNSET,
+        Format.BINARY.value if value is None else msgspec.UNSET,
+    )
+
+
+def view_line(record: Received, embedded: Format) -> bytes:
+    """The same as one line of JSON: stored JSON may have line feeds, which mean nothing between its tokens."""
+    line = encode(view(record, embedded))
+    if b"\n" in line or b"\r" in line:
+        line = line.replace(b"\n", b" ").replace(b"\r", b" ")
+    return line
+
+
+def _part(record: Received, embedded: Format, name: str) -> RecordItem | None:
+    """The record with its key or its value alone; None when that cannot be said."""
+    key, value = (record.key, None) if name == "key" else (None, record.value)
+    alone = Received(record.topic, key, value, (), record.timestamp, record.partition, record.offset)
+    try:
+        return from_record(alone, embedded)
+    except UndecodableError:
+        return None
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, colon, value = text.partition(":")
+    if not colon or not name:
+        raise unprocessable("A header is wanted as NAME:VALUE - at `header`")
+    return name, value.encode("utf-8", "surrogateescape")
+
+
+ATTRIBUTE_PREFIX: Final = "ce_"
+KEY: Final = "partitionkey"  # the partitioning extension
+
+
+def event_record(event: CloudEvent, topic: str, standard: Headers, trace: Headers) -> Record:
+    """A valid event in the binary mode of CloudEvents' Kafka Protocol Binding (section 3.2).
+
+    `standard` is what each record gets, without a content type.
+    """
+    headers: list[Header] = [(ATTRIBUTE_PREFIX + name, value.encode()) for name, value in event.attributes.items()]
+    if event.content_type is not None:
+        headers.append((CONTENT_TYPE, event.content_type.encode("utf-8", "surrogateescape")))
+    key = event.attributes.get(KEY)
+    return Record(topic, None if key is None else key.encode(), event.data, (*headers, *standard, *trace))

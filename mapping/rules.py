@@ -5,7 +5,7 @@ expressions; its `topic` and `key` are texts in which `{name}` stands for the le
 and checked once; one whose result could be an illegal Kafka name for every input is refused with its number.
 
 Default, with no rule: the first level is the Kafka topic, the rest is the key. A first level that is no legal Kafka
-name, or could collide with another's (`mapping.topic_names`), goes to the catch-all topic with the whole MQTT topic as
+name, or could collide with another's (`TopicNames`), goes to the catch-all topic with the whole MQTT topic as
 the key. The way back needs no header.
 """
 
@@ -16,7 +16,83 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from mapping.record import MQTT_TOPIC, Headers, is_topic_name, text_of
-from mapping.topic_names import PLACEHOLDER, CollisionError, TopicNames
+
+PLACEHOLDER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class CollisionError(ValueError):
+    """Two names of the configuration that collide."""
+
+
+class TopicNames:
+    """Which Kafka names MQTT topics may lead to, so that no two of them collide.
+
+    Kafka's metrics write `.` as `_`: it takes names that differ in nothing else for one, and refuses to make the
+    second. Of such names one is chosen, by the configuration alone: the choice is the same whatever is there already.
+    """
+
+    def __init__(self, dotted: Iterable[str] | None, templates: Sequence[str] = ()) -> None:
+        """Choose `dotted` among the names with dots; None: every legal name is as good, since none is made.
+
+        `templates` are texts of rules, in which `{name}` stands for a level. One with a dot is chosen for all names
+        that it can make of levels without dots, the first one for names that two can make.
+        """
+        self._every = dotted is None
+        self._exact: dict[str, str] = {}
+        for name in dotted or ():
+            other = self._exact.setdefault(_folded(name), name)
+            if other != name:
+                raise CollisionError(f"{name!r} and {other!r} are one name to Kafka")
+        self._templates = [] if self._every else [_Template(text) for text in templates if "." in text]
+
+    def fits(self, name: str) -> bool:
+        """Whether `name` is a legal Kafka name, and the chosen one of those that it collides with."""
+        if not is_topic_name(name):
+            return False
+        if self._every:
+            return True
+        folded = _folded(name)
+        chosen = self._exact.get(folded)
+        if chosen is None:
+            chosen = next((made for one in self._templates if (made := one.name(folded)) is not None), folded)
+        return chosen == name
+
+
+class _Template:
+    """A rule's topic with dots."""
+
+    __slots__ = ("_back", "_parts")
+
+    def __init__(self, text: str) -> None:
+        self._parts = PLACEHOLDER.split(text)  # literals, and between them the placeholders' names
+        pattern: list[str] = []
+        seen: dict[str, int] = {}
+        for index, part in enumerate(self._parts):
+            if not index % 2:
+                pattern.append(re.escape(_folded(part)))
+            elif part in seen:
+                pattern.append(f"\\{seen[part]}")
+            else:
+                seen[part] = len(seen) + 1
+                pattern.append("([A-Za-z0-9_-]*)")
+        self._back = re.compile("".join(pattern))
+
+    def name(self, folded: str) -> str | None:
+        """The name that it makes, of those that are `folded` with underscores for dots."""
+        found = self._back.fullmatch(folded)
+        if found is None:
+            return None
+        values: dict[str, str] = {}
+        groups = iter(found.groups())
+        for part in self._parts[1::2]:
+            if part not in values:
+                values[part] = next(groups)
+        return "".join(values[part] if index % 2 else part for index, part in enumerate(self._parts))
+
+
+def _folded(name: str) -> str:
+    return name.replace(".", "_")
+
 
 _CACHE_LIMIT: Final = 65536  # entries; one entry is some 200 bytes, so the cache stays under 16 MiB
 _MQTT_TOPIC_LIMIT: Final = 65_535  # bytes [MQTT-4.7.3-3]
@@ -194,7 +270,7 @@ class Rules:
     ) -> None:
         """Compile and check; `catch_all` is the Kafka topic of what has none of its own.
 
-        `dotted` are the names with dots that are Kafka topics; None: all are (see `mapping.topic_names`).
+        `dotted` are the names with dots that are Kafka topics; None: all are (see `mapping.rules`).
 
         Raises:
             RuleError: names the first rule that cannot be used.

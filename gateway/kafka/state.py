@@ -22,8 +22,7 @@ from aiokafka.errors import OffsetOutOfRangeError
 from gateway.config import ConfigError
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.cluster.topic_identity import TopicIdentity
-from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo
+from gateway.kafka.cluster.topic_info import InternalTopic, TopicIdentity, TopicInfo
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.driver.fetch_sessions import use_sessions

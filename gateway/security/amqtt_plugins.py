@@ -29,7 +29,7 @@ from amqtt.plugins.base import BaseAuthPlugin
 from amqtt.session import Session
 
 from gateway.config import ConfigError, SecurityConfig
-from gateway.security.password_file import read_password_file
+from gateway.security.user_files import read_password_file
 
 log = structlog.get_logger(__name__)
 

@@ -28,10 +28,10 @@ from gateway.security.exchange import Exchange, ScramExchange
 from gateway.security.identity import ANONYMOUS, Identity, is_principal
 from gateway.security.key_source import FileKeys, UrlKeys
 from gateway.security.scram import ScramServer
-from gateway.security.scram_file import ScramUsers, read_scram_file
 from gateway.security.throttle import Throttle, address_of
 from gateway.security.tokens import Shown, TokenError, TokenJudge
 from gateway.security.turns import Busy, Turns
+from gateway.security.user_files import ScramUsers, read_scram_file
 from gateway.statistics import counter, gauge
 
 log = structlog.get_logger(__name__)

@@ -11,22 +11,82 @@ everyone who came in; as soon as there is one, what no rule allows is denied.
 Who reads whole topics (AMQP receivers, consumer groups) is granted them only as a whole: the first rule that has any
 name in common with the topic must be an allow rule that covers all of it, or be followed by one that does, with no deny
 rule that overlaps before it. Two allow rules that cover it only together do not grant it. Filters of MQTT are judged by
-`gateway.security.mqtt_rights`, consumer groups by `gateway.security.group_rules`.
+`gateway.security.mqtt_rights`.
+
+A rule's `group` is a consumer group's name, or the beginning of names and a final `*`; it says who else than the
+owner (`gateway.security.group_names`) may read in the group, delete it, or look at it. Again the first that fits
+decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
+
+import msgspec
 
 from gateway.config import AccessRule, ConfigError
 from gateway.security.filters import ANY, ONE, is_filter
-from gateway.security.group_rules import GroupAction, GroupPermission, GroupRule, compile_group_rule
 from gateway.security.identity import GROUP_PREFIX, Identity
 from gateway.security.mqtt_rights import MqttPermission
 from gateway.security.permissions import Action, Key, Permission, Rule
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 from mapping.rules import Rules
+
+GroupAction = Literal["read", "delete", "admin"]
+"""To be a member of it and commit for it; to end it; to look at it as an administrator."""
+
+ACTIONS: Final = ("read", "delete", "admin", "*")
+WILDCARD: Final = "*"
+
+
+class GroupRule(msgspec.Struct, frozen=True):
+    """One compiled rule; `beginning`: `name` is only how names begin."""
+
+    principal: str
+    action: str
+    name: str
+    beginning: bool
+    allow: bool
+
+    def speaks_of(self, group: str) -> bool:
+        """Whether the rule is about this group."""
+        return group.startswith(self.name) if self.beginning else group == self.name
+
+
+class GroupPermission:
+    """What the rules say about one identity."""
+
+    __slots__ = ("_rules",)
+
+    def __init__(self, identity: Identity, rules: Sequence[GroupRule]) -> None:
+        self._rules = tuple(rule for rule in rules if identity.is_named(rule.principal))
+
+    def __call__(self, action: GroupAction, group: str) -> bool | None:
+        """The verdict of the first rule that fits; None: there is none."""
+        for rule in self._rules:
+            if rule.action in (WILDCARD, action) and rule.speaks_of(group):
+                return rule.allow
+        return None
+
+
+def compile_group_rule(rule: AccessRule, number: int) -> GroupRule:
+    """The rule `security.access[number]`, which has a group; ConfigError: it cannot be meant."""
+    where = f"security.access[{number}]"
+    group = rule.group
+    if not group:
+        raise ConfigError(f"{where}.group: must not be empty; * is every group")
+    if rule.principal in ("", GROUP_PREFIX):
+        raise ConfigError(f"{where}.principal: must not be empty; * is everyone")
+    if rule.action not in ACTIONS:
+        raise ConfigError(f"{where}.action: {rule.action} is for topics, not for groups")
+    if rule.topic != "#":
+        raise ConfigError(f"{where}: a rule is about topics or about a group, not about both")
+    name = group.removesuffix(WILDCARD)
+    if WILDCARD in name:
+        raise ConfigError(f"{where}.group: {group!r} has a * that is not at its end")
+    return GroupRule(rule.principal, rule.action, name, name != group, rule.allow)
+
 
 CACHED_GRANTS: Final = 2048
 

@@ -6,7 +6,7 @@
 Names of groups come from clients of all protocols (addresses, container ids and link names of AMQP, share names of
 MQTT, paths of HTTP). A table in Kafka (`__trivium_groups`, compacted) says whose they are; of two that claim a name at
 once, at whichever gateways, the first in the log has it. The access list's rules about groups go before
-(`group_rules`), and a group that has a topic's name is that topic's queue: it belongs to all who may subscribe to the
+(`authorization`), and a group that has a topic's name is that topic's queue: it belongs to all who may subscribe to the
 topic.
 """
 

@@ -8,11 +8,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import jsonschema_rs
 import msgspec
 
-from protocols.rest.errors import Fault, RestError
+from protocols.rest.errors import Fault, RestError, unprocessable
 from protocols.rest.media import Format
 from protocols.rest.requests import decode
+
+_OPTIONS: Final = jsonschema_rs.RegexOptions()  # finite automata, of bounded size
+
+
+class TopicPattern:
+    """A client's regular expression for whole names of topics, without look-around and back-references.
+
+    It is matched in linear time, so that none can stop the gateway.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Compile `text`; RestError: 422, it is no such expression."""
+        self.text = text
+        try:
+            self._matcher = jsonschema_rs.Draft202012Validator(
+                {"pattern": f"^(?:{text})$"}, pattern_options=_OPTIONS, validate_formats=False
+            )
+        except ValueError as error:
+            raise unprocessable("The topic_pattern is no regular expression that is served") from error
+
+    def matches(self, topic: str) -> bool:
+        """Whether it fits the whole name."""
+        return self._matcher.is_valid(topic)
 
 
 class CreateConsumer(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):

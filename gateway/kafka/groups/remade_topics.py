@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.cluster.topic_identity import TopicIdentity
+from gateway.kafka.cluster.topic_info import TopicIdentity
 from gateway.kafka.groups.assignment import AssignedPartition
 
 

@@ -9,7 +9,7 @@ import msgspec
 from aiokafka import TopicPartition
 
 from gateway.failures import failures
-from gateway.kafka.cluster.topic_identity import TopicIdentity
+from gateway.kafka.cluster.topic_info import TopicIdentity
 from gateway.kafka.contracts import Fanout, Subscriber
 from gateway.kafka.read.catch_up_reader import CatchUpStatistics, Reading
 from gateway.statistics import counter, gauge

@@ -34,6 +34,7 @@ from mapping.rest import UndecodableError, from_record
 from protocols.rest.consuming import (
     CreateConsumer,
     PollLimits,
+    TopicPattern,
     decode_create,
     decode_offsets,
     poll_limits,
@@ -41,7 +42,6 @@ from protocols.rest.consuming import (
 from protocols.rest.errors import Fault, RestError, busy, not_found, too_many
 from protocols.rest.forwarded import base_uri, group_path, instance_path, seen_path
 from protocols.rest.media import RECORD_TYPES, Format, accepts
-from protocols.rest.patterns import TopicPattern
 from protocols.rest.responses import Page, RecordItem, encode
 
 log = structlog.get_logger(__name__)

@@ -19,12 +19,12 @@ from gateway.security.authorization import Grant
 from protocols.rest.consuming import (
     EXCLUSIVE,
     Partition,
+    TopicPattern,
     decode_offsets,
     decode_partitions,
     decode_subscription,
 )
 from protocols.rest.errors import Fault, RestError, not_found
-from protocols.rest.patterns import TopicPattern
 from protocols.rest.responses import encode
 
 log = structlog.get_logger(__name__)

@@ -13,8 +13,7 @@ from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from mapping.record import GW_CLIENT, GW_PROTOCOL
-from mapping.rest import PROTOCOL, trace_headers
-from mapping.rest_events import to_record
+from mapping.rest import PROTOCOL, event_record, trace_headers
 from protocols.rest.cloud_events import BATCH_TYPE, EVENT_TYPE, from_batch, from_fields, from_json
 from protocols.rest.responses import encode_results
 
@@ -48,7 +47,7 @@ class CloudEvents(OperationSet):
                 events = [from_fields(fields.items(), content_type, body)]
             standard = ((GW_PROTOCOL, PROTOCOL), (GW_CLIENT, grant.identity.name.encode()))
             trace = trace_headers(fields.get("traceparent"), fields.get("tracestate"))
-            records = [to_record(event, topic, standard, trace) for event in events]
+            records = [event_record(event, topic, standard, trace) for event in events]
             if not records:
                 return control_answer(encode_results(()))
             storing = self._storing.store(call, records, body, key)

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from gateway.kafka.groups.membership import Membership
 from gateway.spawn import Spawn
 from mapping.record import Received
-from mapping.rest_view import RecordFilter
+from mapping.rest import RecordFilter
 
 DEMAND: Final = 100  # of a stream that is ready: it says itself when it is not
 

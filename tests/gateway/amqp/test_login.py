@@ -21,7 +21,7 @@ from gateway.security.authentication import Authenticator
 from gateway.security.exchange import Done, Failed
 from gateway.security.identity import Identity
 from gateway.security.scram import derive
-from gateway.security.scram_file import scram_line
+from gateway.security.user_files import scram_line
 from mapping.amqp.addresses import AddressError, SourceAddress, TargetAddress, parse_source, parse_target
 from protocols.amqp import outcomes
 from protocols.amqp.events import SaslInitReceived, SaslResponseReceived

@@ -16,7 +16,7 @@ from gateway.security.exchange import Continue, Done, Exchange, Failed
 from gateway.security.exposure import check_exposure
 from gateway.security.identity import Identity
 from gateway.security.scram import derive
-from gateway.security.scram_file import scram_line
+from gateway.security.user_files import scram_line
 
 PEER = "192.0.2.1:50000"
 MECHANISM = "SCRAM-SHA-256"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import Algorithm
-from gateway.security.jwks import DOCUMENT_LIMIT, FITTING, KEYS_LIMIT, NO_KEYS, parse_jwks
+from gateway.security.key_source import DOCUMENT_LIMIT, FITTING, KEYS_LIMIT, NO_KEYS, parse_jwks
 from tests.support.oauth import KEYS, key_set, public_jwk
 
 ALL = get_args(Algorithm)

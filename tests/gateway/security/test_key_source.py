@@ -15,8 +15,7 @@ from aiohttp import web
 
 from gateway.config import Algorithm, ConfigError, OauthConfig
 from gateway.security import key_source
-from gateway.security.jwks import DOCUMENT_LIMIT
-from gateway.security.key_source import FileKeys, UrlKeys
+from gateway.security.key_source import DOCUMENT_LIMIT, FileKeys, UrlKeys
 from tests.support.gateway import wait_until
 from tests.support.oauth import key_set
 

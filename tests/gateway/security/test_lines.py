@@ -12,7 +12,7 @@ from gateway.config import SecurityConfig
 from gateway.security.authentication import Authenticator
 from gateway.security.identity import Identity
 from gateway.security.scram import derive
-from gateway.security.scram_file import read_scram_file
+from gateway.security.user_files import read_scram_file
 
 PASSWORD = "correct horse"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.config import ConfigError
 from gateway.security.scram import derive
-from gateway.security.scram_file import ScramUsers, read_scram_file, scram_line
+from gateway.security.user_files import ScramUsers, read_scram_file, scram_line
 
 KEY = "security.scram_file"
 SALT = b"0123456789abcdef"

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from gateway.config import ConfigError, OauthConfig, SecurityConfig, load
 from gateway.security.authorization import AccessList
 from gateway.security.identity import Identity
-from gateway.security.jwks import NO_KEYS
-from gateway.security.key_source import FileKeys
+from gateway.security.key_source import NO_KEYS, FileKeys
 from gateway.security.tokens import REMEMBER_S, TOKEN_LIMIT, Shown, TokenError, TokenJudge
 from tests.support.oauth import KEYS, NOW_MS, oauth_options, token
 

@@ -2,8 +2,8 @@ import time
 
 import pytest
 
+from protocols.rest.consuming import TopicPattern
 from protocols.rest.errors import RestError
-from protocols.rest.patterns import TopicPattern
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from gateway.kafka.cluster.patience import Patience
+from gateway.kafka.cluster.topic_queries import Patience
 
 SILENCE_S = 0.01
 

@@ -17,9 +17,8 @@ from gateway.config import SecurityConfig
 from gateway.mqtt.connection.login import Login
 from gateway.security.authentication import Authenticator
 from gateway.security.identity import ANONYMOUS, Identity
-from gateway.security.lines import argon2_line
 from gateway.security.scram import derive
-from gateway.security.scram_file import scram_line
+from gateway.security.user_files import argon2_line, scram_line
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import NONE, Properties
