@@ -31,9 +31,10 @@ from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.pump import Pump
 from gateway.pauses import CONNECTION_BUDGET, SHARE, pauses
 from gateway.security.authorization import Grant
-from gateway.security.exchange import Continue, Done, Failed
+from gateway.security.exchange import Done, Failed
 from gateway.security.expiry import Expiry
 from gateway.security.identity import Identity
+from gateway.security.scram import Continue
 from gateway.turns import in_turns
 from mapping.amqp.addresses import TargetAddress
 from mapping.amqp.incoming import Destination, gateway_headers

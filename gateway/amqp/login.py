@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.security.authentication import Authenticator
-from gateway.security.exchange import Continue, Done, Exchange, Failed
+from gateway.security.exchange import Done, Exchange, Failed
 from gateway.security.identity import Identity
+from gateway.security.scram import Continue
 from gateway.security.turns import Busy
 from mapping.record import text_of
 from protocols.amqp.events import SaslInitReceived, SaslResponseReceived

@@ -50,20 +50,12 @@ class Descriptors:
         self.paused = False
         self._pauses = 0
         self._told = float("-inf")
-        self._listeners: set[Pausable] = set()
+        self.listeners: set[Pausable] = set()  # that pause
         self._spawn: Spawn | None = None
 
     def watch(self, spawn: Spawn) -> None:
         """Begin to pause listeners; `spawn` starts what makes them go on."""
         self._spawn = spawn
-
-    def join(self, listener: Pausable) -> None:
-        """Pause this one too."""
-        self._listeners.add(listener)
-
-    def leave(self, listener: Pausable) -> None:
-        """It has ended."""
-        self._listeners.discard(listener)
 
     def accepted(self) -> None:
         """A socket was accepted: when the reserve is touched, all listeners pause."""
@@ -81,7 +73,7 @@ class Descriptors:
         asyncio.get_running_loop().call_soon(self._pause)  # uvloop's server cannot be closed while it accepts
 
     def _pause(self) -> None:
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.pause()
         self._look_again()
 
@@ -97,7 +89,7 @@ class Descriptors:
         self._spawn(self._resume())
 
     async def _resume(self) -> None:
-        for listener in tuple(self._listeners):
+        for listener in tuple(self.listeners):
             await listener.resume()
 
     def _is_touched(self) -> bool:

@@ -57,7 +57,7 @@ class Listening:
         self._sockets = [socket.socket(fileno=os.dup(one.fileno())) for one in server.sockets]
         name = server.sockets[0].getsockname()
         self.address = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
-        descriptors.join(self)
+        descriptors.listeners.add(self)
 
     def _accept(self) -> asyncio.BaseProtocol:
         if descriptors.paused:
@@ -88,7 +88,7 @@ class Listening:
 
     def close(self) -> None:
         """Listen no more; open connections live on."""
-        descriptors.leave(self)
+        descriptors.listeners.discard(self)
         self.pause()
         if self._handshakes is not None:
             self._handshakes.stop()

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol, cast
 
 from gateway.failures import failures
-from gateway.flow import ConnectionFlow
+from gateway.flow import Flowing
 from gateway.net.alarms import WIDTH_S, Alarms
 from gateway.net.strangers import Stranger, Strangers
 from gateway.net.writes import Writes
@@ -41,7 +41,7 @@ NOTED: Final = (CONNECTION_BUDGET, SHARE, UNANSWERED)
 """Reasons not to read that are a connection's own; others are noted by what many wait for, or are over in a moment."""
 
 
-class Handler(Protocol):
+class Handler(Flowing, Protocol):
     """What a session does with a connection's events."""
 
     def connected(self, pump: Pump) -> None:
@@ -55,20 +55,6 @@ class Handler(Protocol):
 
     def disconnected(self, reason: str) -> None:
         """The socket is gone; called once, the last call."""
-
-    @property
-    def subject(self) -> str:
-        """What the connection is called where pauses are told (`gateway.flow.Flowing`)."""
-        ...
-
-    @property
-    def load(self) -> int:
-        """See `gateway.flow.Flowing`."""
-        ...
-
-    def flow(self) -> ConnectionFlow | None:
-        """See `gateway.flow.Flowing`."""
-        ...
 
 
 class _Nobody:

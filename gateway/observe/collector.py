@@ -30,14 +30,14 @@ FULL_S: Final = 30.0  # between two full collections when idle, and
 FULL_SHARE: Final = 500  # so many times as long as the last one took: a large heap is looked at less often
 
 
-class CollectorStatistics(msgspec.Struct, frozen=True):
+class CollectorStatistics(msgspec.Struct):
     """What the collector did since the start; its pauses are turns of the loop."""
 
-    collections_total: Annotated[int, counter("times that Python looked for reference cycles")]
-    idle_collections_total: Annotated[int, counter("looks for cycles because there was nothing else to do")]
-    found_total: Annotated[int, counter("objects found in cycles")]
-    paused_s_total: Annotated[float, counter("time spent looking for cycles")]
-    longest_pause_s: Annotated[float, gauge("the longest look for cycles since the start")]
+    collections_total: Annotated[int, counter("times that Python looked for reference cycles")] = 0
+    idle_collections_total: Annotated[int, counter("looks for cycles because there was nothing else to do")] = 0
+    found_total: Annotated[int, counter("objects found in cycles")] = 0
+    paused_s_total: Annotated[float, counter("time spent looking for cycles")] = 0.0
+    longest_pause_s: Annotated[float, gauge("the longest look for cycles since the start")] = 0.0
 
 
 class Collector:
@@ -47,8 +47,7 @@ class Collector:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._began = 0.0
-        self._collections = self._idle = self._found = 0
-        self._paused = self._longest = 0.0
+        self._counts = CollectorStatistics()
         self._cpu = 0.0
         self._full_took = 0.0
         self._full_at = float("-inf")
@@ -78,13 +77,13 @@ class Collector:
         if idle and gc.isenabled() and sum(gc.get_count()) > 0:
             now = self._loop.time()
             if now - self._full_at >= max(FULL_S, FULL_SHARE * self._full_took):
-                self._idle += 1
+                self._counts.idle_collections_total += 1
                 gc.collect()
                 self._trim(0)
                 self._full_at = self._loop.time()
                 self._full_took = self._full_at - now
             elif gc.get_count()[0] >= WORTH:
-                self._idle += 1
+                self._counts.idle_collections_total += 1
                 gc.collect(0)
         self._arm()
 
@@ -94,20 +93,15 @@ class Collector:
             self._began = time.perf_counter()
             return
         pause = time.perf_counter() - self._began
-        self._collections += 1
-        self._found += information["collected"]
-        self._paused += pause
-        self._longest = max(self._longest, pause)
+        counts = self._counts
+        counts.collections_total += 1
+        counts.found_total += information["collected"]
+        counts.paused_s_total += pause
+        counts.longest_pause_s = max(counts.longest_pause_s, pause)
 
     def statistics(self) -> CollectorStatistics:
         """Since the start."""
-        return CollectorStatistics(
-            collections_total=self._collections,
-            idle_collections_total=self._idle,
-            found_total=self._found,
-            paused_s_total=self._paused,
-            longest_pause_s=self._longest,
-        )
+        return msgspec.structs.replace(self._counts)
 
 
 def trimmer() -> Callable[[int], int]:

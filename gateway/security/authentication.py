@@ -166,11 +166,6 @@ class Authenticator:
         """Whether a bearer token means anything here."""
         return self._tokens is not None
 
-    @property
-    def allows_anonymous(self) -> bool:
-        """Whether a client may say nothing about itself."""
-        return self._config.allow_anonymous
-
     def offers(self, *, certificate: bool = False) -> tuple[str, ...]:
         """The SASL mechanisms to announce, best first; `certificate`: the client showed a verified one."""
         mechanisms: list[str] = []
@@ -182,7 +177,7 @@ class Authenticator:
             mechanisms += BEARER_MECHANISMS
         if self.checks_passwords:
             mechanisms.append("PLAIN")
-        if self.allows_anonymous:
+        if self._config.allow_anonymous:
             mechanisms.append("ANONYMOUS")
         return tuple(mechanisms)
 

@@ -29,7 +29,7 @@ from gateway.config import AccessRule, ConfigError
 from gateway.security.filters import ANY, ONE, is_filter
 from gateway.security.identity import GROUP_PREFIX, Identity
 from gateway.security.mqtt_rights import MqttPermission
-from gateway.security.permissions import Action, Key, Permission, Rule
+from gateway.security.permissions import Permission, Rule
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 from mapping.rules import Rules
 
@@ -63,7 +63,7 @@ class GroupPermission:
         self._rules = tuple(rule for rule in rules if identity.is_named(rule.principal))
 
     def __call__(self, action: GroupAction, group: str) -> bool | None:
-        """The verdict of the first rule that fits; None: there is none."""
+        """The verdict of the first rule that fits; None: there is none, so that the group's owner alone may."""
         for rule in self._rules:
             if rule.action in (WILDCARD, action) and rule.speaks_of(group):
                 return rule.allow
@@ -94,7 +94,7 @@ CACHED_GRANTS: Final = 2048
 class Grant:
     """What one identity may do. Take one per connection: a known `publish(topic, key)` is a look-up or two."""
 
-    __slots__ = ("_groups", "admin", "identity", "mqtt_publish", "mqtt_subscribe", "publish", "subscribe")
+    __slots__ = ("admin", "group", "identity", "mqtt_publish", "mqtt_subscribe", "publish", "subscribe")
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Grant:
     ) -> None:
         everything = not rules
         self.identity = identity  # whose
-        self._groups = GroupPermission(identity, group_rules)
+        self.group = GroupPermission(identity, group_rules)
         to_publish = [rule for rule in rules if rule.concerns(identity, "publish")]
         to_subscribe = [rule for rule in rules if rule.concerns(identity, "subscribe")]
         self.publish = Permission(to_publish, everything)  # publish, subscribe, admin: in Kafka's names
@@ -116,10 +116,6 @@ class Grant:
         # mqtt_publish, mqtt_subscribe: in those of MQTT
         self.mqtt_publish = MqttPermission(to_publish, everything, mapping, partial=partial)
         self.mqtt_subscribe = MqttPermission(to_subscribe, everything, mapping, partial=partial)
-
-    def group(self, action: GroupAction, group: str) -> bool | None:
-        """What the list says about an action on a consumer group; None: nothing, so that its owner alone may."""
-        return self._groups(action, group)
 
 
 class AccessList:
@@ -142,11 +138,6 @@ class AccessList:
         )
         self._grants: dict[Identity, Grant] = {}
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no rule about topics, so that everything is allowed with them."""
-        return not self._rules
-
     def doubtful(self) -> list[str]:
         """What to warn of: rules about a topic that seem to mean Kafka's, which for MQTT clients has another name."""
         return [
@@ -166,12 +157,6 @@ class AccessList:
                 identity, self._rules, self._group_rules, self._mapping, partial=self._partial
             )
         return grant
-
-    def allowed(self, identity: Identity, action: Action, topic: str, key: Key = None) -> bool:
-        """Whether `identity` may do `action` with a record of Kafka topic `topic` and `key`."""
-        grant = self.for_identity(identity)
-        permission: Permission = getattr(grant, action)
-        return permission(topic, key)
 
 
 def _compiled(rule: AccessRule, number: int) -> Rule:

@@ -13,7 +13,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from gateway.security.exchange import Continue, Done, Exchange, Failed, Judge, Step
+from gateway.security.exchange import Done, Exchange, Failed, Judge, Step
+from gateway.security.scram import Continue
 from gateway.security.tokens import Shown, TokenError
 
 OAUTHBEARER: Final = "OAUTHBEARER"

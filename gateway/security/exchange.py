@@ -8,14 +8,8 @@ from typing import Protocol
 import msgspec
 
 from gateway.security.identity import Identity
-from gateway.security.scram import Challenge, Disproven, Proven, ScramServer
+from gateway.security.scram import Continue, Disproven, Proven, ScramServer
 from gateway.security.turns import Busy
-
-
-class Continue(msgspec.Struct, frozen=True, gc=False):
-    """Send this to the client and step on with its answer."""
-
-    data: bytes
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
@@ -88,8 +82,8 @@ class ScramExchange(Exchange):
             return busy
         step = self._server.step(data)
         match step:
-            case Challenge(challenge):
-                return Continue(challenge)
+            case Continue():
+                return step
             case Proven(user, answer) if self._user in (None, user):
                 self._judge.accepted()
                 return Done(Identity(user, "scram"), answer)

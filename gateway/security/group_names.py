@@ -50,14 +50,14 @@ class Owned(msgspec.Struct, frozen=True, omit_defaults=True):
     made: bool = False  # Kafka did not know the group before, so that it is the principal's to delete
 
 
-class GroupNamesStatistics(msgspec.Struct, frozen=True):
+class GroupNamesStatistics(msgspec.Struct):
     """Names that are kept now; and since the start."""
 
-    names: Annotated[int, gauge("consumer groups with an owner")]
-    claimed_total: Annotated[int, counter("names claimed")]
-    refused_total: Annotated[int, counter("uses of a name refused")]
-    forgotten_total: Annotated[int, counter("names given up")]
-    undecodable_total: Annotated[int, counter("records of their table that cannot be read; they are ignored")]
+    names: Annotated[int, gauge("consumer groups with an owner")] = 0
+    claimed_total: Annotated[int, counter("names claimed")] = 0
+    refused_total: Annotated[int, counter("uses of a name refused")] = 0
+    forgotten_total: Annotated[int, counter("names given up")] = 0
+    undecodable_total: Annotated[int, counter("records of their table that cannot be read; they are ignored")] = 0
 
 
 class GroupNames:
@@ -89,7 +89,7 @@ class GroupNames:
         self._used_ms: dict[str, int] = {}  # of names that are in the table
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._decoder = msgspec.json.Decoder(Owned)
-        self._claimed = self._refused = self._forgotten = self._undecodable = 0
+        self._statistics = GroupNamesStatistics()
 
     # the table
 
@@ -107,7 +107,7 @@ class GroupNames:
         try:
             owned = self._decoder.decode(record.value)
         except msgspec.MsgspecError:
-            self._undecodable += 1  # not ours
+            self._statistics.undecodable_total += 1  # not ours
             return
         if self._find(group) is None:
             self._drop(group)
@@ -193,7 +193,7 @@ class GroupNames:
             self._drop(group)
 
     def _denied(self, group: str) -> Refused:
-        self._refused += 1
+        self._statistics.refused_total += 1
         return Refused(Outcome.DENIED, f"the group {group!r} is not this client's")
 
     async def _owner(self, group: str, principal: str) -> Owned:
@@ -227,7 +227,7 @@ class GroupNames:
         if first.claim != mine.claim:
             self._write(group, first)  # ours must not be what compaction leaves of the two
         else:
-            self._claimed += 1
+            self._statistics.claimed_total += 1
         return first
 
     # housekeeping
@@ -258,15 +258,9 @@ class GroupNames:
             return
         for name in old:
             if name not in there and is_old(name):
-                self._forgotten += 1
+                self._statistics.forgotten_total += 1
                 self._give_up(name)
 
     def statistics(self) -> GroupNamesStatistics:
         """Counts so far."""
-        return GroupNamesStatistics(
-            names=len(self._owned),
-            claimed_total=self._claimed,
-            refused_total=self._refused,
-            forgotten_total=self._forgotten,
-            undecodable_total=self._undecodable,
-        )
+        return msgspec.structs.replace(self._statistics, names=len(self._owned))

@@ -43,8 +43,8 @@ class ScramCredential(msgspec.Struct, frozen=True):
     __str__ = __repr__
 
 
-class Challenge(msgspec.Struct, frozen=True, gc=False):
-    """The exchange goes on: send this, and step on with the answer."""
+class Continue(msgspec.Struct, frozen=True, gc=False):
+    """Send this to the client and step on with its answer."""
 
     data: bytes
 
@@ -62,7 +62,7 @@ class Disproven(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-Step = Challenge | Proven | Disproven
+Step = Continue | Proven | Disproven
 
 
 class _MessageError(ValueError):
@@ -96,7 +96,7 @@ class ScramServer:
             return Disproven("the exchange is over")
         if message is None and not self._asked and not self._said:
             self._asked, self._next = True, judge
-            return Challenge(b"")
+            return Continue(b"")
         if message is None or len(message) > MESSAGE_LIMIT:
             return Disproven("a message that is missing or too long")
         try:
@@ -132,7 +132,7 @@ class ScramServer:
         answer = f"r={self._nonce},s={_base64(credential.salt)},i={credential.iterations}"
         self._said = f"{bare},{answer}"
         self._next = self._client_final
-        return Challenge(answer.encode())
+        return Continue(answer.encode())
 
     def _client_final(self, message: str) -> Step:
         credential = self._credential

@@ -155,7 +155,7 @@ class Member:
         self.interrupt()
         self._stopped = True
         self._stay_awake()
-        self._arrivals.forget(self)
+        self._arrivals.forget(self._arrival)
         await close_consumer(self._consumer, timeout)
 
     # Which partitions
@@ -306,7 +306,7 @@ class Member:
             return  # `interrupt` ends it so, and `stop`
         finally:
             self._waiting = None
-            self._arrivals.forget(self)
+            self._arrivals.forget(self._arrival)
             self._be_quiet_later()
 
     async def _sleep(self, partitions: Sequence[TopicPartition]) -> None:
@@ -320,7 +320,7 @@ class Member:
                     place = await position(self._consumer, partition)
                     if place is not None:
                         places[partition] = place
-                if not await self._arrivals.wait_for(self, places):
+                if not await self._arrivals.wait_for(self._arrival, places):
                     self._fetch_again()
                     return
             except IllegalStateError:  # the group agreed anew meanwhile
@@ -341,12 +341,8 @@ class Member:
             if self._arrivals.may_have_more({place: places[place] for place in places.keys() - lacking}):
                 break
             self._looked = self._clock()
-        self._arrivals.forget(self)
+        self._arrivals.forget(self._arrival)
         self._fetch_again()
-
-    def arrived(self) -> None:
-        """Something was stored in a partition of ours; called by `arrivals`."""
-        self._arrival.set()
 
     def _pause(self) -> None:
         self._paused = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from aiokafka import TopicPartition
 
@@ -21,13 +21,6 @@ from mapping.record import Received
 LINGER_S: Final = 5.0  # a topic that nobody waits for is still watched for so long: most readers come back at once
 
 
-class Sleeper(Protocol):
-    """A reader that waits; hashable by identity."""
-
-    def arrived(self) -> None:
-        """Something was stored in one of its partitions. Called once; it is forgotten then."""
-
-
 class Arrivals:
     """Who waits for which partitions. A fan-out of the live reader that never takes a record."""
 
@@ -35,9 +28,9 @@ class Arrivals:
         """Nothing is watched before somebody waits; neither is stopped by us."""
         self._live_reader = live_reader
         self._lookup = lookup
-        self._waiting: dict[tuple[str, int], set[Sleeper]] = {}
-        self._partitions: dict[Sleeper, tuple[TopicPartition, ...]] = {}
-        self._asleep: set[Sleeper] = set()
+        self._waiting: dict[tuple[str, int], set[asyncio.Event]] = {}
+        self._partitions: dict[asyncio.Event, tuple[TopicPartition, ...]] = {}
+        self._asleep: set[asyncio.Event] = set()
         self._counts: dict[str, int] = {}  # by topic: of pairs of a partition and a sleeper
         self._tailed: set[str] = set()
         self._lingering: dict[str, asyncio.TimerHandle] = {}
@@ -47,8 +40,8 @@ class Arrivals:
         """How many readers sleep: they will be woken, and ask Kafka nothing."""
         return len(self._asleep)
 
-    async def wait_for(self, sleeper: Sleeper, positions: Mapping[TopicPartition, int]) -> bool:
-        """Have `sleeper` woken when something is stored at or behind its `positions`.
+    async def wait_for(self, sleeper: asyncio.Event, positions: Mapping[TopicPartition, int]) -> bool:
+        """Have `sleeper` set, once, when something is stored at or behind its `positions`.
 
         Nothing is stored in a partition without a leader; what was stored in it before is found when it has one again,
         by who looks.
@@ -87,7 +80,7 @@ class Arrivals:
         """
         return any(self._live_reader.end(partition) != position for partition, position in positions.items())
 
-    def forget(self, sleeper: Sleeper) -> None:
+    def forget(self, sleeper: asyncio.Event) -> None:
         """It does not wait any more."""
         self._asleep.discard(sleeper)
         for partition in self._partitions.pop(sleeper, ()):
@@ -108,7 +101,7 @@ class Arrivals:
         if waiting is not None:
             for sleeper in tuple(waiting):
                 self.forget(sleeper)
-                sleeper.arrived()
+                sleeper.set()
         return ()
 
     def stop(self) -> None:
@@ -118,7 +111,7 @@ class Arrivals:
             self._live_reader.unwatch(topic, self)
         self._lingering.clear()
 
-    def _add(self, sleeper: Sleeper, partitions: tuple[TopicPartition, ...]) -> None:
+    def _add(self, sleeper: asyncio.Event, partitions: tuple[TopicPartition, ...]) -> None:
         assert sleeper not in self._partitions, "waits already"
         self._partitions[sleeper] = partitions
         for partition in partitions:

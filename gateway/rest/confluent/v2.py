@@ -16,7 +16,7 @@ from gateway.rest.admin.topics import TopicOperations
 from gateway.rest.consume.instances import Consumers
 from gateway.rest.consume.subscriptions import Subscriptions
 from gateway.rest.produce.tickets import Ticket, raise_common_failure, submit_allowed
-from gateway.rest.server.answers import control_answer, no_content
+from gateway.rest.server.answers import control_answer, error_answer, no_content
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
@@ -61,7 +61,6 @@ class ConfluentV2(OperationSet):
         self._consumers = consumers
         self._subscriptions = subscriptions
         self._topics = topics
-        consumers, subscriptions, topics = self._consumers, self._subscriptions, self._topics
         self.operations = {
             "v2ListTopics": topics.list_topics,
             "v2GetTopic": topics.get_topic,
@@ -221,13 +220,7 @@ class ConfluentV2(OperationSet):
 def refusal_answer(error: RestError, media: str) -> web.Response:
     """A refusal with Confluent's status and number."""
     status, code = number(error)
-    answer = control_answer(encode(ErrorBody(code, message(error), error.validation_errors)), status)
-    answer.headers["Content-Type"] = media
-    for name, value in error.headers:
-        answer.headers.add(name, value)
-    if error.close:
-        answer.force_close()
-    return answer
+    return error_answer(error, encode(ErrorBody(code, message(error), error.validation_errors)), status, media)
 
 
 def _partition_item(partition: TopicPartition) -> dict[str, object]:

@@ -59,17 +59,6 @@ class _End:
         self.position = position
 
 
-class _Sleeper:
-    """A request that waits at the end of the log."""
-
-    def __init__(self) -> None:
-        self.woken = asyncio.Event()
-
-    def arrived(self) -> None:
-        """Wake the request (`arrivals.Sleeper`)."""
-        self.woken.set()
-
-
 class Filling:
     """A page while it is read: a subscriber that takes what is wanted until it is full."""
 
@@ -166,7 +155,7 @@ class RecordPages(OperationSet):
         self._clock = services.clock
         self._arrivals = Arrivals(services.live_reader, services.lookup)
         self._filling = asyncio.Semaphore(PAGES_AT_ONCE)
-        self._sleepers: set[_Sleeper] = set()
+        self._sleepers: set[asyncio.Event] = set()
         self._draining = False
         self._counts = RecordPagesStatistics()
         self.operations = {"readRecords": self.read}
@@ -210,13 +199,13 @@ class RecordPages(OperationSet):
 
     async def _wait(self, topic: str, position: Mapping[int, int], deadline: float) -> None:
         """Sleep until something is stored behind the position, or the time is over."""
-        sleeper = _Sleeper()
+        sleeper = asyncio.Event()
         self._sleepers.add(sleeper)
         try:
             offsets = {TopicPartition(topic, number): offset for number, offset in position.items()}
             if await self._arrivals.wait_for(sleeper, offsets):
                 async with asyncio.timeout(max(0.0, deadline - self._clock())):
-                    await sleeper.woken.wait()
+                    await sleeper.wait()
         except TimeoutError:
             return  # the last look follows
         finally:
@@ -251,7 +240,7 @@ class RecordPages(OperationSet):
         """Requests that wait are answered now."""
         self._draining = True
         for sleeper in self._sleepers:
-            sleeper.woken.set()
+            sleeper.set()
 
     async def stop(self) -> None:
         """Watch no topic any more."""
@@ -259,10 +248,7 @@ class RecordPages(OperationSet):
 
     def statistics(self) -> RecordPagesStatistics:
         """Counts so far."""
-        return msgspec.structs.replace(
-            self._counts,
-            waiting=len(self._sleepers),
-        )
+        return msgspec.structs.replace(self._counts, waiting=len(self._sleepers))
 
 
 def _following(call: Call, position: Mapping[int, int]) -> str:

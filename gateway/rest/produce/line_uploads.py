@@ -153,10 +153,7 @@ class Uploads(OperationSet):
 
     def statistics(self) -> UploadsStatistics:
         """Counts so far; those of records are of uploads that are over."""
-        return msgspec.structs.replace(
-            self._counts,
-            active=len(self._active),
-        )
+        return msgspec.structs.replace(self._counts, active=len(self._active))
 
 
 class _Writer(msgspec.Struct, frozen=True):

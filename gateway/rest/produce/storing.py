@@ -7,7 +7,7 @@ from aiohttp import web
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.publisher import Publisher
 from gateway.rest.produce.idempotency import KeyedRequests
-from gateway.rest.produce.tickets import Ticket, common_failure, submit_allowed
+from gateway.rest.produce.tickets import Ticket, raise_common_failure, submit_allowed
 from gateway.rest.server.answers import control_answer
 from gateway.rest.server.call import Call
 from mapping.outcomes import Outcome
@@ -45,9 +45,7 @@ class Storing:
         await ticket.done
         if ticket.failed:
             self.failed += ticket.failed
-            failure = common_failure(ticket)
-            if failure is not None:
-                raise failure
+            raise_common_failure(ticket)
         return control_answer(encode_results(ticket.results))
 
     async def _look_up(self, topic: str, principal: str) -> None:

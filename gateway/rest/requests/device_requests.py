@@ -237,11 +237,7 @@ class DeviceRequests(OperationSet):
 
     def statistics(self) -> RequestsStatistics:
         """Counts so far."""
-        return msgspec.structs.replace(
-            self._counts,
-            late_answers_total=self._replies.late,
-            waiting=len(self._replies),
-        )
+        return msgspec.structs.replace(self._counts, late_answers_total=self._replies.late, waiting=len(self._replies))
 
 
 def _shown(record: Received) -> web.Response:

@@ -115,9 +115,12 @@ def no_content() -> web.Response:
     return web.Response(status=204, headers=_EMPTY)
 
 
-def error_answer(error: RestError) -> web.Response:
-    """A refusal in the dialect's error body."""
-    answer = web.Response(body=encode_error(error), status=error.status, headers=_CONTROL)
+def error_answer(
+    error: RestError, body: bytes | None = None, status: int | None = None, media: str = CONTROL_TYPE
+) -> web.Response:
+    """A refusal in the dialect's error body; `body` and `status` are those of another dialect."""
+    headers = {"Content-Type": media, "Server": SERVER}
+    answer = web.Response(body=body or encode_error(error), status=status or error.status, headers=headers)
     for name, value in error.headers:
         answer.headers.add(name, value)
     if error.close:

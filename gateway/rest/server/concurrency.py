@@ -71,7 +71,4 @@ class ConcurrencyLimit:
 
     def statistics(self) -> ConcurrencyStatistics:
         """Counts so far."""
-        return msgspec.structs.replace(
-            self._counts,
-            clients=len(self._clients),
-        )
+        return msgspec.structs.replace(self._counts, clients=len(self._clients))

@@ -62,16 +62,16 @@ STOPPING: Final = "stopping"
 CLOSE_S: Final = 1.0  # how long clients have to answer a Close frame
 
 
-class LiveStatistics(msgspec.Struct, frozen=True):
+class LiveStatistics(msgspec.Struct):
     """What live WebSockets came to, since the start."""
 
-    open: Annotated[int, gauge("open WebSockets")]
-    opened_total: Annotated[int, counter("WebSockets opened")]
-    messages_total: Annotated[int, counter("messages of clients")]
-    records_in_total: Annotated[int, counter("records published")]
-    records_out_total: Annotated[int, counter("records sent to clients")]
-    errors_total: Annotated[int, counter("messages answered by an error")]
-    unanswered: Annotated[int, gauge("messages that wait for Kafka")]
+    open: Annotated[int, gauge("open WebSockets")] = 0
+    opened_total: Annotated[int, counter("WebSockets opened")] = 0
+    messages_total: Annotated[int, counter("messages of clients")] = 0
+    records_in_total: Annotated[int, counter("records published")] = 0
+    records_out_total: Annotated[int, counter("records sent to clients")] = 0
+    errors_total: Annotated[int, counter("messages answered by an error")] = 0
+    unanswered: Annotated[int, gauge("messages that wait for Kafka")] = 0
 
 
 class LiveSession:
@@ -108,7 +108,7 @@ class LiveSession:
             if kind is ConnectionClosed or kind is ConnectionFailed:
                 self._leave_all()
                 continue
-            self.live.messages += 1
+            self.live.counts.messages_total += 1
             if kind is BadMessage:
                 self.refuse(event.id, event.error)
                 continue
@@ -176,12 +176,12 @@ class LiveSession:
     def send_frame(self, frame: bytes) -> None:
         """Send a record's frame soon."""
         self.connection.send_frame(frame)
-        self.live.records_out += 1
+        self.live.counts.records_out_total += 1
         self._flush()
 
     def refuse(self, name: str | None, error: RestError) -> None:
         """Answer a message by an error."""
-        self.live.errors += 1
+        self.live.counts.errors_total += 1
         self.send(failed(name, error))
 
     def dropped(self, subscription: Subscription, error: RestError) -> None:
@@ -206,7 +206,7 @@ class LiveSession:
             limit=live.services.config.max_records,
             headers=standard_headers(message.format, grant.identity.name),
         )
-        live.records_in += len(records)
+        live.counts.records_in_total += len(records)
         if not records:
             self.send(produced(message.id, ()))
             return
@@ -337,11 +337,10 @@ class Live(OperationSet):
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
         self.services = services
         self.readers = Readers(services, feeds, LiveForms())
-        self.messages = self.records_in = self.records_out = self.errors = 0
+        self.counts = LiveStatistics()
         self._sessions: dict[Pump, LiveSession] = {}
         self._writes = Writes()
         self._empty = asyncio.Event()
-        self._opened = 0
         self.operations = {"openStream": self.open}
 
     async def open(self, call: Call) -> web.StreamResponse:
@@ -358,7 +357,7 @@ class Live(OperationSet):
             services = self.services
             pump = Pump(connection, session, services.spawn, services.clock, self._lose, writes=self._writes)
             self._sessions[pump] = session
-            self._opened += 1
+            self.counts.opened_total += 1
             transport.set_protocol(pump)
             pump.connection_made(transport)
             if received:
@@ -393,12 +392,5 @@ class Live(OperationSet):
 
     def statistics(self) -> LiveStatistics:
         """Counts so far."""
-        return LiveStatistics(
-            open=len(self._sessions),
-            opened_total=self._opened,
-            messages_total=self.messages,
-            records_in_total=self.records_in,
-            records_out_total=self.records_out,
-            errors_total=self.errors,
-            unanswered=sum(session.unanswered for session in self._sessions.values()),
-        )
+        unanswered = sum(session.unanswered for session in self._sessions.values())
+        return msgspec.structs.replace(self.counts, open=len(self._sessions), unanswered=unanswered)

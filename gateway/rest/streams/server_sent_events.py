@@ -56,13 +56,13 @@ class EventForm:
 FORMS: Final[dict[str, Form]] = {embedded.value: EventForm(embedded) for embedded in Format}
 
 
-class StreamsStatistics(msgspec.Struct, frozen=True):
+class StreamsStatistics(msgspec.Struct):
     """What streams of events came to, since the start."""
 
-    open: Annotated[int, gauge("open streams of events")]
-    opened_total: Annotated[int, counter("streams opened")]
-    events_total: Annotated[int, counter("events sent")]
-    refused_total: Annotated[int, counter("streams refused because there are too many")]
+    open: Annotated[int, gauge("open streams of events")] = 0
+    opened_total: Annotated[int, counter("streams opened")] = 0
+    events_total: Annotated[int, counter("events sent")] = 0
+    refused_total: Annotated[int, counter("streams refused because there are too many")] = 0
 
 
 class EventStream:
@@ -142,7 +142,7 @@ class EventStream:
     def send(self, data: bytes) -> None:
         """Send an event; the last one that the client asked for ends the stream."""
         self.socket.send(data)
-        self._streams.events += 1
+        self._streams.counts.events_total += 1
         if self._left is not None:
             self._left -= 1
             if not self._left:
@@ -210,7 +210,7 @@ class EventStreams(OperationSet):
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
         self.writes = Writes()
         self.wall_clock = services.wall_clock
-        self.events = 0
+        self.counts = StreamsStatistics()
         self._config = services.config
         self._spawn = services.spawn
         self._lookup = services.lookup
@@ -219,7 +219,6 @@ class EventStreams(OperationSet):
         self._feeds = feeds
         self._streams: set[EventStream] = set()
         self._draining = False
-        self._opened = self._refused = 0
         self.operations = {"streamRecords": self.stream}
 
     async def stream(self, call: Call, topic: str) -> web.StreamResponse:
@@ -232,7 +231,7 @@ class EventStreams(OperationSet):
             raise forbidden(f"read {topic}")
         chosen = RecordFilter(query.get("key", ()), query.get("header", ()))
         if len(self._streams) >= self._config.max_streams:
-            self._refused += 1
+            self.counts.refused_total += 1
             raise busy("There are too many streams; try again")
         stream = EventStream(self, topic, call, query.get("limit"))
         stream.form = FORMS[query["format"]]
@@ -258,7 +257,7 @@ class EventStreams(OperationSet):
         except BaseException:
             self.forget(stream)
             raise
-        self._opened += 1
+        self.counts.opened_total += 1
         duration = query.get("duration")
         if stream in self._streams:
             stream.start(
@@ -308,9 +307,4 @@ class EventStreams(OperationSet):
 
     def statistics(self) -> StreamsStatistics:
         """Counts so far."""
-        return StreamsStatistics(
-            open=len(self._streams),
-            opened_total=self._opened,
-            events_total=self.events,
-            refused_total=self._refused,
-        )
+        return msgspec.structs.replace(self.counts, open=len(self._streams))

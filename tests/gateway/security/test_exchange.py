@@ -12,10 +12,10 @@ from aiokafka.conn import ScramAuthenticator
 from gateway.config import Config, ConfigError, MqttConfig, SecurityConfig
 from gateway.security import throttle
 from gateway.security.authentication import Authenticator
-from gateway.security.exchange import Continue, Done, Exchange, Failed
+from gateway.security.exchange import Done, Exchange, Failed
 from gateway.security.exposure import check_exposure
 from gateway.security.identity import Identity
-from gateway.security.scram import derive
+from gateway.security.scram import Continue, derive
 from gateway.security.user_files import scram_line
 
 PEER = "192.0.2.1:50000"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.security.scram import (
     MECHANISMS,
     MESSAGE_LIMIT,
-    Challenge,
+    Continue,
     Disproven,
     Proven,
     ScramCredential,
@@ -61,7 +61,7 @@ def test_the_exchange_of_rfc_7677() -> None:
 
     exchange = ScramServer(SHA_256, look_up, "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0")
     nonce = "rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
-    assert exchange.step(b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO") == Challenge(
+    assert exchange.step(b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO") == Continue(
         f"r={nonce},s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096".encode()
     )
     assert asked == ["user"]
@@ -88,7 +88,7 @@ def test_a_foreign_client(mechanism: str, user: str) -> None:
         client = foreign_client(mechanism, user, password)
         exchange = server(credential, mechanism)
         challenge = exchange.step(client.first_message().encode())
-        assert isinstance(challenge, Challenge)
+        assert isinstance(challenge, Continue)
         client.process_server_first_message(challenge.data.decode())
         verdict = exchange.step(client.final_message().encode())
         if password == "wrong":
@@ -101,8 +101,8 @@ def test_a_foreign_client(mechanism: str, user: str) -> None:
 
 def test_a_client_that_waits_for_the_server_is_asked() -> None:
     exchange = server()
-    assert exchange.step(None) == Challenge(b"")
-    assert isinstance(exchange.step(b"n,,n=ann,r=c"), Challenge)
+    assert exchange.step(None) == Continue(b"")
+    assert isinstance(exchange.step(b"n,,n=ann,r=c"), Continue)
     assert isinstance(exchange.step(RIGHT), Proven)
     for messages in ([None, None], [b"n,,n=ann,r=c", None]):
         exchange = server()
@@ -123,7 +123,7 @@ def test_a_client_that_waits_for_the_server_is_asked() -> None:
 )
 def test_what_a_client_may_say(first: str, bare: str, binding: str) -> None:
     exchange = server()
-    assert isinstance(exchange.step((first + bare).encode()), Challenge)
+    assert isinstance(exchange.step((first + bare).encode()), Continue)
     encoded = base64.b64encode(binding.encode()).decode()
     verdict = exchange.step(final(bare, encoded, extension=",z=ignored"))
     assert isinstance(verdict, Proven)

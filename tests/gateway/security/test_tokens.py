@@ -266,9 +266,9 @@ def test_groups_are_principals() -> None:
     ).access
     access = AccessList(load_rules)
     member = Identity("ann", "token", ("writers",))
-    assert access.allowed(member, "publish", "sensors", "a")
-    assert access.allowed(member, "subscribe", "sensors", "a")
-    assert not access.allowed(Identity("ann", "token"), "publish", "sensors", "a")
-    assert not access.allowed(Identity("group:writers", "certificate"), "publish", "sensors", "a")
+    assert access.for_identity(member).publish("sensors", "a")
+    assert access.for_identity(member).subscribe("sensors", "a")
+    assert not access.for_identity(Identity("ann", "token")).publish("sensors", "a")
+    assert not access.for_identity(Identity("group:writers", "certificate")).publish("sensors", "a")
     with pytest.raises(ConfigError, match=r"access\[0\]\.principal"):
         AccessList(SecurityConfig(access=[{"principal": "group:"}]).access)

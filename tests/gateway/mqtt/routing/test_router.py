@@ -145,20 +145,15 @@ async def test_many_filters_are_one_pass(parts: Parts, many: list[str]) -> None:
 async def test_an_http_consumer_of_many_topics_sleeps_after_one_pass(parts: Parts, many: list[str]) -> None:
     """One with a `topic_pattern`, say: its fetcher sleeps until the live reader sees something."""
     await parts.settled()
-    woken: list[bool] = []
-
-    class Sleeper:
-        def arrived(self) -> None:
-            woken.append(True)
-
+    woken = asyncio.Event()
     arrivals = Arrivals(parts.live_reader, parts.lookup)
-    assert await arrivals.wait_for(Sleeper(), {TopicPartition(name, 0): 0 for name in many})
+    assert await arrivals.wait_for(woken, {TopicPartition(name, 0): 0 for name in many})
     assert parts.lookup.requests <= 4
     assert parts.live_reader.statistics().positions.keys() == set(many)
     with pytest.raises(Refused):
-        await arrivals.wait_for(Sleeper(), {TopicPartition(a_name(), 0): 0})
+        await arrivals.wait_for(asyncio.Event(), {TopicPartition(a_name(), 0): 0})
     arrivals.stop()
-    assert not woken
+    assert not woken.is_set()
 
 
 async def test_what_is_stored_in_a_new_topic_before_it_is_found_is_not_missed(
