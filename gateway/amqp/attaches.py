@@ -279,7 +279,7 @@ class Attach:
         container_id = self._peer.container_id
         group = subscription_of(self._link, container_id)
         await self._services.subscriptions.ended(group)
-        topics = sorted(name for name in await self._services.groups.topics(group) if is_topic_name(name))
+        topics = sorted(name for name in await self._services.groups.admin.topics(group) if is_topic_name(name))
         if not topics:
             raise AddressError(NOT_FOUND, f"there is no subscription {group!r}")
         return resumed(self._link, container_id, topics[0])

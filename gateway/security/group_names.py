@@ -214,7 +214,7 @@ class GroupNames:
         assert self._state is not None
         if len(self._owned) >= NAMES or self._counts[principal] >= NAMES_PER_PRINCIPAL:
             raise Refused(Outcome.BUSY, "too many names of groups are in use")
-        made = not await self._groups.exists(group)
+        made = not await self._groups.admin.exists(group)
         mine = Owned(principal, self._random_id(), self._wall_clock(), made)
         written = Written()
         self._write(group, mine, written)
@@ -252,7 +252,7 @@ class GroupNames:
         if not old:
             return
         try:
-            there = frozenset(await self._groups.names())
+            there = frozenset(await self._groups.admin.names())
         except Refused as refused:
             log.info("names of groups are not looked through", reason=refused.reason)
             return

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+import functools
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import aiokafka.errors as kafka_errors
 
@@ -18,6 +19,8 @@ from mapping.outcomes import Outcome
 TIMEOUT_S = 10.0
 RETRY_S: Final = 0.1
 T = TypeVar("T")
+P = ParamSpec("P")
+A = TypeVar("A", bound="AdminConnection")
 
 _DENIED = (
     kafka_errors.GroupAuthorizationFailedError,
@@ -68,3 +71,13 @@ class AdminConnection:
     async def open(self) -> AdminClient:
         """The client; aiokafka's errors when there is no connection."""
         return await self._client.get()
+
+
+def answered(ask: Callable[Concatenate[A, P], Awaitable[T]]) -> Callable[Concatenate[A, P], Coroutine[Any, Any, T]]:
+    """A question of a subclass, asked by `AdminConnection.answer`, whose errors it has."""
+
+    @functools.wraps(ask)
+    async def asked(admin: A, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return await admin.answer(lambda: ask(admin, *arguments, **options))
+
+    return asked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar, Final
 
 import aiokafka.errors as kafka_errors
@@ -14,7 +13,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
 
-from gateway.kafka.cluster.admin_connection import AdminConnection
+from gateway.kafka.cluster.admin_connection import AdminConnection, answered
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 
@@ -111,51 +110,31 @@ class IncrementalAlterConfigs(Request[_IncrementalAlterConfigsStruct]):  # type:
 class ClusterAdmin(AdminConnection):
     """Every question raises Refused: DENIED by Kafka's own authorization, or BUSY when Kafka does not answer."""
 
+    @answered
     async def groups(self) -> list[str]:
         """The names of all groups."""
-        return await self.answer(self._groups)
-
-    async def group(self, name: str) -> GroupView:
-        """One group; its state is `DEAD` where there is none."""
-        return await self.answer(partial(self._group, name))
-
-    async def committed(self, group: str) -> dict[TopicPartition, int]:
-        """The offsets that a group has committed."""
-        return await self.answer(partial(self._committed, group))
-
-    async def configs(self, topic: str) -> list[ConfigEntry]:
-        """A topic's configuration, by name. Refused UNKNOWN_TOPIC where there is none."""
-        return await self.answer(partial(self._configs, topic))
-
-    async def alter(self, topic: str, changes: Mapping[str, str | None]) -> None:
-        """Change a topic's configuration; None is back to the default. All is changed or nothing.
-
-        Raises:
-            Refused: UNFIT (no such entry, or no such value), UNKNOWN_TOPIC, DENIED, BUSY.
-        """
-        await self.answer(partial(self._alter, topic, changes))
-
-    async def delete_topic(self, topic: str) -> None:
-        """Delete a topic and all that is in it. Refused UNKNOWN_TOPIC where there is none."""
-        await self.answer(partial(self._delete_topic, topic))
-
-    async def _groups(self) -> list[str]:
         client = await self.open()
         return sorted(name for name, _ in await client.list_consumer_groups())
 
-    async def _group(self, name: str) -> GroupView:
+    @answered
+    async def group(self, name: str) -> GroupView:
+        """One group; its state is `DEAD` where there is none."""
         client = await self.open()
         (response,) = await client.describe_consumer_groups([name])
         code, _, state, protocol_type, protocol, members, *_ = response.groups[0]
         _check(code, f"group {name}")
         return GroupView(state, protocol_type, protocol, tuple(_member(*member[:5]) for member in members))
 
-    async def _committed(self, group: str) -> dict[TopicPartition, int]:
+    @answered
+    async def committed(self, group: str) -> dict[TopicPartition, int]:
+        """The offsets that a group has committed."""
         client = await self.open()
         found = await client.list_consumer_group_offsets(group)
         return {partition: place.offset for partition, place in found.items() if place.offset >= 0}
 
-    async def _configs(self, topic: str) -> list[ConfigEntry]:
+    @answered
+    async def configs(self, topic: str) -> list[ConfigEntry]:
+        """A topic's configuration, by name. Refused UNKNOWN_TOPIC where there is none."""
         client = await self.open()
         (response,) = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
         ((code, _, _, _, entries),) = response.resources
@@ -168,13 +147,21 @@ class ClusterAdmin(AdminConnection):
             key=lambda entry: entry.name,
         )
 
-    async def _alter(self, topic: str, changes: Mapping[str, str | None]) -> None:
+    @answered
+    async def alter(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        """Change a topic's configuration; None is back to the default. All is changed or nothing.
+
+        Raises:
+            Refused: UNFIT (no such entry, or no such value), UNKNOWN_TOPIC, DENIED, BUSY.
+        """
         client = await self.open()
         response = await client.request(IncrementalAlterConfigs(topic, changes))
         ((code, message, _, _),) = response.responses
         _check(code, message or f"topic {topic}")
 
-    async def _delete_topic(self, topic: str) -> None:
+    @answered
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic and all that is in it. Refused UNKNOWN_TOPIC where there is none."""
         client = await self.open()
         response = await client.delete_topics([topic])
         ((_, code),) = response.topic_error_codes

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from aiokafka import errors
 from aiokafka.admin.config_resource import ConfigResourceType
+from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.admin import DescribeConfigsRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
@@ -17,7 +18,8 @@ from gateway.config import KafkaConfig
 from gateway.kafka.cluster.topic_info import CONFIG_NAMES, TopicInfo, configured, info_of
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import wire
-from gateway.kafka.driver.any_broker import AnyBroker
+from gateway.kafka.driver.client_settings import client_settings
+from gateway.kafka.driver.lifecycle import OnDemand
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 
@@ -121,11 +123,21 @@ class TopicQueries:
     def __init__(self, config: KafkaConfig, spawn: Spawn, clock: Callable[[], float]) -> None:
         """Connect with the first question. `clock` gives monotonic seconds."""
         self.patience = Patience(clock)  # hears of every answer
-        self._kafka = AnyBroker(config, "topics", spawn, self.patience.heard)
+        self._client: OnDemand[Any] = OnDemand(
+            lambda: AIOKafkaClient(**client_settings(config, "topics")), lambda client: client.bootstrap(), spawn
+        )
 
     async def request(self, request: Any) -> Any:
-        """Send a request of aiokafka's."""
-        return await self._kafka.request(request)
+        """Send a request of aiokafka's to any broker; with the bootstrap servers again when the connection breaks."""
+        client: Any = None
+        try:
+            client = await self._client.get()
+            response = await client.send(client.get_random_node(), request)
+        except (errors.KafkaError, OSError) as error:
+            await self._client.drop(client)
+            raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
+        self.patience.heard()
+        return response
 
     async def heartbeat(self) -> None:
         """Ask for nothing: whether Kafka answers."""
@@ -176,7 +188,7 @@ class TopicQueries:
 
     async def stop(self) -> None:
         """Close the connection."""
-        await self._kafka.stop()
+        await self._client.stop()
 
 
 class SharedQuestion:

@@ -77,15 +77,15 @@ class Topics:
         self._missing = MissingTopics(clock)
         self._lookups: dict[str, asyncio.Task[TopicInfo | Refused]] = {}
         self._making: dict[str, tuple[str | None, asyncio.Task[TopicInfo | Refused]]] = {}
-        self._names: frozenset[str] = frozenset()
+        self.names: frozenset[str] = frozenset()  # the topics that clients may see, as of the last refresh
         self._counted_partitions = 0  # by the last refresh
         self._uncounted: dict[str, tuple[int, float]] = {}  # made since: partitions, and when
         self._learned: dict[str, float] = {}  # when, since the last refresh
         self._watchers: list[Changed] = []
-        self._updated: list[Updated] = []
-        self._gone: list[Gone] = []
+        self.updated: list[Updated] = []  # called with each looked-up topic that has changed
+        self.gone: list[Gone] = []  # called when one is gone or forbidden
         self._wake = asyncio.Event()
-        self._refreshed = float("-inf")
+        self.counted = float("-inf")  # when the last refresh was, by the clock
         self._refreshing = SharedQuestion(self._refresh)
         self._configs_read = float("-inf")
 
@@ -111,7 +111,7 @@ class Topics:
                 pass  # the usual end of the wait
             age = WATCHED_REFRESH_S if self._watchers else self._config.metadata_max_age_s
             try:
-                if not self.reachable or self._clock() - self._refreshed >= age:
+                if not self.reachable or self._clock() - self.counted >= age:
                     await self._refreshing.answered()
                 else:
                     await self.queries.heartbeat()
@@ -210,14 +210,14 @@ class Topics:
             Refused: BUSY, Kafka does not answer.
         """
         refused = {name: why for name in names if (why := _no_topic(name)) is not None}
-        asked = set(names) - self._names - refused.keys()
+        asked = set(names) - self.names - refused.keys()
         if asked:
             described = await self.queries.describe(asked)
             refused |= {name: found for name, found in described.items() if isinstance(found, Refused)}
-            there = asked - refused.keys() - self._names
+            there = asked - refused.keys() - self.names
             self._learned |= dict.fromkeys(there, self._clock())
             if there:
-                self._set_names(self._names | there)
+                self._set_names(self.names | there)
         return refused
 
     def refuse(self, name: str, outcome: Outcome, reason: str) -> None:
@@ -241,7 +241,7 @@ class Topics:
 
     def _lost(self, name: str, outcome: Outcome) -> None:
         self._known.pop(name, None)
-        for callback in tuple(self._gone):
+        for callback in tuple(self.gone):
             failures.guard("topics", callback, name, outcome)
 
     async def _look_up(self, name: str) -> TopicInfo | Refused:
@@ -275,8 +275,8 @@ class Topics:
         self._missing.remove(name)
         self._known[name] = info
         self._learned[name] = self._clock()
-        if name not in self._names and name not in self._internal:
-            self._set_names(self._names | {name})
+        if name not in self.names and name not in self._internal:
+            self._set_names(self.names | {name})
 
     async def _make(self, name: str, principal: str | None) -> TopicInfo | Refused:
         """A missing topic; a value, as of `_look_up`."""
@@ -320,21 +320,16 @@ class Topics:
             return False
         self._missing.remove(name)
         self._learned[name] = self._clock()
-        self._set_names(self._names | {name})
+        self._set_names(self.names | {name})
         return True
 
     # Keeping fresh
 
     @property
-    def names(self) -> frozenset[str]:
-        """The topics that clients may see; as of the last refresh."""
-        return self._names
-
-    @property
     def topics_in_all(self) -> int:
         """The topics that clients may see, with those that were made since the last refresh."""
         made = self._uncounted.keys()
-        return len(self._names) + len(made - self._names - self._internal.keys()) if made else len(self._names)
+        return len(self.names) + len(made - self.names - self._internal.keys()) if made else len(self.names)
 
     @property
     def partitions_in_all(self) -> int:
@@ -345,11 +340,6 @@ class Topics:
         """Kafka has taken a topic: it counts from now on, even before it has leaders."""
         self._uncounted[name] = (partitions, self._clock())
 
-    @property
-    def counted(self) -> float:
-        """When the last refresh was, by the clock."""
-        return self._refreshed
-
     def watch(self, callback: Changed) -> None:
         """Call `callback(appeared, disappeared)` whenever `names` has changed."""
         self._watchers.append(callback)
@@ -358,14 +348,6 @@ class Topics:
     def unwatch(self, callback: Changed) -> None:
         """Stop calling `callback`."""
         self._watchers.remove(callback)
-
-    def on_update(self, callback: Updated) -> None:
-        """Call `callback(info)` whenever a looked-up topic has changed."""
-        self._updated.append(callback)
-
-    def on_gone(self, callback: Gone) -> None:
-        """Call `callback(name, outcome)` whenever a looked-up topic is gone or forbidden."""
-        self._gone.append(callback)
 
     async def refresh(self) -> None:
         """Ask for everything now; all who ask while an answer is on its way share the next one.
@@ -395,11 +377,11 @@ class Topics:
         if fresh and (fewer or self._clock() - self._configs_read >= self._config.metadata_max_age_s):
             self._configs_read = self._clock()
             fresh = await self.queries.configured(fresh)
-        expected = self._names | self._internal.keys()
+        expected = self.names | self._internal.keys()
         for name in [name for name in self._known if name not in seen and name in expected and name not in in_between]:
             self._lost(name, Outcome.UNKNOWN_TOPIC)
         self._changed(fresh)
-        self._refreshed = self._clock()
+        self.counted = self._clock()
         self._counted_partitions = sum(len(topic.leaders) for topic in metadata.topics.values())
         self._uncounted = {  # the broker that answered has not heard of them yet
             name: (partitions, when)
@@ -413,12 +395,12 @@ class Topics:
         for info in infos:
             if self._known.get(info.name) not in (info, None):
                 self._known[info.name] = info
-                for callback in tuple(self._updated):
+                for callback in tuple(self.updated):
                     failures.guard("topics", callback, info)
 
     def _set_names(self, names: frozenset[str]) -> None:
-        appeared, disappeared = names - self._names, self._names - names
-        self._names = names
+        appeared, disappeared = names - self.names, self.names - names
+        self.names = names
         if appeared or disappeared:
             for callback in tuple(self._watchers):
                 failures.guard("topics", callback, appeared, disappeared)

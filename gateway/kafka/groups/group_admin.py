@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import Final
 
 import aiokafka.errors as kafka_errors
 from aiokafka.protocol.admin import DeleteGroupsRequest
 from aiokafka.structs import OffsetAndMetadata
 
-from gateway.kafka.cluster.admin_connection import AdminConnection
+from gateway.kafka.cluster.admin_connection import AdminConnection, answered
 
 log = logging.getLogger(__name__)
 
@@ -18,65 +17,28 @@ DEAD: Final = "Dead"  # the state of a group that is not there
 
 
 class GroupAdmin(AdminConnection):
-    """Connects with the first question."""
+    """Every question raises Refused: DENIED, or BUSY when Kafka does not answer."""
 
+    @answered
     async def topics(self, group: str) -> frozenset[str]:
-        """The topics in which a group has committed something; empty when there is no such group.
+        """The topics in which a group has committed something; empty when there is no such group."""
+        client = await self.open()
+        return frozenset(partition.topic for partition in await client.list_consumer_group_offsets(group))
 
-        Raises:
-            Refused: DENIED, or BUSY when Kafka does not answer.
-        """
-        return await self.answer(partial(self._topics, group))
-
+    @answered
     async def positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
-        """What a group has committed in a topic, by partition; Refused: DENIED, or BUSY when Kafka does not answer."""
-        return await self.answer(partial(self._positions, group, topic))
-
-    async def _positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
+        """What a group has committed in a topic, by partition."""
         client = await self.open()
         stored = await client.list_consumer_group_offsets(group)
         return {place.partition: offset for place, offset in stored.items() if place.topic == topic}
 
+    @answered
     async def delete(self, group: str, topic: str) -> bool:
         """Delete a group that has committed in `topic` and nowhere else.
 
         Returns:
             False when it is left alone: it has members, or is for other topics too.
-
-        Raises:
-            Refused: DENIED, or BUSY when Kafka does not answer.
         """
-        return await self.answer(partial(self._delete, group, topic))
-
-    async def exists(self, group: str) -> bool:
-        """Whether Kafka knows a group: it has members, or has committed something that is still kept.
-
-        Raises:
-            Refused: DENIED, or BUSY when Kafka does not answer.
-        """
-        return await self.answer(partial(self._exists, group))
-
-    async def names(self) -> frozenset[str]:
-        """All groups that Kafka knows; Refused: DENIED, or BUSY when Kafka does not answer."""
-        return await self.answer(self._names)
-
-    async def _exists(self, group: str) -> bool:
-        client = await self.open()
-        (response,) = await client.describe_consumer_groups([group])
-        code, _, state, *_ = response.groups[0]
-        if code:
-            raise kafka_errors.for_code(code)(group)
-        return bool(state != DEAD)
-
-    async def _names(self) -> frozenset[str]:
-        client = await self.open()
-        return frozenset(name for name, *_ in await client.list_consumer_groups())
-
-    async def _topics(self, group: str) -> frozenset[str]:
-        client = await self.open()
-        return frozenset(partition.topic for partition in await client.list_consumer_group_offsets(group))
-
-    async def _delete(self, group: str, topic: str) -> bool:
         client = await self.open()
         coordinator = await client.find_coordinator(group)
         offsets = await client.list_consumer_group_offsets(group, coordinator)
@@ -91,3 +53,19 @@ class GroupAdmin(AdminConnection):
             raise kind(group)
         log.info("deleted group %s", group)
         return True
+
+    @answered
+    async def exists(self, group: str) -> bool:
+        """Whether Kafka knows a group: it has members, or has committed something that is still kept."""
+        client = await self.open()
+        (response,) = await client.describe_consumer_groups([group])
+        code, _, state, *_ = response.groups[0]
+        if code:
+            raise kafka_errors.for_code(code)(group)
+        return bool(state != DEAD)
+
+    @answered
+    async def names(self) -> frozenset[str]:
+        """All groups that Kafka knows."""
+        client = await self.open()
+        return frozenset(name for name, *_ in await client.list_consumer_groups())

@@ -177,7 +177,7 @@ class Groups:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closing: set[asyncio.Task[None]] = set()
         self._stopped = False
-        self._admin = GroupAdmin(kafka, spawn)
+        self.admin = GroupAdmin(kafka, spawn)
 
     async def join(
         self,
@@ -279,14 +279,6 @@ class Groups:
         found = await self._lookup.existing((topic,))
         return await self._lookup.ends(found.get(topic, ()), led=True)
 
-    async def topics(self, group: str) -> frozenset[str]:
-        """The topics in which a group has committed something, ever; empty when there is no such group.
-
-        Raises:
-            Refused: no permission, or Kafka does not answer.
-        """
-        return await self._admin.topics(group)
-
     async def positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
         """What a group has committed in a topic, by partition, with what its members here have settled.
 
@@ -296,15 +288,7 @@ class Groups:
         reader = self._readers.get(group)
         if reader is not None:
             await reader.commits.commit()
-        return await self._admin.positions(group, topic)
-
-    async def exists(self, group: str) -> bool:
-        """Whether Kafka knows a group; Refused: no permission, or Kafka does not answer."""
-        return await self._admin.exists(group)
-
-    async def names(self) -> frozenset[str]:
-        """All groups that Kafka knows; Refused: no permission, or Kafka does not answer."""
-        return await self._admin.names()
+        return await self.admin.positions(group, topic)
 
     async def delete(self, group: str, topic: str) -> bool:
         """End a subscription: delete a group that has committed in `topic` alone.
@@ -316,7 +300,7 @@ class Groups:
             Refused: no permission, or Kafka does not answer.
         """
         async with self._lock(group):
-            return group not in self._readers and await self._admin.delete(group, topic)
+            return group not in self._readers and await self.admin.delete(group, topic)
 
     async def stop(self) -> None:
         """Commit what is settled and leave all groups."""
@@ -324,7 +308,7 @@ class Groups:
         readers = list(self._readers.values())
         self._readers.clear()
         await asyncio.gather(*(reader.close() for reader in readers), *self._closing)
-        await self._admin.stop()
+        await self.admin.stop()
 
     def statistics(self) -> tuple[GroupStatistics, ...]:
         """One for each reader."""

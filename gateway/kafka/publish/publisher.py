@@ -81,8 +81,8 @@ class Publisher:
         self._refusals: dict[tuple[int, Outcome, str], tuple[Owner | None, list[Any]]] = {}
         self._drained: asyncio.Event | None = None
         self._settlement = Settlement()
-        topics.on_update(self._topic_updated)
-        topics.on_gone(self._topic_gone)
+        topics.updated.append(self._topic_updated)
+        topics.gone.append(self._topic_gone)
 
     # Submitting
 

@@ -103,7 +103,7 @@ async def test_updates_of_looked_up_topics(bootstrap, new_topic, kit, admin):
     name = await new_topic(partitions=2)
     async with kit(bootstrap) as k:
         updates = []
-        k.topics.on_update(updates.append)
+        k.topics.updated.append(updates.append)
         await k.topics.get(name)
         await admin.create_partitions({name: NewPartitions(6)})
         async with asyncio.timeout(60):
