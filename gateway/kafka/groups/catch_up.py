@@ -10,32 +10,11 @@ records of a partition in order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
-from gateway.kafka.contracts import Subscriber
 from gateway.kafka.groups.assignment import UNTRIED, AssignedPartition, Delivery, Member, Pool
-from gateway.kafka.read.catch_up_reader import Reading
+from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from mapping.record import Received
-
-
-class Readings(Protocol):
-    """Who reads the log for subscribers that are behind: `gateway.kafka.read.catch_up_reader.CatchUpReader`."""
-
-    def start(self, reading: Reading) -> None:
-        """Begin to serve a reading."""
-        ...
-
-    def resume(self, subscriber: Subscriber) -> None:
-        """The subscriber has capacity again."""
-        ...
-
-    def cancel(self, reading: Reading) -> None:
-        """Stop a reading."""
-        ...
-
-    def forget(self, subscriber: Subscriber) -> list[Reading]:
-        """Stop all readings of a subscriber."""
-        ...
 
 
 class _Head:
@@ -73,14 +52,13 @@ class CatchUp:
 
     def __init__(
         self,
-        readings: Readings,  # reads the log
+        readings: CatchUpReader,  # reads the log
         # tells the partition and the pool of a record of the log; None when it is not ours
         place: Callable[[Received], tuple[AssignedPartition, Pool] | None],
         # called when a member has caught up, or unselected records have turned out to be gone
         changed: Callable[[], None],
         suspended: Callable[[], bool],  # whether nothing is to be handed out now
     ) -> None:
-        """Nothing is read yet."""
         self.expired = 0  # how many unselected records retention has deleted
         self._readings = readings
         self._place = place

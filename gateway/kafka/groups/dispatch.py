@@ -37,10 +37,11 @@ from gateway.kafka.groups.assignment import (
     SubscriptionFilter,
     Tries,
 )
-from gateway.kafka.groups.catch_up import CatchUp, Readings
+from gateway.kafka.groups.catch_up import CatchUp
 from gateway.kafka.groups.pools import Pools
 from gateway.kafka.groups.ready import ReadyDeliveries
 from gateway.kafka.groups.redelivery import Later
+from gateway.kafka.read.catch_up_reader import CatchUpReader
 from mapping.record import Received
 
 DEMAND: Final = 500  # nobody asks for more at once
@@ -50,7 +51,7 @@ class Dispatch:
     """The deliveries of one group. Nothing here waits; `GroupReader` reads, commits and is the group's member."""
 
     def __init__(
-        self, backoff: Backoff, changed: Callable[[], None], readings: Readings, *, return_wait_s: float
+        self, backoff: Backoff, changed: Callable[[], None], readings: CatchUpReader, *, return_wait_s: float
     ) -> None:
         """Begin without partitions, suspended; `keep` assigns them.
 

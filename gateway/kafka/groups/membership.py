@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Final, Literal
 from weakref import WeakValueDictionary
 
@@ -23,11 +24,11 @@ from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.groups.assignment import AssignedPartition, Condition, Member, SubscriptionFilter
-from gateway.kafka.groups.catch_up import Readings
 from gateway.kafka.groups.group_admin import GroupAdmin
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.groups.refusals import not_joined
 from gateway.kafka.groups.statistics import GroupsStatistics, GroupStatistics, by_group
+from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import Received
@@ -133,45 +134,39 @@ class Groups:
         self,
         kafka: ConsumerOptions,
         spawn: Spawn,
-        lookup: Lookup,
-        readings: Readings,
+        lookup: Lookup,  # refuses topics that are unknown or not for clients; not stopped by us
+        readings: CatchUpReader,  # for what a queue's receivers have not selected; not stopped by us
         *,
-        random: Callable[[], float],
-        commit_interval_s: float = 1.0,
-        revoke_wait_s: float = 3.0,
+        random: Callable[[], float],  # for the jitter of redelivery
+        commit_interval_s: float = 1.0,  # the least time between two commits of a reader
+        revoke_wait_s: float = 3.0,  # how long a rebalance waits for records that subscribers hold
+        # how long records are kept for a subscription filter that has lost its last subscriber here, while others keep
+        # its partitions here: clients come back
         return_wait_s: float = 30.0,
         session_timeout_ms: int = 10_000,
+        # how long a join may take, though Kafka answers, before it is Refused as BUSY: other members have their part in it
         join_timeout_s: float = 30.0,
+        # bounds a join; `Patience.bound` ends it sooner when Kafka is silent
         patience: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
     ) -> None:
-        """Connect to Kafka with the first `join`.
-
-        Args:
-            kafka: see `ConsumerOptions`.
-            spawn: starts a task of the application's task group.
-            lookup: refuses topics that are unknown or not for clients; not stopped by us.
-            readings: the catch-up reader, for what a queue's receivers have not selected; not stopped by us.
-            random: for the jitter of redelivery.
-            commit_interval_s: the least time between two commits of a reader.
-            revoke_wait_s: how long a rebalance waits for records that subscribers hold.
-            return_wait_s: how long records are kept for a subscription filter that has lost its last subscriber here,
-                while others keep its partitions here: clients come back.
-            session_timeout_ms: Kafka's `session.timeout.ms`.
-            join_timeout_s: how long a join may take, though Kafka answers, before it is Refused as BUSY: the group's
-                other members have their part in it.
-            patience: bounds a join; `Patience.bound` ends it sooner when Kafka is silent.
-        """
-        self._kafka = dict(kafka)
-        self._spawn = spawn
+        """Connect to Kafka with the first `join`."""
         self._lookup = lookup
-        self._readings = readings
-        self._backoff = Backoff(0.1, 30.0, random=random)
-        self._commit_interval_s = commit_interval_s
-        self._revoke_wait_s = revoke_wait_s
-        self._return_wait_s = return_wait_s
-        self._session_timeout_ms = session_timeout_ms
         self._join_timeout_s = join_timeout_s
         self._patience = patience
+        self._new_reader = partial(
+            GroupReader,
+            dict(kafka),
+            spawn,
+            Backoff(0.1, 30.0, random=random),
+            lookup,
+            readings=readings,
+            commit_interval_s=commit_interval_s,
+            revoke_wait_s=revoke_wait_s,
+            return_wait_s=return_wait_s,
+            session_timeout_ms=session_timeout_ms,
+            join_timeout_s=join_timeout_s,
+        )
+        self._spawn = spawn
         self._readers: dict[str, GroupReader] = {}
         # A lock lives as long as somebody holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -225,7 +220,8 @@ class Groups:
                 raise Refused(Outcome.BUSY, "the gateway is stopping")
             reader = self._readers.get(group)
             if reader is None:
-                reader = self._readers[group] = self._start(group)
+                reader = self._readers[group] = self._new_reader(group)
+                reader.start()
             # A member before the subscription is: no record may come that nobody here seems to want.
             member = reader.add(
                 subscriber, topics, subscription_filter, wants, latest=offset_reset == "latest", queue=queue
@@ -323,23 +319,6 @@ class Groups:
         if lock is None:
             lock = self._locks[group] = asyncio.Lock()
         return lock
-
-    def _start(self, group: str) -> GroupReader:
-        reader = GroupReader(
-            self._kafka,
-            self._spawn,
-            self._backoff,
-            self._lookup,
-            group,
-            readings=self._readings,
-            commit_interval_s=self._commit_interval_s,
-            revoke_wait_s=self._revoke_wait_s,
-            return_wait_s=self._return_wait_s,
-            session_timeout_ms=self._session_timeout_ms,
-            join_timeout_s=self._join_timeout_s,
-        )
-        reader.start()
-        return reader
 
     async def _subscribe(self, reader: GroupReader) -> None:
         try:

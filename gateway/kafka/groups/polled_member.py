@@ -29,13 +29,12 @@ from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.fetching import fetch, position, without_leader
 from gateway.kafka.driver.kafka_consumer import ASSIGNORS, close_consumer, committed_positions, follow_missing
 from gateway.kafka.driver.lifecycle import start_consumer
-from gateway.kafka.groups.progress import Chunk, Progress
+from gateway.kafka.groups.progress import Progress
 from gateway.kafka.groups.refusals import not_read
 from gateway.kafka.groups.remade_topics import RemadeTopics
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
-from mapping.record import Received
 
 log = structlog.get_logger(__name__)
 
@@ -75,18 +74,7 @@ class NotAssignedError(Exception):
         super().__init__(f"No current assignment for partition {names}")
 
 
-class _Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    def __init__(self, member: Member) -> None:
-        self._member = member
-
-    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        await self._member.partitions_revoked()
-
-    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        self._member.partitions_assigned()
-
-
-class Member:
+class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """One consumer of one client."""
 
     def __init__(
@@ -113,7 +101,7 @@ class Member:
         self._arrivals = arrivals
         self._lookup = lookup
         self._remade = RemadeTopics(lookup)
-        self._progress = Progress()
+        self.progress = Progress()  # of its client
         self._consumer = AIOKafkaConsumer(
             **options,
             group_id=settings.group,
@@ -128,9 +116,9 @@ class Member:
             consumer_timeout_ms=round(FETCHER_PAUSE_S * 1000),
             max_poll_interval_ms=round((settings.idle_s + POLL_INTERVAL_MARGIN_S) * 1000),
         )
-        self._topics: tuple[str, ...] = ()
-        self._subscribed = False
-        self._manual = False
+        self.topics: tuple[str, ...] = ()  # what it is subscribed to; none, where a pattern fits none yet
+        self.is_subscribed = False
+        self.is_manual = False  # it was given partitions, instead of joining the group
         self._joined = asyncio.Event()
         self._waiting: asyncio.Timeout | None = None
         self._arrival = asyncio.Event()
@@ -161,24 +149,9 @@ class Member:
     # Which partitions
 
     @property
-    def topics(self) -> tuple[str, ...]:
-        """What it is subscribed to."""
-        return self._topics
-
-    @property
     def is_assigned(self) -> bool:
         """Whether it was subscribed, or given partitions."""
-        return self._subscribed or self._manual
-
-    @property
-    def is_subscribed(self) -> bool:
-        """Whether it was subscribed; its topics may be none, where a pattern fits none yet."""
-        return self._subscribed
-
-    @property
-    def is_manual(self) -> bool:
-        """Whether it was given partitions, instead of joining the group."""
-        return self._manual
+        return self.is_subscribed or self.is_manual
 
     def assignment(self) -> list[TopicPartition]:
         """Its partitions now, in order."""
@@ -190,17 +163,17 @@ class Member:
         What is stored after this is delivered, also with `auto.offset.reset` latest. When the group takes longer to
         agree, it goes on in the background.
         """
-        had = self._topics
-        self._topics = tuple(topics)
-        self._remade.follow(self._topics)
-        self._subscribed = True
+        had = self.topics
+        self.topics = tuple(topics)
+        self._remade.follow(self.topics)
+        self.is_subscribed = True
         self._joined.clear()
-        self._progress.forget()
+        self.progress.forget()
         if not topics:  # of a pattern: they will come
             if had:
                 self._consumer.unsubscribe()
             return
-        self._consumer.subscribe(topics=list(topics), listener=_Rebalances(self))
+        self._consumer.subscribe(topics=list(topics), listener=self)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(JOIN_S):
                 await self._joined.wait()
@@ -208,9 +181,9 @@ class Member:
 
     async def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read exactly `partitions`, without the group's agreement; their positions are fixed as in `subscribe`."""
-        self._manual = True
+        self.is_manual = True
         self._remade.follow({partition.topic for partition in partitions})
-        self._progress.forget()
+        self.progress.forget()
         self._consumer.assign(list(partitions))
         self._begin_to_fetch()
         with contextlib.suppress(TimeoutError):
@@ -219,17 +192,17 @@ class Member:
 
     def unsubscribe(self) -> None:
         """Give up all partitions; the group shares them out anew."""
-        if self._topics or self._manual:
+        if self.topics or self.is_manual:
             self._consumer.unsubscribe()
-        self._topics = ()
-        self._subscribed = False
-        self._manual = False
+        self.topics = ()
+        self.is_subscribed = False
+        self.is_manual = False
         self._joined.clear()
-        self._progress.forget()
+        self.progress.forget()
 
-    def partitions_assigned(self) -> None:
-        """The group has agreed; called by the rebalance listener."""
-        for partition, place in self._progress.anew(self._consumer.assignment()):
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        """The group has agreed."""
+        for partition, place in self.progress.anew(self._consumer.assignment()):
             self._consumer.seek(partition, place)
         self._joined.set()
         self._begin_to_fetch()
@@ -242,14 +215,14 @@ class Member:
         if self._waiting is None:
             self._be_quiet_later()
 
-    async def partitions_revoked(self) -> None:
-        """The group agrees anew; called by the rebalance listener while we may still commit."""
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        """The group agrees anew; we may still commit."""
         if self.auto_commit:
             try:
                 await self.commit_confirmed()
             except (Refused, NotAssignedError) as error:
                 log.info("positions not committed before a rebalance", reason=str(error))
-        self._progress.forget()
+        self.progress.forget()
 
     async def _positions(self, partitions: Collection[TopicPartition]) -> None:
         for partition in tuple(partitions):
@@ -267,10 +240,6 @@ class Member:
         """How many of its partitions nobody leads."""
         return len(without_leader(self._consumer, self._consumer.assignment()))
 
-    def confirm(self) -> None:
-        """The client asks again: it has what it was given."""
-        self._progress.confirm()
-
     async def wait(self, timeout_s: float, stuck: Collection[TopicPartition] = ()) -> None:
         """Wait until a record is held, at most `timeout_s`, or until `interrupt`.
 
@@ -280,7 +249,7 @@ class Member:
             Refused: Kafka's answer; nothing is lost by it.
         """
         self._leave_remade()
-        held = self._progress.held
+        held = self.progress.held
         if any(partition not in stuck for partition in held):
             return
         deadline = self._clock() + timeout_s
@@ -296,7 +265,7 @@ class Member:
                 while True:
                     # A partition with held records is left alone: what is held stays within one chunk.
                     wanted = [place for place in self._consumer.assignment() if place not in held]
-                    if wanted or (not held and (self._topics or self._manual)):
+                    if wanted or (not held and (self.topics or self.is_manual)):
                         left = max(0.0, min(QUIET_S, deadline - self._clock()))
                         await self._fetch(wanted, 0.0 if held else left)
                     if held or self._clock() >= deadline:
@@ -373,14 +342,14 @@ class Member:
             fetched = await fetch(self._consumer, partitions, timeout_s=timeout_s, most=CHUNK)
         except KafkaError as error:
             raise not_read(error) from error
-        self._progress.hold(fetched)
+        self.progress.hold(fetched)
         self._leave_remade()
 
     def _leave_remade(self) -> None:
         """Topics that were deleted and made again are read from their beginning, whatever the reset is."""
         for topic in self._remade.look():
             log.warning("a topic was made anew, and is read from its beginning", topic=topic)
-            self._progress.begin_anew(topic)
+            self.progress.begin_anew(topic)
             self.seek({partition: 0 for partition in self._consumer.assignment() if partition.topic == topic})
 
     def interrupt(self) -> None:
@@ -388,14 +357,6 @@ class Member:
         scope = self._waiting
         if scope is not None and not scope.expired():
             scope.reschedule(self._clock())
-
-    def held(self) -> list[tuple[TopicPartition, list[Received]]]:
-        """What was fetched and not delivered; not to be changed."""
-        return list(self._progress.held.items())
-
-    def delivered(self, chunks: Iterable[Chunk]) -> None:
-        """These were written to the client. A chunk of a partition that was revoked or moved meanwhile is void."""
-        self._progress.deliver(chunks)
 
     # Positions
 
@@ -419,19 +380,19 @@ class Member:
         except IllegalStateError as error:
             raise NotAssignedError(offsets) from error
         except KafkaError as error:
-            if self._manual and isinstance(error, UnknownMemberIdError):
+            if self.is_manual and isinstance(error, UnknownMemberIdError):
                 reason = "The group has members that share its partitions; only they commit"
                 raise Refused(Outcome.UNFIT, reason) from error
             raise not_read(error) from error
-        self._progress.commit(offsets)
+        self.progress.commit(offsets)
 
     async def commit_delivered(self) -> None:
         """Commit everything that was delivered; raises as `commit`."""
-        await self.commit(self._progress.uncommitted(self._progress.delivered, self._consumer.assignment()))
+        await self.commit(self.progress.uncommitted(self.progress.delivered, self._consumer.assignment()))
 
     async def commit_confirmed(self) -> None:
         """Commit what the client has shown to have; raises as `commit`."""
-        await self.commit(self._progress.uncommitted(self._progress.confirmed, self._consumer.assignment()))
+        await self.commit(self.progress.uncommitted(self.progress.confirmed, self._consumer.assignment()))
 
     async def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """What the group has committed, for any partitions; those without are left out.
@@ -450,15 +411,15 @@ class Member:
     @property
     def has_uncommitted(self) -> bool:
         """Whether `commit_confirmed` had something to do."""
-        confirmed = self._progress.confirmed
-        return bool(self._progress.uncommitted(confirmed, confirmed))
+        confirmed = self.progress.confirmed
+        return bool(self.progress.uncommitted(confirmed, confirmed))
 
     def seek(self, offsets: dict[TopicPartition, int]) -> None:
         """Read on from `offsets`; NotAssignedError, and nothing is moved, when a partition is not ours."""
         self._check_assigned(offsets)
         for partition, offset in offsets.items():
             self._consumer.seek(partition, offset)
-            self._progress.move(partition, offset)
+            self.progress.move(partition, offset)
 
     async def seek_to_edge(self, partitions: Sequence[TopicPartition], *, end: bool) -> None:
         """Read on from the first record still there, or behind the last one.

@@ -40,13 +40,13 @@ from gateway.kafka.driver.kafka_consumer import (
 )
 from gateway.kafka.driver.lifecycle import start_consumer
 from gateway.kafka.groups.assignment import AssignedPartition, Condition, Member, SubscriptionFilter
-from gateway.kafka.groups.catch_up import Readings
 from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, Commits, ours
 from gateway.kafka.groups.dispatch import Dispatch
 from gateway.kafka.groups.remade_topics import RemadeTopics
 from gateway.kafka.groups.start_offsets import StartOffsets
 from gateway.kafka.groups.statistics import GroupStatistics, snapshot
 from gateway.kafka.groups.unread import unread
+from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.spawn import Spawn, keep_on
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         lookup: Lookup,
         group: str,
         *,
-        readings: Readings,
+        readings: CatchUpReader,
         commit_interval_s: float,
         revoke_wait_s: float,
         return_wait_s: float,

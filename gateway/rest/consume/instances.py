@@ -300,7 +300,7 @@ class Consumers(OperationSet):
         self, call: Call, instance: Instance, deadline: float, max_bytes: int, shown: Shown
     ) -> web.StreamResponse:
         member = instance.member
-        member.confirm()
+        member.progress.confirm()
         self._commit_when_due(instance)
         stuck: dict[TopicPartition, UndecodableError] = {}
         self._check_open(instance)
@@ -316,7 +316,7 @@ class Consumers(OperationSet):
         answer = records_answer(page.finish(), instance.embedded)
         await call.begin(answer)
         await answer.write_eof()  # raises when the client has left: then nothing was delivered
-        member.delivered(chunks)
+        member.progress.deliver(chunks)
         self._counts.records_total += page.count
         return answer
 
@@ -399,7 +399,7 @@ def _fill(
     """A page of held records. One that cannot be shown ends its partition's part; it is noted when it is first."""
     page = Page(max_bytes)
     chunks: list[Chunk] = []
-    for partition, records in member.held():
+    for partition, records in member.progress.held.items():
         items: list[RecordItem] = []
         size = 0
         try:
