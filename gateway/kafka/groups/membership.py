@@ -144,7 +144,7 @@ class Groups:
         # its partitions here: clients come back
         return_wait_s: float = 30.0,
         session_timeout_ms: int = 10_000,
-        # how long a join may take, though Kafka answers, before it is Refused as BUSY: other members have their part in it
+        # how long a join may take, though Kafka answers, before it is Refused as BUSY: other members take part in it
         join_timeout_s: float = 30.0,
         # bounds a join; `Patience.bound` ends it sooner when Kafka is silent
         patience: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
