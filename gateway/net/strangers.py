@@ -46,14 +46,12 @@ class Stranger:
         self._strangers.leave(self)
 
 
-class _Share:
+class _Share(msgspec.Struct, eq=False):
     """The bytes and connections of one address."""
 
-    __slots__ = ("bytes", "members")
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.members: collections.OrderedDict[Stranger, None] = collections.OrderedDict()  # the oldest first
+    bytes: int = 0
+    # the oldest first
+    members: collections.OrderedDict[Stranger, None] = msgspec.field(default_factory=collections.OrderedDict)
 
 
 class Strangers:

@@ -119,11 +119,10 @@ class Metrics(Collector):
         yield failures
 
 
-class _Reading:
+class _Reading(msgspec.Struct, eq=False):
     """The families that one source's statistics become."""
 
-    def __init__(self) -> None:
-        self.families: dict[str, _Samples] = {}
+    families: dict[str, _Samples] = {}
 
     def take(self, path: tuple[str, ...], labels: dict[str, str], struct: msgspec.Struct) -> None:
         """Take the fields of a struct that are declared, and of the structs inside."""

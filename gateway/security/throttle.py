@@ -7,21 +7,20 @@ import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+import msgspec
+
 DELAY_LIMIT_S: Final = 5.0
 FORGET_S: Final = 60.0  # without a failure for so long, an address starts anew
 ADDRESSES: Final = 10_000
 REFUSALS_PER_ADDRESS: Final = 64  # failures being delayed at once; above, nothing of that address is checked
 
 
-class _Slowed:
+class _Slowed(msgspec.Struct, eq=False):
     """The failures of one address."""
 
-    __slots__ = ("failures", "last", "waiting")
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self.last = 0.0
-        self.waiting = 0
+    failures: int = 0
+    last: float = 0.0
+    waiting: int = 0
 
 
 class Throttle:

@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
+import msgspec
+
 STRANGERS_EVERY: Final = 4  # of so many turns strangers have one while known addresses wait
 
 
@@ -23,15 +25,12 @@ class Busy(Exception):  # noqa: N818 - an answer, not an error of anybody
     """Too many attempts wait for a turn, of this address or of all; the client may come again."""
 
 
-class _Line:
+class _Line(msgspec.Struct, eq=False):
     """The attempts of one address."""
 
-    __slots__ = ("known", "running", "waiting")
-
-    def __init__(self) -> None:
-        self.running = 0
-        self.known = False
-        self.waiting: collections.deque[asyncio.Future[None]] = collections.deque()
+    running: int = 0
+    known: bool = False
+    waiting: collections.deque[asyncio.Future[None]] = msgspec.field(default_factory=collections.deque)
 
 
 class Turns:

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import msgspec
+
 STEP: Final = 256  # edges that a search looks at before it gives the turn away
 
 _MULTI = "#"
@@ -21,16 +23,13 @@ _SINGLE = "+"
 _ELSEWHERE = -1
 
 
-class _Node:
+class _Node(msgspec.Struct, eq=False):
     """A place where names part: below it are at least two."""
 
-    __slots__ = ("children", "name", "skip")
-
-    def __init__(self, skip: tuple[str, ...] = ()) -> None:
-        self.skip = skip  # the levels between the edge to this node and the node, which all names below have
-        # the next level to the name that alone goes on with it, or to the node where several do
-        self.children: dict[str, _Node | str] = {}
-        self.name: str | None = None  # the name that ends here
+    skip: tuple[str, ...] = ()  # the levels between the edge to this node and the node, which all names below have
+    # the next level to the name that alone goes on with it, or to the node where several do
+    children: dict[str, _Node | str] = {}
+    name: str | None = None  # the name that ends here
 
     def with_skip(self, skip: tuple[str, ...]) -> _Node:
         """What takes the place of this node, which a search may have come to."""

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
+import msgspec
+
 from protocols.rest.confluent import PREFIX, Dialect
 from protocols.rest.contract import Operation
 from protocols.rest.errors import method_not_allowed, not_found
@@ -22,15 +24,12 @@ class Match(NamedTuple):
     values: tuple[str, ...]
 
 
-class _Node:
+class _Node(msgspec.Struct, eq=False):
     """One level of the tree of templates."""
 
-    __slots__ = ("any", "literal", "operations")
-
-    def __init__(self) -> None:
-        self.literal: dict[str, _Node] = {}
-        self.any: _Node | None = None
-        self.operations: dict[str, Operation] = {}
+    literal: dict[str, _Node] = {}
+    any: _Node | None = None
+    operations: dict[str, Operation] = {}
 
 
 def _methods(declared: Collection[str]) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final
 
+import msgspec
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
@@ -24,14 +25,11 @@ AGAIN_S: Final = 0.1
 """Before a question is asked again whose partitions have no leader, or another one."""
 
 
-class _Batch:
+class _Batch(msgspec.Struct, eq=False):
     """Partitions whose offsets are asked for by one request, and the task that asks."""
 
-    __slots__ = ("asking", "partitions")
-
-    def __init__(self) -> None:
-        self.partitions: set[TopicPartition] = set()
-        self.asking: asyncio.Task[dict[TopicPartition, int] | Refused] | None = None
+    partitions: set[TopicPartition] = set()
+    asking: asyncio.Task[dict[TopicPartition, int] | Refused] | None = None
 
 
 class Lookup:

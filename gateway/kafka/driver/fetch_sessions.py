@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from io import BytesIO
 from typing import Any, Final
 
+import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.consumer.fetcher import READ_COMMITTED
 from aiokafka.errors import UnknownTopicOrPartitionError
@@ -87,13 +88,10 @@ class FetchSession:
         return self._known.get(place)
 
 
-class _Answer:
+class _Answer(msgspec.Struct, eq=False):
     """What aiokafka's connection makes of an answer, kept for us beside aiokafka's own use of it."""
 
-    __slots__ = ("response",)
-
-    def __init__(self) -> None:
-        self.response: FetchResponse_v7 | None = None
+    response: FetchResponse_v7 | None = None
 
     def decode(self, frame: BytesIO) -> FetchResponse_v7:
         self.response = FetchResponse_v7.decode(frame)

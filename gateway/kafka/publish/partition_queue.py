@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Final
 from weakref import ref
 
+import msgspec
 from aiokafka import errors
 
 from flowcontrol.budget import Budget
@@ -55,33 +56,18 @@ Replace = Callable[[str, int, Sequence[Batch]], None]
 """Told a topic, the number of a partition that is no more, and the batches that wait for it; it places them anew."""
 
 
-class WriterContext:
+class WriterContext(msgspec.Struct, eq=False):
     """What all queues share: the producers, the clock, the fence, and where batches are settled or placed anew."""
 
-    __slots__ = ("clock", "config", "fence", "producers", "replace", "rng", "settle", "spawn", "topics")
-
-    def __init__(
-        self,
-        config: KafkaConfig,
-        producers: Producers,
-        topics: Topics,
-        *,
-        spawn: Spawn,
-        clock: Callable[[], float],
-        rng: random.Random,
-        settle: Settle,
-        replace: Replace,
-        fence: Fence,
-    ) -> None:
-        self.fence = fence
-        self.config = config
-        self.producers = producers
-        self.topics = topics
-        self.spawn = spawn
-        self.clock = clock
-        self.rng = rng
-        self.settle = settle
-        self.replace = replace
+    config: KafkaConfig
+    producers: Producers
+    topics: Topics
+    spawn: Spawn
+    clock: Callable[[], float]
+    rng: random.Random
+    settle: Settle
+    replace: Replace
+    fence: Fence
 
 
 class QueuedTopic:

@@ -85,26 +85,20 @@ class _Entry(msgspec.Struct):
         return False
 
 
-class _Held:
+class _Held(msgspec.Struct, eq=False):
     """A filter in use."""
 
-    __slots__ = ("looked", "topics", "users")
-
-    def __init__(self) -> None:
-        self.users = 0  # how many subscriptions, or holds, there are
-        self.topics: set[str] = set()  # the Kafka topics that are watched for it
-        self.looked = False  # whether it was found out which exist; what appears after that is newer than the filter
+    users: int = 0  # how many subscriptions, or holds, there are
+    topics: set[str] = set()  # the Kafka topics that are watched for it
+    looked: bool = False  # whether it was found out which exist; what appears after that is newer than the filter
 
 
-class _Plan:
+class _Plan(msgspec.Struct, eq=False):
     """Who gets the messages of one topic."""
 
-    __slots__ = ("judged", "outboxes")
-
-    def __init__(self) -> None:
-        self.outboxes: list[tuple[Subscriber, Match]] = []  # those that get every one of them, each with how it matches
-        # subscriptions that may not want a message: No Local, or one that was stored before
-        self.judged: list[tuple[SubscribedSession, list[_Entry]]] = []
+    outboxes: list[tuple[Subscriber, Match]] = []  # those that get every one of them, each with how it matches
+    # subscriptions that may not want a message: No Local, or one that was stored before
+    judged: list[tuple[SubscribedSession, list[_Entry]]] = []
 
 
 class Router:

@@ -16,6 +16,8 @@ import functools
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Final, Protocol
 
+import msgspec
+
 from gateway import turns
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
@@ -167,15 +169,12 @@ class Share:
         return True
 
 
-class _Filter:
+class _Filter(msgspec.Struct, eq=False):
     """A shared subscription: its filter in a group, and the Kafka topics that it needs."""
 
-    __slots__ = ("shares", "subscription_filter", "topics")
-
-    def __init__(self, subscription_filter: SubscriptionFilter) -> None:
-        self.subscription_filter = subscription_filter
-        self.shares: dict[SharedSubscriber, Share] = {}
-        self.topics: frozenset[str] = frozenset()
+    subscription_filter: SubscriptionFilter
+    shares: dict[SharedSubscriber, Share] = {}
+    topics: frozenset[str] = msgspec.field(default_factory=frozenset)
 
 
 class _Group:

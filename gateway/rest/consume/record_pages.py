@@ -50,13 +50,10 @@ class RecordPagesStatistics(msgspec.Struct):
     unchanged_total: Annotated[int, counter("reads answered by 304, nothing new")] = 0
 
 
-class _End:
+class _End(msgspec.Struct, eq=False):
     """Where a page's reading of a partition ends; see `catch_up_reader.Goal`."""
 
-    __slots__ = ("position",)
-
-    def __init__(self, position: int) -> None:
-        self.position = position
+    position: int
 
 
 class Filling:

@@ -33,14 +33,11 @@ from protocols.rest.errors import RestError, busy, unprocessable
 LINGER_S: Final = 30.0  # so long the topic is read on behind the last question: late answers are counted
 
 
-class Question:
+class Question(msgspec.Struct, eq=False):
     """One request that waits for its answer."""
 
-    __slots__ = ("answer", "correlation_id")
-
-    def __init__(self, correlation_id: str, answer: asyncio.Future[Received]) -> None:
-        self.correlation_id = correlation_id  # what the answer must bring
-        self.answer = answer  # done with the answer
+    correlation_id: str  # what the answer must bring
+    answer: asyncio.Future[Received]  # done with the answer
 
 
 class Replies:
