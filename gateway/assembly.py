@@ -223,11 +223,7 @@ async def open_log(
 async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable[[ConfigError], None]) -> State:
     """Sessions, retained messages, keyed requests and groups' owners; they are loaded while the gateway starts.
 
-    Args:
-        process: see there.
-        log: where they are kept.
-        rules: where wills and retained messages go.
-        give_up: called when what is in Kafka forbids to go on.
+    `give_up` is called when what is in Kafka forbids to go on.
     """
     config, stack = process.config, process.stack
     router = Router(rules, log.topics, log.live_reader, process.spawn)

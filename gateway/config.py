@@ -200,12 +200,10 @@ class _Laid(Config):
 def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Config:
     """Read the configuration: `file` (else `trivium.toml` where it exists), environment, then `flags`.
 
-    Args:
-        file: a TOML file; ConfigError when it cannot be read or parsed.
-        flags: nested values such as `{"mqtt": {"address": "127.0.0.1:0"}}`; None values are left out.
+    `flags` are nested values such as `{"mqtt": {"address": "127.0.0.1:0"}}`; None values are left out.
 
     Raises:
-        ConfigError: with one line per bad key.
+        ConfigError: a file that is no TOML; or one line per bad key.
     """
     path = file if file is not None else Path("trivium.toml")
     data: dict[str, Any] = {}

@@ -52,10 +52,8 @@ class Failures:
     def tell(self, place: str, error: BaseException, what: str = "") -> None:
         """Count a failure that was contained at `place`, and log it, unless the same was logged just now.
 
-        Args:
-            place: see the module; few different ones, since each is a label of a metric.
-            error: with its traceback.
-            what: which of them: a partition's name, a peer's address.
+        `place`: see the module; few different ones, since each is a label of a metric. `what`: which of them, by a
+        partition's name or a peer's address.
         """
         self._contained[place] += 1
         file, line = _origin(error.__traceback__)

@@ -45,17 +45,17 @@ class BudgetFlow(msgspec.Struct, frozen=True):
     open: bool
 
 
-class ConnectionFlow(msgspec.Struct):
+class ConnectionFlow(msgspec.Struct, kw_only=True):
     """One connection."""
 
     protocol: Literal["mqtt", "amqp", "http"]
-    client: str  # the client id, the container id; "" where there is none
+    client: str = ""  # the client id, the container id; "" where there is none
     peer: str  # its address
     principal: str  # who has logged in
     subject: str  # what `gateway.pauses` calls it
-    bytes: int  # submitted to Kafka and not answered
-    bytes_limit: int  # of these
-    records: int  # likewise
+    bytes: int = 0  # submitted to Kafka and not answered
+    bytes_limit: int = 0  # of these
+    records: int = 0  # likewise
     unwritten: int  # bytes that wait in the socket's write buffer
     windows: list[Window]  # those with the most on the way
     windows_total: int  # how many there are

@@ -80,10 +80,7 @@ def place_of(task: asyncio.Task[Any]) -> str:
 async def keep_on(work: Callable[[], Coroutine[Any, Any, None]], place: str, what: str = "") -> None:
     """Do `work` until it returns; when it fails tell, wait and do it again, for ever.
 
-    Args:
-        work: begins anew, from what it has reached so far.
-        place: where the failure is contained; see `gateway.failures`.
-        what: which of them.
+    `work` begins anew from what it has reached so far. `place` and `what`: see `gateway.failures`.
     """
     loop = asyncio.get_running_loop()
     attempt = 0

@@ -29,23 +29,7 @@ PRODUCT: Final = "trivium"
 
 
 class Services:
-    """One for a process.
-
-    Attributes:
-        config, container_id: the listener's.
-        publisher, live reader, groups: the ways into and out of Kafka.
-        names: whose the groups are.
-        authenticator, access: who may do what.
-        wall_clock: epoch milliseconds.
-        counts: see `Counts`.
-        gates: of the incoming links' credit.
-        ingress, egress: what incoming and outgoing links are made with.
-        nodes: temporary queues and topics.
-        coordinators: transactions.
-        places: the partitions of links that send without keys.
-        subscriptions: who has them.
-        attaching: the part of each turn that attaches have.
-    """
+    """One for a process; `wall_clock` counts epoch milliseconds."""
 
     def __init__(
         self,
@@ -67,13 +51,13 @@ class Services:
         self.publisher = publisher
         self.live_reader = live_reader
         self.groups = groups
-        self.names = names
+        self.names = names  # whose the groups are
         self.authenticator = authenticator
         self.access = access
         self.wall_clock = wall_clock
         self.kinds = Kinds(config.addresses)
         self.counts = Counts()
-        self.gates = CreditGates(publisher)
+        self.gates = CreditGates(publisher)  # of the incoming links' credit
         self.subscriptions = Subscriptions()
         dead_letters = DeadLetters(publisher, config.dead_letter_topic, config.max_attempts, self.counts)
         self.ingress = Ingress(publisher, self.gates, self.counts, config.link_bytes, config.max_body_bytes)
@@ -86,5 +70,5 @@ class Services:
             timeout_s=config.transaction_timeout_s,
             random_id=random_id,
         )
-        self.places = Places()
-        self.attaching = Share()
+        self.places = Places()  # the partitions of links that send without keys
+        self.attaching = Share()  # the part of each turn that attaches have

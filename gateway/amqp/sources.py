@@ -95,17 +95,7 @@ NO_KINDS: Final = Kinds()
 
 
 def source_of(link: Link, container_id: str, now_ms: int, kinds: Kinds = NO_KINDS) -> Source:
-    """What the source of a peer's receiving link means.
-
-    Args:
-        link: as requested.
-        container_id: of the peer.
-        now_ms: the wall clock, epoch milliseconds.
-        kinds: what plain addresses are.
-
-    Raises:
-        AddressError: it cannot be served.
-    """
+    """What the source of a peer's receiving link means, at `now_ms` (epoch); AddressError: it cannot be served."""
     address = parse_source(link.source.address)
     if kinds.is_queue(link.source.address) and not {TOPIC, SHARED}.intersection(link.source.capabilities):
         address = msgspec.structs.replace(address, queue=True)

@@ -128,15 +128,9 @@ class StateTopic:
     ) -> None:
         """Put a record (None: delete) into the log; `owner` learns its fate as from `Publisher.submit`.
 
-        Args:
-            key: what the value is for.
-            value: what to keep.
-            headers: see `Headers`.
-            owner: who is told; None: nobody.
-            token: given back to `owner`.
-            place: keys that are written with the same place (a client id) are in one partition and keep their order
-                among each other; without it the key is its own place.
-            partition: the place by its number, where it is known that the key is already there.
+        Keys that are written with the same `place` (a client id) are in one partition and keep their order among each
+        other; without it the key is its own place. `partition`: the place by its number, where it is known that the
+        key is already there.
 
         Raises:
             RuntimeError: the topic was not looked up yet: nothing may be written before `StateTopics.loaded`.
@@ -241,9 +235,7 @@ class StateTopics:
     async def follow(self, name: str, place: bytes | None = None) -> None:
         """Wait until everything that is stored now in a table, or for a place of it, is applied, whoever wrote it.
 
-        Args:
-            name: of the table, which is loaded.
-            place: as in `StateTopic.write`; None: all of them.
+        The table is loaded. `place`: as in `StateTopic.write`; None: all of them.
 
         Raises:
             Refused: Kafka does not answer, or the topic is not there at this moment.

@@ -61,12 +61,7 @@ class Flow:
         self._pauses = pauses
 
     async def snapshot(self, limit: int = CONNECTIONS, client: str = "") -> Snapshot:
-        """The flow now.
-
-        Args:
-            limit: connections that are told.
-            client: only those in whose name or address this stands.
-        """
+        """The flow now, of at most `limit` connections: those in whose name or address `client` stands."""
         paused = self._pauses.open()
         total = 0
         chosen: list[tuple[bool, int, int, Flowing]] = []

@@ -72,13 +72,9 @@ def configure_logs(
 ) -> None:
     """Set up structlog and the standard library's logging; call it once, at the start.
 
-    Libraries speak from WARNING on, and through the same format.
-
-    Args:
-        config: level and format.
-        stream: where to; standard error by default.
-        cache: keep a logger once it was used (faster); tests that configure anew say no.
-        secrets: texts that are blanked wherever they stand in a line, whoever wrote it.
+    Libraries speak from WARNING on, and through the same format. `stream` is standard error by default. `cache`: keep
+    a logger once it was used (faster); tests that configure anew say no. `secrets` are blanked wherever they stand in a
+    line, whoever wrote it.
     """
     out = sys.stderr if stream is None else stream
     level = logging.getLevelNamesMapping()[config.level.upper()]

@@ -66,13 +66,10 @@ class Metrics(Collector):
     def add_source(
         self, name: str, read: Callable[[], msgspec.Struct | None], *, labels: Mapping[str, str] | None = None
     ) -> None:
-        """Register something that counts.
+        """Register something that counts; several sources may share a name, with different constant `labels`.
 
-        Args:
-            name: the part's name, such as `publisher`; several sources may share one, with different `labels`.
-            read: gives a struct of declared fields, or None (nothing to tell now); called at each scrape, in the event
-                loop; it must be quick.
-            labels: constant labels, such as `{"protocol": "mqtt"}`.
+        `read` gives a struct of declared fields, or None (nothing to tell now). It is called at each scrape, in the
+        event loop, and must be quick.
         """
         self._sources.append(_Source(name, read, tuple(sorted((labels or {}).items()))))
 

@@ -78,13 +78,9 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, operation: str, method: str, route: str, fields: Mapping[str, str]) -> RequestSpan:
-        """Begin the span of a request.
+        """Begin the span of a request: the contract's `operation`, and its path without values (`route`).
 
-        Args:
-            operation: the contract's name for it.
-            method: of HTTP.
-            route: the contract's path, without values.
-            fields: of the request; its `traceparent` is the parent.
+        `fields` are the request's; its `traceparent` is the parent.
         """
         parent = self._propagator.extract(fields)
         attributes = {"http.request.method": method, "http.route": route, "url.scheme": "http", "trivium.op": operation}

@@ -343,9 +343,8 @@ class OutgoingLink:
     def leave(self, *, unsubscribe: bool = False, failed: bool = False) -> None:
         """The link is gone: what is unsettled goes back to the group.
 
-        Args:
-            unsubscribe: the peer has closed the terminus, so that a subscription of its own ends.
-            failed: it was lost, not ended in peace: that counts as a failed attempt.
+        `unsubscribe`: the peer has closed the terminus, so that a subscription of its own ends. `failed`: it was lost,
+        not ended in peace: that counts as a failed attempt.
         """
         if self._left:
             return

@@ -162,10 +162,8 @@ class Lookup:
     async def since_leaderless(self, since: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Where those partitions that have a leader again begin for who came while they had none.
 
-        Nothing was stored before they had one, so that is the first record that is not older than his coming.
-
-        Args:
-            since: by partition, when he came, in ms since the epoch.
+        Nothing was stored before they had one, so that is the first record that is not older than his coming, which
+        `since` has by partition in ms since the epoch.
 
         Raises:
             Refused: Kafka does not answer in time.

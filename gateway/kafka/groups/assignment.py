@@ -154,8 +154,7 @@ class AssignedPartition:
     def committable(self, settled: Collection[int] = ()) -> OffsetAndMetadata | None:
         """What to commit: the first open offset, and what is settled behind it; None when nothing has begun.
 
-        Args:
-            settled: offsets that are open, and are to be taken for settled.
+        `settled` are offsets that are open, and are to be taken for settled.
         """
         checkpoint = self.checkpoint
         if settled or self.unselected or self.ledger is not None or checkpoint.span > checkpoint.outstanding:

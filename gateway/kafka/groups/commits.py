@@ -117,10 +117,8 @@ class Commits:
         """Let somebody else commit for the group, in a transaction, what it is about to settle.
 
         Nothing else is committed meanwhile: a later commit would win over the transaction's. When the block raises,
-        nothing was committed as far as we know.
-
-        Args:
-            settled: by partition that is ours, offsets of records that subscribers hold.
+        nothing was committed as far as we know. `settled` has offsets of records that subscribers hold, by partition
+        that is ours.
 
         Yields:
             What to commit, by partition. A record behind a gap is told by the ledger, as far as it fits.

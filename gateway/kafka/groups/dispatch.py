@@ -55,11 +55,8 @@ class Dispatch:
     ) -> None:
         """Begin without partitions, suspended; `keep` assigns them.
 
-        Args:
-            backoff: for records that are given back.
-            changed: called when there may be something to hand out: call `push` soon.
-            readings: reads the log again for members that are behind.
-            return_wait_s: how long a subscription filter without members keeps its records.
+        `changed` is called when there may be something to hand out: call `push` soon. A subscription filter without
+        members keeps its records for `return_wait_s`.
         """
         self.members: dict[Subscriber, Member] = {}  # by subscriber
         self.parts: dict[TopicPartition, AssignedPartition] = {}  # the partitions that are assigned to this process
@@ -114,9 +111,7 @@ class Dispatch:
     def remove(self, member: Member, *, failed: bool = True) -> None:
         """Remove a subscriber; the records that it has not settled are offered to the others of its pool first.
 
-        Args:
-            member: the subscriber's.
-            failed: count that as failures, and not only as attempts.
+        `failed`: count that as failures, and not only as attempts.
         """
         del self.members[member.subscriber]
         self.catch_up.end(member)
@@ -208,11 +203,8 @@ class Dispatch:
     def decline(self, member: Member, record: Received, *, failed: bool = False, keep: bool = False) -> None:
         """Offer a record that is not for this member to the others; when none is left it is settled.
 
-        Args:
-            member: who had it.
-            record: the record.
-            failed: count it as a failed attempt.
-            keep: when none is left it is not settled, but offered to all again, after a back-off.
+        `failed`: it counts as a failed attempt. `keep`: when none is left it is not settled, but offered to all again,
+        after a back-off.
         """
         delivery = self._owned(member, record)
         if delivery is None:

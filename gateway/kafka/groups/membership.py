@@ -40,7 +40,10 @@ GROUP_LIMIT: Final = 249
 
 
 class Membership:
-    """A subscriber's membership of a group. It settles each record that it took by `done`, `again` or `decline`."""
+    """A subscriber's membership of a group. It settles each record that it took by `done`, `again` or `decline`.
+
+    A record is known by the very object that was offered.
+    """
 
     def __init__(self, groups: Groups, reader: GroupReader, member: Member) -> None:
         self._groups = groups
@@ -55,11 +58,7 @@ class Membership:
             self._dispatch.wake(self._member)
 
     def done(self, record: Received) -> None:
-        """The record is settled for good. Late calls, for a record that is no longer ours, are counted only.
-
-        Args:
-            record: the very object that was offered.
-        """
+        """The record is settled for good. Late calls, for a record that is no longer ours, are counted only."""
         self._dispatch.done(self._member, record)
 
     def done_all(self, records: Sequence[Received]) -> None:
@@ -69,20 +68,16 @@ class Membership:
     def again(self, record: Received, *, failed: bool = True, at_once: bool = False) -> None:
         """The record is not settled: offer it again, to any subscriber of the group, after a back-off.
 
-        Args:
-            record: the very object that was offered.
-            failed: count it as a failed attempt (False: it was only given back, such as AMQP's `released`).
-            at_once: no back-off, and before everything that waits; of several, give the last one back first.
+        Not `failed`: it was only given back, such as AMQP's `released`. `at_once`: no back-off, and before everything
+        that waits; of several, give the last one back first.
         """
         self._dispatch.again(self._member, record, failed=failed, at_once=at_once)
 
     def decline(self, record: Received, *, failed: bool = False, keep: bool = False) -> None:
         """The record is not for this subscriber, but may be for others; settled, and counted, when it is for none.
 
-        Args:
-            record: the very object that was offered.
-            failed: count it as a failed attempt.
-            keep: when it is for none, do not settle it: offer it to all of them again, after a back-off.
+        `failed`: it counts as a failed attempt. `keep`: when it is for none, offer it to all of them again, after a
+        back-off.
         """
         self._dispatch.decline(self._member, record, failed=failed, keep=keep)
 
@@ -119,8 +114,7 @@ class Membership:
     async def leave(self, *, failed: bool = True) -> None:
         """Give back what is unsettled, at once; the last subscriber of a group here leaves Kafka's group too.
 
-        Args:
-            failed: count unsettled records as failed (False, the client has closed in order: only as attempts).
+        Not `failed`: the client has closed in order, and unsettled records count as attempts only.
         """
         if not self._left:
             self._left = True
@@ -176,31 +170,24 @@ class Groups:
 
     async def join(
         self,
-        group: str,
-        topics: Collection[str],
-        subscriber: Subscriber,
+        group: str,  # Kafka's `group.id`
+        topics: Collection[str],  # at least one; may be none with a filter, which then waits for `follow`
+        subscriber: Subscriber,  # offered records as it has demand; hashable by identity, at most once in a group
         *,
+        # where the group begins in topics in which it has committed nothing; `latest`: at the end as of now. Either is
+        # committed at once
         offset_reset: OffsetReset = "earliest",
+        # which records of the topics it wants, and with whom it shares them; None is all, shared with everybody
         subscription_filter: SubscriptionFilter | None = None,
-        wants: Condition | None = None,
+        wants: Condition | None = None,  # which of these the subscriber selects for itself; None is all
+        # tells which records are not settled when no subscriber here selects them: the log keeps them for others, and
+        # for who joins later. None: none of them
         queue: Condition | None = None,
     ) -> Membership:
         """Join a group; returns when Kafka has assigned us our partitions, which may be none.
 
         The subscriber may be offered records before this returns: as long as it cannot take them, let it have no
-            capacity.
-
-        Args:
-            group: Kafka's `group.id`.
-            topics: at least one; may be none with a subscription filter, which then waits for `follow`.
-            subscriber: offered records as it has demand; hashable by identity, at most once in a group.
-            offset_reset: where the group begins in topics in which it has committed nothing: at the beginning, or at
-                the end as of now. Either is committed at once.
-            subscription_filter: which records of the topics it wants, and with whom it shares them; None is all, shared
-                with everybody.
-            wants: which of these the subscriber selects for itself; None is all.
-            queue: tells which records are not settled when no subscriber here selects them: the log keeps them for
-                others, and for who joins later. None: none of them.
+        capacity.
 
         Raises:
             Refused: an unknown topic, no permission, no legal group, or Kafka does not answer.

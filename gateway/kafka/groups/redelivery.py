@@ -15,13 +15,7 @@ class Later:
     """A heap of deliveries by the time of their next attempt, with one timer."""
 
     def __init__(self, backoff: Backoff, again: Callable[[Delivery], None], changed: Callable[[], None]) -> None:
-        """An empty heap.
-
-        Args:
-            backoff: how long a delivery waits.
-            again: called for each delivery whose time has come.
-            changed: called after these.
-        """
+        """`again` is called for each delivery whose time has come, `changed` after these."""
         self._backoff = backoff
         self._again = again
         self._changed = changed

@@ -39,15 +39,10 @@ class HeldRecords:
     def __init__(
         self, budgets: Budgets, *, submit: Submit, refuse: Refuse, look_up: LookUp, spawn: Spawn, timeout_s: float
     ) -> None:
-        """Nothing waits yet.
+        """Records wait for `timeout_s` at the most, and are counted in `budgets` meanwhile.
 
-        Args:
-            budgets: where the records are counted while they wait.
-            submit: takes a record whose topic has become known.
-            refuse: settles a record whose topic cannot be used.
-            look_up: called for each topic that records wait for.
-            spawn: starts background work.
-            timeout_s: how long a record waits at the most.
+        `look_up` is called for each topic that records wait for, `submit` takes one whose topic has become known,
+        `refuse` settles one whose topic cannot be used.
         """
         self._budgets = budgets
         self._submit = submit

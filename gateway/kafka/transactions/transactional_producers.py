@@ -130,17 +130,11 @@ class TransactionalProducerPool:
         spawn: Spawn,
         clock: Callable[[], float],
     ) -> None:
-        """Nothing is opened yet.
+        """At most `limit` producers, for transactions that take `timeout_s`.
 
-        Args:
-            config: with `bootstrap_servers` set.
-            name: of this gateway, the same after a restart.
-            limit: how many producers there may be.
-            timeout_s: of a transaction.
-            marks: a file that tells the next process of this gateway how many ids were in use; None: it has no
-                other name then, and Kafka's time-out ends what this one leaves open.
-            spawn: starts background work in the app's task group.
-            clock: monotonic seconds; the loop's.
+        `name` is this gateway's, the same after a restart; the file `marks` tells its next process how many ids were
+        in use (None: that has another name, and Kafka's time-out ends what this one leaves open). `clock` gives
+        monotonic seconds.
         """
         self._config = config
         self._name = name

@@ -158,10 +158,8 @@ class Router:
     async def hold(self, wanted: Mapping[str, Collection[str] | None]) -> dict[str, Since | Refused]:
         """Watch what filters need until `add` and `unsubscribe`, or `drop`: one pass for all of them.
 
-        A topic that a filter names and that does not exist is watched from its beginning when it appears.
-
-        Args:
-            wanted: filters, each with None; or any other name, with the Kafka topics that it needs.
+        A topic that a filter names and that does not exist is watched from its beginning when it appears. `wanted` has
+        filters, each with None; or any other name, with the Kafka topics that it needs.
 
         Returns:
             By filter: what of the log was there before and is still to be fanned out, not for a new subscription; or

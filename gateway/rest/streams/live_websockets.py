@@ -148,13 +148,9 @@ class LiveSession:
         subscriptions = fullest(self._subscriptions.values(), lambda each: each.unsettled)
         return ConnectionFlow(
             protocol="http",
-            client="",
             peer=self.pump.peer,
             principal=shown(self.grant.identity.name),
             subject=self.subject,
-            bytes=0,
-            bytes_limit=0,
-            records=0,
             unwritten=self.pump.unwritten,
             windows=[producing, *(each.flow() for each in subscriptions)],
             windows_total=1 + len(self._subscriptions),

@@ -120,13 +120,9 @@ class EventStream:
         events = Window("events", False, self._topic, UNSETTLED, UNSETTLED - unsettled, unsettled)
         return ConnectionFlow(
             protocol="http",
-            client="",
             peer=self._peer,
             principal=shown(self._principal),
             subject=self.subject,
-            bytes=0,
-            bytes_limit=0,
-            records=0,
             unwritten=self.socket.unwritten,
             windows=[events],
             windows_total=1,
