@@ -43,11 +43,10 @@ from gateway.observe.logs import configure_logs
 from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
 from gateway.pauses import pauses
-from gateway.ports import check_ports
+from gateway.ports import check_exposure, check_ports
 from gateway.secret import secrets_in
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
-from gateway.security.exposure import check_exposure
 from gateway.security.origins import Hosts, Origins
 from gateway.security.tls import make_tls
 from gateway.spawn import Tasks, on_loop_error

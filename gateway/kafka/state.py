@@ -176,7 +176,6 @@ class StateTopics:
         # told, instead of loading, that a topic is not compacted: the application must end
         failed: Callable[[ConfigError], None],
     ) -> None:
-        """Nothing is asked before `start`."""
         self._kafka = dict(kafka)
         self._topics = topics
         self._publisher = publisher

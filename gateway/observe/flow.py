@@ -111,7 +111,6 @@ class KafkaWatch:
         reachable: Callable[[], bool],  # whether it has answered anything lately
         pauses: Pauses,  # where it is noted
     ) -> None:
-        """Nothing is looked at before `start`."""
         self._loop = loop
         self._waiting = waiting
         self._answers = answers

@@ -51,7 +51,6 @@ class Management:
         origins: Origins,  # whose pages may look
         ssl_context: ssl.SSLContext | None = None,  # for TLS
     ) -> None:
-        """Nothing is opened before `start`."""
         self._metrics = metrics
         self._ready = ready
         self._flow = flow

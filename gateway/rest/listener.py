@@ -19,11 +19,9 @@ from gateway.rest.confluent.v3 import ConfluentV3
 from gateway.rest.consume.instances import Consumers, ConsumersStatistics
 from gateway.rest.consume.record_pages import RecordPages, RecordPagesStatistics
 from gateway.rest.consume.subscriptions import Subscriptions
-from gateway.rest.produce.cloud_events import CloudEvents
 from gateway.rest.produce.idempotency import KeyedStatistics
 from gateway.rest.produce.line_uploads import Uploads, UploadsStatistics
-from gateway.rest.produce.requests import Produce, ProduceStatistics
-from gateway.rest.produce.storing import Storing
+from gateway.rest.produce.requests import CloudEvents, Produce, ProduceStatistics, Storing
 from gateway.rest.requests.device_requests import DeviceRequests, RequestsStatistics
 from gateway.rest.server.answers import error_answer
 from gateway.rest.server.body import BodyReader

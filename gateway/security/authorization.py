@@ -11,7 +11,7 @@ everyone who came in; as soon as there is one, what no rule allows is denied.
 Who reads whole topics (AMQP receivers, consumer groups) is granted them only as a whole: the first rule that has any
 name in common with the topic must be an allow rule that covers all of it, or be followed by one that does, with no deny
 rule that overlaps before it. Two allow rules that cover it only together do not grant it. Filters of MQTT are judged by
-`gateway.security.mqtt_rights`.
+`gateway.security.permissions`.
 
 A rule's `group` is a consumer group's name, or the beginning of names and a final `*`; it says who else than the
 owner (`gateway.security.group_names`) may read in the group, delete it, or look at it. Again the first that fits
@@ -28,8 +28,7 @@ import msgspec
 from gateway.config import AccessRule, ConfigError
 from gateway.security.filters import ANY, ONE, is_filter
 from gateway.security.identity import GROUP_PREFIX, Identity
-from gateway.security.mqtt_rights import MqttPermission
-from gateway.security.permissions import Permission, Rule
+from gateway.security.permissions import MqttPermission, Permission, Rule
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 from mapping.rules import Rules
 

@@ -38,7 +38,6 @@ class Commits:
         *,
         interval_s: float,  # the least time between two commits
     ) -> None:
-        """Nothing is committed yet."""
         self.lock = asyncio.Lock()  # held while something is being committed, or the positions are being set
         self.count = 0  # commit requests answered, ever
         self._group = group

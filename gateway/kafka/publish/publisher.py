@@ -49,7 +49,6 @@ class Publisher:
         wall_clock: Callable[[], int],  # milliseconds since the epoch
         rng: random.Random,  # breaks ties where a sender without a name is placed
     ) -> None:
-        """Nothing is sent yet."""
         # bytes and records submitted and not settled, of the process, of topics and of connections
         self.budgets = Budgets(limits)
         self.budget = self.budgets.process  # that of the whole process

@@ -43,11 +43,11 @@ from protocols.rest.confluent_v3 import (
     resource_list,
     topic_view,
 )
-from protocols.rest.documents import DocumentSplitter
 from protocols.rest.errors import Fault, RestError, not_found
 from protocols.rest.forwarded import base_uri
 from protocols.rest.media import PLAIN_JSON_TYPE, body_type
 from protocols.rest.responses import ErrorBody, encode
+from protocols.rest.splitters import DocumentSplitter
 
 BATCH_LIMIT: Final = 10  # entries of a batch, as in Confluent's default
 STORED: Final = 200

@@ -20,8 +20,8 @@ from gateway.statistics import counter, gauge
 from mapping.record import Headers, Record
 from mapping.rest import from_lines, standard_headers
 from protocols.rest.errors import RestError, busy
-from protocols.rest.lines import LineSplitter
 from protocols.rest.media import Format
+from protocols.rest.splitters import LineSplitter
 from protocols.rest.streaming import LINES_TYPE
 
 Kind = TypeVar("Kind", bound=Upload)

@@ -13,12 +13,12 @@ import msgspec
 from aiohttp import web
 
 from flowcontrol.budget import ConnectionBudget
-from gateway.kafka.contracts import Result
+from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.http_server import HttpConnection
-from gateway.rest.produce.idempotency import KEY_FIELD, request_key
-from gateway.rest.produce.storing import Storing
+from gateway.rest.produce.idempotency import KEY_FIELD, KeyedRequests, request_key
+from gateway.rest.produce.tickets import Ticket, raise_common_failure, submit_allowed
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call
@@ -27,11 +27,54 @@ from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
-from mapping.record import Record
-from mapping.rest import standard_headers, to_records
+from mapping.record import GW_CLIENT, GW_PROTOCOL, Record
+from mapping.rest import PROTOCOL, event_record, standard_headers, to_records, trace_headers
+from protocols.rest.cloud_events import BATCH_TYPE, EVENT_TYPE, from_batch, from_fields, from_json
 from protocols.rest.errors import not_found, unprocessable
 from protocols.rest.media import produce_format
 from protocols.rest.responses import encode_results
+
+
+class Storing:
+    """Stores the records of produce requests."""
+
+    def __init__(self, publisher: Publisher, keyed: KeyedRequests) -> None:
+        """Store through `publisher`; `keyed` stores requests with an `Idempotency-Key`."""
+        self.failed = 0
+        self._publisher = publisher
+        self.keyed = keyed
+
+    async def store(self, call: Call, records: list[Record], body: bytes, key: str | None) -> web.Response:
+        """Store the records, of one topic, and answer when the last one's fate is known.
+
+        `body` is as received, decompressed: what a repeated request must have too. `key`: see
+        `idempotency.request_key`.
+
+        Raises:
+            RestError: what became of all of them; or 409 and 422 for the request's key.
+            Refused: Kafka is silent, and nothing was given to it.
+        """
+        if key is not None:
+            return await self.keyed.store(call, records, body, key)
+        topic = records[0].topic
+        if self._publisher.known_topic(topic) is None:
+            await self._look_up(topic, call.grant.identity.name)
+        ticket = Ticket(len(records), call.grant.identity.name)
+        submit_allowed(self._publisher, call.grant, records, ticket)
+        del records, body  # as in the caller
+        await ticket.done
+        if ticket.failed:
+            self.failed += ticket.failed
+            raise_common_failure(ticket)
+        return control_answer(encode_results(ticket.results))
+
+    async def _look_up(self, topic: str, principal: str) -> None:
+        """Tell a client in time that Kafka is silent. Whatever else forbids the topic, each record is told."""
+        try:
+            await self._publisher.topic(topic, principal=principal)
+        except Refused as refused:
+            if refused.outcome is Outcome.BUSY:
+                raise
 
 
 class ProduceStatistics(msgspec.Struct, frozen=True):
@@ -136,3 +179,40 @@ class Produce(OperationSet):
             uploading_bytes=self._overload.receiving,
             refused_total=self._overload.refused,
         )
+
+
+class CloudEvents(OperationSet):
+    """The operation that stores CloudEvents."""
+
+    def __init__(self, storing: Storing, overload: OverloadGuard, bodies: BodyReader, max_events: int) -> None:
+        self._storing = storing
+        self._overload = overload
+        self._bodies = bodies
+        self._max_events = max_events
+        self.operations = {"sendEvents": self.send}
+
+    async def send(self, call: Call, topic: str) -> web.StreamResponse:
+        """`POST /topics/{topicname}/events`."""
+        request, grant = call.request, call.grant
+        fields = request.headers
+        if not grant.publish.some(topic):
+            raise forbidden(f"publish to {topic}")
+        key = request_key(request)
+        with self._overload.enter(topic, request):
+            body = await self._bodies.read(request)
+            content_type = fields.get("Content-Type")
+            essence = "" if content_type is None else content_type.partition(";")[0].strip().lower()
+            if essence == EVENT_TYPE:
+                events = [from_json(body)]
+            elif essence == BATCH_TYPE:
+                events = from_batch(body, self._max_events)
+            else:
+                events = [from_fields(fields.items(), content_type, body)]
+            standard = ((GW_PROTOCOL, PROTOCOL), (GW_CLIENT, grant.identity.name.encode()))
+            trace = trace_headers(fields.get("traceparent"), fields.get("tracestate"))
+            records = [event_record(event, topic, standard, trace) for event in events]
+            if not records:
+                return control_answer(encode_results(()))
+            storing = self._storing.store(call, records, body, key)
+            del events, records, body  # as in `Produce`
+            return await storing

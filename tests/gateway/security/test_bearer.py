@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import Address, AmqpConfig, Config, ConfigError, ManagementConfig, SecurityConfig
+from gateway.ports import check_exposure
 from gateway.security.authentication import Authenticator
 from gateway.security.exchange import Done, Exchange, Failed
-from gateway.security.exposure import check_exposure
 from gateway.security.identity import Identity
 from gateway.security.scram import Continue
 from gateway.security.tokens import Shown

@@ -10,10 +10,10 @@ import pytest
 from aiokafka.conn import ScramAuthenticator
 
 from gateway.config import Config, ConfigError, MqttConfig, SecurityConfig
+from gateway.ports import check_exposure
 from gateway.security import throttle
 from gateway.security.authentication import Authenticator
 from gateway.security.exchange import Done, Exchange, Failed
-from gateway.security.exposure import check_exposure
 from gateway.security.identity import Identity
 from gateway.security.scram import Continue, derive
 from gateway.security.user_files import scram_line

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.config import AmqpConfig, Config, ConfigError, HttpConfig, ManagementConfig, MqttConfig, SecurityConfig
-from gateway.security.exposure import check_exposure
+from gateway.ports import check_exposure
 
 EVERYWHERE = "0.0.0.0:0"
 PASSWORDS = {"allow_anonymous": False, "password_file": Path("passwords")}

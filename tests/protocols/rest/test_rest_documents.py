@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.rest.documents import DocumentSplitter
 from protocols.rest.errors import RestError
+from protocols.rest.splitters import DocumentSplitter
 
 LIMIT = 10_000
 SPACES = st.text(alphabet=" \t\r\n", max_size=3)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.rest.lines import LineSplitter
+from protocols.rest.splitters import LineSplitter
 
 LIMIT = 8
 
