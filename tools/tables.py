@@ -9,7 +9,7 @@ import functools
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,12 +146,26 @@ def mutations() -> str:
     return "".join(rows)
 
 
+def diagram(table: Mapping[Any, Mapping[Any, tuple[Any, Any]]], first: str, *, idle: bool) -> str:
+    """A table of states as a Mermaid state diagram; an action follows its event behind a slash.
+
+    `idle`: events without an action are drawn too.
+    """
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first}"]
+    for state, row in table.items():
+        for event, (action, after) in row.items():
+            done = "" if action.name == "NOTHING" else f" / {action.name}"
+            if done or idle:
+                lines.append(f"    {state.name} --> {after.name}: {event.name}{done}")
+    return "\n".join([*lines, "```"])
+
+
 SECTIONS: Final = [name for name, field in Config.model_fields.items() if isinstance(field.default, BaseModel)]
 PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
     *((CONFIGURATION, section, functools.partial(settings, section)) for section in ("general", *SECTIONS)),
     (METRICS, "metrics", metrics),
-    (MQTT, "session", lambda: f"```mermaid\n{lifecycle.diagram()}```"),
-    (MQTT, "QoS 2", lambda: f"```mermaid\n{qos2_states.diagram()}```"),
+    (MQTT, "session", functools.partial(diagram, lifecycle.TABLE, "ABSENT", idle=False)),
+    (MQTT, "QoS 2", functools.partial(diagram, qos2_states.TABLE, "ENDED", idle=True)),
     (DECISIONS / "README.md", "decisions", decisions),
     (MODELS / "README.md", "mutations", mutations),
 )

@@ -77,7 +77,7 @@ class AssignedPartition:
     """
 
     __slots__ = (
-        "_base", "_passed", "checkpoint", "committed", "copies", "flying", "ledger", "ours", "partition", "position",
+        "_base", "_passed", "checkpoint", "committed", "copies", "in_flight", "ledger", "ours", "partition", "position",
         "preferred", "stalled", "tries", "unselected",
     )  # fmt: skip
 
@@ -85,7 +85,7 @@ class AssignedPartition:
         self.partition = partition
         self.checkpoint = Checkpoint()  # what was read of it and is not settled
         self.unselected = OffsetSet()
-        self.flying: set[int] = set()  # of these, what subscribers have been offered again
+        self.in_flight: set[int] = set()  # of these, what subscribers have been offered again
         # of these, how often some were given out before, and how many of the attempts failed
         self.tries: dict[int, Tries] = {}
         # what the last owner has told about settled records; None once all of them are passed
@@ -121,8 +121,8 @@ class AssignedPartition:
 
     def leave(self, offset: int, tries: Tries) -> None:
         """Leave a record that no subscriber here selects to others."""
-        if offset in self.flying:
-            self.flying.remove(offset)
+        if offset in self.in_flight:
+            self.in_flight.remove(offset)
         else:
             self.checkpoint.settle(offset)
             self.unselected.add(offset)
@@ -137,8 +137,8 @@ class AssignedPartition:
             if copies[offset]:
                 return
             del copies[offset]
-        if offset in self.flying:
-            self.flying.remove(offset)
+        if offset in self.in_flight:
+            self.in_flight.remove(offset)
             self.unselected.discard(offset)
             self.tries.pop(offset, None)
         else:
@@ -148,7 +148,7 @@ class AssignedPartition:
         """There are no records at these offsets any more; how many of them were kept for somebody."""
         count = self.unselected.discard_range(begin, end)
         if count:
-            self.flying.difference_update([offset for offset in self.flying if offset not in self.unselected])
+            self.in_flight.difference_update([offset for offset in self.in_flight if offset not in self.unselected])
         return count
 
     def committable(self, settled: Collection[int] = ()) -> OffsetAndMetadata | None:

@@ -122,7 +122,7 @@ class CatchUp:
         offset = record.offset
         if offset > reading.position:
             self.gone(part, reading.position, offset)
-        if offset not in part.unselected or offset in part.flying:
+        if offset not in part.unselected or offset in part.in_flight:
             return True  # it is settled, or with somebody
         if member.wants is not None and not member.wants(record):
             return True
@@ -130,9 +130,9 @@ class CatchUp:
             return False
         delivery = Delivery(record, part, pool, *part.tries.get(offset, UNTRIED))
         member.held[id(record)] = delivery
-        part.flying.add(offset)
+        part.in_flight.add(offset)
         if member.subscriber.offer_nowait(record):
             return True
         del member.held[id(record)]
-        part.flying.remove(offset)
+        part.in_flight.remove(offset)
         return False

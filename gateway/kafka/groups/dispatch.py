@@ -233,7 +233,7 @@ class Dispatch:
         return delivery
 
     def _finish_all(self, part: AssignedPartition, offsets: Sequence[int]) -> None:
-        if part.copies or part.flying:
+        if part.copies or part.in_flight:
             for offset in offsets:
                 part.finish(offset)
         else:

@@ -105,8 +105,8 @@ class PartitionQueue:
     """
 
     __slots__ = (
-        "_fruitless", "_full_waiter", "_given_up", "_patience", "_task", "_tried_by", "context", "dissolved", "flying",
-        "full", "led", "number", "open", "senders", "shut", "topic", "touched",
+        "_fruitless", "_full_waiter", "_given_up", "_patience", "_task", "_tried_by", "context", "dissolved", "full",
+        "in_flight", "led", "number", "open", "senders", "shut", "topic", "touched",
     )  # fmt: skip
 
     def __init__(self, topic: QueuedTopic, number: int) -> None:
@@ -115,7 +115,7 @@ class PartitionQueue:
         self.context = topic.context
         self.open = topic.new_batch()  # takes records; may be empty
         self.full: deque[Batch] = deque()  # sealed batches that wait, in order
-        self.flying: deque[Batch] = deque()  # the batches on the way: one, or the parts of one that was split
+        self.in_flight: deque[Batch] = deque()  # the batches on the way: one, or the parts of one that was split
         self.touched = False  # it is in the publisher's list for the end of this loop turn
         self.senders = 0  # how many lasting senders have their place here
         self.led = True  # the partition has a leader, as far as is known
@@ -156,8 +156,8 @@ class PartitionQueue:
                     await self._deliver()
                 except Exception as error:  # our bug, in this partition: what it was about has a clear outcome
                     failures.tell("partition", error, f"{self.topic.name}-{self.number}")
-                    while self.flying:
-                        self._settle(self.flying[0], Outcome.BROKEN, -1, "internal error")
+                    while self.in_flight:
+                        self._settle(self.in_flight[0], Outcome.BROKEN, -1, "internal error")
                     await asyncio.sleep(RESEND_S)
         finally:
             self._task = None
@@ -171,10 +171,10 @@ class PartitionQueue:
     def _take_off(self) -> None:
         """The next batch is on the way."""
         if self.full:
-            self.flying.append(self.full.popleft())
+            self.in_flight.append(self.full.popleft())
         else:
             batch, self.open = self.open, self.topic.new_batch()
-            self.flying.append(batch)
+            self.in_flight.append(batch)
             batch.seal()
 
     async def _linger(self, until: float) -> None:
@@ -188,15 +188,15 @@ class PartitionQueue:
             self._full_waiter = None
 
     async def _deliver(self) -> None:
-        """Bring what is flying to an end, in order."""
+        """Bring what is in flight to an end, in order."""
         pause = RESEND_S
         self._fruitless = 0
         fence = self.context.fence
-        while self.flying:
+        while self.in_flight:
             if not fence.passes(self.topic.name):
                 await fence.passed()
                 continue
-            batch = self.flying[0]
+            batch = self.in_flight[0]
             if self.topic.gone is not None:
                 self._settle(batch, self.topic.gone, -1, f"topic {self.topic.name} is gone or forbidden")
                 continue
@@ -216,14 +216,14 @@ class PartitionQueue:
                     await fence.passed()
                 if self.topic.gone is not None:
                     continue
-                if not self._flies(batch):
+                if not self._is_in_flight(batch):
                     continue
                 # If aiokafka has it, it goes on trying, and what comes behind stays behind.
                 self._settle(batch, Outcome.BUSY, -1, "Kafka did not answer in time")
             except Exception as error:  # nobody foresaw it: once more, through another producer, until the time is up
                 failures.tell("partition", error, f"{self.topic.name}-{self.number}")
-                if self._flies(batch):
-                    self.flying[0] = batch.again()
+                if self._is_in_flight(batch):
+                    self.in_flight[0] = batch.again()
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, RESEND_MOST_S)
 
@@ -244,7 +244,7 @@ class PartitionQueue:
                 self._be_patient()
                 await self.context.fence.passed()
         except errors.KafkaError as error:
-            if not self._flies(batch):
+            if not self._is_in_flight(batch):
                 return None
             if handed_over or not isinstance(error, _NOT_THE_PRODUCER):
                 producers.retire(leased)
@@ -267,9 +267,9 @@ class PartitionQueue:
             self._settle(batch, Outcome.STORED, stored.offset, "")
         return None
 
-    def _flies(self, batch: Batch) -> bool:
+    def _is_in_flight(self, batch: Batch) -> bool:
         """Whether it is still the one on the way, and was not withdrawn."""
-        return bool(self.flying) and self.flying[0] is batch
+        return bool(self.in_flight) and self.in_flight[0] is batch
 
     def _be_patient(self) -> None:
         """Kafka has answered; that this may not be told yet is no reason to take it for lost."""
@@ -281,7 +281,7 @@ class PartitionQueue:
         """Take back what aiokafka has not begun to send of these owners (by their ids): it is BUSY."""
         if self.open.has_of(owners):
             self.seal_open()
-        self.flying = self._without(self.flying, owners)
+        self.in_flight = self._without(self.in_flight, owners)
         self.full = self._without(self.full, owners)
 
     def _without(self, batches: Iterable[Batch], owners: Set[int]) -> deque[Batch]:
@@ -316,29 +316,29 @@ class PartitionQueue:
         if found.remedy is Remedy.SPLIT and found.outcome is Outcome.BROKEN:
             self._fruitless += 1
             if self._fruitless > FRUITLESS_MOST:
-                while self.flying:
-                    self._settle(self.flying[0], found.outcome, -1, name_of(error))
+                while self.in_flight:
+                    self._settle(self.in_flight[0], found.outcome, -1, name_of(error))
                 return None
         if found.remedy is Remedy.GIVE_UP or (found.remedy is Remedy.SPLIT and batch.count == 1):
             self._settle(batch, found.outcome, -1, name_of(error))
             return None
         if found.remedy is Remedy.SPLIT:
-            self.flying.popleft()
-            self.flying.extendleft(reversed(batch.halves()))
+            self.in_flight.popleft()
+            self.in_flight.extendleft(reversed(batch.halves()))
             return None
         if handed_over:
-            self.flying[0] = batch.again()
+            self.in_flight[0] = batch.again()
         return found
 
     def _settle(self, batch: Batch, outcome: Outcome, base: int, reason: str) -> None:
-        self.flying.popleft()
+        self.in_flight.popleft()
         partition = self.number if outcome is Outcome.STORED else -1
         result = Result(outcome=outcome, partition=partition, reason=reason)
         self.context.settle(batch, self.topic.name, result, base)
 
     def lose_patience(self) -> None:
         """The topic is gone: what is on the way has waited long enough, aiokafka would try for ever."""
-        if self._patience is not None and self.flying:
+        if self._patience is not None and self.in_flight:
             with contextlib.suppress(RuntimeError):  # it is over already
                 self._patience.reschedule(self.context.clock())
 
@@ -349,8 +349,8 @@ class PartitionQueue:
             self._task.cancel()
         if self.open.count:
             self.seal_open()
-        waiting = [*self.flying, *self.full]
-        self.flying.clear()
+        waiting = [*self.in_flight, *self.full]
+        self.in_flight.clear()
         self.full.clear()
         return waiting
 
@@ -362,7 +362,7 @@ class PartitionQueue:
             self._task = None  # also when it was cancelled before its first step
         if self.open.count:
             self.seal_open()
-        self.flying.extend(self.full)
+        self.in_flight.extend(self.full)
         self.full.clear()
-        while self.flying:
-            self._settle(self.flying[0], Outcome.BUSY, -1, "shutting down")
+        while self.in_flight:
+            self._settle(self.in_flight[0], Outcome.BUSY, -1, "shutting down")

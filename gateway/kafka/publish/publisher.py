@@ -328,7 +328,7 @@ class Publisher:
         """A producer has new metadata: for a partition that they lack it would try for ever, so ask about its topic."""
         for name, writer in (*self._writers.items(), *self._internal.items()):
             there = len(cluster.partitions_for_topic(name) or ())
-            if any(queue.flying for queue in writer.queues[there:]):
+            if any(queue.in_flight for queue in writer.queues[there:]):
                 self.recheck(name)
 
     def recheck(self, name: str) -> None:

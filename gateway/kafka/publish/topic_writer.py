@@ -18,7 +18,7 @@ nearly as good as one among all."""
 
 
 def _load(queue: PartitionQueue) -> tuple[int, int]:
-    return len(queue.full) + len(queue.flying), queue.open.bytes
+    return len(queue.full) + len(queue.in_flight), queue.open.bytes
 
 
 def _load_and_senders(queue: PartitionQueue) -> tuple[int, int]:

@@ -286,20 +286,20 @@ class KafkaTransaction:
             except Refused as refused:
                 self._fail(Result(outcome=refused.outcome, reason=refused.reason))
                 return
-        flying: list[tuple[asyncio.Future[Any], int, list[_Post]]] = []
+        in_flight: list[tuple[asyncio.Future[Any], int, list[_Post]]] = []
         try:
             for (topic, number), batches in partitions.items():
                 for builder, together in batches.batches:
-                    flying.append((await producer.hand_over(builder, topic, number), number, together))
-            await producer.stored([future for future, _, _ in flying], partitions.keys())
+                    in_flight.append((await producer.hand_over(builder, topic, number), number, together))
+            await producer.stored([future for future, _, _ in in_flight], partitions.keys())
         except BaseException as failed:
             if isinstance(failed, errors.UnknownTopicOrPartitionError):
                 for topic, _ in partitions:
                     self._publisher.recheck(topic)
-            for future, _, _ in flying:
+            for future, _, _ in in_flight:
                 future.cancel()  # aiokafka's own goes on; nobody listens
             raise
-        for future, number, together in flying:
+        for future, number, together in in_flight:
             error = future.exception()
             if error is None:
                 self._end(together, Result(outcome=Outcome.STORED, partition=number))

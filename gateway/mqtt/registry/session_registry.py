@@ -44,24 +44,16 @@ TOPIC: Final = "__trivium_sessions"
 
 
 class Sessions:
-    """The sessions of this process, and the transitions that they make.
-
-    Attributes:
-        gateways: this one and the others.
-        live: the sessions that are objects, by client id.
-        parts: what sessions are made with.
-        saving: those of `live` in the state SAVING.
-        takeovers: connections that were closed for a newer one.
-    """
+    """The sessions of this process, and the transitions that they make."""
 
     def __init__(self, gateways: Gateways, parts: SessionParts, wills: Wills, wall_clock: Callable[[], int]) -> None:
         """`wills` publishes wills; `wall_clock` counts epoch milliseconds."""
-        self.gateways = gateways
+        self.gateways = gateways  # this one and the others
         self.owner = gateways.owner
-        self.live: dict[str, Session] = {}
-        self.parts = parts
-        self.saving: set[Session] = set()
-        self.takeovers = 0
+        self.live: dict[str, Session] = {}  # the sessions that are objects, by client id
+        self.parts = parts  # what sessions are made with
+        self.saving: set[Session] = set()  # those of `live` in the state SAVING
+        self.takeovers = 0  # connections that were closed for a newer one
         self._expired = 0
         self._wills = wills
         self._wall_clock = wall_clock

@@ -141,13 +141,3 @@ TABLE: Final[dict[State, dict[Event, tuple[Action, State]]]] = {
 
 A CONNECT that meets CONNECTED closes that connection first [MQTT-3.1.4-3]; one with Clean Start ends the session first.
 """
-
-
-def diagram() -> str:
-    """The table as a Mermaid state diagram; an action follows its event behind a slash."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.ABSENT.name}"]
-    for state, row in TABLE.items():
-        for event, (action, after) in row.items():
-            if action is not Action.NOTHING:
-                lines.append(f"    {state.name} --> {after.name}: {event.name} / {action.name}")
-    return "\n".join(lines) + "\n"

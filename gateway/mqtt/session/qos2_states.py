@@ -81,13 +81,3 @@ TABLE: Final[dict[State, dict[Event, tuple[Action, State]]]] = {
     },
 }
 """State -> event -> action and next state. What is not in it cannot happen; a client's packets are in every state."""
-
-
-def diagram() -> str:
-    """The table as a Mermaid state diagram; an action follows its event behind a slash."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.ENDED.name}"]
-    for state, row in TABLE.items():
-        for event, (action, after) in row.items():
-            done = "" if action is Action.NOTHING else f" / {action.name}"
-            lines.append(f"    {state.name} --> {after.name}: {event.name}{done}")
-    return "\n".join(lines) + "\n"

@@ -741,7 +741,7 @@ def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]],
     assert settled == Counter(range(world.next[0]))
     assert world.committable == world.next[0]
     part = world.parts[0]
-    assert (len(part.unselected), part.flying, part.tries) == (0, set(), {})
+    assert (len(part.unselected), part.in_flight, part.tries) == (0, set(), {})
     assert (world.dispatch.held, world.dispatch.ready.records, world.log.readings) == (0, 0, [])
 
 
