@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from functools import partial
+from typing import Final
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -52,10 +53,9 @@ class BodyDecoder:
     def __init__(self, coding: str) -> None:
         """`coding`: one of `CODINGS`."""
         self._coding = coding
-        makers: dict[str, Callable[[], _Stream]] = {"gzip": _Zlib.gzip, "deflate": _Zlib.deflate, "zstd": _Zstd}
-        self._begin = makers[coding]
+        self._begin = _BEGIN[coding]
         self._one = coding == "deflate"
-        self._stream: _Stream | None = None  # None: before the first, and between two
+        self._stream: _Zlib | _Zstd | None = None  # None: before the first, and between two
         self._begun = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -91,32 +91,11 @@ class BodyDecoder:
         return f"The request body is not {self._coding}: {reason}"
 
 
-class _Stream(Protocol):
-    """One member, stream or frame."""
-
-    @property
-    def ended(self) -> bool: ...
-
-    @property
-    def behind(self) -> bytes:
-        """What came behind its end."""
-
-    def pieces(self, data: bytes) -> Iterator[bytes]: ...
-
-
 class _Zlib:
     def __init__(self, wbits: int | None) -> None:
         """`wbits` as zlib's; None: deflate, whose first two bytes tell whether it has zlib's header."""
         self._object = None if wbits is None else zlib.decompressobj(wbits)
         self._head = b""
-
-    @classmethod
-    def gzip(cls) -> _Zlib:
-        return cls(_GZIP)
-
-    @classmethod
-    def deflate(cls) -> _Zlib:
-        return cls(None)
 
     @property
     def ended(self) -> bool:
@@ -164,3 +143,11 @@ class _Zstd:
             data = b""
             if self._object.eof or self._object.needs_input:
                 return
+
+
+_BEGIN: Final[dict[str, Callable[[], _Zlib | _Zstd]]] = {
+    "gzip": partial(_Zlib, _GZIP),
+    "deflate": partial(_Zlib, None),
+    "zstd": _Zstd,
+}
+"""What makes one member, stream or frame."""

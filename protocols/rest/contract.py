@@ -20,6 +20,7 @@ import jsonschema_rs
 import msgspec
 
 from protocols.rest.errors import Fault, RestError, invalid, refused_by_contract
+from protocols.rest.requests import decode
 
 METHODS: Final = ("delete", "get", "head", "options", "patch", "post", "put")
 _SHOWN_ERRORS: Final = 8  # of one request; a body may have thousands
@@ -28,6 +29,7 @@ _STATUS: Final = "x-status"
 _WORDS: Final = "x-words"
 _LINES: Final = "x-lines"
 _BOUNDS: Final = frozenset({"const", "enum", "format", "maxLength", "minLength", "pattern"})  # of a string
+_ANYTHING: Final = msgspec.json.Decoder(Any)
 _NUMBER_DIGITS: Final = 19  # of an integer in a path or query; more than 64 bits are nowhere of use
 
 
@@ -322,14 +324,5 @@ def _json_path(where: str, path: Sequence[str | int]) -> str:
 
 def check_body(schema: Schema | None, body: bytes) -> None:
     """Refuse (400, or what the schema's `x-status` says) a body that is no JSON or not as the contract says."""
-    if schema is None:
-        return
-    try:
-        value = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
-        raise RestError(400, f"Validation error on: the body is not JSON: {error}") from error
-    except UnicodeDecodeError as error:
-        raise RestError(400, f"Validation error on: the body is not UTF-8 at byte {error.start}") from error
-    except RecursionError as error:
-        raise RestError(400, "Validation error on: the body is nested too deeply") from error
-    schema.check(value)
+    if schema is not None:
+        schema.check(decode(_ANYTHING, body))
