@@ -11,15 +11,11 @@ from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
 
 
-def _none_yet() -> dict[Outcome, int]:
-    return dict.fromkeys(Outcome, 0)
-
-
 class Counts(msgspec.Struct):
     """What happened on all links."""
 
     incoming: Annotated[dict[Outcome, int], counter("messages from peers by what became of them", "outcome")] = field(
-        default_factory=_none_yet
+        default_factory=lambda: dict.fromkeys(Outcome, 0)
     )
     sent: Annotated[int, counter("messages sent to peers")] = 0
     expired: Annotated[int, counter("records not sent because their expiry had passed")] = 0

@@ -111,7 +111,8 @@ def source_of(link: Link, container_id: str, now_ms: int, kinds: Kinds = NO_KIND
         start, browses = Place.BEGINNING, _queue_of(address)
     placed = partition is not None or start is not None
     source = _reader(link, address) if placed else _unfiltered(link, address, container_id)
-    condition = both(_with_key(address.key), filters.condition)
+    keyed: Condition | None = None if address.key is None else lambda record: record.key == address.key
+    condition = both(keyed, filters.condition)
     return msgspec.structs.replace(
         source,
         partition=partition,
@@ -125,10 +126,6 @@ def source_of(link: Link, container_id: str, now_ms: int, kinds: Kinds = NO_KIND
 
 def _queue_of(address: SourceAddress) -> str:
     return address.topic if address.key is None else f"{address.topic}/{address.key.decode()}"
-
-
-def _with_key(key: bytes | None) -> Condition | None:
-    return None if key is None else lambda record: record.key == key
 
 
 def filters_of_node(link: Link, container_id: str, now_ms: int) -> Filters:

@@ -83,7 +83,7 @@ class Strangers:
         self._bytes += size
         stays = True
         while self._bytes > self._limit:
-            heaviest = max(self._shares.values(), key=_bytes_of)
+            heaviest = max(self._shares.values(), key=lambda share: share.bytes)
             victim = next(iter(heaviest.members))
             self.leave(victim)
             self._dropped += 1
@@ -108,7 +108,3 @@ class Strangers:
     def statistics(self) -> StrangersStatistics:
         """Counts so far."""
         return StrangersStatistics(bytes=self._bytes, connections=self._count, dropped_total=self._dropped)
-
-
-def _bytes_of(share: _Share) -> int:
-    return share.bytes

@@ -129,7 +129,8 @@ class ScramServer:
         self._user = user
         self._nonce = nonce + self._nonce
         self._credential = credential = self._look_up(user)
-        answer = f"r={self._nonce},s={_base64(credential.salt)},i={credential.iterations}"
+        salt = binascii.b2a_base64(credential.salt, newline=False).decode()
+        answer = f"r={self._nonce},s={salt},i={credential.iterations}"
         self._said = f"{bare},{answer}"
         self._next = self._client_final
         return Continue(answer.encode())
@@ -205,7 +206,3 @@ def _bytes(text: str) -> bytes:
         return binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
         raise _MessageError("not base64") from None
-
-
-def _base64(data: bytes) -> str:
-    return binascii.b2a_base64(data, newline=False).decode()
