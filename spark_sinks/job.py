@@ -1,8 +1,7 @@
 """What a job is: a module of `spark_sinks/jobs` with a `JOB` of this kind, and nothing anywhere else.
 
-A job has one query per sink, each with a checkpoint of its own. The alternative, one query with `foreachBatch`
-and two writes, would repeat both writes when one fails, would hold up results when only dead letters cannot be
-written, and does not exist in real-time mode. The price is that the source is read twice.
+A job is one flow or several, each a query with a checkpoint of its own from a source to a sink. What a flow's results
+leave out goes to a dead-letter topic beside it (`Rejects`, `Accounts`), at the price that the source is read twice.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -21,8 +20,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from mapping.record import is_topic_name
 from spark_sinks import jobs
-from spark_sinks.progress import Progress
-from spark_sinks.sinks import MICRO_BATCH
+from spark_sinks.accounts import Rejects
+from spark_sinks.triggers import MICRO_BATCH, Trigger
 
 _DURATION = re.compile(r"([1-9][0-9]*)\s*(ms|s|m|h)")
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
@@ -33,7 +32,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     bootstrap_servers: str  # Kafka
     checkpoint: str  # directory (or URL) below which each query has its checkpoint
-    trigger: str = MICRO_BATCH  # `sinks.MICRO_BATCH` or `sinks.REAL_TIME`
+    trigger: str = MICRO_BATCH  # `triggers.MICRO_BATCH` or `triggers.REAL_TIME`
     interval_ms: int | None = None  # of micro-batches, or of real-time checkpoints; None: the trigger's default
     starting_offsets: str = "earliest"  # earliest or latest, at the first start
     max_offsets_per_trigger: int = 100_000  # the most records of one micro-batch
@@ -56,19 +55,29 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
         return {"bootstrap.servers": self.bootstrap_servers, **self.kafka}
 
 
-class Job(Protocol):
-    """A started job.
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One query of a job, that the runner starts: again and again where it changes between catching up and real time.
 
     Attributes:
-        queries: all that it has started.
-        real_time: the names of those that run in real-time mode.
+        name: the query's.
+        topics: its source.
+        checkpoint: directory (or URL) of this query alone.
+        trigger: what it is to run with.
+        start: begins it, on its checkpoint, with the trigger given. A source in real time has no bound on a batch;
+            otherwise it has one (`max_offsets_per_trigger`).
+        rejects: what its results leave out; None: nothing.
+        behind_s: in real time, how far behind it may be; beyond that it catches up in micro-batches. Well below the
+            watermark's delay, else readings count as late.
     """
 
-    queries: Sequence[StreamingQuery]
-    real_time: frozenset[str]
-
-    def account(self, progress: Progress) -> Progress:
-        """Look after what a batch left behind, and add what is known now to its progress."""
+    name: str
+    topics: Sequence[str]
+    checkpoint: str
+    trigger: Trigger
+    start: Callable[[Trigger], StreamingQuery]
+    rejects: Rejects | None = None
+    behind_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,7 @@ class JobKind:
         summary: one line for `--help`.
         options: a `JobOptions`; ValueError from it is a wrong command line.
         add_arguments: adds the job's own options to a parser, each with a field of `options` as its `dest`.
-        start: begins the queries.
+        flows: what it consists of; starts nothing.
         slots: how many tasks run at once in real-time mode, of the options, the partitions of each topic and
             the number of shuffle partitions.
     """
@@ -89,7 +98,7 @@ class JobKind:
     summary: str
     options: type[JobOptions]
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    start: Callable[[SparkSession, Any], Job]
+    flows: Callable[[SparkSession, Any], Sequence[Flow]]
     slots: Callable[[Any, Mapping[str, int], int], int]
 
 

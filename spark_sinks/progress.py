@@ -24,6 +24,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     """One batch of one query."""
 
     query: str  # the query's name
+    trigger: str = ""  # micro-batch, real-time or catching-up (bounded micro-batches before real time)
     run: str  # Spark's id of this start of the query
     batch: int  # number of the batch, continued over restarts
     rows: int  # records read
@@ -32,7 +33,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     # what the state dropped as too late, as Spark counts it: (sensor, window) pairs, and a micro-batch merges the pairs
     # of one partition before it counts
     late_rows: int
-    late_readings: int = 0  # readings of which every window was closed; counted one by one and dead-lettered
     state_rows: int  # (sensor, window) pairs kept
     watermark_ms: int | None  # event time that closed windows, epoch ms; 0 before the first; None without windows
     start: Offsets | None  # offsets where the batch began (None for the very first of a new checkpoint)
@@ -40,12 +40,24 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     lag: int  # records that were in the topic and not yet read when the batch was planned
 
 
+class Examined(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="examined"):
+    """Finished batches of one query whose readings are accounted for."""
+
+    query: str
+    batch: int  # the newest of them
+    rows: int  # records read again
+    malformed: int  # dead letters of records that are no readings
+    late: int  # dead letters of readings all of whose windows were closed
+    duration_ms: int
+
+
 class Totals(msgspec.Struct, kw_only=True):
-    """What one query did in this run; the fields are sums of `Progress`."""
+    """What one query did in this run; the fields are sums of `Progress` and `Examined`."""
 
     batches: int = 0
     rows: int = 0
     late_rows: int = 0
+    malformed: int = 0
     late_readings: int = 0
     end: Offsets | None = None
 
@@ -54,8 +66,12 @@ class Totals(msgspec.Struct, kw_only=True):
         self.batches += 1
         self.rows += progress.rows
         self.late_rows += progress.late_rows
-        self.late_readings += progress.late_readings
         self.end = progress.end
+
+    def add_examined(self, examined: Examined) -> None:
+        """Count what was found in finished batches."""
+        self.malformed += examined.malformed
+        self.late_readings += examined.late
 
 
 def progress_of(report: dict[str, Any]) -> Progress:
@@ -76,11 +92,12 @@ def progress_of(report: dict[str, Any]) -> Progress:
         watermark_ms=None if watermark is None else round(datetime.fromisoformat(watermark).timestamp() * 1000),
         start=source.get("startOffset"),
         end=end,
-        lag=max(0, _sum(latest) - _sum(end)) if latest and end else 0,
+        lag=max(0, offsets_sum(latest) - offsets_sum(end)) if latest and end else 0,
     )
 
 
-def _sum(offsets: Offsets) -> int:
+def offsets_sum(offsets: Offsets) -> int:
+    """Over all partitions."""
     return sum(offset for partitions in offsets.values() for offset in partitions.values())
 
 

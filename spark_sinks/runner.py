@@ -16,14 +16,14 @@ from queue import Empty, SimpleQueue
 
 import msgspec
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sinks.job import Job, JobKind, JobOptions, duration, known_jobs
+from spark_sinks.course import Course
+from spark_sinks.job import JobKind, JobOptions, duration, known_jobs
 from spark_sinks.process import Console, die_with_parent, end_jvm, on_stop
-from spark_sinks.progress import Progress, ProgressListener, Totals
+from spark_sinks.progress import Examined, Progress, ProgressListener, Totals
 from spark_sinks.session import session
-from spark_sinks.sinks import MICRO_BATCH, REAL_TIME
-from spark_sinks.sources import topics_of
+from spark_sinks.sources import Broker
+from spark_sinks.triggers import MICRO_BATCH, REAL_TIME
 
 REAL_TIME_SLOTS = 16
 """Of the default master: enough for 13 partitions. A slot is a thread, not a core, and costs little unused."""
@@ -37,9 +37,10 @@ def run(
     kind: JobKind,
     options: JobOptions,
     *,
-    report: Callable[[Progress], None],
+    report: Callable[[Progress | Examined], None],
     ready: Callable[[], None],
     stop_asked: SimpleQueue[Progress | None],
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Totals]:
     """Start a job and run it until None is put into `stop_asked`, or a query fails (its exception is raised).
 
@@ -47,79 +48,86 @@ def run(
         spark: the session; stays open.
         kind: the job.
         options: the job's.
-        report: gets each batch's progress.
+        report: gets each batch's progress, and what was found in it that is in no result.
         ready: called once when every query has begun to read.
         stop_asked: the queue that progress and the wish to stop come through.
+        say: gets lines for people.
 
     Returns:
         The totals of each query.
+
+    Raises:
+        ValueError: a checkpoint does not allow the trigger.
     """
     ended: SimpleQueue[str] = SimpleQueue()
+    found: SimpleQueue[Examined | BaseException] = SimpleQueue()
     listener = ProgressListener(stop_asked.put, ended.put)
     spark.streams.addListener(listener)
     totals: dict[str, Totals] = {}
-    job: Job | None = None
+    courses: list[Course] = []
 
-    def account(progress: Progress) -> None:
-        if job is None or progress.run not in {query.runId for query in job.queries}:
-            return  # of another job in the same session
-        done = job.account(progress)
-        totals.setdefault(done.query, Totals()).add(done)
-        report(done)
+    def take(progress: Progress) -> None:
+        for course in courses:
+            if progress.run in course.runs:  # else of another job in the same session
+                done = course.finished(progress)
+                totals.setdefault(done.query, Totals()).add(done)
+                report(done)
 
-    try:
-        job = kind.start(spark, options)
-        waiting = list(job.queries)
-        while True:
-            try:
-                item = stop_asked.get(timeout=0.05 if waiting else 0.25)
-            except Empty:
-                pass
-            else:
-                if item is None:
-                    break
-                account(item)
-            for query in job.queries:
-                if not query.isActive:
-                    raise query.exception() or RuntimeError(f"query {query.name} ended by itself")
-            if waiting:
-                waiting = [
-                    query for query in waiting if not _reads(spark, query, in_real_time=query.name in job.real_time)
-                ]
-                if not waiting:
+    def take_found() -> None:
+        while not found.empty():
+            item = found.get()
+            if isinstance(item, BaseException):
+                raise item
+            totals.setdefault(item.query, Totals()).add_examined(item)
+            report(item)
+
+    with Broker(spark, options.connection, FIRST_ANSWER_S) as broker:
+        try:
+            for flow in kind.flows(spark, options):
+                course = Course(
+                    spark, flow, broker,
+                    connection=options.connection, starting_offsets=options.starting_offsets, found=found, say=say,
+                )  # fmt: skip
+                course.begin()
+                courses.append(course)
+            waiting = True
+            while True:
+                try:
+                    item = stop_asked.get(timeout=0.05 if waiting else 0.25)
+                except Empty:
+                    pass
+                else:
+                    if item is None:
+                        break
+                    take(item)
+                take_found()
+                for course in courses:
+                    course.step()
+                if waiting and all(course.reads() for course in courses):
+                    waiting = False
                     ready()
-    finally:
-        for query in () if job is None else job.queries:
-            query.stop()
-        _wait_ended(() if job is None else job.queries, ended)
-        spark.streams.removeListener(listener)
+        finally:
+            for course in courses:
+                course.stop()
+            _wait_ended({run for course in courses for run in course.runs}, ended)
+            spark.streams.removeListener(listener)
+            for course in courses:
+                course.close()
     while not stop_asked.empty():
         if (item := stop_asked.get()) is not None:
-            account(item)
+            take(item)
+    take_found()
     return totals
 
 
-def _wait_ended(queries: Sequence[StreamingQuery], ended: SimpleQueue[str], limit_s: float = 2.0) -> None:
-    """Wait until the listener was told of every query's end, hence of all its progress before; at most `limit_s`."""
-    missing = {query.runId for query in queries}
+def _wait_ended(missing: set[str], ended: SimpleQueue[str], limit_s: float = 2.0) -> None:
+    """Wait until the listener was told of every run's end, hence of all its progress before; at most `limit_s`."""
     deadline = time.monotonic() + limit_s
     while missing and (left := deadline - time.monotonic()) > 0:
         try:
             missing.discard(ended.get(timeout=left))
         except Empty:
             return
-
-
-def _reads(spark: SparkSession, query: StreamingQuery, *, in_real_time: bool) -> bool:
-    """Whether a query has begun to read: what is sent from now on is processed without start-up delay."""
-    status = query.status
-    if status["message"].startswith("Waiting") or query.lastProgress is not None:
-        return True
-    if not in_real_time or not status["isTriggerActive"]:
-        return False
-    tracker = spark.sparkContext.statusTracker()
-    infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-    return len(infos) >= 2 and all(info is not None and info.numActiveTasks == info.numTasks for info in infos)
 
 
 def wait_for_topics(
@@ -140,7 +148,8 @@ def wait_for_topics(
     said = float("-inf")
     answer_s = FIRST_ANSWER_S
     while True:
-        known = topics_of(spark, options.topics, options.connection, answer_s)
+        with Broker(spark, options.connection, answer_s) as broker:
+            known = broker.partitions(options.topics)
         if known is None:
             # Once is not worth a line: a busy machine, perhaps.
             lack = "" if answer_s == FIRST_ANSWER_S else f"Kafka: {options.bootstrap_servers} does not answer"
@@ -283,7 +292,8 @@ def _run_process(given: argparse.Namespace, kind: JobKind, options: JobOptions, 
         if wait_for_topics(spark, kind, options, console.say, events):
             totals = run(
                 spark, kind, options,
-                report=lambda progress: console.report(encode(progress)), ready=ready, stop_asked=events,
+                report=lambda progress: console.report(encode(progress)),
+                ready=ready, stop_asked=events, say=console.say,
             )  # fmt: skip
             console.report(encode({"kind": "summary", "queries": totals}))
     finally:

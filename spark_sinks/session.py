@@ -60,6 +60,7 @@ def session(
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(shuffle_partitions),
         "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+        "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",  # else a checkpoint cannot change to real time
         # One stateful operator per query: late rows are judged by the watermark that the batch reports.
         "spark.sql.streaming.statefulOperator.allowMultiple": "false",
         **driver_settings(master, jars, (QUICK_START if quick_start else "", java_options), conf or {}),

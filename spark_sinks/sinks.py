@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-MICRO_BATCH = "micro-batch"
-REAL_TIME = "real-time"
+from spark_sinks.triggers import Trigger
 
 
 def kafka_sink(
@@ -18,41 +16,44 @@ def kafka_sink(
     *,
     name: str,
     connection: Mapping[str, str],
-    checkpoint: Path | str,
-    trigger: str = MICRO_BATCH,
-    interval: str | None = None,
+    checkpoint: str,
+    trigger: Trigger,
     output_mode: str = "update",
 ) -> StreamingQuery:
     """Start a query that writes `records` (key, value, headers) to `topic`.
 
-    At least once: a batch that was written but not yet checkpointed when the job died is written again with
-    the same keys and the same content, because the checkpoint fixes what a batch reads. A record of `maximum`
-    is the newest state of its sensor and window, so a reader that keeps the last record per (key, start) sees
-    no difference; a dead letter carries its origin's topic, partition and offset, which identify it.
+    At least once: a batch that was written but not yet checkpointed when the job died is written again. A
+    micro-batch then has the same content, because the checkpoint fixes what it reads. Real time fixes that only
+    at its end, so counts that were already written begin again from the last checkpoint's: for up to an interval
+    a reader sees windows go back and come forward again.
 
     Args:
         records: columns key and value (binary), headers (array of key and value).
         topic: the Kafka topic; must exist.
         name: the query's name in progress lines.
         connection: Kafka client settings by their Kafka names.
-        checkpoint: directory of this query alone.
-        trigger: MICRO_BATCH or REAL_TIME. Real time holds a slot for every task of every stage.
-        interval: of micro-batches ("0 seconds": one after the other), or of real-time checkpoints.
-        output_mode: update for windows, append for stateless queries.
+        checkpoint: directory (or URL) of this query alone.
+        trigger: when it reads. Real time holds a slot for every task of every stage.
+        output_mode: update: a window again with every change; append: once, when it is closed, and the mode of
+            stateless queries.
     """
     writer = (
         records.writeStream.queryName(name)
         .format("kafka")
-        .options(**{f"kafka.{key}": value for key, value in connection.items()})
-        .option("kafka.acks", "all")
-        .option("kafka.enable.idempotence", "true")
+        .options(**kafka_options(connection))
         .option("topic", topic)
-        .option("checkpointLocation", str(checkpoint))
+        .option("checkpointLocation", checkpoint)
         .outputMode(output_mode)
     )
-    if trigger == REAL_TIME:
-        # The stub of `trigger` has no overload for real time yet.
-        return writer.trigger(realTime=interval or "5 minutes").start()  # type: ignore[call-overload, no-any-return]
-    if trigger == MICRO_BATCH:
-        return writer.trigger(processingTime=interval or "0 seconds").start()
-    raise ValueError(f"trigger must be {MICRO_BATCH} or {REAL_TIME}, got {trigger!r}")
+    return trigger.start(writer)
+
+
+def write_once(records: DataFrame, topic: str, connection: Mapping[str, str]) -> None:
+    """Write a static DataFrame of key, value and headers to `topic`."""
+    records.write.format("kafka").options(**kafka_options(connection)).option("topic", topic).save()
+
+
+def kafka_options(connection: Mapping[str, str]) -> dict[str, str]:
+    """Spark's options of a Kafka producer, that waits for every replica and repeats nothing of its own."""
+    own = {"kafka.acks": "all", "kafka.enable.idempotence": "true"}
+    return {**{f"kafka.{name}": value for name, value in connection.items()}, **own}

@@ -62,8 +62,6 @@ class Demo:
         self._signals = 0
         ports = {name: free_port(port) for name, port in USUAL_PORTS.items()}
         real_time = options.trigger == REAL_TIME
-        # Real-time mode reports once per checkpoint; there the side query, which reads along, tells the lag.
-        self._lag_from = "dead-letter" if real_time else "max-temperature"
         self._gateway = gateway(directory, ports)
         self._spark = spark(
             directory, f"127.0.0.1:{ports['kafka']}", options.trigger, CHECKPOINTS if real_time else None
@@ -152,9 +150,7 @@ class Demo:
 
     async def _follow_spark(self) -> None:
         async for line in self._spark.lines():
-            report = json.loads(line)
-            if report.get("kind") == "progress":
-                self._status.report(report, self._lag_from)
+            self._status.report(json.loads(line))
 
     async def _announce_first_result(self) -> None:
         await self._accounts.came_back.wait()

@@ -26,17 +26,17 @@ class Status:
     late: int = 0
     errors: list[str] = dataclasses.field(default_factory=list)
 
-    def report(self, progress: dict[str, Any], lag_from: str) -> None:
-        """Take in a progress report of one of the job's queries; the lag is taken from the query `lag_from`."""
-        if progress["query"] == lag_from:
-            self.lag = progress["lag"]
-        if progress["query"] == "max-temperature":
-            self.batch = progress["batch"]
-            self.rows = progress["rows"]
-            self.rows_per_second = progress["rows_per_second"]
-            self.duration_ms = progress["duration_ms"]
-            self.windows_kept = progress["state_rows"]
-            self.late += progress["late_readings"]
+    def report(self, report: dict[str, Any]) -> None:
+        """Take in a line of the job's: a batch, or what was found in finished ones that is in no result."""
+        if report.get("kind") == "examined":
+            self.late += report["late"]
+        elif report.get("kind") == "progress":
+            self.lag = report["lag"]
+            self.batch = report["batch"]
+            self.rows = report["rows"]
+            self.rows_per_second = report["rows_per_second"]
+            self.duration_ms = report["duration_ms"]
+            self.windows_kept = report["state_rows"]
 
     @property
     def spark(self) -> str:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 
-import msgspec
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sinks.job import JobKind, JobOptions, duration, interval
-from spark_sinks.progress import Progress
-from spark_sinks.sinks import REAL_TIME, kafka_sink
-from spark_sinks.sources import kafka_range, kafka_stream
+from spark_sinks.accounts import Rejects
+from spark_sinks.job import Flow, JobKind, JobOptions, duration, interval
+from spark_sinks.sinks import kafka_sink
+from spark_sinks.sources import kafka_stream
 from spark_sinks.transforms import maximum as transforms
-from spark_sinks.transforms.dead_letters import dead_letters
+from spark_sinks.triggers import REAL_TIME, Trigger
 
-DEAD_LETTER_QUERY = "dead-letter"
+NAME = "max-temperature"
 
 
 class Options(JobOptions, frozen=True, kw_only=True):
@@ -58,90 +57,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-class MaxTemperature:
-    """Maximum per sensor over a sliding window, from topic to topic; malformed and late readings to a third.
+def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
+    """Maximum per sensor over a sliding window, from topic to topic; malformed and late readings to a third."""
+    window, slide, watermark, ahead = (
+        interval(ms) for ms in (options.window_ms, options.slide_ms, options.watermark_ms, options.ahead_ms)
+    )
+    checkpoint = f"{options.checkpoint}/{NAME}"
 
-    The query `max-temperature` has the trigger that was asked for. `dead-letter` is stateless and in no hurry,
-    so it always runs in micro-batches, once a second; in real-time mode its progress also is what tells every
-    second how far the topic has been read. Late readings are found after the batch that dropped them
-    (`account`), from the offsets and the watermark in its progress.
-    """
-
-    name = "max-temperature"
-
-    def __init__(self, spark: SparkSession, options: Options) -> None:
-        self._spark = spark
-        self._options = options
-        self._window, self._slide, watermark = (
-            interval(ms) for ms in (options.window_ms, options.slide_ms, options.watermark_ms)
-        )
-        self._ahead = interval(options.ahead_ms)
+    def start(trigger: Trigger) -> StreamingQuery:
         source = kafka_stream(
             spark,
             options.source,
             connection=options.connection,
             starting_offsets=options.starting_offsets,
-            max_offsets_per_trigger=None if options.trigger == REAL_TIME else options.max_offsets_per_trigger,
+            max_offsets_per_trigger=None if trigger.mode == REAL_TIME else options.max_offsets_per_trigger,
             fail_on_data_loss=not options.accept_data_loss,
+            headers=False,
         )
-        checked = transforms.parsed(source, self._ahead)
-        results = transforms.maxima(transforms.readings(checked), self._window, self._slide, watermark)
-        main = kafka_sink(
+        results = transforms.maxima(transforms.readings(transforms.parsed(source, ahead)), window, slide, watermark)
+        return kafka_sink(
             transforms.as_records(results),
             options.target,
-            name=self.name,
+            name=NAME,
             connection=options.connection,
-            checkpoint=f"{options.checkpoint}/{self.name}",
-            trigger=options.trigger,
-            interval=None if options.interval_ms is None else interval(options.interval_ms),
+            checkpoint=checkpoint,
+            trigger=trigger,
         )
-        rejects = kafka_sink(
-            transforms.rejected(checked),
-            options.dead_letter,
-            name=DEAD_LETTER_QUERY,
-            connection=options.connection,
-            checkpoint=f"{options.checkpoint}/{DEAD_LETTER_QUERY}",
-            interval="1 second",
-            output_mode="append",
+
+    def rejects(records: DataFrame, watermark_ms: Column) -> DataFrame:
+        return transforms.rejected(transforms.parsed(records, ahead), options.window_ms, options.slide_ms, watermark_ms)
+
+    return [
+        Flow(
+            name=NAME,
+            topics=[options.source],
+            checkpoint=checkpoint,
+            trigger=Trigger(options.trigger, options.interval_ms),
+            start=start,
+            rejects=Rejects(options.dead_letter, rejects, options.max_offsets_per_trigger),
+            behind_s=min(5.0, options.watermark_ms / 2000),
         )
-        self.queries: Sequence[StreamingQuery] = (main, rejects)
-        self.real_time = frozenset({self.name} if options.trigger == REAL_TIME else ())
-
-    def account(self, progress: Progress) -> Progress:
-        """Send the readings that a batch dropped as late to the dead-letter topic, and count them.
-
-        Spark only counts what it drops, after it has merged it. The batch's offsets and watermark say exactly
-        which readings those were, so they are read again, only when there are any. What a job that dies
-        between a batch and this step dropped is in Spark's count, and not in the dead-letter topic.
-        """
-        if progress.late_rows == 0 or progress.start is None or progress.watermark_ms is None:
-            return progress
-        options = self._options
-        start, end = (msgspec.json.encode(offsets).decode() for offsets in (progress.start, progress.end))
-        records = kafka_range(self._spark, options.source, start, end, connection=options.connection)
-        late = transforms.late(
-            transforms.parsed(records, self._ahead), self._window, self._slide, progress.watermark_ms
-        ).cache()
-        try:
-            count = late.count()
-            if count:
-                letters = dead_letters(late).write.format("kafka").option("topic", options.dead_letter)
-                letters.options(**{f"kafka.{key}": value for key, value in options.connection.items()}).save()
-        finally:
-            late.unpersist()
-        return msgspec.structs.replace(progress, late_readings=count)
+    ]
 
 
 def slots(options: Options, partitions: Mapping[str, int], shuffle: int) -> int:
-    """The tasks of the two stages of the maximum, and one of the dead letters."""
+    """The tasks of the two stages of the maximum, and one that looks for dead letters."""
     return partitions[options.source] + shuffle + 1
 
 
 JOB = JobKind(
-    name=MaxTemperature.name,
+    name=NAME,
     summary="the maximum of each sensor over a sliding window",
     options=Options,
     add_arguments=add_arguments,
-    start=MaxTemperature,
+    flows=flows,
     slots=slots,
 )

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 KAFKA_HEADERS: Final = "array<struct<key: string, value: binary>>"
 ERROR: Final = "error"
+LATE: Final = "late: every window of the reading was closed"
 ORIGIN_TOPIC: Final = "origin.topic"
 ORIGIN_PARTITION: Final = "origin.partition"
 ORIGIN_OFFSET: Final = "origin.offset"

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name everybody knows it by)
 
 from mapping.record import CONTENT_TYPE
-from spark_sinks.transforms.dead_letters import KAFKA_HEADERS, dead_letters, header
+from spark_sinks.transforms.dead_letters import ERROR, KAFKA_HEADERS, LATE, header
 
 READING_SCHEMA = "array<struct<temperature: double, time: string, sensor: string, sent: string>>"
 """The fields of a reading that this job uses. Texts are judged by `parsed`, so that a bad one has a reason."""
@@ -20,7 +20,6 @@ NO_NUMBER = "temperature is missing or not a finite number"
 NO_SENSOR = "no sensor: neither a record key in UTF-8 nor a field sensor"
 BAD_TIME = "time is neither epoch milliseconds nor ISO 8601"
 AHEAD = "time is ahead of the record's arrival by more than is allowed"
-LATE = "late: every window of the reading was closed"
 
 _NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 _MILLISECONDS = r"^([0-9]{1,14}(\.[0-9]*)?|[0-9](\.[0-9]+)?E1[0-3])$"  # Spark writes a fraction with an exponent
@@ -37,7 +36,7 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
     push the watermark so far that every other sensor's readings counted as late.
 
     Args:
-        records: the Kafka source's columns, headers included.
+        records: the Kafka source's columns; without headers where nobody needs them. They are kept.
         ahead: the tolerated difference of clocks.
     """
     text = F.when(
@@ -55,15 +54,20 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
     temperature = F.when(is_number, F.col("text").try_cast("double")).otherwise(fields["temperature"])
     time = F.col("own_time")
     sent = fields["sent"]
+    own = [
+        name
+        for name in ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
+        if name in records.columns
+    ]
     return (
         records.select(
-            "key", "value", "headers", "topic", "partition", "offset", "timestamp",
+            *own,
             text.alias("text"),
             key.alias("key_text"),
         )
         .withColumn("objects", F.when(is_object, objects))
         .select(
-            "key", "value", "headers", "topic", "partition", "offset", "timestamp",
+            *own,
             (is_number | (F.size("objects") == 1)).alias("readable"),
             temperature.alias("temperature"),
             F.coalesce(_non_empty(F.col("key_text")), _non_empty(fields["sensor"])).alias("sensor"),
@@ -77,7 +81,7 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
             .when(time.rlike(_ISO_TIME), F.regexp_replace(time, ",", ".").try_cast("timestamp")),
         )
         .select(
-            "key", "value", "headers", "topic", "partition", "offset", "timestamp",
+            *own,
             "sensor", "temperature", "time", "sent",
             F.when(~F.coalesce("readable", F.lit(False)), NOT_READABLE)
             .when(F.col("temperature").isNull() | ~F.abs("temperature").between(0.0, 1.7976931348623157e308), NO_NUMBER)
@@ -132,25 +136,25 @@ def as_records(results: DataFrame) -> DataFrame:
     )
 
 
-def rejected(checked: DataFrame) -> DataFrame:
-    """The malformed records of `parsed` as dead letters: key, value and headers kept, reason and origin added."""
-    return dead_letters(checked.where(F.col("error").isNotNull()))
+def rejected(checked: DataFrame, window_ms: int, slide_ms: int, watermark_ms: Column) -> DataFrame:
+    """The records of `parsed` that no result counts: malformed, or dropped by Spark as late.
 
+    Late: every window of the reading was closed. Its newest starts at the last multiple of `slide` that is not after
+    the reading.
 
-def late(checked: DataFrame, window: str, slide: str, watermark_ms: int) -> DataFrame:
-    """The good readings of `parsed` that Spark dropped at this watermark: every window of theirs was closed.
-
-    The newest window of a reading starts at the last multiple of `slide` that is not after it.
+    Args:
+        checked: with the source's columns.
+        window_ms: its length.
+        slide_ms: from one window's start to the next.
+        watermark_ms: by which Spark judged the record, epoch ms.
     """
-    newest_end = F.window("time", slide)["start"] + F.expr(f"interval {window}")
+    at = F.unix_millis("time")  # not by `window`: that drops the records without a time
+    closed = at - F.pmod(at, F.lit(slide_ms)) + window_ms <= watermark_ms
     return (
-        checked.where(F.col("error").isNull())
-        .withColumn("closed", F.unix_millis(newest_end) <= F.lit(watermark_ms))
-        .where("closed")
-        .select(
-            "key", "value", "headers", "topic", "partition", "offset", "timestamp", F.lit(LATE).alias("error")
-        )
-    )  # fmt: skip
+        checked.withColumn(ERROR, F.coalesce(F.col(ERROR), F.when(closed, LATE)))
+        .where(F.col(ERROR).isNotNull())
+        .select("key", "value", "headers", "topic", "partition", "offset", "timestamp", ERROR)
+    )
 
 
 def _non_empty(text: Column) -> Column:

@@ -213,9 +213,10 @@ def test_without_a_terminal_there_are_no_control_codes_and_no_broken_lines(run: 
 def test_progress_reports_make_the_status() -> None:
     status = view.Status()
     assert status.spark == "runs; no batch has ended yet"
-    report = {"rows": 7, "rows_per_second": 70.4, "duration_ms": 99, "state_rows": 5, "late_readings": 2, "lag": 3}
-    status.report({"query": "dead-letter", "batch": 9, **report, "lag": 44}, "dead-letter")
-    status.report({"query": "max-temperature", "batch": 1, **report}, "dead-letter")
-    status.report({"query": "max-temperature", "batch": 2, **report}, "dead-letter")
+    progress = {"kind": "progress", "rows": 7, "rows_per_second": 70.4, "duration_ms": 99, "state_rows": 5}
+    status.report({**progress, "batch": 1, "lag": 3})
+    status.report({"kind": "examined", "batch": 1, "late": 4})
+    status.report({**progress, "batch": 2, "lag": 44})
+    status.report({"kind": "ready"})
     assert status.lag == 44
     assert status.spark == "batch 2: 7 rows in 0.1 s (70/s), late 4"

@@ -20,7 +20,7 @@ from gateway.embedded.java import find_java
 from spark_sinks import runner
 from spark_sinks.job import JobOptions, known_jobs
 from spark_sinks.process import end_jvm
-from spark_sinks.progress import Progress, Totals
+from spark_sinks.progress import Examined, Progress, Totals
 from spark_sinks.session import session
 
 Read = Callable[..., Awaitable[list[Any]]]
@@ -67,6 +67,7 @@ class RunningJob:
 
     def __init__(self, spark: SparkSession, options: JobOptions) -> None:
         self.progress: list[Progress] = []
+        self.examined: list[Examined] = []
         self._events: SimpleQueue[Progress | None] = SimpleQueue()
         self._ready = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -76,7 +77,7 @@ class RunningJob:
                 spark,
                 known_jobs()["max-temperature"],
                 options,
-                report=self.progress.append,
+                report=lambda item: (self.progress if isinstance(item, Progress) else self.examined).append(item),
                 ready=lambda: loop.call_soon_threadsafe(self._ready.set),
                 stop_asked=self._events,
             ),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sinks.transforms import dead_letters
 from spark_sinks.transforms import maximum as transforms
@@ -223,10 +224,14 @@ def test_result_records(spark: SparkSession) -> None:
     assert_df_equality(transforms.as_records(results), expected, ignore_nullable=True, ignore_row_order=True)
 
 
+def letters(source: DataFrame, watermark_ms: int = 0) -> DataFrame:
+    checked = transforms.parsed(source)
+    return dead_letters.dead_letters(transforms.rejected(checked, 5_000, 1_000, F.lit(watermark_ms)))
+
+
 def test_dead_letter_keeps_the_record_and_says_why_and_whence(spark: SparkSession) -> None:
     own = [Row(key="trace", value=bytearray(b"\x00\x01")), Row(key="null", value=None)]
-    letters = transforms.rejected(transforms.parsed(records(spark, [(b"k", b"hot"), (b"k", b"21"), (None, None)], own)))
-    rows = letters.collect()
+    rows = letters(records(spark, [(b"k", b"hot"), (b"k", b"21"), (None, None)], own)).collect()
     assert [(row.key, row.value) for row in rows] == [(b"k", b"hot"), (None, None)]
     for row, offset in zip(rows, (b"0", b"2"), strict=True):
         assert [(header.key, header.value) for header in row.headers] == [
@@ -239,13 +244,18 @@ def test_dead_letter_keeps_the_record_and_says_why_and_whence(spark: SparkSessio
         ]
 
 
+def test_every_malformed_record_becomes_a_dead_letter(spark: SparkSession) -> None:
+    rows = letters(records(spark, [(key, value) for key, value, _ in BAD.values()])).collect()
+    assert [row.headers[0].value.decode() for row in rows] == [reason for _, _, reason in BAD.values()]
+
+
 def test_dead_letter_of_a_record_without_headers(spark: SparkSession) -> None:
-    [row] = transforms.rejected(transforms.parsed(records(spark, [(b"k", b"hot")]))).collect()
+    [row] = letters(records(spark, [(b"k", b"hot")])).collect()
     assert [header.key for header in row.headers] == ["error", "origin.topic", "origin.partition", "origin.offset"]
 
 
 def test_dead_letter_is_cut_so_that_it_fits(spark: SparkSession) -> None:
-    [row] = transforms.rejected(transforms.parsed(records(spark, [(b"k", b"x" * 1_000_000)]))).collect()
+    [row] = letters(records(spark, [(b"k", b"x" * 1_000_000)])).collect()
     assert row.value == b"x" * dead_letters.LIMIT
     assert (row.headers[-1].key, row.headers[-1].value) == ("origin.length", b"1000000")
 
@@ -261,7 +271,7 @@ def test_late_is_the_reading_whose_every_window_was_closed(
     ]
     values = [(b"k", b'{"temperature": 1, "time": %d}' % time) for time in times]
     checked = transforms.parsed(records(spark, values))
-    rows = transforms.late(checked, f"{window_ms} milliseconds", f"{slide_ms} milliseconds", watermark).collect()
+    rows = transforms.rejected(checked, window_ms, slide_ms, F.lit(watermark)).collect()
     expected = {
         offset
         for offset, time in enumerate(times)
@@ -269,14 +279,14 @@ def test_late_is_the_reading_whose_every_window_was_closed(
     }
     assert 0 < len(expected) < len(times)
     assert {row.offset for row in rows} == expected
-    assert {row.error for row in rows} == {transforms.LATE}
+    assert {row.error for row in rows} == {dead_letters.LATE}
 
 
 def test_transforms_run_without_python_on_the_executors(spark: SparkSession) -> None:
     checked = transforms.parsed(records(spark, [(b"k", b"21")]))
     for frame in (
         transforms.as_records(transforms.maxima(transforms.readings(checked), "5 seconds", "1 second", "10 seconds")),
-        transforms.rejected(checked),
+        letters(records(spark, [(b"k", b"21")])),
     ):
         plan = frame._jdf.queryExecution().executedPlan().toString()
         assert "Python" not in plan

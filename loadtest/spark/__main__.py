@@ -1,0 +1,67 @@
+"""`python -m loadtest.spark backlog | kills | rates`: Spark's job max-temperature, judged by a plain computation.
+
+Each starts Kafka (that of `trivium up`) unless it is given one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from loadtest.gateway import GatewayProcess
+from loadtest.spark import backlog, kills
+
+TRIGGERS = ("micro-batch", "real-time")
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.spark", description=__doc__)
+    parser.add_argument("--bootstrap-servers", help="a Kafka that is there already")
+    scenarios = parser.add_subparsers(dest="scenario", required=True)
+    one = scenarios.add_parser("backlog", help="readings of minutes are there before the job starts")
+    one.add_argument("--readings", type=int, default=100_000)
+    one.add_argument("--trigger", choices=TRIGGERS, default="real-time")
+    one = scenarios.add_parser("kills", help="the job is killed again and again while readings come")
+    one.add_argument("--kills", type=int, default=20)
+    one.add_argument("--rate", type=int, default=200, help="readings a second; one in fifty is far too late")
+    one.add_argument("--trigger", choices=TRIGGERS, default="micro-batch")
+    one.add_argument("--seed", type=int, default=0)
+    one = scenarios.add_parser("rates", help="records per CPU second: the bare source, decoding, windows")
+    one.add_argument("--readings", type=int, default=400_000)
+    one.add_argument("--rounds", type=int, default=3)
+    return parser.parse_args(argv)
+
+
+async def run(given: argparse.Namespace, bootstrap: str, directory: Path) -> int:
+    """One scenario; 0: every promise was kept."""
+    if given.scenario == "backlog":
+        return await backlog.run(bootstrap, directory, given.readings, given.trigger)
+    if given.scenario == "kills":
+        plan = kills.Plan(given.kills, given.rate, given.trigger, given.seed)
+        return await kills.run(bootstrap, directory, plan)
+    from loadtest.spark import rates  # noqa: PLC0415 - only this one has Spark in its own process
+
+    return await rates.run(bootstrap, given.readings, given.rounds)
+
+
+async def main() -> int:
+    """The command."""
+    given = arguments()
+    with tempfile.TemporaryDirectory(prefix="trivium-spark-") as name:
+        directory = Path(name)
+        if given.bootstrap_servers:
+            return await run(given, given.bootstrap_servers, directory)
+        gateway = GatewayProcess(directory, None)
+        await gateway.start()
+        try:
+            return await run(given, str(gateway.addresses["kafka"]), directory)
+        finally:
+            await gateway.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

@@ -1,0 +1,72 @@
+"""Scenario `kills`: the job is killed again and again while readings come, some far too late.
+
+At the end every window must be right, and every reading that came too late in a window or in a dead letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from aiokafka import AIOKafkaProducer
+
+from loadtest.spark.job import Job
+from loadtest.spark.readings import LATE, Sender, make_topics, settled
+
+SENSORS = 50
+EVERY = 50  # of so many readings one is far too late
+LATE_MS = 120_000
+
+
+class Plan(NamedTuple):
+    """What to do."""
+
+    kills: int
+    rate: int
+    trigger: str
+    seed: int
+
+
+async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
+    """Kill, finish, compare; 0: every promise was kept."""
+    chance = random.Random(plan.seed)
+    topics = await make_topics(bootstrap)
+    # Between kills the clock goes on, and nobody's reading but those meant to be may count as late.
+    options = ["--watermark", "60s", "--trigger", plan.trigger]
+    job = Job(bootstrap, topics, directory, *options, *(["--interval", "5s"] if plan.trigger == "real-time" else []))
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer:
+        sender = Sender(producer, topics.source)
+        sending = asyncio.create_task(_send(sender, plan.rate, chance))
+        for kill in range(plan.kills):
+            await job.start()
+            await asyncio.sleep(chance.uniform(0.5, 9))
+            await job.kill()
+            print(
+                f"kill {kill + 1} of {plan.kills}: {len(sender.expected):,} windows, {len(sender.late)} late",
+                flush=True,
+            )
+        await job.start()
+        await asyncio.sleep(5)
+        sending.cancel()
+        await asyncio.wait([sending])
+        await sender.flush()
+        verdict = await settled(bootstrap, topics, sender, 60)
+    code = await job.stop()
+    print(f"{plan.trigger}, {plan.kills} kills: {verdict}")
+    return 0 if verdict.kept and code == 0 else 1
+
+
+async def _send(sender: Sender, rate: int, chance: random.Random) -> None:
+    number, began = 0, time.monotonic()
+    while True:
+        for _ in range(int((time.monotonic() - began) * rate) - number):
+            number += 1
+            now = int(time.time() * 1000)
+            if number % EVERY:
+                await sender.send(f"s{number % SENSORS}", chance.uniform(-20, 40), now - chance.randrange(3_000))
+            else:
+                await sender.send(f"{LATE}{number}", 99.5, now - LATE_MS)
+        await asyncio.sleep(0.01)

@@ -1,0 +1,142 @@
+"""Readings on their way into a topic, and what the windows and dead letters of all of them must be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+WINDOW_MS: Final = 5_000
+SLIDE_MS: Final = 1_000
+LATE: Final = "late-"
+"""Begins the sensor of a reading that is sent far too late, each a sensor of its own."""
+
+
+class Topics(NamedTuple):
+    """The job's; new ones for each run."""
+
+    source: str
+    target: str
+    dead_letter: str
+
+
+class Verdict(NamedTuple):
+    """What the results were, beside what they must be."""
+
+    windows: int
+    missing: int
+    wrong: int  # another maximum or count than the readings have
+    late: int  # readings sent far too late
+    vanished: int  # of these, in no window and in no dead letter
+    letters: int
+    late_letters_of_good: int  # good readings in the dead-letter topic
+
+    @property
+    def kept(self) -> bool:
+        """Whether every promise was kept."""
+        return self.missing == self.wrong == self.vanished == self.late_letters_of_good == 0
+
+
+async def make_topics(bootstrap: str, partitions: int = 3) -> Topics:
+    """New topics."""
+    name = f"readings-{time.time_ns()}"
+    topics = Topics(name, f"{name}-maximum", f"{name}-dlq")
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        settings = {"retention.ms": "-1"}
+        await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=settings) for topic in topics])
+    finally:
+        await admin.close()
+    return topics
+
+
+class Sender:
+    """Sends readings and remembers them: (sensor, start of window) -> (maximum, count) of the good ones."""
+
+    def __init__(self, producer: AIOKafkaProducer, topic: str) -> None:
+        self.expected: dict[tuple[str, int], tuple[float, int]] = {}
+        self.late: set[str] = set()
+        self._producer = producer
+        self._topic = topic
+
+    async def send(self, sensor: str, temperature: float, at: int) -> None:
+        """A reading; a sensor that begins with `LATE` is far too late."""
+        temperature = round(temperature, 2)
+        value = b'{"temperature": %.2f, "time": %d}' % (temperature, at)
+        await self._producer.send(self._topic, value, sensor.encode())
+        if sensor.startswith(LATE):
+            self.late.add(sensor)
+            return
+        for start in starts(at):
+            maximum, count = self.expected.get((sensor, start), (temperature, 0))
+            self.expected[sensor, start] = max(maximum, temperature), count + 1
+
+    async def flush(self) -> None:
+        """Wait until Kafka has all."""
+        await self._producer.flush()
+
+
+def starts(at: int) -> range:
+    """The starts of the windows that hold a time, ms."""
+    last = at - at % SLIDE_MS
+    return range(last, last - WINDOW_MS, -SLIDE_MS)
+
+
+async def records(bootstrap: str, topic: str) -> AsyncIterator[Any]:
+    """Everything that is in a topic now."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed")
+    await consumer.start()
+    try:
+        partitions = [TopicPartition(topic, number) for number in await partitions_of(consumer, topic)]
+        ends = await consumer.end_offsets(partitions)
+        consumer.assign(partitions)
+        await consumer.seek_to_beginning(*partitions)
+        while any([await consumer.position(place) < end for place, end in ends.items()]):
+            for batch in (await consumer.getmany(timeout_ms=200, max_records=20_000)).values():
+                for record in batch:
+                    yield record
+    finally:
+        await consumer.stop()
+
+
+async def partitions_of(consumer: AIOKafkaConsumer, topic: str) -> Sequence[int]:
+    """The numbers of a topic's partitions, once they are known."""
+    while not (known := consumer.partitions_for_topic(topic)):
+        await asyncio.sleep(0.1)
+        await consumer.topics()
+    return sorted(known)
+
+
+async def judge(bootstrap: str, topics: Topics, sender: Sender) -> Verdict:
+    """What the topics hold, beside what they must hold."""
+    results: dict[tuple[str, int], tuple[float, int]] = {}
+    async for record in records(bootstrap, topics.target):
+        value = json.loads(record.value)
+        results[value["sensor"], value["start"]] = value["maximum"], value["count"]
+    letters = [record.key.decode() async for record in records(bootstrap, topics.dead_letter)]
+    told = {sensor for sensor, _ in results} | set(letters)
+    return Verdict(
+        windows=len(sender.expected),
+        missing=len(sender.expected.keys() - results.keys()),
+        wrong=sum(key in results and results[key] != value for key, value in sender.expected.items()),
+        late=len(sender.late),
+        vanished=len(sender.late - told),
+        letters=len(letters),
+        late_letters_of_good=sum(not sensor.startswith(LATE) for sensor in letters),
+    )
+
+
+async def settled(bootstrap: str, topics: Topics, sender: Sender, limit_s: float) -> Verdict:
+    """The verdict, once nothing is missing or the time is up."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        verdict = await judge(bootstrap, topics, sender)
+        if verdict.kept or time.monotonic() > deadline:
+            return verdict
+        await asyncio.sleep(2)

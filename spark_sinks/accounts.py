@@ -1,0 +1,185 @@
+"""What a query's results leave out, accounted for: malformed and late readings become dead letters.
+
+Spark only counts what it drops as late, and forgets even that when it is killed. But its checkpoint says of each
+finished batch what it read and by which watermark it judged. So every finished batch is read once more, in a thread
+beside it, and judged by the same watermark; a ledger in the checkpoint says how far that went. Everything is read
+twice, never more, however many readings are late; and a kill at any moment loses none.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from spark_sinks.checkpoint import Batch, Checkpoint
+from spark_sinks.progress import Examined, Offsets, offsets_sum
+from spark_sinks.sinks import write_once
+from spark_sinks.sources import kafka_range
+from spark_sinks.transforms.dead_letters import ERROR, LATE, dead_letters
+
+MOST_BATCHES = 50
+"""Looked at together. Spark keeps a hundred, so those behind them are still there afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejects:
+    """What of a query's source goes to the dead-letter topic.
+
+    Attributes:
+        topic: the dead letters'.
+        find: of the source's records and the watermark of each (epoch ms), those that no result counts, with the
+            source's columns and the reason in `dead_letters.ERROR`.
+        limit: records to look at together, unless a single batch has more.
+    """
+
+    topic: str
+    find: Callable[[DataFrame, Column], DataFrame]
+    limit: int
+
+
+class Accounts:
+    """Looks after the finished batches of one query, from where the ledger ends.
+
+    Args:
+        spark: the session.
+        query: its name, in reports.
+        checkpoint: the query's.
+        rejects: what to find.
+        connection: Kafka client settings by their Kafka names.
+        report: gets what was found, in the thread.
+        failed: gets the exception that ended the thread.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        query: str,
+        checkpoint: str,
+        rejects: Rejects,
+        *,
+        connection: Mapping[str, str],
+        report: Callable[[Examined], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._spark = spark
+        self._query = query
+        self._rejects = rejects
+        self._connection = connection
+        self._report = report
+        self._failed = failed
+        self._checkpoint = Checkpoint(spark, checkpoint)
+        self._finished = threading.Event()  # another batch is
+        self._stopped = False
+        self._thread = threading.Thread(target=self._work, name=f"accounts of {query}", daemon=True)
+
+    def start(self) -> None:
+        """Begin with what an earlier run left."""
+        self._finished.set()
+        self._thread.start()
+
+    def batch_finished(self) -> None:
+        """Look again."""
+        self._finished.set()
+
+    def stop(self, limit_s: float) -> None:
+        """Wait at most so long for the batches that are finished now; the rest is for the next start."""
+        self._stopped = True
+        self._finished.set()
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            self._spark.sparkContext.cancelJobGroup(self._group)
+            self._thread.join()
+
+    @property
+    def _group(self) -> str:
+        return f"accounts of {self._query} {id(self)}"
+
+    def _work(self) -> None:
+        self._spark.sparkContext.setJobGroup(self._group, "readings that no result counts", interruptOnCancel=True)
+        last = False
+        try:
+            while not last:
+                self._finished.wait()
+                self._finished.clear()
+                last = self._stopped
+                while (found := self._examine()) is not None:
+                    self._report(found)
+        except Exception as error:  # told to the one who waits for the query
+            if not self._stopped:
+                self._failed(error)
+
+    def _examine(self) -> Examined | None:
+        batches = self._next()
+        if not batches:
+            return None
+        began = time.monotonic()
+        start, end = batches[0].start, batches[-1].end
+        rows = offsets_sum(end) - offsets_sum(start)
+        malformed, late = self._send(start, end, watermark_of(batches)) if rows else (0, 0)
+        self._checkpoint.mark_examined(batches[-1].number)
+        return Examined(
+            query=self._query,
+            batch=batches[-1].number,
+            rows=rows,
+            malformed=malformed,
+            late=late,
+            duration_ms=round((time.monotonic() - began) * 1000),
+        )
+
+    def _send(self, start: Offsets, end: Offsets, watermark_ms: Column) -> tuple[int, int]:
+        """Send the dead letters of a range; how many were malformed, and how many late."""
+        records = kafka_range(self._spark, start, end, connection=self._connection)
+        found = self._rejects.find(records, watermark_ms).cache()  # so that it is read once; there are few
+        try:
+            [(count, late)] = found.select(F.count(F.lit(1)), F.count_if(F.col(ERROR) == LATE)).collect()
+            if count:
+                write_once(dead_letters(found), self._rejects.topic, self._connection)
+        finally:
+            found.unpersist()
+        return count - late, late
+
+    def _next(self) -> list[Batch]:
+        """The finished batches after the ledger's, as many as may be looked at together."""
+        done = self._checkpoint.examined()
+        newest = self._checkpoint.newest()
+        if newest is None or newest == done:
+            return []
+        first = max(self._checkpoint.oldest(), -1 if done is None else done + 1)
+        batches: list[Batch] = []
+        rows = 0
+        for number in range(first, min(newest + 1, first + MOST_BATCHES)):
+            batch = self._checkpoint.batch(number)
+            if batch is None:
+                break
+            rows += offsets_sum(batch.end) - offsets_sum(batch.start)
+            if batches and rows > self._rejects.limit:
+                break
+            batches.append(batch)
+        return batches
+
+
+def watermark_of(batches: Sequence[Batch]) -> Column:
+    """The watermark of the batch that a record of the source was in, epoch ms, by its topic, partition and offset."""
+    changes = [batches[0]]  # the last batch of each run with the same watermark
+    for batch in batches[1:]:
+        if batch.watermark_ms == changes[-1].watermark_ms:
+            changes[-1] = batch
+        else:
+            changes.append(batch)
+    if len(changes) == 1:
+        return F.lit(changes[0].watermark_ms)
+    ends: dict[str, list[int]] = {}
+    for topic, partitions in changes[-1].end.items():
+        for partition in partitions:
+            ends[f"{topic} {partition}"] = [batch.end.get(topic, {}).get(partition, 0) for batch in changes]
+    table: Any = F.from_json(F.lit(json.dumps(ends)), "map<string, array<bigint>>")
+    place = F.concat_ws(" ", "topic", "partition")
+    passed = F.filter(F.element_at(table, place), lambda end: end <= F.col("offset"))
+    return F.get(F.lit([batch.watermark_ms for batch in changes]), F.size(passed))

@@ -1,0 +1,127 @@
+"""What a query's checkpoint says of it: its finished batches, what each read, and how far it was looked after.
+
+Spark writes `offsets/N` before it runs a micro-batch (real time: at the batch's end), with the watermark by which the
+batch judges lateness and the offsets where it ends, and `commits/N` when the batch is done. It keeps the newest hundred
+(`spark.sql.streaming.minBatchesToRetain`). Read by Hadoop's file systems, so a checkpoint may be anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from pyspark.sql import SparkSession
+
+from spark_sinks.progress import Offsets
+
+LEDGER = "examined"
+"""Beside Spark's own files: the number of the newest batch that `Accounts` has examined."""
+_NEW_LEDGER = f".{LEDGER}.new"
+
+
+class Batch(NamedTuple):
+    """A finished batch."""
+
+    number: int
+    start: Offsets  # where it began; a partition that is not named is read from its beginning
+    end: Offsets  # where it ended, exclusive
+    watermark_ms: int  # a reading all of whose windows end at or before it was dropped; 0: nothing was
+
+
+class Checkpoint:
+    """The directory of one query."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self.path = path
+        jvm: Any = spark._jvm
+        self._jvm = jvm
+        self._root = self._jvm.org.apache.hadoop.fs.Path(path)
+        self._files = self._root.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+
+    def newest(self) -> int | None:
+        """The number of the newest finished batch; None when there is none."""
+        numbers = self._numbers("commits")
+        return max(numbers) if numbers else None
+
+    def oldest(self) -> int:
+        """The number of the oldest finished batch of which everything is still known."""
+        kept = self._numbers("offsets")
+        return next((number for number in sorted(kept) if number == 0 or number - 1 in kept), 0)
+
+    def batch(self, number: int) -> Batch | None:
+        """What a batch read; None when it is not finished, or so old that Spark has forgotten it."""
+        if self._read(f"commits/{number}") is None:
+            return None
+        log = self._read(f"offsets/{number}")
+        start = self._end(number - 1) if number else self._beginning()
+        if log is None or start is None:
+            return None
+        return Batch(number, start, _offsets(log), _metadata(log)["batchWatermarkMs"])
+
+    def position(self) -> Offsets | None:
+        """Everything before it was read by finished batches; None when there is none."""
+        newest = self.newest()
+        return None if newest is None else self._end(newest)
+
+    def check_real_time(self) -> None:
+        """Raise ValueError when the checkpoint is of a kind that real time cannot go on from."""
+        newest = self.newest()
+        commit = None if newest is None else self._read(f"commits/{newest}")
+        if commit is not None and commit.startswith("v1"):
+            raise ValueError(
+                f"the checkpoint {self.path} was begun with state that real time cannot go on from (in the heap, or by "
+                "an older version): go on in micro-batches, or begin a new checkpoint, which reads the topic again"
+            )
+
+    def examined(self) -> int | None:
+        """The newest batch that was marked as examined."""
+        text = self._read(LEDGER) or self._read(_NEW_LEDGER)
+        return int(text) if text and text.isdecimal() else None
+
+    def mark_examined(self, number: int) -> None:
+        """Remember that every batch up to this one was examined."""
+        path, new = (self._jvm.org.apache.hadoop.fs.Path(self._root, name) for name in (LEDGER, _NEW_LEDGER))
+        stream = self._files.create(new, True)
+        stream.write(str(number).encode())
+        stream.close()
+        self._files.delete(path, False)  # Hadoop's rename does not replace
+        self._files.rename(new, path)
+
+    def _end(self, number: int) -> Offsets | None:
+        log = self._read(f"offsets/{number}")
+        return None if log is None else _offsets(log)
+
+    def _beginning(self) -> Offsets | None:
+        text = self._read("sources/0/0")
+        return None if text is None else json.loads(text[text.index("{") :])
+
+    def _numbers(self, directory: str) -> set[int]:
+        path = self._jvm.org.apache.hadoop.fs.Path(self._root, directory)
+        if not self._files.exists(path):
+            return set()
+        names = (status.getPath().getName() for status in self._files.listStatus(path))
+        return {int(name) for name in names if name.isdecimal()}
+
+    def _read(self, name: str) -> str | None:
+        path = self._jvm.org.apache.hadoop.fs.Path(self._root, name)
+        if not self._files.exists(path):
+            return None
+        stream = self._files.open(path)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+
+def _metadata(log: str) -> dict[str, Any]:
+    metadata: dict[str, Any] = json.loads(log.splitlines()[1])
+    return metadata
+
+
+def _offsets(log: str) -> Offsets:
+    """Of all the batch's Kafka sources; the first two lines are the version and the metadata."""
+    merged: Offsets = {}
+    for line in log.splitlines()[2:]:
+        if line.startswith("{"):
+            merged.update(json.loads(line))
+    return merged

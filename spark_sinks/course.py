@@ -1,0 +1,168 @@
+"""One flow of a job while it runs: which trigger it has now, how far behind it is, and what became of its batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_sinks.accounts import Accounts
+from spark_sinks.checkpoint import Checkpoint
+from spark_sinks.job import Flow
+from spark_sinks.pace import Pace
+from spark_sinks.progress import Examined, Progress, offsets_sum
+from spark_sinks.sources import Broker
+from spark_sinks.triggers import CATCH_UP, CATCHING_UP, REAL_TIME
+
+LOOK_S = 1.0
+"""Between two looks at how far a query in real time is behind."""
+LAST_LETTERS_S = 3.0
+"""What a stop gives the accounts of the batches that have just finished."""
+
+
+class Course:
+    """Runs a flow. In real time: catches up first, and again when it falls behind.
+
+    Args:
+        spark: the session.
+        flow: which.
+        broker: what Kafka says of its topics.
+        connection: Kafka client settings by their Kafka names.
+        starting_offsets: earliest or latest, where the checkpoint is new.
+        found: gets what the accounts found, and what ended them, in their thread.
+        say: gets a line for people.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        flow: Flow,
+        broker: Broker,
+        *,
+        connection: Mapping[str, str],
+        starting_offsets: str,
+        found: SimpleQueue[Examined | BaseException],
+        say: Callable[[str], None],
+    ) -> None:
+        self.flow = flow
+        self.query: StreamingQuery
+        self.mode = flow.trigger.mode
+        self._spark = spark
+        self._broker = broker
+        self._starting_offsets = starting_offsets
+        self._say = say
+        self._runs: dict[str, str] = {}  # every run's id: the mode it was started in
+        self._reads = False
+        self._stopped = False
+        self._pace = Pace(flow.behind_s)
+        self._position = 0  # the sum of the offsets that finished batches have read
+        self._next_look = 0.0
+        self._checkpoint = Checkpoint(spark, flow.checkpoint)
+        self._accounts = flow.rejects and Accounts(
+            spark,
+            flow.name,
+            flow.checkpoint,
+            flow.rejects,
+            connection=connection,
+            report=found.put,
+            failed=found.put,
+        )
+
+    def begin(self) -> None:
+        """Start the query and what looks after its batches; ValueError: the checkpoint does not allow real time."""
+        if self.flow.trigger.mode == REAL_TIME:
+            self._checkpoint.check_real_time()
+            self._position = self._first_position()
+            self._look()
+            self._start_fitting()
+        else:
+            self._start(self.flow.trigger.mode)
+        if self._accounts:
+            self._accounts.start()
+
+    def _first_position(self) -> int:
+        known = self._checkpoint.position()
+        if known is None:
+            known = self._broker.ends(self.flow.topics, beginnings=self._starting_offsets == "earliest")
+        return offsets_sum(known or {})
+
+    def _start_fitting(self) -> None:
+        """In real time when it is not far behind, else catching up."""
+        fast = self._pace.fast(time.monotonic(), self._position)
+        if not fast and self.mode != CATCHING_UP:
+            lag = self._pace.lag(self._position)
+            self._say(f"{self.flow.name} is {lag:,} records behind: it catches up in micro-batches")
+        elif fast and self.mode == CATCHING_UP:
+            self._say(f"{self.flow.name} has caught up and goes on in real time")
+        self._start(REAL_TIME if fast else CATCHING_UP)
+
+    def _start(self, mode: str) -> None:
+        self.mode = mode
+        self.query = self.flow.start(CATCH_UP if mode == CATCHING_UP else self.flow.trigger)
+        self._runs[str(self.query.runId)] = mode
+
+    def step(self) -> None:
+        """Look after the query; raises what ended it."""
+        if not self.query.isActive:
+            error = self.query.exception()
+            if error is not None or self.mode != CATCHING_UP:
+                raise error or RuntimeError(f"query {self.flow.name} ended by itself")
+            self._reads = True
+            self._position = offsets_sum(self._checkpoint.position() or {})
+            self._look()
+            self._start_fitting()
+        elif self.flow.trigger.mode == REAL_TIME and time.monotonic() >= self._next_look:
+            self._look()
+
+    def _look(self) -> None:
+        self._next_look = time.monotonic() + LOOK_S
+        ends = self._broker.ends(self.flow.topics)
+        if ends is not None:
+            self._pace.look(time.monotonic(), offsets_sum(ends))
+
+    @property
+    def runs(self) -> Mapping[str, str]:
+        """The ids of all runs of the query: the mode of each."""
+        return self._runs
+
+    def finished(self, progress: Progress) -> Progress:
+        """A batch of one of the runs is done: what is known of it, the trigger and real time's lag included."""
+        if self._accounts:
+            self._accounts.batch_finished()
+        mode = self._runs[progress.run]
+        lag = progress.lag
+        if progress.end is not None:
+            self._position = max(self._position, offsets_sum(progress.end))
+        if mode == REAL_TIME and not self._stopped:
+            self._look()
+            lag = self._pace.lag(self._position)  # Spark tells where the topics ended when the batch began
+            if progress.run == str(self.query.runId) and self._pace.slow(time.monotonic(), self._position):
+                self._say(f"{self.flow.name} has fallen {lag:,} records behind: it catches up in micro-batches")
+                self.query.stop()
+                self._start(CATCHING_UP)
+        return msgspec.structs.replace(progress, trigger=mode, lag=lag)
+
+    def reads(self) -> bool:
+        """Whether it has begun to read: what is sent from now on is processed without start-up delay."""
+        if not self._reads:
+            status = self.query.status
+            self._reads = status["message"].startswith("Waiting") or self.query.lastProgress is not None
+            if self.mode == REAL_TIME and status["isTriggerActive"]:
+                tracker = self._spark.sparkContext.statusTracker()
+                infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+                self._reads = len(infos) >= 2 and all(info and info.numActiveTasks == info.numTasks for info in infos)
+        return self._reads
+
+    def stop(self) -> None:
+        """End the query, for good."""
+        self._stopped = True
+        self.query.stop()
+
+    def close(self) -> None:
+        """Give the accounts their last moment."""
+        if self._accounts:
+            self._accounts.stop(LAST_LETTERS_S)

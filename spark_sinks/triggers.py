@@ -1,0 +1,38 @@
+"""When a query reads: in micro-batches, in real time, or in bounded micro-batches up to what is there now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+MICRO_BATCH = "micro-batch"
+REAL_TIME = "real-time"
+CATCHING_UP = "catching-up"
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """How a query runs.
+
+    Attributes:
+        mode: MICRO_BATCH, REAL_TIME or CATCHING_UP. Catching up reads in micro-batches what is in the topics when it
+            starts, and ends by itself.
+        interval_ms: of micro-batches (None: one after the other) or of real time's checkpoints (None: 5 minutes).
+    """
+
+    mode: str = MICRO_BATCH
+    interval_ms: int | None = None
+
+    def start(self, writer: DataStreamWriter) -> StreamingQuery:
+        """Start the query that the writer describes."""
+        if self.mode == CATCHING_UP:
+            return writer.trigger(availableNow=True).start()
+        if self.mode == REAL_TIME:
+            # The stub of `trigger` has no overload for real time yet.
+            return writer.trigger(realTime=f"{self.interval_ms or 300_000} milliseconds").start()  # type: ignore[call-overload, no-any-return]
+        return writer.trigger(processingTime=f"{self.interval_ms or 0} milliseconds").start()
+
+
+CATCH_UP = Trigger(CATCHING_UP)

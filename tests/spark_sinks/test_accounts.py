@@ -1,0 +1,30 @@
+"""By which watermark a record was judged, from what the checkpoint says of the batches."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_sinks.accounts import watermark_of
+from spark_sinks.checkpoint import Batch
+
+BATCHES = [
+    Batch(7, {"a": {"0": 0}}, {"a": {"0": 10, "1": 5}, "b": {"0": 3}}, 1_000),
+    Batch(8, {"a": {"0": 10, "1": 5}, "b": {"0": 3}}, {"a": {"0": 10, "1": 9}, "b": {"0": 3}}, 1_000),
+    Batch(9, {"a": {"0": 10, "1": 9}, "b": {"0": 3}}, {"a": {"0": 20, "1": 9}, "b": {"0": 8}}, 2_000),
+    Batch(10, {"a": {"0": 20, "1": 9}, "b": {"0": 8}}, {"a": {"0": 21, "1": 30}, "b": {"0": 9}}, 3_000),
+]
+
+
+@pytest.mark.parametrize("batches", [BATCHES[:2], BATCHES[:3], BATCHES])
+def test_the_watermark_of_each_record_is_its_batchs(spark: SparkSession, batches: list[Batch]) -> None:
+    wanted = {
+        (topic, int(partition), offset): batch.watermark_ms
+        for batch in batches
+        for topic, partitions in batch.end.items()
+        for partition, end in partitions.items()
+        for offset in range(batch.start.get(topic, {}).get(partition, 0), end)
+    }
+    records = spark.createDataFrame(list(wanted), "topic string, partition int, offset bigint")
+    rows = records.withColumn("watermark", watermark_of(batches)).collect()
+    assert {(row.topic, row.partition, row.offset): row.watermark for row in rows} == wanted
