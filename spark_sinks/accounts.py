@@ -77,6 +77,7 @@ class Accounts:
         self._checkpoint = Checkpoint(spark, checkpoint)
         self._finished = threading.Event()  # another batch is
         self._stopped = False
+        self._out_of_time = False
         self._thread = threading.Thread(target=self._work, name=f"accounts of {query}", daemon=True)
 
     def start(self) -> None:
@@ -93,6 +94,7 @@ class Accounts:
         self._stopped = True
         self._finished.set()
         self._thread.join(limit_s)
+        self._out_of_time = True
         if self._thread.is_alive():
             self._spark.sparkContext.cancelJobGroup(self._group)
             self._thread.join()
@@ -109,7 +111,7 @@ class Accounts:
                 self._finished.wait()
                 self._finished.clear()
                 last = self._stopped
-                while (found := self._examine()) is not None:
+                while not self._out_of_time and (found := self._examine()) is not None:
                     self._report(found)
         except Exception as error:  # told to the one who waits for the query
             if not self._stopped:

@@ -92,6 +92,7 @@ class JobKind:
         flows: what it consists of; starts nothing.
         slots: how many tasks run at once in real-time mode, of the options, the partitions of each topic and
             the number of shuffle partitions.
+        driver_mb: Java heap that it needs beside its state; with a local master the heap of everything.
     """
 
     name: str
@@ -100,6 +101,7 @@ class JobKind:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     flows: Callable[[SparkSession, Any], Sequence[Flow]]
     slots: Callable[[Any, Mapping[str, int], int], int]
+    driver_mb: int = 1024
 
 
 def known_jobs() -> dict[str, JobKind]:

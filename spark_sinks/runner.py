@@ -30,6 +30,15 @@ REAL_TIME_SLOTS = 16
 FIRST_ANSWER_S = 3.0
 """How long Kafka may take for its first answer; each time that it does not answer, the next may take twice as long."""
 LONGEST_ANSWER_S = 24.0
+HEAP_ROWS = 1_000_000
+"""From so many rows of state on RocksDB keeps them."""
+ROW_BYTES = 2_048
+"""What a row of state is given in the heap: two versions of it and the garbage of a batch."""
+
+
+def heap_holds_state(trigger: str, rows: int | None) -> bool:
+    """Whether so many rows of state (None: unknown) are kept in the heap, which is faster, and not in RocksDB."""
+    return trigger == MICRO_BATCH and rows is not None and rows < HEAP_ROWS
 
 
 def run(
@@ -209,7 +218,12 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("--master", help="any Spark master (default: local, with the slots that the trigger needs)")
     add("--jars", default="", help="the connector's jars, separated by commas")
     add("--shuffle-partitions", type=int, default=2)
-    add("--driver-memory", default="1g")
+    add(
+        "--state-rows", type=int,
+        help="about how many rows of state there will be; below a million, micro-batches keep them in the heap, which "
+        "is faster (default: in RocksDB, which holds any number, and lets the checkpoint change to real time)",
+    )  # fmt: skip
+    add("--driver-memory", help="Java heap (default: by the job and its rows of state in the heap)")
     add("--quick-start", action="store_true", help="a driver that starts sooner and is slower afterwards")
     add("--driver-java-options", default="", help="more options of the driver's JVM")
     add("--stop-limit", type=float, default=4.0, help="seconds that the JVM may take to end before it is killed")
@@ -265,15 +279,17 @@ def _run_process(given: argparse.Namespace, kind: JobKind, options: JobOptions, 
 
     on_stop(stop_now)  # while the JVM starts nothing is there to be stopped in order
     slots = REAL_TIME_SLOTS if options.trigger == REAL_TIME else max(2, os.cpu_count() or 2)
+    in_heap = heap_holds_state(options.trigger, given.state_rows)
     spark = session(
         f"trivium {given.job}",
         master=given.master or f"local[{slots}]",
         jars=[Path(jar) for jar in given.jars.split(",") if jar],
-        driver_memory=given.driver_memory,
+        driver_memory=given.driver_memory or f"{kind.driver_mb + (in_heap and given.state_rows * ROW_BYTES >> 20)}m",
         shuffle_partitions=given.shuffle_partitions,
         log_level=given.log_level,
         ui=given.ui,
         quick_start=given.quick_start,
+        state_in_heap=in_heap,
         java_options=given.driver_java_options,
         conf=dict(given.conf),
     )

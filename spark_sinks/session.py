@@ -13,7 +13,12 @@ QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 JARS = "spark.jars"
 CLASS_PATH = "spark.driver.extraClassPath"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_STORE = "spark.sql.streaming.stateStore"
+IN_ROCKSDB = {
+    f"{_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    f"{_STORE}.checkpointFormatVersion": "2",  # else a checkpoint cannot change to real time
+}
+IN_HEAP = {f"{_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"}
 
 
 def session(
@@ -26,6 +31,7 @@ def session(
     log_level: str = "WARN",
     ui: bool = False,
     quick_start: bool = False,
+    state_in_heap: bool = False,
     java_options: str = "",
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
@@ -45,11 +51,13 @@ def session(
         ui: whether Spark's web pages are served.
         quick_start: trade the driver's peak speed for its start: only the JVM's first compiler (10 s instead of
             17 s until a job reads, on two busy cores). For demos and tests.
+        state_in_heap: keep the state of queries in the heap: faster, as long as it fits, and not for real time.
+            A checkpoint keeps what it was begun with.
         java_options: more options of the driver's JVM, quoted as for a shell.
         conf: anything else of Spark's configuration; wins over the settings made here, but for jars, class path and
             options of the driver's JVM, which come behind ours.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes whatever `python3` is on the path
+    os.environ["PYSPARK_PYTHON"] = workers_python(master, os.environ)
     missing = [str(jar) for jar in jars if not jar.is_file()]
     if missing:
         raise FileNotFoundError(f"no such jar: {', '.join(missing)}")
@@ -59,8 +67,7 @@ def session(
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(shuffle_partitions),
-        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
-        "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",  # else a checkpoint cannot change to real time
+        **(IN_HEAP if state_in_heap else IN_ROCKSDB),
         # One stateful operator per query: late rows are judged by the watermark that the batch reports.
         "spark.sql.streaming.statefulOperator.allowMultiple": "false",
         **driver_settings(master, jars, (QUICK_START if quick_start else "", java_options), conf or {}),
@@ -71,6 +78,15 @@ def session(
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(log_level)
     return spark
+
+
+def workers_python(master: str, environment: Mapping[str, str]) -> str:
+    """The Python of Spark's workers: ours with a local master, else what `PYSPARK_PYTHON` says is on the cluster.
+
+    Without it Spark takes whatever `python3` is on the path, and a worker whose version is not the driver's fails.
+    """
+    own = sys.executable
+    return own if master.startswith("local") else environment.get("PYSPARK_PYTHON") or own
 
 
 def driver_settings(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+import msgspec
 from aiokafka import AIOKafkaProducer
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
@@ -60,8 +61,8 @@ async def run(bootstrap: str, readings: int, rounds: int) -> int:
 
     def job() -> None:
         with tempfile.TemporaryDirectory() as directory:
-            query = flows(spark, Options(**{**_fields(options), "checkpoint": directory}))[0].start(CATCH_UP)
-            query.awaitTermination()
+            [flow] = flows(spark, msgspec.structs.replace(options, checkpoint=directory))
+            flow.start(CATCH_UP).awaitTermination()
 
     steps: dict[str, Callable[[], None]] = {
         "source": lambda: _drain(source(headers=False)),
@@ -78,15 +79,9 @@ async def run(bootstrap: str, readings: int, rounds: int) -> int:
             if turn:
                 rates[name].append(readings / (_cpu_s(spark) - began))
     for name, found in rates.items():
-        print(
-            f"{name:20} {median(found):10,.0f} records per CPU second (of {rounds}: {min(found):,.0f} to {max(found):,.0f})"
-        )
+        print(f"{name:20} {median(found):10,.0f} records per CPU second ({min(found):,.0f} to {max(found):,.0f})")
     spark.stop()
     return 0
-
-
-def _fields(options: Options) -> dict[str, object]:
-    return {name: getattr(options, name) for name in options.__struct_fields__}
 
 
 def _drain(frame: DataFrame) -> None:

@@ -16,6 +16,8 @@ from spark_sinks.transforms import maximum as transforms
 from spark_sinks.triggers import REAL_TIME, Trigger
 
 NAME = "max-temperature"
+UPDATES = "updates"
+FINAL = "final"
 
 
 class Options(JobOptions, frozen=True, kw_only=True):
@@ -28,6 +30,7 @@ class Options(JobOptions, frozen=True, kw_only=True):
     slide_ms: int = 1_000
     watermark_ms: int = 10_000
     ahead_ms: int = 60_000
+    emit: str = UPDATES
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,6 +38,8 @@ class Options(JobOptions, frozen=True, kw_only=True):
             raise ValueError("source, target and dead-letter must be three topics")
         if self.slide_ms > self.window_ms:
             raise ValueError("slide must not be longer than window: readings between two windows would be lost")
+        if self.emit == FINAL and self.trigger == REAL_TIME:
+            raise ValueError("real time has no final results: emit updates, or use the trigger micro-batch")
 
     @property
     def topics(self) -> Sequence[str]:
@@ -54,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--ahead", dest="ahead_ms", type=duration, default=60_000,
         help="how far a reading's time may be ahead of its arrival",
+    )  # fmt: skip
+    add(
+        "--emit", choices=(UPDATES, FINAL), default=UPDATES,
+        help="a result with every change of its window, or once, with a header that says so, when the watermark has "
+        "closed the window (micro-batches only)",
     )  # fmt: skip
 
 
@@ -76,12 +86,13 @@ def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
         )
         results = transforms.maxima(transforms.readings(transforms.parsed(source, ahead)), window, slide, watermark)
         return kafka_sink(
-            transforms.as_records(results),
+            transforms.as_records(results, final=options.emit == FINAL),
             options.target,
             name=NAME,
             connection=options.connection,
             checkpoint=checkpoint,
             trigger=trigger,
+            output_mode="append" if options.emit == FINAL else "update",
         )
 
     def rejects(records: DataFrame, watermark_ms: Column) -> DataFrame:

@@ -15,6 +15,9 @@ from spark_sinks.transforms.dead_letters import ERROR, KAFKA_HEADERS, LATE, head
 READING_SCHEMA = "array<struct<temperature: double, time: string, sensor: string, sent: string>>"
 """The fields of a reading that this job uses. Texts are judged by `parsed`, so that a bad one has a reason."""
 
+EMIT = "emit"
+"""Header of a result that is the last of its window."""
+
 NOT_READABLE = "the value is neither a number nor a JSON object in UTF-8"
 NO_NUMBER = "temperature is missing or not a finite number"
 NO_SENSOR = "no sensor: neither a record key in UTF-8 nor a field sensor"
@@ -127,12 +130,18 @@ def maxima(good: DataFrame, window: str, slide: str, watermark: str) -> DataFram
     )
 
 
-def as_records(results: DataFrame) -> DataFrame:
-    """Results of `maxima` as Kafka records: key = sensor, value = JSON (null fields left out), headers."""
+def as_records(results: DataFrame, *, final: bool = False) -> DataFrame:
+    """Results of `maxima` as Kafka records: key = sensor, value = JSON (null fields left out), headers.
+
+    Final ones, of windows that are closed, have a header `emit` = `final`.
+    """
+    headers = [header(CONTENT_TYPE, F.lit("application/json"))]
+    if final:
+        headers.append(header(EMIT, F.lit("final")))
     return results.select(
         F.col("sensor").cast("binary").alias("key"),
         F.to_json(F.struct("sensor", "start", "end", "maximum", "count", "latest")).cast("binary").alias("value"),
-        F.array(header(CONTENT_TYPE, F.lit("application/json"))).cast(KAFKA_HEADERS).alias("headers"),
+        F.array(*headers).cast(KAFKA_HEADERS).alias("headers"),
     )
 
 

@@ -25,6 +25,7 @@ def test_the_watermark_of_each_record_is_its_batchs(spark: SparkSession, batches
         for partition, end in partitions.items()
         for offset in range(batch.start.get(topic, {}).get(partition, 0), end)
     }
-    records = spark.createDataFrame(list(wanted), "topic string, partition int, offset bigint")
-    rows = records.withColumn("watermark", watermark_of(batches)).collect()
-    assert {(row.topic, row.partition, row.offset): row.watermark for row in rows} == wanted
+    rows = ", ".join(f"('{topic}', {partition}, {offset}L)" for topic, partition, offset in wanted)
+    records = spark.sql(f"SELECT * FROM VALUES {rows} AS records(topic, partition, offset)")
+    found = records.withColumn("watermark", watermark_of(batches)).collect()
+    assert {(row.topic, row.partition, row.offset): row.watermark for row in found} == wanted

@@ -12,7 +12,7 @@ import pytest
 from spark_sinks import jobs, runner
 from spark_sinks.job import duration, known_jobs
 from spark_sinks.progress import Totals, progress_of
-from spark_sinks.session import driver_settings, session
+from spark_sinks.session import driver_settings, session, workers_python
 
 REPORT: dict[str, Any] = {
     "id": "d", "runId": "r", "name": "max-temperature", "batchId": 4, "numInputRows": 7,
@@ -70,13 +70,14 @@ def test_not_a_duration(text: str) -> None:
         ("--source=__consumer_offsets", "not a topic name"),
         ("--kafka=acks", "NAME=VALUE"),
         ("--trigger=continuous", "invalid choice"),
+        ("--emit=final --trigger=real-time", "real time has no final results"),
     ],
 )
 def test_wrong_option_is_named_before_anything_starts(
     option: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        runner.main(["max-temperature", "--bootstrap-servers=127.0.0.1:1", "--checkpoint=unused", option])
+        runner.main(["max-temperature", "--bootstrap-servers=127.0.0.1:1", "--checkpoint=unused", *option.split()])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
@@ -136,3 +137,29 @@ def test_the_driver_is_told_of_the_jars_and_keeps_what_the_user_tells_it() -> No
     assert local["spark.jars"] == "/c.jar"
     cluster = driver_settings("spark://host:7077", jars, ("",), told)
     assert cluster == {**told, "spark.jars": "/a.jar,/b.jar,/c.jar"}
+
+
+@pytest.mark.parametrize(
+    ("master", "given", "python"),
+    [
+        ("local[2]", {}, sys.executable),
+        ("local[2]", {"PYSPARK_PYTHON": "/elsewhere/python3"}, sys.executable),  # another version would fail
+        ("spark://host:7077", {"PYSPARK_PYTHON": "/opt/python3"}, "/opt/python3"),  # as it is named on the cluster
+        ("spark://host:7077", {}, sys.executable),
+    ],
+)
+def test_the_workers_python_is_not_left_to_chance(master: str, given: dict[str, str], python: str) -> None:
+    assert workers_python(master, given) == python
+
+
+@pytest.mark.parametrize(
+    ("trigger", "rows", "in_heap"),
+    [
+        ("micro-batch", None, False),
+        ("micro-batch", 999_999, True),
+        ("micro-batch", 1_000_000, False),
+        ("real-time", 10, False),
+    ],
+)
+def test_state_is_in_the_heap_where_it_fits(trigger: str, rows: int | None, *, in_heap: bool) -> None:
+    assert runner.heap_holds_state(trigger, rows) == in_heap

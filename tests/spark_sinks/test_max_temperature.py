@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sinks import runner
+from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.job import known_jobs
 from spark_sinks.jobs.max_temperature import Options, flows
 from spark_sinks.progress import Progress, offsets_sum
@@ -129,6 +130,7 @@ async def test_malformed_and_late_readings_are_dead_lettered(
     await readings.send_one("oven", 210.0, now - 20_000)  # late, but not too late
     letters = await read_until(options.dead_letter, lambda records: len(records) == 4)
     records = await read_until(options.target, lambda records: len(newest(records)) == 10)
+    await job.wait_for(lambda _: sum(found.late for found in job.examined) == 2)
     totals = await job.stop()
 
     assert {value["maximum"] for value in newest(records).values()} == {200.0, 210.0}
@@ -165,6 +167,26 @@ async def test_real_time_results_come_at_once_and_late_readings_at_the_checkpoin
     await job.stop()
     assert sorted(dict(letter.headers)["error"][:4] for letter in letters) == [b"late", b"the "]
     assert all("oven" not in key for key, _ in newest(records))
+
+
+async def test_a_final_result_comes_once_when_its_window_is_closed(
+    *, run_job: Any, producer: AIOKafkaProducer, read_until: Any, model: Model, options: Options
+) -> None:
+    options = msgspec.structs.replace(options, emit="final", watermark_ms=1_000)
+    readings = Readings(producer, options.source)
+    job = await run_job(options)
+    await readings.send(40)
+    done = model(readings.all)
+    watermark_ms = max(time for _, _, time in readings.all) - options.watermark_ms
+    closed = {key: window for key, window in done.items() if window[0] <= watermark_ms}
+    records = await read_until(options.target, lambda records: len(records) >= len(closed))
+    await job.stop()
+    assert {record.headers[1:] for record in records} == {(("emit", b"final"),)}
+    values = [json.loads(record.value) for record in records]
+    assert sorted((value["sensor"], value["start"]) for value in values) == sorted(closed)
+    assert {
+        (value["sensor"], value["start"]): (value["end"], value["maximum"], value["count"]) for value in values
+    } == closed
 
 
 async def test_real_time_goes_on_from_its_checkpoint(
@@ -221,18 +243,21 @@ async def test_late_readings_of_a_killed_run_are_accounted_for_by_the_next(
     await wait_until(lambda: watermark(query) > 0, 60)
     await readings.send_one("oven", 999.0, readings.time - 90_000)
     await producer.send_and_wait(options.source, b"hot", b"oven")
-    await wait_until(lambda: sum(offsets_sum(p.sources[0].endOffset) for p in query.recentProgress[-1:]) == 3, 60)
+    checkpoint = Checkpoint(spark, flow.checkpoint)
+    await wait_until(lambda: offsets_sum(checkpoint.position() or {}) == 3, 60)
     await asyncio.to_thread(query.stop)
     await admin.create_partitions({options.source: NewPartitions(3)})
     job = await run_job(options)
     letters = await read_until(options.dead_letter, lambda records: len(records) == 2)
     assert sorted(dict(letter.headers)["error"][:4] for letter in letters) == [b"late", b"the "]
+    await job.wait_for(lambda _: sum(found.late for found in job.examined) == 1)
     totals = await job.stop()
     assert (totals["max-temperature"].late_readings, totals["max-temperature"].malformed) == (1, 1)
     again = await run_job(options)
     await readings.send_one("oven", 999.0, readings.time - 90_000)
     await read_until(options.dead_letter, lambda records: len(records) == 3)
-    assert (await again.stop())["max-temperature"].late_readings == 1  # not those of before
+    await again.wait_for(lambda _: sum(found.late for found in again.examined) == 1)  # not those of before
+    await again.stop()
 
 
 async def test_an_old_checkpoint_says_why_it_cannot_change_to_real_time(
