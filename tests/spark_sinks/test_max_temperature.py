@@ -278,11 +278,11 @@ async def test_an_old_checkpoint_says_why_it_cannot_change_to_real_time(
     await job.stop()
 
 
-async def test_one_checkpoint_changes_its_trigger(
+async def test_micro_batches_go_on_where_real_time_ended(
     *, run_job: Any, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Model, options: Options
 ) -> None:
     readings = Readings(producer, options.source)
-    for trigger in ("micro-batch", REAL_TIME, "micro-batch"):
+    for trigger in (REAL_TIME, "micro-batch"):
         job = await run_job(msgspec.structs.replace(options, trigger=trigger, interval_ms=BATCH_MS))
         await readings.send(20)
         expected = model(readings.all)
