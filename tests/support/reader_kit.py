@@ -113,7 +113,7 @@ class Shell:
         requests_ms = options.pop("request_timeout_ms", 10_000)
         self.kafka = {"bootstrap_servers": bootstrap, "metadata_max_age_ms": 1000, "request_timeout_ms": requests_ms}
         self.tasks: set[asyncio.Task[None]] = set()
-        self.lookup = Lookup(self.kafka, spawn=self.spawn, timeout_s=options.pop("lookup_timeout_s", 10.0))
+        self.lookup = Lookup(self.kafka, spawn=self.spawn, timeout_s=options.pop("lookup_timeout_s", 60.0))
         self.catch_up_reader = CatchUpReader(self.kafka, self.spawn, self.lookup, consumers=options.pop("consumers", 2))
         self.live_reader = LiveReader(self.kafka, self.spawn, self.lookup, self.catch_up_reader)
         self.groups = Groups(self.kafka, self.spawn, self.lookup, self.catch_up_reader, random=random.random, **options)

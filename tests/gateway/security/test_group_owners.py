@@ -45,7 +45,7 @@ async def gateway_names(bootstrap: str, clock: Clock) -> AsyncIterator[GroupName
     """What one gateway process has of it."""
     async with state_process(bootstrap) as process:
         kafka = process.kafka
-        lookup = Lookup(kafka, spawn=process.spawn, ensure=process.topics.get)
+        lookup = Lookup(kafka, spawn=process.spawn, ensure=process.topics.get, timeout_s=60.0)
         catch_up_reader = CatchUpReader(kafka, process.spawn, lookup, consumers=1)
         groups = Groups(kafka, process.spawn, lookup, catch_up_reader, random=random.random)
         names = GroupNames(

@@ -25,7 +25,7 @@ async def store(servers: str, topic: str, count: int, partitions: int) -> None:
 
 async def test_a_killed_broker_costs_no_subscriber_a_record(stoppable, own_topic, readers) -> None:
     topic = await own_topic(2)
-    here = type(readers)(stoppable.bootstrap_servers)
+    here = type(readers)(stoppable.bootstrap_servers, lookup_timeout_s=10.0)
     await here.live_reader.start()
     fast, slow, held = readers.Sink(), readers.Sink(50), readers.Holder(50)
     await here.live_reader.watch(topic, readers.Fan(fast, slow))

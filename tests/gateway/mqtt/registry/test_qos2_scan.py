@@ -28,7 +28,7 @@ def kafka(bootstrap: str) -> dict[str, Any]:
 
 @pytest.fixture
 async def lookup(kafka: dict[str, Any]) -> AsyncIterator[Lookup]:
-    lookup = Lookup(kafka, spawn=asyncio.create_task)
+    lookup = Lookup(kafka, spawn=asyncio.create_task, timeout_s=60.0)
     yield lookup
     await lookup.stop()
 

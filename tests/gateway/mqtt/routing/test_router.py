@@ -30,6 +30,7 @@ from tests.support.topics import produce, until_led
 
 Connect = Callable[..., Awaitable[RawClient]]
 MANY = 120
+PATIENCE_S = 60.0  # a broker that has just started on a busy machine is slower than a gateway's clients would wait
 
 
 class Parts:
@@ -39,7 +40,8 @@ class Parts:
         config = KafkaConfig(bootstrap_servers=bootstrap)
         self.tasks: set[asyncio.Task[Any]] = set()
         self.topics = Topics(config, create=False, spawn=self.spawn, clock=asyncio.get_running_loop().time)
-        self.lookup = Lookup(client_settings(config, "lookup"), spawn=self.spawn, ensure=self.topics.get)
+        kafka = client_settings(config, "lookup")
+        self.lookup = Lookup(kafka, spawn=self.spawn, ensure=self.topics.get, timeout_s=PATIENCE_S)
         self.catch_up_reader = CatchUpReader(client_settings(config, "replay"), self.spawn, self.lookup)
         self.live_reader = LiveReader(client_settings(config, "tail"), self.spawn, self.lookup, self.catch_up_reader)
         self.router = Router(Rules(), self.topics, self.live_reader, self.spawn)

@@ -90,7 +90,8 @@ class Process:
         self.tasks: set[asyncio.Task[Any]] = set()
         clock = asyncio.get_running_loop().time
         self.topics = Topics(config, create=False, spawn=self.spawn, clock=clock)
-        self.lookup = Lookup(client_settings(config, "lookup"), spawn=self.spawn, ensure=self.topics.get)
+        kafka = client_settings(config, "lookup")
+        self.lookup = Lookup(kafka, spawn=self.spawn, ensure=self.topics.get, timeout_s=60.0)
         self.catch_up_reader = CatchUpReader(client_settings(config, "replay"), self.spawn, self.lookup, consumers=1)
         self.groups = Groups(
             client_settings(config, "group"),

@@ -108,7 +108,7 @@ async def test_a_frozen_tail_holds_no_longer_either(bootstrap: str, new_topic: A
         tasks.append(asyncio.get_running_loop().create_task(work))
         return tasks[-1]
 
-    lookup = Lookup(kafka, spawn=spawn, timeout_s=10.0)
+    lookup = Lookup(kafka, spawn=spawn, timeout_s=60.0)
     catch_up_reader = CatchUpReader(kafka, spawn, lookup, consumers=1)
     live_reader = LiveReader(kafka, spawn, lookup, catch_up_reader)
     said: list[str] = []
