@@ -18,12 +18,7 @@ FROZEN_S: Final = SILENT_S - 2 * HEARTBEAT_S  # who has not run for longer may h
 
 
 class Gateways:
-    """Heartbeats: ours is written every `HEARTBEAT_S`, those of the others are noted as they come.
-
-    Attributes:
-        owner: what this process writes into the sessions that it has.
-        changed: since the last `mark_dead` one may have gone.
-    """
+    """Heartbeats: ours is written every `HEARTBEAT_S`, those of the others are noted as they come."""
 
     def __init__(self, identity: GatewayIdentity, clock: Callable[[], float], wall_clock: Callable[[], int]) -> None:
         """No other gateway is known before `apply`.
@@ -34,8 +29,8 @@ class Gateways:
             wall_clock: epoch milliseconds.
         """
         self.name = identity.name
-        self.owner = f"{identity.name}/{identity.incarnation}"
-        self.changed = True
+        self.owner = f"{identity.name}/{identity.incarnation}"  # what this process writes into the sessions that it has
+        self.changed = True  # since the last `mark_dead` one may have gone
         self._incarnation = identity.incarnation
         self._clock = clock
         self._wall_clock = wall_clock

@@ -21,30 +21,20 @@ READY_S: Final = 7.0  # a CONNECT waits so long for the state to be loaded
 
 
 class Opening:
-    """Gives client ids to connections, one CONNECT of a client id at a time.
-
-    Attributes:
-        ready: set once the sessions are loaded, those of this gateway's former process included.
-    """
+    """Gives client ids to connections, one CONNECT of a client id at a time."""
 
     def __init__(
         self,
-        sessions: Sessions,
-        recovery: CrashRecovery,
+        sessions: Sessions,  # all that this process knows
+        recovery: CrashRecovery,  # finds in the log what a dead gateway stored for QoS 2
         *,
-        wall_clock: Callable[[], int],
-        new_session_id: Callable[[], str],
+        wall_clock: Callable[[], int],  # epoch milliseconds
+        new_session_id: Callable[[], str],  # makes names that are not repeated
+        # waits until all that other gateways have stored of a client id is known
         follow: Callable[[str], Awaitable[None]],
     ) -> None:
-        """A CONNECT that comes before `ready` waits.
-
-        Args:
-            sessions: all that this process knows.
-            recovery: finds in the log what a dead gateway stored for QoS 2.
-            wall_clock: epoch milliseconds.
-            new_session_id: makes names that are not repeated.
-            follow: waits until all that other gateways have stored of a client id is known.
-        """
+        """A CONNECT that comes before `ready` waits."""
+        # set once the sessions are loaded, those of this gateway's former process included
         self.ready = asyncio.Event()
         self._sessions = sessions
         self._store = sessions.parts.store

@@ -28,19 +28,13 @@ class Unanswered(Refused):
 
 
 class Claim:
-    """A CONNECT's question to every gateway that may have a message of the session on its way to Kafka.
-
-    Attributes:
-        waiting: who has not answered.
-        is_read: our record was read back: of another with the same epoch it is known which is the later.
-        clean: nobody was left out because it is dead.
-        over: done, with true, when everybody has answered or is dead; with false, when somebody else was faster.
-    """
+    """A CONNECT's question to every gateway that may have a message of the session on its way to Kafka."""
 
     def __init__(self, waiting: Iterable[str]) -> None:
-        self.waiting = set(waiting)
-        self.is_read = False
-        self.clean = True
+        self.waiting = set(waiting)  # who has not answered
+        self.is_read = False  # our record was read back: of another with the same epoch it is known which is the later
+        self.clean = True  # nobody was left out because it is dead
+        # done, with true, when everybody has answered or is dead; with false, when somebody else was faster
         self.over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def answered(self, gateway: str) -> None:
@@ -95,22 +89,15 @@ def judge(record: SessionRecord | None, epoch: int | None, owner: str, *, ours: 
 
 
 async def find_orphans(
-    store: SessionStore,
-    live: Collection[str],
-    gateways: Gateways,
-    takes_over: Callable[[str], bool],
-    recovery: CrashRecovery,
+    store: SessionStore,  # all records
+    live: Collection[str],  # client ids of sessions that are here
+    gateways: Gateways,  # who is alive
+    takes_over: Callable[[str], bool],  # whether the sessions of an owner are to be taken
+    recovery: CrashRecovery,  # looks into the log
 ) -> list[tuple[str, SessionRecord]]:
     """The sessions of owners that are gone, after their QoS 2 messages were looked for in the log.
 
     Not those of which a living gateway may have a message on the way: the CONNECT asks it, and looks then.
-
-    Args:
-        store: all records.
-        live: client ids of sessions that are here.
-        gateways: who is alive.
-        takes_over: whether the sessions of an owner are to be taken.
-        recovery: looks into the log.
     """
     unclear: dict[str, InflightRecord] = {}
     found: list[tuple[str, bytes, bytes | None, SessionRecord]] = []

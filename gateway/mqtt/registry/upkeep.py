@@ -30,21 +30,13 @@ class Upkeep:
 
     def __init__(
         self,
-        sessions: Sessions,
-        recovery: CrashRecovery,
-        ready: asyncio.Event,
-        read_to_end: Callable[[], Awaitable[None]],
-        fence: Fence,
+        sessions: Sessions,  # of this process
+        recovery: CrashRecovery,  # finds in the log what a dead gateway stored for QoS 2
+        ready: asyncio.Event,  # set when the sessions of this gateway's former process are taken over
+        read_to_end: Callable[[], Awaitable[None]],  # waits until all that gateways have stored of sessions is known
+        fence: Fence,  # shut after a freeze; opened here
     ) -> None:
-        """Nothing runs before `run`.
-
-        Args:
-            sessions: of this process.
-            recovery: finds in the log what a dead gateway stored for QoS 2.
-            ready: set when the sessions of this gateway's former process are taken over.
-            read_to_end: waits until all that gateways have stored of sessions is known.
-            fence: shut after a freeze; opened here.
-        """
+        """Nothing runs before `run`."""
         self._sessions = sessions
         self._gateways = sessions.gateways
         self._store = sessions.parts.store

@@ -53,19 +53,14 @@ class _Ticket:
 
 
 class Wills:
-    """Publishes wills.
-
-    Attributes:
-        published: how many were, ever.
-    """
+    """Publishes wills."""
 
     def __init__(self, rules: Rules, publisher: Publisher, retained: Retained, wall_clock: Callable[[], int]) -> None:
-        """A will goes the way of any other message."""
         self._rules = rules
         self._publisher = publisher
         self._retained = retained
         self._wall_clock = wall_clock
-        self.published = 0
+        self.published = 0  # how many were, ever
 
     def publish(self, client_id: str, principal: str, pending: PendingWill, then: Callable[[], None]) -> None:
         """Publish the will of a principal's client; `then` follows when Kafka has answered, whatever it said.

@@ -16,15 +16,10 @@ from protocols.mqtt.reasons import ReasonCode
 
 
 class ClientPort(Protocol):
-    """The client at the other end of an open connection.
+    """The client at the other end of an open connection."""
 
-    Attributes:
-        client_id: of CONNECT, or assigned.
-        grant: what the client may do; None before CONNACK.
-    """
-
-    client_id: str
-    grant: Grant | None
+    client_id: str  # of CONNECT, or assigned
+    grant: Grant | None  # what the client may do; None before CONNACK
 
     # what it is
 

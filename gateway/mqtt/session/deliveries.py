@@ -36,61 +36,37 @@ _NOTHING: Final = SessionSubscription(Subscription("", 0))
 
 
 class DeliveryParts(msgspec.Struct, frozen=True):
-    """What the deliveries of all sessions need.
+    """What the deliveries of all sessions need."""
 
-    Attributes:
-        router: turns a record into its MQTT form, once for all who get it.
-        retained: the messages that new subscriptions get.
-        counters: of the process.
-        wall_clock: epoch milliseconds.
-        touched: journals of sessions of which a delivery has begun or ended: they are written soon.
-    """
-
-    router: Router
-    retained: Retained
-    counters: Counters
-    wall_clock: Callable[[], int]
-    touched: set[Journal]
+    router: Router  # turns a record into its MQTT form, once for all who get it
+    retained: Retained  # the messages that new subscriptions get
+    counters: Counters  # of the process
+    wall_clock: Callable[[], int]  # epoch milliseconds
+    touched: set[Journal]  # journals of sessions of which a delivery has begun or ended: they are written soon
 
 
 class Deliveries:
-    """What stands behind the session's two outboxes, and its shared subscriptions' subscriber.
-
-    Attributes:
-        client: the session's connection, or None.
-        client_id: the session's.
-        copies: notes which of the client's own messages come too early; None where nobody asks for it.
-        inflight: what is in flight; None: the session ends with its connection.
-        shared: what of it consumer groups gave.
-    """
+    """What stands behind the session's two outboxes, and its shared subscriptions' subscriber."""
 
     __slots__ = ("_back", "_feed", "_journal", "_parts", "_retained", "_subscriptions", "_unsent", "client",
                  "client_id", "copies", "inflight", "shared")  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - the session's parts
         self,
-        client_id: str,
-        inflight: InflightMessages | None,
-        journal: Journal | None,
-        subscriptions: Subscriptions,
-        feed: Callable[[], None],
-        parts: DeliveryParts,
+        client_id: str,  # the session's
+        inflight: InflightMessages | None,  # see the attribute
+        journal: Journal | None,  # writes down what is in flight; None as `inflight`
+        subscriptions: Subscriptions,  # the session's
+        feed: Callable[[], None],  # called when there is capacity that was not there before
+        parts: DeliveryParts,  # of the process
     ) -> None:
-        """There is no connection yet.
-
-        Args:
-            client_id: the session's.
-            inflight: see the attribute.
-            journal: writes down what is in flight; None as `inflight`.
-            subscriptions: the session's.
-            feed: called when there is capacity that was not there before.
-            parts: of the process.
-        """
-        self.client: ClientPort | None = None
-        self.client_id = client_id
+        """There is no connection yet."""
+        self.client: ClientPort | None = None  # the session's connection, or None
+        self.client_id = client_id  # the session's
+        # notes which of the client's own messages come too early; None where nobody asks for it
         self.copies: OwnCopies | None = None
-        self.inflight = inflight
-        self.shared = SharedInflight()
+        self.inflight = inflight  # what is in flight; None: the session ends with its connection
+        self.shared = SharedInflight()  # what of it consumer groups gave
         self._journal = journal
         self._subscriptions = subscriptions
         self._feed = feed

@@ -26,19 +26,12 @@ NOWHERE: Final = ""
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """What a record that is read again is.
+    """What a record that is read again is."""
 
-    Attributes:
-        entry: it is in flight: send it again as that.
-        finished: it was offered before and needs nothing.
-        unclear: it may have been sent before, by a gateway that died.
-        lost: deliveries in flight whose records are not in the log any more.
-    """
-
-    entry: InflightMessage | None = None
-    finished: bool = False
-    unclear: bool = False
-    lost: tuple[InflightMessage, ...] = ()
+    entry: InflightMessage | None = None  # it is in flight: send it again as that
+    finished: bool = False  # it was offered before and needs nothing
+    unclear: bool = False  # it may have been sent before, by a gateway that died
+    lost: tuple[InflightMessage, ...] = ()  # deliveries in flight whose records are not in the log any more
 
 
 NEW = Verdict()

@@ -17,23 +17,15 @@ from gateway.mqtt.state.records import PendingRetained, SessionSubscription
 
 
 class Pending(msgspec.Struct, gc=False, eq=False):
-    """What a subscription is still to be sent, or one message again.
+    """What a subscription is still to be sent, or one message again."""
 
-    Attributes:
-        subscription: how it is sent.
-        packet_id: under which identifier it goes again; 0: a new one.
-        progress: the note of how far it has come, where that is needed.
-        found: topics and where their messages were, in the order in which they are sent.
-        is_found: whether that is all; nothing is sent before.
-        is_dropped: nothing of it is to be sent any more.
-    """
-
-    subscription: SessionSubscription
-    packet_id: int = 0
-    progress: PendingRetained | None = None
+    subscription: SessionSubscription  # how it is sent
+    packet_id: int = 0  # under which identifier it goes again; 0: a new one
+    progress: PendingRetained | None = None  # the note of how far it has come, where that is needed
+    # topics and where their messages were, in the order in which they are sent
     found: collections.deque[tuple[str, Place]] = msgspec.field(default_factory=collections.deque)
-    is_found: bool = False
-    is_dropped: bool = False
+    is_found: bool = False  # whether that is all; nothing is sent before
+    is_dropped: bool = False  # nothing of it is to be sent any more
 
 
 class RetainedQueue:

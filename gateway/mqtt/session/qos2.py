@@ -82,19 +82,7 @@ class StartOffsets:
 
 
 class InboundMessage:
-    """One QoS 2 message of the client.
-
-    Attributes:
-        packet_id: the client's.
-        sequence: counts the QoS 2 messages of the session.
-        topic: where it is stored.
-        retained: its MQTT topic, if it is to be retained.
-        slots: the places of its PUBLISHes in the line of acknowledgements; it may come again before Kafka answers.
-        state: changed by `on` alone.
-        self_delivered: the session is sent a copy, which is to come before PUBCOMP; see `self_delivery`.
-        place: partition and offset of one that is sent to the session too.
-        connection: which sent PUBREL last.
-    """
+    """One QoS 2 message of the client."""
 
     __slots__ = (
         "connection",
@@ -109,15 +97,16 @@ class InboundMessage:
     )
 
     def __init__(self, packet_id: int, sequence: int, topic: str = "", state: State = _ENDED) -> None:
-        self.packet_id = packet_id
-        self.sequence = sequence
-        self.topic = topic
-        self.retained = ""
+        self.packet_id = packet_id  # the client's
+        self.sequence = sequence  # counts the QoS 2 messages of the session
+        self.topic = topic  # where it is stored
+        self.retained = ""  # its MQTT topic, if it is to be retained
+        # the places of its PUBLISHes in the line of acknowledgements; it may come again before Kafka answers
         self.slots: list[Slot] = []
-        self.state = state
-        self.self_delivered = False
-        self.place: tuple[int, int] | None = None
-        self.connection: ClientPort | None = None
+        self.state = state  # changed by `on` alone
+        self.self_delivered = False  # the session is sent a copy, which is to come before PUBCOMP; see `self_delivery`
+        self.place: tuple[int, int] | None = None  # partition and offset of one that is sent to the session too
+        self.connection: ClientPort | None = None  # which sent PUBREL last
 
     def on(self, event: Event) -> Action:
         """Take the step of the table; the caller does what it says."""
@@ -126,21 +115,13 @@ class InboundMessage:
 
 
 class Qos2Parts(msgspec.Struct, frozen=True):
-    """What the QoS 2 messages of all sessions need.
+    """What the QoS 2 messages of all sessions need."""
 
-    Attributes:
-        publisher: the way into Kafka.
-        retained: the way into Kafka of a message that is to be retained.
-        start_offsets: of the process.
-        spawn: starts a task of the application.
-        self_delivery: PUBCOMP waits there for the session's own copy, where that is asked for.
-    """
-
-    publisher: Publisher
-    retained: Retained
-    start_offsets: StartOffsets
-    spawn: Callable[[Coroutine[Any, Any, None]], object]
-    self_delivery: SelfDelivery | None = None
+    publisher: Publisher  # the way into Kafka
+    retained: Retained  # the way into Kafka of a message that is to be retained
+    start_offsets: StartOffsets  # of the process
+    spawn: Callable[[Coroutine[Any, Any, None]], object]  # starts a task of the application
+    self_delivery: SelfDelivery | None = None  # PUBCOMP waits there for the session's own copy, where that is asked for
 
 
 class InboundQos2:
@@ -148,26 +129,17 @@ class InboundQos2:
 
     def __init__(
         self,
-        session_id: str,
-        principal: str,
-        parts: Qos2Parts,
+        session_id: str,  # names the session's life in the header
+        principal: str,  # whose session it is; see `Publisher.submit`
+        parts: Qos2Parts,  # of the process
         *,
-        budget: ConnectionBudget,
-        journal: Journal | None,
-        connection: Callable[[], ClientPort | None],
+        budget: ConnectionBudget,  # what the client has on the way
+        journal: Journal | None,  # writes the in-flight record; None: the session ends with its connection
+        connection: Callable[[], ClientPort | None],  # gives the one that the session has now
+        # notes which own copies come before PUBREC; goes with `Qos2Parts.self_delivery`
         copies: OwnCopies | None = None,
     ) -> None:
-        """State without a message.
-
-        Args:
-            session_id: names the session's life in the header.
-            principal: whose session it is; see `Publisher.submit`.
-            parts: of the process.
-            budget: what the client has on the way.
-            journal: writes the in-flight record; None: the session ends with its connection.
-            connection: gives the one that the session has now.
-            copies: notes which own copies come before PUBREC; goes with `Qos2Parts.self_delivery`.
-        """
+        """State without a message."""
         self.budget = budget
         self.session_id = session_id
         self.principal = principal
@@ -312,11 +284,7 @@ class InboundQos2:
             self._parts.publisher.submit(record, self, message)
 
     def release(self, packet_id: int) -> bool:
-        """PUBREL came; PUBCOMP follows.
-
-        Returns:
-            False when the identifier is not known: the caller answers [MQTT-4.3.3-11].
-        """
+        """PUBREL came; PUBCOMP follows; false when the identifier is not known: the caller answers [MQTT-4.3.3-11]."""
         message = self._known.get(packet_id) or self._completing.get(packet_id)
         if message is None:
             return False

@@ -24,12 +24,9 @@ NOWHERE: Final = -1
 
 
 class Positions(Protocol):
-    """What is asked of the live reader.
+    """What is asked of the live reader."""
 
-    Attributes:
-        passed: told a topic, a partition and the offset of the next record, when some were offered.
-    """
-
+    # told a topic, a partition and the offset of the next record, when some were offered
     passed: Callable[[str, int, int], None] | None
 
     def position(self, topic: str, partition: int) -> int | None:

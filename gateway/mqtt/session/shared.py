@@ -32,27 +32,20 @@ class ShareParts(msgspec.Struct, frozen=True):
 
 
 class Shares:
-    """A session's places in consumer groups; its deliveries go through `Deliveries.take_shared`.
-
-    Attributes:
-        subscriptions: as subscribed, by filter; with a place in the group or not.
-    """
+    """A session's places in consumer groups; its deliveries go through `Deliveries.take_shared`."""
 
     __slots__ = ("_deliveries", "_parts", "_places", "subscriptions")
 
     def __init__(self, deliveries: Deliveries, parts: ShareParts) -> None:
         """`deliveries` sends what the groups give."""
+        # as subscribed, by filter; with a place in the group or not
         self.subscriptions: dict[str, SessionSubscription] = {}
         self._places: dict[str, Share] = {}
         self._deliveries = deliveries
         self._parts = parts
 
     async def join(self, subscription: SessionSubscription) -> None:
-        """Join the group of a shared subscription.
-
-        Raises:
-            Refused: the group cannot be joined.
-        """
+        """Join the group of a shared subscription; Refused: the group cannot be joined."""
         share = await self._enter(subscription)
         if share is not None:
             self._places[subscription.options.topic_filter] = share

@@ -14,16 +14,12 @@ REMEMBERED_TOPICS: Final = 1000
 
 
 class Subscriptions:
-    """The subscriptions of one session.
-
-    Attributes:
-        by_filter: as subscribed; changed by `put` and `remove` only.
-    """
+    """The subscriptions of one session."""
 
     __slots__ = ("_own_matches", "_trie", "by_filter")
 
     def __init__(self) -> None:
-        self.by_filter: dict[str, SessionSubscription] = {}
+        self.by_filter: dict[str, SessionSubscription] = {}  # as subscribed; changed by `put` and `remove` only
         self._trie: SubscriptionTrie[int, SessionSubscription] | None = None  # made when it is asked for
         self._own_matches: dict[str, bool] = {}  # what `matches_own` has found
 
