@@ -26,7 +26,8 @@ from protocols.amqp.events import (
 from protocols.amqp.links import Link
 from protocols.amqp.native import ffi, lib
 from protocols.amqp.outcomes import State
-from protocols.amqp.transactions import TRANSACTIONAL_STATE, Transacting
+from protocols.amqp.transacting import Transacting
+from protocols.amqp.transactions import TRANSACTIONAL_STATE
 
 # Imported once: a look-up in `lib` costs as much as a cheap call.
 _peek, _pop, _event_type = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type

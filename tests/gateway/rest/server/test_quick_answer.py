@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gateway.config import Address, SecurityConfig
 from gateway.net.http_server import HttpServer
-from gateway.rest.server.answers import Head, QuickAnswer
+from gateway.rest.server.quick_answer import Head, QuickAnswer
 from gateway.security.origins import Hosts
 
 BODY = b'{"offsets":[]}'
@@ -114,5 +114,5 @@ async def test_answers_of_one_connection_follow_each_other(server: Server) -> No
 def test_the_time_in_a_head_is_of_this_second(monkeypatch: pytest.MonkeyPatch) -> None:
     head = Head(FIELDS)
     for second, text in ((0, b"00:00:00"), (1, b"00:00:01")):
-        monkeypatch.setattr("gateway.rest.server.answers.time.time", lambda second=second: second + 0.9)
+        monkeypatch.setattr("gateway.rest.server.quick_answer.time.time", lambda second=second: second + 0.9)
         assert b"Date: Thu, 01 Jan 1970 %b GMT\r\n" % text in head.now()
