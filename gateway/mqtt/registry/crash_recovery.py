@@ -40,10 +40,7 @@ class CrashRecovery:
         self._lookup = lookup
 
     async def recover(self, records: Mapping[str, InflightRecord]) -> dict[str, InflightRecord]:
-        """Complete the in-flight records of sessions whose gateway died.
-
-        Args:
-            records: per client id, each with `scan_from`.
+        """Complete the in-flight records of sessions whose gateway died, per client id, each with `scan_from`.
 
         Returns:
             The same, with all that is stored in `open`, and nothing left to look for.
@@ -82,9 +79,7 @@ class CrashRecovery:
 def complete(record: InflightRecord, found: Iterable[tuple[int, int]]) -> InflightRecord:
     """An in-flight record that accounts for everything.
 
-    Args:
-        record: as it was written last.
-        found: packet identifier and sequence of every QoS 2 message of the session that is in the log.
+    `found` has packet identifier and sequence of every QoS 2 message of the session that is in the log.
     """
     found = set(found)
     still_open = {**record.open, **dict(found & record.uncertain.items())}

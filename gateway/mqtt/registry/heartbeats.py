@@ -21,13 +21,7 @@ class Gateways:
     """Heartbeats: ours is written every `HEARTBEAT_S`, those of the others are noted as they come."""
 
     def __init__(self, identity: GatewayIdentity, clock: Callable[[], float], wall_clock: Callable[[], int]) -> None:
-        """No other gateway is known before `apply`.
-
-        Args:
-            identity: of this gateway.
-            clock: monotonic seconds.
-            wall_clock: epoch milliseconds.
-        """
+        """No other gateway is known before `apply`. `clock`: monotonic seconds; `wall_clock`: epoch milliseconds."""
         self.name = identity.name
         self.owner = f"{identity.name}/{identity.incarnation}"  # what this process writes into the sessions that it has
         self.changed = True  # since the last `mark_dead` one may have gone

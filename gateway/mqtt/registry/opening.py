@@ -49,12 +49,8 @@ class Opening:
     ) -> tuple[Session, bool]:
         """Give the client id to a new connection; a former one is told and closed [MQTT-3.1.4-3].
 
-        Args:
-            client_id: of CONNECT, or assigned.
-            principal: who the client is. Another's session is not given away, nor ended.
-            clean_start: what there was is discarded [MQTT-3.1.2-4].
-            expiry: Session Expiry Interval in seconds.
-            will: of CONNECT.
+        Another `principal`'s session is not given away, nor ended. `clean_start`: what there was is discarded
+        [MQTT-3.1.2-4]. `expiry` is the Session Expiry Interval in seconds.
 
         Returns:
             The session, prepared but not attached, and whether it was there before [MQTT-3.2.2-2].

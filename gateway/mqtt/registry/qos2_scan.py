@@ -28,11 +28,7 @@ async def find_qos2_messages(
 ) -> Found:
     """Read each partition from an offset to its end as of this call, and collect the QoS 2 messages; see `scan_log`.
 
-    Args:
-        kafka: see `ConsumerOptions`.
-        lookup: knows which topics there are.
-        spawn: starts background work.
-        ranges: partition -> the offset of the first record that matters.
+    `ranges` has by partition the offset of the first record that matters.
     """
     found: Found = {}
 

@@ -271,11 +271,9 @@ class Sessions:
         session.gone_at = None
 
     async def save(self, session: Session, *, claimed: bool = False) -> None:
-        """Write both records of a session, and wait until they are stored.
+        """Write both records of a session of `live`, and wait until they are stored.
 
-        Args:
-            session: of `live`.
-            claimed: the epoch was raised: what others wrote before this is in the log is older.
+        `claimed`: the epoch was raised: what others wrote before this is in the log is older.
 
         Raises:
             Refused: Kafka does not take them.
@@ -312,11 +310,8 @@ class Sessions:
     async def claim(self, client_id: str, wait_s: float) -> bool:
         """Ask everybody who may have a message of the session on its way to Kafka, and take the session over.
 
-        A will that is due by the connection's end is published here [MQTT-3.1.2-8].
-
-        Args:
-            client_id: whose session it is; `must_ask` is true.
-            wait_s: how long the gateways may take.
+        A will that is due by the connection's end is published here [MQTT-3.1.2-8]. `must_ask` is true, and the
+        gateways may take `wait_s`.
 
         Returns:
             False when somebody else was faster.
@@ -349,13 +344,10 @@ class Sessions:
         return ours
 
     def take_over(self, client_id: str, record: SessionRecord, event: Event, *, clean: bool = False) -> None:
-        """A session of another gateway is ours, without a connection.
+        """A session of another gateway is ours, without a connection, by RELEASED or ORPHANED.
 
-        Args:
-            client_id: whose it is.
-            record: of its former gateway; its predecessors are those who have not answered.
-            event: RELEASED or ORPHANED.
-            clean: the former gateway has written its last in-flight record.
+        `record` is of its former gateway; its predecessors are those who have not answered. `clean`: the former gateway
+        has written its last in-flight record.
         """
         self._on(client_id, event)
         left = tuple(filter(self.gateways.is_alive, record.predecessors))
@@ -371,9 +363,8 @@ class Sessions:
     def leave(self, session: Session, *, with_will: bool) -> None:
         """The session's connection is gone, or about to be.
 
-        Args:
-            session: attached or not; nothing happens when it is not here any more.
-            with_will: whether its will is to be published; not after DISCONNECT 0x00 [MQTT-3.14.4-3].
+        Nothing happens when it is not here any more. `with_will`: its will is to be published; not after DISCONNECT
+        0x00 [MQTT-3.14.4-3].
         """
         client_id = session.client_id
         if self.live.get(client_id) is not session:

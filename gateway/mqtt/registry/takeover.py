@@ -73,12 +73,8 @@ def followed(record: SessionRecord, known: SessionRecord | None) -> SessionRecor
 def judge(record: SessionRecord | None, epoch: int | None, owner: str, *, ours: bool, is_read: bool) -> Event:
     """What another gateway's record means: the higher epoch is right, of equals the later in the log.
 
-    Args:
-        record: None: a deletion.
-        epoch: of the session as it is known here; None: not at all.
-        owner: we.
-        ours: what is known is of us.
-        is_read: what is known was read in the table, so that `record` lies behind it.
+    `record` None is a deletion, `owner` we. `epoch` is of the session as it is known here; None: not at all. `ours`:
+    what is known is of us. `is_read`: it was read in the table, so that `record` lies behind it.
     """
     if record is None:
         return Event.DELETED
@@ -131,14 +127,8 @@ def taken_over(
 ) -> SessionRecord:
     """The record of a session that is ours now, without a connection.
 
-    The epoch stays: a client that came back at another gateway meanwhile has a higher one.
-
-    Args:
-        record: as it was.
-        owner: we.
-        now: epoch milliseconds; the connection, if there was one, has ended by now.
-        clean: its former gateway has told all.
-        predecessors: who has not answered.
+    The epoch stays: a client that came back at another gateway meanwhile has a higher one. The connection, if there
+    was one, has ended by `now` (epoch ms). `clean`: its former gateway has told all. `predecessors` have not answered.
     """
     gone_at = record.gone_at if record.gone_at is not None else now
     will = record.will

@@ -20,15 +20,9 @@ log = structlog.get_logger(__name__)
 
 
 def due_at(pending: PendingWill, expiry: int, gone_at: int) -> int:
-    """When a will is to be published: after its delay, or when the session ends, whichever comes first.
+    """When a will is to be published: after its delay, or when the session ends, whichever comes first [MQTT-3.1.2-8].
 
-    Args:
-        pending: the will.
-        expiry: Session Expiry Interval in seconds.
-        gone_at: end of the connection, epoch milliseconds.
-
-    Returns:
-        Epoch milliseconds [MQTT-3.1.2-8].
+    In epoch milliseconds, as `gone_at`, the end of the connection; `expiry` is the Session Expiry Interval in seconds.
     """
     properties = pending.will.properties or NONE
     delay = properties.will_delay_interval or 0

@@ -76,10 +76,8 @@ class InflightMessages:
     def begin(self, record: Received | None, stage: int, name: str = "") -> int:
         """A delivery gets a packet identifier that is not in use [MQTT-2.2.1-4].
 
-        Args:
-            record: where it is; None for one that is not sent again (a shared subscription's).
-            stage: what the client owes.
-            name: the MQTT topic of a retained message.
+        `record` None: it is not sent again (a shared subscription's). `stage`: what the client owes. `name`: the MQTT
+        topic of a retained message.
         """
         packet_id = self._last % UNLIMITED + 1
         while packet_id in self._ids:
@@ -109,11 +107,9 @@ class InflightMessages:
                 self.forget(topic)
 
     def fit(self, ends: Places) -> None:
-        """Fit what was reached into the log.
+        """Fit what was reached into the log, which seems to end (`ends`) below that in some partitions.
 
-        Args:
-            ends: where the log ends, of partitions where it seems to end below what was reached. Where it does, it was
-                made anew (its broker tells no ids) or cut, and all of it is new.
+        Where it does, it was made anew (its broker tells no ids) or cut, and all of it is new.
         """
         for topic, partitions in ends.items():
             for partition, end in partitions.items():

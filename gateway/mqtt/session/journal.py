@@ -28,12 +28,10 @@ class Journal:
     __slots__ = ("_busy", "_next", "_scheduled", "_sent", "_stopped", "_too_large", "_write", "dirty")
 
     def __init__(self, write: Callable[[Owner], None], too_large: Callable[[], None]) -> None:
-        """A journal of one record.
+        """`write` submits the record as it is now, with the given owner.
 
-        Args:
-            write: submits the record as it is now, with the given owner.
-            too_large: called when Kafka will never take it as it is: what waits for that write is forgotten, so the
-                connection must end, as if it had been lost before.
+        `too_large` is called when Kafka will never take it as it is: what waits for that write is forgotten, so the
+        connection must end, as if it had been lost before.
         """
         self._write = write
         self._too_large = too_large

@@ -239,12 +239,8 @@ class InboundQos2:
     ) -> None:
         """A PUBLISH came: store it, unless it is one that came before [MQTT-4.3.3-10].
 
-        Args:
-            record: of the message.
-            packet_id: the client's.
-            slot: gets its result when PUBREC may be sent, at once or later.
-            retained: the MQTT topic, if the message is to be retained.
-            self_delivered: the session will be sent it.
+        `slot` gets its result when PUBREC may be sent, at once or later. `retained`: the MQTT topic, if the message is
+        to be retained. `self_delivered`: the session will be sent it.
         """
         message = self._known.get(packet_id)
         if message is not None:

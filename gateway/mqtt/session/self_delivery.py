@@ -49,13 +49,7 @@ class SelfDelivery:
     """What waits in this process for the live reader, each for at most the same time."""
 
     def __init__(self, live_reader: Positions, wait_s: float, clock: Callable[[], float]) -> None:
-        """Nothing waits.
-
-        Args:
-            live_reader: offers the records; tells us of it from now on.
-            wait_s: the longest wait, in seconds.
-            clock: the event loop's.
-        """
+        """`live_reader` tells us of what it offers from now on; nobody waits longer than `wait_s` of `clock`."""
         self._live_reader = live_reader
         self._wait_s = wait_s
         self._clock = clock
