@@ -11,12 +11,16 @@ bug and raises.
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 from flowcontrol.gate import Gate
 
 RESERVE: Final = 8
 """One part in so many of a budget is for those who have nothing on the way, and to open again after it was full."""
+
+UNCOUNTED: Final = 16 * 1024
+"""Bytes that a receiver may hold uncounted."""
 
 
 class BudgetError(Exception):
@@ -153,6 +157,10 @@ class Budget:
             self._wake_at = min(self._most_bytes, free + self._most_bytes // 16)
 
 
+UNBOUNDED: Final = Budget(sys.maxsize, sys.maxsize)
+"""For who is bounded by nothing but what is its own."""
+
+
 class ConnectionBudget:
     """What one connection has on the way, against its own limit and its share of what others use too.
 
@@ -256,3 +264,42 @@ class ConnectionBudget:
 def _spaced(held: int) -> int:
     """What must be free to go on with so much on the way: a quarter more, so that nobody is stopped at once again."""
     return held + held // 4
+
+
+class Holding(ConnectionBudget):
+    """What one receiver holds of what is on its way to all: sent, and neither read nor settled.
+
+    It is told as a whole, when something was sent or settled, not for each message. So that it costs nothing to keep
+    up, `UNCOUNTED` bytes are everybody's, whatever others hold: who holds less is not counted, and never waits.
+
+    Invariant: `bytes` is what the receiver held when it was last counted, less than `UNCOUNTED` from what it holds,
+    and 0 when it holds less than that. `records` is 1 if it is counted, so that a budget's are its receivers.
+    """
+
+    __slots__ = ("_budget",)
+
+    def __init__(self, budget: Budget) -> None:
+        """Nothing is held; `budget` is that of all receivers."""
+        super().__init__(budget.bytes_limit, budget.records_limit)
+        self._budget = budget
+
+    def hold(self, size: int) -> None:
+        """The receiver holds `size` bytes now."""
+        if size < UNCOUNTED:
+            size = 0
+        change = size - self.bytes
+        if not change or (size and self.gate.is_open and -UNCOUNTED < change < UNCOUNTED):
+            return
+        if change > 0:
+            counted = 0 if self.bytes else 1
+            self._budget.take(change, counted)
+            self.take(change, counted, self._budget)
+        else:
+            counted = 0 if size else 1
+            self._budget.give(-change, counted)
+            self.give(-change, counted)
+
+    @property
+    def more(self) -> int:
+        """How many more bytes it may hold."""
+        return max(0, self._budget.free - self.bytes)

@@ -35,7 +35,10 @@ class Window(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BudgetFlow(msgspec.Struct, frozen=True):
-    """A budget: bytes and records that were submitted to Kafka and are not answered, and their limits."""
+    """A budget: bytes and records that were submitted to Kafka and are not answered, and their limits.
+
+    Of `outgoing`: bytes on their way to clients, and the receivers that hold them.
+    """
 
     name: str
     bytes: int

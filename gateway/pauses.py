@@ -22,6 +22,7 @@ PROCESS_BUDGET: Final = "process budget"
 TOPIC_BUDGET: Final = "topic budget"
 CONNECTION_BUDGET: Final = "connection budget"
 SHARE: Final = "share of a budget"  # a connection has more on the way than is free in the topic's or the process's
+OUTGOING_BUDGET: Final = "outgoing budget"  # a receiver holds more than is free in the budget of all
 SLOW_READER: Final = "slow reader"  # the write buffer is over its mark
 RECEIVE_MAXIMUM: Final = "Receive Maximum"  # of an MQTT client: used up
 NO_CREDIT: Final = "no credit"  # of an AMQP receiver, or a WebSocket's
@@ -32,8 +33,8 @@ KAFKA_UNREACHABLE: Final = "Kafka unreachable"
 NO_CAPACITY: Final = (RECEIVE_MAXIMUM, NO_CREDIT, UNSETTLED)
 """What somebody who is behind may lack, beside room in the write buffer, of which its socket tells."""
 REASONS: Final = (
-    PROCESS_BUDGET, TOPIC_BUDGET, CONNECTION_BUDGET, SHARE, SLOW_READER, RECEIVE_MAXIMUM, NO_CREDIT, UNSETTLED,
-    UNANSWERED, KAFKA_SILENT, KAFKA_UNREACHABLE,
+    PROCESS_BUDGET, TOPIC_BUDGET, CONNECTION_BUDGET, SHARE, OUTGOING_BUDGET, SLOW_READER, RECEIVE_MAXIMUM, NO_CREDIT,
+    UNSETTLED, UNANSWERED, KAFKA_SILENT, KAFKA_UNREACHABLE,
 )  # fmt: skip
 
 PROCESS: Final = "process"  # the subject of its budget's pauses

@@ -26,7 +26,7 @@ class AmqpListener(ProtocolListener):
         self, services: Services, spawn: Spawn, tls: ssl.SSLContext | None, strangers: Strangers | None = None
     ) -> None:
         config = services.config
-        super().__init__("amqp", config.address, spawn, tls, strangers)
+        super().__init__("amqp", config.address, spawn, tls, strangers, outgoing=services.publisher.budgets.outgoing)
         self._services = services
         self._open: set[AmqpConnection] = set()
         self._limits = Limits(

@@ -61,7 +61,15 @@ class Services:
         self.subscriptions = Subscriptions()
         dead_letters = DeadLetters(publisher, config.dead_letter_topic, config.max_attempts, self.counts)
         self.ingress = Ingress(publisher, self.gates, self.counts, config.link_bytes, config.max_body_bytes)
-        self.egress = Egress(live_reader, dead_letters, self.subscriptions, names, self.counts, config.max_unsettled)
+        self.egress = Egress(
+            live_reader,
+            dead_letters,
+            self.subscriptions,
+            names,
+            self.counts,
+            config.max_unsettled,
+            publisher.budgets.outgoing,
+        )
         self.nodes = Nodes(live_reader, publisher, config.reply_topic, random_id)
         self.coordinators = Coordinators(
             transactions,

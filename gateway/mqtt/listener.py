@@ -45,7 +45,7 @@ class MqttListener(ProtocolListener):
         self, services: Services, spawn: Spawn, tls: ssl.SSLContext | None, strangers: Strangers | None = None
     ) -> None:
         config = services.config
-        super().__init__("mqtt", config.address, spawn, tls, strangers)
+        super().__init__("mqtt", config.address, spawn, tls, strangers, outgoing=services.publisher.budgets.outgoing)
         self._services = services
         self._clock = services.publisher.fence.now
         services.publisher.fence.listen(self._frozen)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, cast
 
@@ -15,13 +16,14 @@ from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import _ErrInfo
 
-from flowcontrol.budget import ConnectionBudget
+from flowcontrol.budget import UNBOUNDED, Budget, ConnectionBudget
 from gateway.config import Address
 from gateway.net.heads import HeadError, Heads
 from gateway.net.http_requests import RequestsInTurn
 from gateway.net.listener import Bound, open_server
 from gateway.net.pump import LINGER_S
 from gateway.net.strangers import Stranger, Strangers
+from gateway.net.unread import Unread
 from gateway.security.origins import Hosts
 from gateway.security.throttle import address_of
 
@@ -51,8 +53,8 @@ class HttpConnection(RequestsInTurn):
 
     __slots__ = (
         "_behind", "_body", "_broken", "_gone", "_head_bytes", "_identified", "_last", "_left", "_max_bytes",
-        "_max_head_bytes", "_refuse", "_requests", "_rest", "_small", "_stranger",
-        "_strangers", "unacknowledged",
+        "_max_head_bytes", "_outgoing", "_refuse", "_requests", "_rest", "_small", "_stranger", "_strangers", "_unread",
+        "unacknowledged",
     )  # fmt: skip
 
     def __init__(
@@ -62,9 +64,13 @@ class HttpConnection(RequestsInTurn):
         max_bytes: int,
         max_head_bytes: int,
         strangers: Strangers | None,
+        *,
+        outgoing: Budget,
         **options: Any,
     ) -> None:
         super().__init__(server, **options)
+        self._outgoing = outgoing
+        self._unread: Unread | None = None  # an answer, while its reader is slow
         # what is on its way to Kafka of requests that were answered before; None: there was none
         self.unacknowledged: ConnectionBudget | None = None
         self._max_bytes = max_bytes
@@ -92,9 +98,27 @@ class HttpConnection(RequestsInTurn):
             address = address_of(f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown")
             self._stranger = self._strangers.enter(address, cast("asyncio.Transport", transport).abort)
 
+    def pause_writing(self) -> None:
+        """The kernel takes no more of an answer: it is counted until it is read. The next request waits for that."""
+        super().pause_writing()
+        if self.transport is not None:
+            self._unread = Unread(self._outgoing, sys.maxsize)
+            self._unread.count(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """The answer is read."""
+        super().resume_writing()
+        self._forget_unread()
+
+    def _forget_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.count(0)
+            self._unread = None
+
     def _forget(self) -> None:
         """The socket is not ours any more: no cycle is left of this object and what it has read."""
         self.identified()
+        self._forget_unread()
         self._stranger = self._body = None
 
     def identified(self) -> None:
@@ -352,12 +376,14 @@ class HttpServer(Bound, web.Server):
         max_fields: int = HEADER_FIELDS,
         max_head_bytes: int = HEAD_BYTES,
         strangers: Strangers | None = None,
+        outgoing: Budget = UNBOUNDED,
     ) -> None:
         """Nothing is bound yet.
 
         `head_timeout_s` is the time for a request's head, and between two requests of a connection. `max_bytes` is of a
         request's line, and of each field of its head. With `handler_cancellation`, `handle` is cancelled when its
-        client leaves. `strangers` counts what clients send before `HttpConnection.identified`.
+        client leaves. `strangers` counts what clients send before `HttpConnection.identified`, `outgoing` answers that
+        are not read.
         """
         super().__init__(
             self._checked,
@@ -378,6 +404,7 @@ class HttpServer(Bound, web.Server):
         self._max_bytes = max_bytes
         self._max_head_bytes = max_head_bytes
         self._strangers = strangers
+        self._outgoing = outgoing
 
     def __call__(self) -> web.RequestHandler:
         """The protocol of a new socket."""
@@ -387,6 +414,7 @@ class HttpServer(Bound, web.Server):
             self._max_bytes,
             self._max_head_bytes,
             self._strangers,
+            outgoing=self._outgoing,
             loop=self._loop,
             **self._kwargs,
         )

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from flowcontrol.budget import Budget
 from gateway.config import Address
 from gateway.flow import Flowing
 from gateway.net.alarms import Alarms
@@ -27,10 +28,18 @@ class ProtocolListener(Listener, abc.ABC):
     """A subclass makes the connections of its protocol, and closes them in the protocol's way."""
 
     def __init__(
-        self, name: str, address: Address, spawn: Spawn, tls: ssl.SSLContext | None, strangers: Strangers | None
+        self,
+        name: str,
+        address: Address,
+        spawn: Spawn,
+        tls: ssl.SSLContext | None,
+        strangers: Strangers | None,
+        *,
+        outgoing: Budget,
     ) -> None:
-        """`strangers` counts what peers send before they have logged in; otherwise as `Listener`."""
+        """`strangers` counts what peers send before they have logged in, `outgoing` what they have not read."""
         super().__init__(name, address, self._make_pump, tls, strangers)
+        self._outgoing = outgoing
         self._spawn = spawn
         self._writes = Writes()
         self._alarms = Alarms()
@@ -76,4 +85,5 @@ class ProtocolListener(Listener, abc.ABC):
             writes=self._writes,
             alarms=self._alarms,
             strangers=self._strangers,
+            outgoing=self._outgoing,
         )

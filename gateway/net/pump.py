@@ -13,10 +13,12 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol, cast
 
+from flowcontrol.budget import UNBOUNDED, UNCOUNTED, Budget
 from gateway.failures import failures
 from gateway.flow import Flowing
 from gateway.net.alarms import WIDTH_S, Alarms
 from gateway.net.strangers import Stranger, Strangers
+from gateway.net.unread import LOW, Unread
 from gateway.net.writes import Writes
 from gateway.pauses import CONNECTION_BUDGET, SHARE, SLOW_READER, UNANSWERED, pauses
 from gateway.security.throttle import address_of
@@ -25,7 +27,6 @@ from gateway.turns import SLICE_S
 from protocols.connection import Connection, ConnectionFailed
 
 WRITE_HIGH: Final = 256 * 1024  # stop producing above it, credit or not (flow control, part 2)
-WRITE_LOW: Final = 64 * 1024
 LINGER_S: Final = 1.0  # how long a closed connection is drained, so that its last bytes are not lost in a reset
 AHEAD_BYTES: Final = 16 * 1024
 """What is read while a session waits: the events of it are held, which take some ten times as much."""
@@ -81,9 +82,9 @@ class Pump(asyncio.Protocol):
     """One socket with one sans-io connection and the session that gives it meaning."""
 
     __slots__ = (
-        "_ahead", "_alarms", "_clock", "_closed", "_eof", "_events", "_holding", "_lost", "_pauses", "_piece", "_spawn",
-        "_stranger", "_strangers", "_timer", "_timer_at", "_writes", "connection", "flushing", "handler", "lingering",
-        "peer", "transport", "writable",
+        "_ahead", "_alarms", "_clock", "_closed", "_eof", "_events", "_holding", "_lost", "_outgoing", "_pauses",
+        "_piece", "_spawn", "_stranger", "_strangers", "_timer", "_timer_at", "_unread", "_writes", "connection",
+        "flushing", "handler", "lingering", "peer", "transport", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -97,11 +98,12 @@ class Pump(asyncio.Protocol):
         writes: Writes | None = None,
         alarms: Alarms | None = None,
         strangers: Strangers | None = None,
+        outgoing: Budget = UNBOUNDED,
     ) -> None:
         """Join the parts; `lost` is told when the socket is gone, after the handler.
 
         `writes` and `alarms` are shared by the pumps of one listener (None: this one has its own); `strangers` counts
-        what comes until `identified` (None: the peer has logged in).
+        what comes until `identified` (None: the peer has logged in); `outgoing` what slow readers have not read.
         """
         self._lost = lost
         self._strangers = strangers
@@ -112,8 +114,10 @@ class Pump(asyncio.Protocol):
         self.handler = handler
         self.transport: asyncio.Transport | None = None  # asyncio's; None before it is there, and when it is gone
         self.peer = ""  # its address, for logs
-        self.writable = True  # whether the write buffer is below its mark
+        self.writable = True  # whether the write buffer is below its mark, and its reader's share
         self.lingering = False  # whether what the peer still sends is thrown away
+        self._outgoing = outgoing
+        self._unread: Unread | None = None  # while the reader is slow
         self._spawn = spawn
         self._clock = clock
         self._pauses: frozenset[str] = NOTHING  # most pumps never need one of their own; a set takes 216 bytes
@@ -133,7 +137,7 @@ class Pump(asyncio.Protocol):
         """The socket is open."""
         transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
         self.transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
+        transport.set_write_buffer_limits(high=UNCOUNTED, low=LOW)
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"  # gone already
         if self._strangers is not None:
@@ -216,15 +220,26 @@ class Pump(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        """The write buffer is over its high mark."""
-        self.writable = False
-        pauses.begin(SLOW_READER, self, self.handler.subject)
+        """The kernel takes no more: from now on what is unread is counted, and has its bounds."""
+        self._unread = Unread(self._outgoing, WRITE_HIGH)
+        self._count_unread(self._unread)
+
+    def _count_unread(self, unread: Unread) -> None:
+        if not unread.count(self.unwritten) and self.writable:
+            self.writable = False
+            pauses.begin(SLOW_READER, self, self.handler.subject)
+
+    def _forget_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.count(0)
+            self._unread = None
+            pauses.end(SLOW_READER, self)
 
     def resume_writing(self) -> None:
-        """The write buffer is below its low mark."""
-        self.writable = True
-        pauses.end(SLOW_READER, self)
-        if not self._closed:
+        """The reader has caught up."""
+        self._forget_unread()
+        if not self.writable and not self._closed:
+            self.writable = True
             try:
                 self.handler.writable()
             except Exception as error:
@@ -238,7 +253,8 @@ class Pump(asyncio.Protocol):
         self._events = None
         self._disarm()
         self.identified()
-        pauses.end_all(self, SLOW_READER, *NOTED)
+        self._forget_unread()
+        pauses.end_all(self, *NOTED)
         try:
             self.handler.disconnected(str(exc) if exc is not None else "closed")
         except Exception as error:
@@ -299,6 +315,8 @@ class Pump(asyncio.Protocol):
         data = self.connection.data_to_send()
         if data:
             transport.write(data)
+            if self._unread is not None:
+                self._count_unread(self._unread)
         if self.connection.closing:
             self.close()
             return

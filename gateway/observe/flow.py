@@ -41,7 +41,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     at: float  # epoch seconds
     connections_total: int  # how many there are, of those that were asked for
     connections: list[ConnectionFlow]  # those that are paused first, then those with the most bytes on the way
-    budgets: list[BudgetFlow]  # of the process first, then of the topics with the most in them
+    budgets: list[BudgetFlow]  # what goes to Kafka, what goes to clients, then the topics with the most in them
     paused: list[PausedNow]  # what is paused, the longest first
     episodes: list[Episode]  # the last pauses that are over, the newest first
 

@@ -93,11 +93,12 @@ def _decoded(document: bytes) -> Snapshot:
 
 def view(snapshot: Snapshot, rows: int | None, columns: int) -> Group:
     """All of it; as much as fits in `rows` lines, if that is given, of so many columns."""
-    process, *topics = snapshot.budgets
+    process, outgoing, *topics = snapshot.budgets
     parts: list[RenderableType] = [
         Text(
             f"trivium flow {_clock(snapshot.at)}  {snapshot.connections_total:,} connections  to Kafka "
-            f"{size(process.bytes)} of {size(process.bytes_limit)}, {process.records:,} records",
+            f"{size(process.bytes)} of {size(process.bytes_limit)}, {process.records:,} records  to clients "
+            f"{size(outgoing.bytes)} of {size(outgoing.bytes_limit)}",
             no_wrap=True,
             overflow="ellipsis",
         ),

@@ -137,6 +137,7 @@ class RestListener(HttpServer):
             max_fields=config.max_headers,
             max_head_bytes=config.max_head_bytes,
             strangers=services.strangers,
+            outgoing=services.publisher.budgets.outgoing,
         )
         self._leaving: list[asyncio.Task[None]] = []
 

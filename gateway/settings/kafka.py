@@ -78,7 +78,7 @@ class EmbeddedConfig(Section):
 
 
 class BudgetConfig(Section):
-    """Bounds on what was submitted to Kafka and is not answered yet (flow control, part 1)."""
+    """Bounds on what is on its way: to Kafka and not answered yet, and to clients and not read or settled yet."""
 
     process_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 256 * MEBIBYTE
     """of the process: the main bound on memory"""
@@ -88,6 +88,11 @@ class BudgetConfig(Section):
     """of one connection, so that one client cannot take the whole budget; and as much for parts of its AMQP messages"""
     topic_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 128 * MEBIBYTE
     """of one Kafka topic, so that one slow topic slows its own senders first"""
+    # A connection that reads nothing costs little; thousands that have credit for everything would cost the process.
+    outgoing_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 256 * MEBIBYTE
+    """of all receivers of all protocols: what they were sent and have neither read nor settled, 512 bytes for each
+    unsettled message beside its own, and answers of HTTP that are not read. Nobody may have more than is free; 16 KiB
+    of each socket and of each AMQP link are not counted"""
     login_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 64 * MEBIBYTE
     """of all connections that have not logged in: what they have sent, and 48 KiB for each TLS handshake under way (so
     some 1,300 at once). Beyond it the oldest connection of the address that holds the most is cut off"""

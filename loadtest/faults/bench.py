@@ -38,6 +38,7 @@ class Plan(NamedTuple):
         rounds: kills of broker and gateway in turn.
         crowd: connections at once.
         budget: of the gateway, MiB.
+        outgoing: of its receivers, MiB.
     """
 
     connections: int = 4
@@ -54,6 +55,7 @@ class Plan(NamedTuple):
     rounds: int = 10
     crowd: int = 5000
     budget: int = 64
+    outgoing: int = 16
 
     @property
     def terms(self) -> Terms:
@@ -67,6 +69,7 @@ class Plan(NamedTuple):
             "TRIVIUM_BUDGET__PROCESS_BYTES": str(self.budget * MIB),
             "TRIVIUM_BUDGET__CONNECTION_BYTES": str(self.budget * MIB // 4),
             "TRIVIUM_BUDGET__TOPIC_BYTES": str(self.budget * MIB // 2),
+            "TRIVIUM_BUDGET__OUTGOING_BYTES": str(self.outgoing * MIB),
             "TRIVIUM_HTTP__HEADER_TIMEOUT_S": "5",
             "TRIVIUM_AMQP__IDLE_TIMEOUT_S": "5",
         }

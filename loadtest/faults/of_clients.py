@@ -26,7 +26,7 @@ KEEP_ALIVE_S: Final = 2
 SLACK: Final = 8  # descriptors that come with time and stay: connections to Kafka
 LARGE: Final = b"x" * 20_000
 LITTLE: Final = 4096  # bytes of a receive buffer
-DEAF_MIB: Final = 8  # a receiver that reads nothing: 10,000 unsettled messages of an AMQP link, and what is written
+DEAF_MIB: Final = 16  # of all that read nothing, beside their budget: what of each is not counted, and the allocator's
 OVER: Final = 50_000  # transfers in one go; the credit is a thousand
 CROWD_S: Final = 1.0  # within which all of them begin
 
@@ -322,7 +322,7 @@ def faults(plan: Plan) -> tuple[Fault, ...]:
             "no reading",
             f"{MANY} receivers of each protocol ask for everything and read nothing for {plan.short:g} s",
             no_reading,
-        )._replace(held_mib=MANY * DEAF_MIB),
+        )._replace(held_mib=plan.outgoing + DEAF_MIB),
         quiet("flood", f"eight clients send 20 kB messages without a pause for {plan.short:g} s", flood),
         quiet("flood, stalled", f"the same while Kafka has SIGSTOP for {plan.short:g} s", flood_stalled),
         quiet("no credit", "transfers beyond the link credit, PUBLISH beyond the Receive Maximum", no_credit),

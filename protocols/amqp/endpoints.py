@@ -68,7 +68,7 @@ class Endpoints:
         lib.pn_transport_bind(io, conn)
         self._links: dict[Any, Link] = {}
         self._sessions: list[Session] = []  # few, and looked for rarely: a dict takes thrice as much
-        self._sent: dict[Any, tuple[Link, Any]] = {}  # delivery -> its link and the token of its sender
+        self._sent: dict[Any, tuple[Link, Any, int]] = {}  # delivery -> its link, the sender's token, the bytes
         self._stale = 0  # of these, how many are of links that were detached
         self._stalled: list[Link] = []
         self._untidy: list[Link] = []  # were answered, or are finished and nothing of them is held
@@ -365,7 +365,7 @@ class Endpoints:
         if link.incoming or not link.held:
             return
         self._stale += link.held
-        link.held = 0
+        link.held = link.held_bytes = 0
         # All are looked through when half of them are forgotten: thousands of links may be detached one by one.
         if self._stale * 2 >= len(self._sent):
             self._sent = {delivery: sent for delivery, sent in self._sent.items() if sent[0].attached}

@@ -187,13 +187,15 @@ class Engine(Transacting):
         self._tag = tag = (self._tag + 1) & 0xFFFFFFFF
         _write_tag(_tag_bytes, 0, tag)
         delivery = _new_delivery(handle, _tag)
-        _send(handle, data, len(data))
+        size = len(data)
+        _send(handle, data, size)
         _advance(handle)
         if token is None:
             _settle(delivery)
         else:
-            self._sent[delivery] = (link, token)
+            self._sent[delivery] = (link, token, size)
             link.held += 1
+            link.held_bytes += size
 
     def drains(self, link: Link) -> bool:
         """Whether the peer wants an outgoing link's credit used up or given back (part 2.6.7)."""
@@ -211,6 +213,7 @@ class Engine(Transacting):
         handlers = _HANDLERS
         accepting: Link | None = None  # whose run of accepted deliveries the last event is
         accepted: list[Any] = []
+        accepted_bytes = 0
         while event := _peek(collector):
             kind = _event_type(event)
             if self.over:
@@ -221,24 +224,32 @@ class Engine(Transacting):
                 if self._sent and _remote_state(delivery) == _ACCEPTED:
                     sent = self._sent.pop(delivery, None)
                 if sent is None or not sent[0].attached:  # of a link that is gone: its memory may be another's now
-                    accepting = None
+                    if accepting is not None:
+                        accepting.let_go(len(accepted), accepted_bytes)
+                        accepting = None
                     self._on_delivery(delivery, events)
                 else:
                     # Settled here and at once: proton reuses the handle, and a second disposition may already be
                     # queued.
                     _settle(delivery)
-                    link, token = sent
-                    link.held -= 1
+                    link, token, size = sent
                     if link is not accepting:
-                        accepting, accepted = link, []
+                        if accepting is not None:
+                            accepting.let_go(len(accepted), accepted_bytes)
+                        accepting, accepted, accepted_bytes = link, [], 0
                         events.append(DeliveriesAccepted(link, accepted))
                     accepted.append(token)
+                    accepted_bytes += size
             else:
-                accepting = None
+                if accepting is not None:
+                    accepting.let_go(len(accepted), accepted_bytes)
+                    accepting = None
                 handler = handlers.get(kind)
                 if handler is not None:
                     handler(self, event, events)
             _pop(collector)
+        if accepting is not None:
+            accepting.let_go(len(accepted), accepted_bytes)
 
     def _on_delivery(self, delivery: Any, events: list[Any]) -> None:
         handle = _delivery_link(delivery)
@@ -341,7 +352,7 @@ class Engine(Transacting):
         if sent is None:
             return
         state = self._read_state(delivery, code)
-        link.held -= 1
+        link.let_go(1, sent[2])
         _settle(delivery)  # at once, as in `_process`
         events.append(DispositionReceived(link, sent[1], state, settled))
 

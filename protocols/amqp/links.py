@@ -67,8 +67,8 @@ class Link:
     """
 
     __slots__ = (
-        "accepted", "attached", "context", "credit", "finished", "handle", "held", "incoming", "limit", "name",
-        "partial", "partial_size", "peer_max_message_bytes", "properties", "second", "session", "settle_mode",
+        "accepted", "attached", "context", "credit", "finished", "handle", "held", "held_bytes", "incoming", "limit",
+        "name", "partial", "partial_size", "peer_max_message_bytes", "properties", "second", "session", "settle_mode",
         "source", "stalled", "target",
     )  # fmt: skip
 
@@ -101,8 +101,14 @@ class Link:
         self.finished = False
         self.credit = 0  # incoming: how many more deliveries the peer may start. Outgoing: see `Connection.credit_of`.
         self.held = 0  # deliveries whose handle somebody keeps; the handle's memory stays until it is 0
+        self.held_bytes = 0  # of an outgoing link: their messages
         self.limit = 0  # max-message-size, ours, announced (bytes)
         self.partial: bytearray | None = None  # of a delivery that is not complete
         self.partial_size = 0
         self.stalled = False  # outgoing: waits for the peer's session window
         self.context: Any = None  # the owner's own object; the engine never looks at it, and forgets it with the link
+
+    def let_go(self, count: int, size: int) -> None:
+        """Nobody keeps the handles of `count` deliveries any more that were sent, of `size` bytes together."""
+        self.held -= count
+        self.held_bytes -= size

@@ -45,9 +45,10 @@ class Transacting(Endpoints):
         Returns:
             False when there is none: the peer has settled it meanwhile, or the link is gone.
         """
-        if self._sent.pop(delivery, None) is None:
+        sent = self._sent.pop(delivery, None)
+        if sent is None:
             return False
-        link.held -= 1
+        link.let_go(1, sent[2])
         lib.pn_delivery_update(delivery, state.code)
         lib.pn_delivery_settle(delivery)
         return True
@@ -73,7 +74,7 @@ class Transacting(Endpoints):
             return
         if settled:
             del self._sent[delivery]
-            link.held -= 1
+            link.let_go(1, sent[2])
             lib.pn_delivery_settle(delivery)
             events.append(Retired(link, token, None, txn_id, state))
         elif state is not None:

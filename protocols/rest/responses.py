@@ -109,5 +109,6 @@ class Page:
 
     def finish(self) -> bytes:
         """The body of the answer; the page takes nothing more."""
-        self._body += b"]"
-        return bytes(self._body)
+        body, self._body = self._body, bytearray()
+        body += b"]"
+        return bytes(body)

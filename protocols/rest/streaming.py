@@ -57,5 +57,6 @@ class Lines:
         return True
 
     def finish(self) -> bytes:
-        """The body."""
-        return bytes(self._body)
+        """The body; nothing more is taken."""
+        body, self._body = self._body, bytearray()
+        return bytes(body)

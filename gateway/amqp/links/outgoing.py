@@ -16,6 +16,7 @@ import msgspec
 import structlog
 from aiokafka import TopicPartition
 
+from flowcontrol.budget import UNCOUNTED, Budget, Holding
 from gateway.amqp.counters import Counts
 from gateway.amqp.links.dead_letters import DeadLetters
 from gateway.amqp.links.peer import Peer
@@ -29,7 +30,7 @@ from gateway.kafka.groups.assignment import AssignedPartition
 from gateway.kafka.groups.membership import Membership
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.read.live_reader import LiveReader
-from gateway.pauses import NO_CREDIT, SLOW_READER, UNSETTLED, Pause, pauses
+from gateway.pauses import NO_CREDIT, OUTGOING_BUDGET, SLOW_READER, UNSETTLED, Pause, pauses
 from gateway.security.group_names import GroupNames
 from mapping.amqp.outgoing import from_record
 from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
@@ -43,10 +44,12 @@ log = structlog.get_logger(__name__)
 DEAD_LETTER_S: Final = 5.0
 """How long a link that has ended waits for its dead letters; afterwards their records go back to the group too."""
 
-SENDS: Final = 64
-"""Records sent between two looks at the credit, the session's window and the clock."""
-LARGE: Final = 4096
-"""Bytes of a message after which the session's window is looked at again at once."""
+BURST: Final = 64
+"""Records sent between two looks at the credit, the session's window, the receiver's share and the clock."""
+LARGE: Final = 1024
+"""So many bytes of a message count as one more record of a burst."""
+UNSETTLED_COST: Final = 512
+"""Bytes that a delivery takes beside its message, in proton and here, until it is settled."""
 
 DRAIN_S: Final = 8.0
 """So long a drain (part 2.6.7) waits while nothing is read, before it is answered all the same: as others for Kafka."""
@@ -63,15 +66,16 @@ class Egress(msgspec.Struct, frozen=True):
     names: GroupNames  # whose the groups are
     counts: Counts  # what became of the records
     max_unsettled: int  # records that one link may have sent and not settled
+    outgoing: Budget  # of all receivers, for what is unsettled
 
 
 class OutgoingLink:
     """One link of a receiving peer: a `contracts.Subscriber` and, for the live reader, `Fanout` of itself."""
 
     __slots__ = (
-        "_burst", "_condition", "_dead_letters", "_draining", "_egress", "_engine", "_left", "_membership",
-        "_none_pending", "_now_ms", "_partition", "_peer", "_pending", "_released", "_selected", "_settled", "_source",
-        "_waits", "link", "lossy", "retiring", "topic", "unsettled",
+        "_burst", "_condition", "_dead_letters", "_draining", "_egress", "_engine", "_holding", "_left",
+        "_membership", "_none_pending", "_now_ms", "_partition", "_peer", "_pending", "_released", "_selected",
+        "_settled", "_source", "_waits", "link", "lossy", "retiring", "topic", "unsettled",
     )  # fmt: skip
 
     def __init__(self, egress: Egress, peer: Peer, link: Link, source: Source, *, settled: bool) -> None:
@@ -85,6 +89,7 @@ class OutgoingLink:
         self._membership: Membership | NodeConsumer | None = None
         self._selected: tuple[tuple[OutgoingLink, None], ...] = ((self, None),)
         self._draining: asyncio.Task[None] | None = None
+        self._holding: Holding | None = None  # what is unsettled, from the first time on that it is much
         self._left = False
         self._dead_letters = egress.dead_letters
         self._pending = 0  # dead letters on their way to Kafka
@@ -109,9 +114,11 @@ class OutgoingLink:
 
     @property
     def demand(self) -> int:
-        """Credit, bounded by what may be unsettled; 0 while the socket is slow."""
-        peer = self._peer
+        """Credit, bounded by what may be unsettled; 0 while the socket is slow, or the peer holds too much."""
+        peer, holding = self._peer, self._holding
         if self._left or not self.link.accepted or peer.gone or not peer.pump.writable:
+            return 0
+        if holding is not None and not holding.gate.is_open:
             return 0
         capacity = self._egress.max_unsettled - self.unsettled
         return max(0, min(self._engine.credit_of(self.link), capacity))
@@ -129,13 +136,15 @@ class OutgoingLink:
             return None
         if not self._peer.pump.writable:
             return pauses.since(SLOW_READER, self._peer.pump)
+        if self._holding is not None and not self._holding.gate.is_open:
+            return pauses.since(OUTGOING_BUDGET, self)
         reason = UNSETTLED if self._is_full else NO_CREDIT
         return pauses.since(reason, self) or Pause(reason)
 
     def lacks(self) -> tuple[str, str] | None:
         """Why there is no demand, and whose it is (`gateway.kafka.contracts.Subscriber`)."""
         paused, peer = self._paused(), self._peer
-        if paused is None or paused.reason == SLOW_READER:
+        if paused is None or paused.reason in (SLOW_READER, OUTGOING_BUDGET):
             return None
         return paused.reason, subject("amqp", peer.container_id, peer.pump.peer)
 
@@ -159,12 +168,11 @@ class OutgoingLink:
         pump = peer.pump
         # Looked at anew in each turn of the loop in which something is sent.
         if self._burst <= 0 or not pump.flushing or not pump.writable:
-            self._burst = min(self.demand, SENDS)
+            self._burst = self._next_burst()
             if self._burst <= 0:
                 self._waits = True
                 return False
             self._now_ms = peer.now_ms()
-        self._burst -= 1
         membership = self._membership
         attempts = membership.attempts(record) if membership is not None else 0
         if (
@@ -197,10 +205,37 @@ class OutgoingLink:
             self.unsettled += 1
             self._engine.send(self.link, data, record)
         size = len(data)
-        if size > LARGE:
-            self._burst = 0
+        self._burst -= 1 + size // LARGE
         peer.wrote(size)
         return True
+
+    def _next_burst(self) -> int:
+        """How many records may be sent before this is asked again."""
+        link = self.link
+        if link.held_bytes + link.held * UNSETTLED_COST >= UNCOUNTED:
+            self._count()
+        burst = min(self.demand, BURST)
+        if burst > 0 and self._holding is not None:
+            burst = min(burst, 1 + self._holding.more // LARGE)
+        return burst
+
+    def _count(self) -> None:
+        """Tell the budget of all receivers what is unsettled."""
+        holding = self._holding
+        if holding is None:
+            holding = self._holding = Holding(self._egress.outgoing)
+            holding.gate.subscribe(self._share_changed)
+        holding.hold(self.link.held_bytes + self.link.held * UNSETTLED_COST)
+
+    def _share_changed(self, is_open: bool) -> None:
+        """The peer holds more than its share of what all receivers may hold, or no longer."""
+        self._burst = 0
+        if is_open:
+            pauses.end(OUTGOING_BUDGET, self)
+            self.wake()
+        else:
+            peer = self._peer
+            pauses.begin(OUTGOING_BUDGET, self, subject("amqp", peer.container_id, peer.pump.peer))
 
     # the peer's words
 
@@ -216,6 +251,8 @@ class OutgoingLink:
         """The peer has accepted records that were sent unsettled."""
         was_full = self._is_full
         self.unsettled -= len(records)
+        if self._holding is not None:
+            self._count()
         if self._membership is not None:
             self._membership.done_all(records)
         if self._waits or was_full:
@@ -226,6 +263,8 @@ class OutgoingLink:
         counts = self._egress.counts
         was_full = self._is_full
         self.unsettled -= 1
+        if self._holding is not None:
+            self._count()
         membership = self._membership
         code = outcomes.RELEASED if state is None else state.code
         if code == outcomes.REJECTED:
@@ -350,6 +389,11 @@ class OutgoingLink:
             return
         self._left = True
         self._selected = ()  # which holds this link
+        if self._holding is not None:
+            self._holding.gate.unsubscribe(self._share_changed)
+            self._holding.hold(0)
+            self._holding = None
+            pauses.end(OUTGOING_BUDGET, self)
         if self._draining is not None:
             self._draining.cancel()
         source, egress = self._source, self._egress

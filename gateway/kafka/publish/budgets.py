@@ -1,10 +1,14 @@
-"""The budgets of what was submitted and is not answered: of the process, of each topic, of each connection."""
+"""The budgets of what was submitted and is not answered: of the process, of each topic, of each connection.
+
+And that of what is on its way to clients: one of the process, of which each receiver has a share.
+"""
 
 from __future__ import annotations
 
 import heapq
+import sys
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -14,12 +18,18 @@ from gateway.flow import BudgetFlow, budget_flow
 from gateway.pauses import PROCESS, PROCESS_BUDGET, TOPIC_BUDGET, pauses
 from gateway.statistics import gauge
 
+OUTGOING: Final = "outgoing"  # what the budget of all receivers is called
+
 
 class BudgetStatistics(msgspec.Struct, frozen=True):
     """What is in the budgets; their gates are among the pauses (`gateway.pauses`)."""
 
     limit_bytes: Annotated[int, gauge("bytes submitted and not answered at which nobody is asked for more")]
     topic_bytes: Annotated[dict[str, int], gauge("bytes submitted and not answered", "topic")]
+    outgoing_limit_bytes: Annotated[int, gauge("bytes on the way to clients, of which each may have what is free")]
+    outgoing_bytes: Annotated[int, gauge("bytes sent to clients that they have neither read nor settled")]
+    outgoing_receivers: Annotated[int, gauge("receivers that hold a part of these")]
+    outgoing_waiting: Annotated[int, gauge("receivers that get no more before others let go of something")]
 
 
 class Budgets:
@@ -28,6 +38,8 @@ class Budgets:
     def __init__(self, limits: BudgetConfig) -> None:
         self.process = Budget(limits.process_bytes, limits.process_records)  # bytes and records of the whole process
         self.process.gate.subscribe(partial(pauses.turned, PROCESS_BUDGET, PROCESS))
+        # bytes on their way to clients; its records are the receivers that hold some
+        self.outgoing = Budget(limits.outgoing_bytes, sys.maxsize)
         self._limits = limits
         self._topics: dict[str, Budget] = {}
         self._kept: set[str] = set()
@@ -62,10 +74,19 @@ class Budgets:
         return ConnectionBudget(self._limits.connection_bytes, self._limits.process_records)
 
     def flow(self, topics: int) -> list[BudgetFlow]:
-        """The process's, and those of so many topics that have the most in them."""
+        """The process's, that of what goes out, and those of so many topics that have the most in them."""
         fullest = heapq.nlargest(topics, self._topics.items(), key=lambda item: item[1].bytes)
-        return [budget_flow(PROCESS, self.process), *(budget_flow(f"topic {name}", each) for name, each in fullest)]
+        whole = (budget_flow(PROCESS, self.process), budget_flow(OUTGOING, self.outgoing))
+        return [*whole, *(budget_flow(f"topic {name}", each) for name, each in fullest)]
 
     def statistics(self) -> BudgetStatistics:
         """As of now."""
-        return BudgetStatistics(self.process.bytes_limit, {name: each.bytes for name, each in self._topics.items()})
+        outgoing = self.outgoing
+        return BudgetStatistics(
+            limit_bytes=self.process.bytes_limit,
+            topic_bytes={name: each.bytes for name, each in self._topics.items()},
+            outgoing_limit_bytes=outgoing.bytes_limit,
+            outgoing_bytes=outgoing.bytes,
+            outgoing_receivers=outgoing.records,
+            outgoing_waiting=outgoing.waiting,
+        )

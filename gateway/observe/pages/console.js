@@ -200,7 +200,7 @@ function show({ flow, figures, ready }) {
     (figures[name] || [])
       .filter(([its]) => Object.entries(labels).every(([label, value]) => its[label] === value))
       .reduce((total, [, value]) => total + value, 0);
-  const [process, ...topics] = flow.budgets;
+  const [process, outgoing, ...topics] = flow.budgets;
   const text = byId("filter").value;
 
   const missing = Object.entries(ready).filter(([name, good]) => name === "kafka" && !good).length;
@@ -213,6 +213,7 @@ function show({ flow, figures, ready }) {
     ["HTTP connections", number(sum("trivium_http_connections"))],
     ["On its way to Kafka", `${bytes(process.bytes)} of ${bytes(process.bytes_limit)}`, !process.open],
     ["Records on their way", number(process.records)],
+    ["On its way to clients", `${bytes(outgoing.bytes)} of ${bytes(outgoing.bytes_limit)}`, !outgoing.open],
     ["Event loop, worst delay", lasted(sum("trivium_event_loop_worst_lag_seconds")), sum("trivium_event_loop_worst_lag_seconds") > 0.25],
     ["As of", time(flow.at)],
   ]);

@@ -21,6 +21,7 @@ from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, Member, MemberSettings, NotAssignedError
 from gateway.kafka.groups.progress import Chunk
 from gateway.kafka.read.arrivals import Arrivals
+from gateway.rest.consume.page_size import page_size
 from gateway.rest.server.answers import control_answer, no_content, records_answer
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
@@ -118,6 +119,7 @@ class Consumers(OperationSet):
         self._kafka = services.kafka
         self._names = services.names
         self._spawn = services.spawn
+        self._outgoing = services.publisher.budgets.outgoing
         self._clock = services.clock
         self._arrivals = Arrivals(services.live_reader, services.lookup)
         self._lookup = services.lookup
@@ -305,10 +307,11 @@ class Consumers(OperationSet):
         stuck: dict[TopicPartition, UndecodableError] = {}
         self._check_open(instance)
         await member.wait(max(0.0, deadline - self._clock()))
-        page, chunks = _fill(member, instance.embedded, max_bytes, stuck, shown)
+        size = page_size(self._outgoing, max_bytes)
+        page, chunks = _fill(member, instance.embedded, size, stuck, shown)
         if stuck and not chunks:  # look once at the other partitions
             await member.wait(0.0, stuck)
-            page, chunks = _fill(member, instance.embedded, max_bytes, stuck, shown)
+            page, chunks = _fill(member, instance.embedded, size, stuck, shown)
         self._check_open(instance)
         if not chunks and stuck:
             # The position stays before the record: reading it in another format, or a seek, goes past it.

@@ -20,6 +20,7 @@ from aiokafka import TopicPartition
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from gateway.net.http_server import SERVER
+from gateway.rest.consume.page_size import promised_page
 from gateway.rest.consume.start_positions import Span, find_span
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
@@ -149,6 +150,7 @@ class RecordPages(OperationSet):
         self._config = services.config
         self._lookup = services.lookup
         self._catch_up_reader = services.catch_up_reader
+        self._outgoing = services.publisher.budgets.outgoing
         self._clock = services.clock
         self._arrivals = Arrivals(services.live_reader, services.lookup)
         self._filling = asyncio.Semaphore(PAGES_AT_ONCE)
@@ -170,10 +172,11 @@ class RecordPages(OperationSet):
         deadline = self._clock() + min(query["wait"] / 1000, self._config.max_poll_wait_s)
         span = await find_span(self._lookup, topic, wanted(query), BEGINNING)
         while True:
-            body = _Body(media, embedded, max_bytes)
             await self._enter()
             try:
-                position = await Filling(body, limit, chosen, allowed).fill(self._catch_up_reader, topic, span)
+                with promised_page(self._outgoing, max_bytes) as size:
+                    body = _Body(media, embedded, size)
+                    position = await Filling(body, limit, chosen, allowed).fill(self._catch_up_reader, topic, span)
             finally:
                 self._filling.release()
             if body.count or self._draining or self._clock() >= deadline:

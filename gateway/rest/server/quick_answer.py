@@ -17,6 +17,9 @@ from aiohttp.compression_utils import MAX_SYNC_CHUNK_SIZE
 from aiohttp.http import HttpVersion11
 from multidict import CIMultiDict
 
+COPIED: Final = 64 * 1024
+"""The longest body that is copied behind its head: a longer one would be there twice until it is read."""
+
 
 class Head:
     """The head of all answers of one kind, up to the length of the body."""
@@ -61,6 +64,8 @@ class QuickAnswer(web.Response):
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Write it all at once, where nothing is out of the ordinary; else let aiohttp do it."""
+        body = self._body
+        assert isinstance(body, bytes)
         if (
             self._fields is not None
             or self._status != HTTPStatus.OK
@@ -70,13 +75,12 @@ class QuickAnswer(web.Response):
             or self._cookies
             or self._eof_sent
             or self._payload_writer is not None
+            or len(body) > COPIED
             or not request.keep_alive
             or request.version != HttpVersion11
             or request.method == "HEAD"
         ):
             return await super().prepare(request)
-        body = self._body
-        assert isinstance(body, bytes)
         self._keep_alive = True
         self._eof_sent = True
         self._body_length = len(body)

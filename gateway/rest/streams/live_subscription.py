@@ -69,6 +69,10 @@ class MessageStream(Protocol):
     def send_frame(self, frame: bytes) -> None:
         """Send a record's frame soon."""
 
+    @property
+    def subject(self) -> str:
+        """What it is called where pauses are told."""
+
 
 class Readers(msgspec.Struct, frozen=True):
     """The parts of the gateway that the subscriptions of all live WebSockets read through."""
@@ -97,7 +101,8 @@ class Subscription:
             raise unprocessable(f"The credit {self._credit} is out of range")
         self._chosen = RecordFilter(message.key, message.header)
         self._source: FeedSubscriber | GroupSubscriber | None = None
-        self._unsettled: dict[int, tuple[GroupSubscriber, Received]] = {}
+        self._unsettled: dict[int, tuple[GroupSubscriber, Received, int]] = {}  # with the frame's size
+        self._held = 0  # bytes of these frames
         self._delivery = 0
         self._left = False
         topic, subscribe = message.topic, grant.subscribe
@@ -125,7 +130,8 @@ class Subscription:
         if message.group is not None:
             reset: OffsetReset = "earliest" if message.start == BEGINNING else "latest"
             await readers.services.names.admit(self._grant, message.group, topic)
-            member = GroupSubscriber(self, self._chosen, readers.services.spawn)
+            services = readers.services
+            member = GroupSubscriber(self, self._chosen, services.spawn, services.publisher.budgets.outgoing)
             membership = await readers.services.groups.join(message.group, [topic], member, offset_reset=reset)
             if self._left:
                 await membership.leave(failed=False)
@@ -156,6 +162,7 @@ class Subscription:
         """Read no more; unsettled records go back to the group."""
         self._left = True
         self._unsettled.clear()
+        self._held = 0
         source, self._source = self._source, None
         if source is not None:
             source.leave()
@@ -194,10 +201,15 @@ class Subscription:
             found = self._unsettled.pop(number, None)
             if found is None:
                 unknown.append(number)
-            elif failed is None:
-                found[0].done(found[1])
+                continue
+            source, record, size = found
+            self._held -= size
+            if failed is None:
+                source.done(record)
             else:
-                found[0].again(found[1], failed=failed)
+                source.again(record, failed=failed)
+        if isinstance(self._source, GroupSubscriber):
+            self._source.hold(self._held, len(self._unsettled))
         self.wake()
         if unknown:
             shown = ", ".join(map(str, unknown[:8]))
@@ -237,9 +249,17 @@ class Subscription:
         assert isinstance(source, GroupSubscriber)
         self._spend()
         self._delivery += 1
-        self._unsettled[self._delivery] = (source, record)
         line = view_line(record, self._message.format)
-        self._stream.send_frame(text_frame(shared(self.name, line, self._delivery, source.attempts(record))))
+        frame = text_frame(shared(self.name, line, self._delivery, source.attempts(record)))
+        self._unsettled[self._delivery] = (source, record, len(frame))
+        self._held += len(frame)
+        source.hold(self._held, len(self._unsettled))
+        self._stream.send_frame(frame)
+
+    @property
+    def subject(self) -> str:
+        """What its connection is called where pauses are told."""
+        return self._stream.subject
 
     def _spend(self) -> None:
         if self._credit is not None:

@@ -351,7 +351,10 @@ class Live(OperationSet):
             connection = LiveConnection(config.max_body_bytes, config.stream_heartbeat_s)
             session = LiveSession(self, call.grant, connection, call.expires_ms)
             services = self.services
-            pump = Pump(connection, session, services.spawn, services.clock, self._lose, writes=self._writes)
+            outgoing = services.publisher.budgets.outgoing
+            pump = Pump(
+                connection, session, services.spawn, services.clock, self._lose, writes=self._writes, outgoing=outgoing
+            )
             self._sessions[pump] = session
             self.counts.opened_total += 1
             transport.set_protocol(pump)

@@ -71,7 +71,7 @@ class EventStream:
     load: Final = 0  # it brings nothing to Kafka
 
     def __init__(self, streams: EventStreams, topic: str, call: Call, limit: int | None) -> None:
-        self.socket = StreamSocket(streams.writes, self)
+        self.socket = StreamSocket(streams.writes, streams.outgoing, self)
         self.source: FeedSubscriber | GroupSubscriber | None = None  # gives it records; set when it has joined
         self.form: Form = FORMS[Format.JSON.value]
         transport = call.request.transport
@@ -82,6 +82,7 @@ class EventStream:
         self._streams = streams
         self._left = limit
         self._unsettled: deque[tuple[int, Received]] = deque()  # with the bytes sent up to its end
+        self._settled = 0  # bytes sent up to the end of the last one that is settled
         self._ending = False
         self._heart: asyncio.TimerHandle | None = None
         self._over: asyncio.TimerHandle | None = None
@@ -157,8 +158,11 @@ class EventStream:
 
     def deliver(self, record: Received) -> None:
         """Send a record of the group, and settle it when the client's machine has it."""
+        if not self._unsettled:
+            self._settled = self.socket.total
         self.send(self.form.encode(record, ""))
         self._unsettled.append((self.socket.total, record))
+        self._count()
         if self._settling is None:
             self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
 
@@ -168,13 +172,21 @@ class EventStream:
         assert isinstance(source, GroupSubscriber)
         acknowledged = self.socket.acknowledged()
         while unsettled and unsettled[0][0] <= acknowledged:
-            source.done(unsettled.popleft()[1])
+            self._settled, record = unsettled.popleft()
+            source.done(record)
+        self._count()
         if not unsettled and self._ending:
             self.socket.end()
             return
         if unsettled:
             self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
         source.wake()
+
+    def _count(self) -> None:
+        """Tell what of a group's records the client's machine does not have."""
+        if isinstance(self.source, GroupSubscriber):
+            size = self.socket.total - self._settled if self._unsettled else 0
+            self.source.hold(size, len(self._unsettled))
 
     # stream_socket.StreamUser
 
@@ -205,6 +217,7 @@ class EventStreams(OperationSet):
 
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
         self.writes = Writes()
+        self.outgoing = services.publisher.budgets.outgoing
         self.wall_clock = services.wall_clock
         self.counts = StreamsStatistics()
         self._config = services.config
@@ -274,7 +287,7 @@ class EventStreams(OperationSet):
             raise unprocessable("A group begins at the beginning or the end - at query parameter `from`")
         reset: OffsetReset = "earliest" if start == BEGINNING else "latest"
         await self._names.admit(call.grant, query["group"], topic)
-        subscriber = GroupSubscriber(stream, chosen, self._spawn)
+        subscriber = GroupSubscriber(stream, chosen, self._spawn, self.outgoing)
         subscriber.joined(await self._groups.join(query["group"], [topic], subscriber, offset_reset=reset))
         return subscriber
 

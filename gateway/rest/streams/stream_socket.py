@@ -15,14 +15,15 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
+from flowcontrol.budget import UNCOUNTED, Budget
 from gateway.net.http_server import SERVER, HttpConnection
+from gateway.net.unread import LOW, Unread
 from gateway.net.writes import Writes
 from gateway.pauses import SLOW_READER, pauses
 from gateway.rest.server.call import Call
 from protocols.rest.streaming import LAST_CHUNK
 
-HIGH: Final = 64 * 1024  # bytes that wait here, and again in the transport, before the reader counts as slow
-LOW: Final = 16 * 1024
+HIGH: Final = 64 * 1024  # bytes that wait here, and again in the transport, at most
 _NUMBER: Final = struct.Struct("i")
 
 
@@ -44,13 +45,18 @@ class StreamSocket(asyncio.Protocol):
     """One such connection, from the request on."""
 
     __slots__ = (
-        "_closed", "_ending", "_paused", "_pending", "_size", "_transport", "_user", "_waiting", "_writes", "busy",
-        "has_capacity", "total",
+        "_closed", "_ending", "_outgoing", "_paused", "_pending", "_size", "_transport", "_unread", "_user", "_waiting",
+        "_writes", "busy", "has_capacity", "total",
     )  # fmt: skip
 
-    def __init__(self, writes: Writes, user: StreamUser) -> None:
-        """Write for `user`, from `begin` on; `writes` is shared by all streams of a listener."""
+    def __init__(self, writes: Writes, outgoing: Budget, user: StreamUser) -> None:
+        """Write for `user`, from `begin` on.
+
+        `writes` is shared by all streams of a listener; `outgoing` counts what slow readers have not read.
+        """
         self._writes = writes
+        self._outgoing = outgoing
+        self._unread: Unread | None = None  # while the reader is slow
         self._user = user
         self._transport: asyncio.Transport | None = None
         self._pending: list[bytes] = []
@@ -67,7 +73,7 @@ class StreamSocket(asyncio.Protocol):
         """Take the socket over."""
         self._transport = transport
         transport.set_protocol(self)
-        transport.set_write_buffer_limits(high=HIGH, low=LOW)
+        transport.set_write_buffer_limits(high=UNCOUNTED, low=LOW)
         if transport.is_closing():
             self.connection_lost(None)
         elif self._ending:
@@ -96,6 +102,8 @@ class StreamSocket(asyncio.Protocol):
         self._size = 0
         self.busy = True
         self._transport.write(data)
+        if self._unread is not None:
+            self._count_unread(self._unread)
         if not self.has_capacity and not self._paused:
             self.has_capacity = True
             self._user.writable()
@@ -140,16 +148,28 @@ class StreamSocket(asyncio.Protocol):
         """A client that has asked has no more to say; what it says is not looked at."""
 
     def pause_writing(self) -> None:
-        """Note that the client reads too slowly."""
+        """The kernel takes no more: from now on what is unread is counted, and has its bounds."""
+        self._unread = Unread(self._outgoing, HIGH)
+        self._count_unread(self._unread)
+
+    def _count_unread(self, unread: Unread) -> None:
+        if self._transport is None or unread.count(self._transport.get_write_buffer_size()) or self._paused:
+            return
         self._paused = True
         self.has_capacity = False
         if not self._closed:
             pauses.begin(SLOW_READER, self, self._user.subject)
 
+    def _forget_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.count(0)
+            self._unread = None
+            pauses.end(SLOW_READER, self)
+
     def resume_writing(self) -> None:
-        """Note that the client has read."""
+        """The client has caught up."""
         self._paused = False
-        pauses.end(SLOW_READER, self)
+        self._forget_unread()
         if self._size < HIGH:
             self.has_capacity = True
             self._user.writable()
@@ -159,7 +179,7 @@ class StreamSocket(asyncio.Protocol):
         if not self._closed:
             self._closed = True
             self.has_capacity = False
-            pauses.end(SLOW_READER, self)
+            self._forget_unread()
             self._pending.clear()
             self._transport = None
             user = self._user

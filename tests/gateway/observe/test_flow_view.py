@@ -25,7 +25,11 @@ def snapshot(client: str, connections: int) -> Snapshot:
         at=100.0,
         connections_total=connections,
         connections=[found] * connections,
-        budgets=[BudgetFlow(PROCESS, 2048, 4096, 3, 10, False), BudgetFlow("topic t", 1024, 4096, 3, 10, True)],
+        budgets=[
+            BudgetFlow(PROCESS, 2048, 4096, 3, 10, False),
+            BudgetFlow("outgoing", 512, 8192, 1, 10, True),
+            BudgetFlow("topic t", 1024, 4096, 3, 10, True),
+        ],
         paused=[PausedNow(PROCESS, PROCESS_BUDGET, 90.0)],
         episodes=[Episode(f"amqp {client}", PROCESS_BUDGET, 1.0, 3.0, 1.5, 4)],
     )

@@ -1,0 +1,237 @@
+"""Receivers of every protocol on bare sockets, which read and acknowledge when they are told to, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+import uuid
+from collections.abc import AsyncIterator
+from typing import ClassVar, Final, Self
+
+from loadtest.clients import amqp_wire, mqtt_wire
+from tests.support.gateway import GatewayProcess
+from tests.support.websocket import TEXT, frame, handshake, parse
+
+NUMBER: Final = re.compile(rb"#(\d{6})#")
+WAIT_S: Final = 120
+LITTLE: Final = 4096  # bytes of a receiver's buffers
+
+
+def numbered(number: int, size: int) -> bytes:
+    """A message that every protocol carries as it is."""
+    return b'"#%06d#%b"' % (number, b"x" * size)
+
+
+async def _connect(gateway: GatewayProcess, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that takes little before it is read."""
+    own = socket.socket()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LITTLE)
+    own.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(own, gateway.address(protocol))
+    return await asyncio.open_connection(sock=own, limit=LITTLE)
+
+
+class Receiver:
+    """One that asks for everything in a topic, or for its share of a group's.
+
+    Attributes:
+        numbers: of the messages that have come, in this order.
+    """
+
+    protocol: ClassVar[str]
+    lossless: ClassVar[bool] = True
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.numbers: list[int] = []
+        self._reader, self._writer = reader, writer
+        self._rest = b""
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connected(cls, gateway: GatewayProcess, topic: str, group: str | None = None) -> AsyncIterator[Self]:
+        receiver = cls(*await _connect(gateway, cls.protocol))
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await receiver._ask(topic, group)
+            yield receiver
+        finally:
+            receiver.leave()
+
+    def leave(self) -> None:
+        """Without a goodbye."""
+        self._writer.transport.abort()
+
+    async def read(self, count: int) -> list[int]:
+        """Read and acknowledge until so many have come; all that have."""
+        async with asyncio.timeout(WAIT_S):
+            while len(self.numbers) < count:
+                self._came(await self._some())
+        return self.numbers
+
+    async def read_on(self) -> None:
+        """Read and acknowledge for ever."""
+        while True:
+            self._came(await self._some())
+
+    async def _ask(self, topic: str, group: str | None) -> None:
+        raise NotImplementedError
+
+    async def _some(self) -> bytes:
+        data = await self._reader.read(65536)
+        assert data, f"{type(self).__name__}: the connection was closed"
+        return data
+
+    def _came(self, data: bytes) -> None:
+        """Note the numbers in what came, wherever it was cut."""
+        data = self._rest + data
+        found = list(NUMBER.finditer(data))
+        self.numbers += [int(number[1]) for number in found]
+        self._rest = data[max(found[-1].end() if found else 0, len(data) - 8) :]
+
+
+class Mqtt(Receiver):
+    """At QoS 1; in a group by a shared subscription."""
+
+    protocol = "mqtt"
+    qos = 1
+
+    async def _ask(self, topic: str, group: str | None) -> None:
+        self._packets = mqtt_wire.Splitter()
+        self._writer.write(mqtt_wire.connect_packet(f"c-{uuid.uuid4().hex[:8]}", keep_alive_s=0))
+        await self._packet(0x20)
+        share = "" if group is None else f"$share/{group}/"
+        self._writer.write(mqtt_wire.subscribe_packet(1, [(f"{share}{topic}/#", self.qos)]))
+        await self._packet(0x90)
+
+    async def _packet(self, first: int) -> None:
+        head = await self._reader.readexactly(2)
+        assert head[0] == first, head
+        await self._reader.readexactly(head[1])
+
+    def _came(self, data: bytes) -> None:
+        super()._came(data)
+        for first, body in self._packets.feed(data):
+            if first & 0x06:
+                behind = 2 + int.from_bytes(body[:2], "big")
+                self._writer.write(mqtt_wire.packet(0x40, body[behind : behind + 2]))
+
+
+class MqttAtMostOnce(Mqtt):
+    """At QoS 0: what it has no room for is lost."""
+
+    qos = 0
+    lossless = False
+
+
+class Amqp(Receiver):
+    """A link with credit for everything, which accepts each delivery."""
+
+    protocol = "amqp"
+    settled = False
+
+    async def _ask(self, topic: str, group: str | None) -> None:
+        self._accepted = 0
+        frames = amqp_wire.Splitter()
+
+        async def until(code: int) -> None:
+            while not any(amqp_wire.read_value(body, 0)[0][0] == code for body in frames.feed(await self._some())):
+                pass
+
+        self._writer.write(amqp_wire.GREETING)
+        await until(amqp_wire.SASL_OUTCOME)
+        name = f"r-{uuid.uuid4().hex[:8]}"
+        address = topic if group is None else f"{topic}/group.id/{group}"
+        self._writer.write(amqp_wire.opening(name))
+        self._writer.write(amqp_wire.attach_receiver(name, name, address, settled=self.settled))
+        await until(amqp_wire.ATTACH)
+        self._writer.write(amqp_wire.credit(0, 0, 100_000))
+
+    def _came(self, data: bytes) -> None:
+        super()._came(data)
+        if len(self.numbers) > self._accepted and not self.settled:
+            self._writer.write(amqp_wire.accept(self._accepted, len(self.numbers) - 1))
+            self._accepted = len(self.numbers)
+
+
+class AmqpSettled(Amqp):
+    """What it is sent is settled."""
+
+    settled = True
+
+
+class Events(Receiver):
+    """Server-sent events."""
+
+    protocol = "http"
+
+    async def _ask(self, topic: str, group: str | None) -> None:
+        query = "" if group is None else f"?group={group}"
+        self._writer.write(f"GET /topics/{topic}/stream{query} HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n".encode())
+        assert (await self._reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+class Live(Receiver):
+    """A WebSocket."""
+
+    protocol = "http"
+
+    async def _ask(self, topic: str, group: str | None) -> None:
+        self._frames = b""
+        self._shared = group is not None
+        self._writer.write(handshake("/stream", Sec_WebSocket_Protocol="trivium.v1"))
+        assert (await self._reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
+        self._say(type="subscribe", topic=topic, **({} if group is None else {"group": group}))
+        while not parse(self._frames)[0]:
+            self._frames += await self._some()
+        ((_, answer),), self._frames = parse(self._frames)
+        assert json.loads(answer)["type"] == "subscribed", answer
+
+    def _say(self, **fields: object) -> None:
+        self._writer.write(frame(json.dumps({"id": "s", **fields}).encode(), TEXT))
+
+    def _came(self, data: bytes) -> None:
+        super()._came(data)
+        if self._shared:
+            frames, self._frames = parse(self._frames + data)
+            deliveries = [json.loads(payload)["delivery"] for opcode, payload in frames if opcode == TEXT]
+            if deliveries:
+                self._say(type="ack", deliveries=deliveries)
+
+
+class Sender:
+    """An MQTT client that publishes numbered messages at QoS 1."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, topic: str, size: int) -> None:
+        self._reader, self._writer = reader, writer
+        self._topic, self._size = topic, size
+        self._packets = mqtt_wire.Splitter()
+        self._sent, self._answers = 0, -1  # one of which is CONNACK
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connected(cls, gateway: GatewayProcess, topic: str, size: int) -> AsyncIterator[Self]:
+        """Publish messages of `size` bytes to `topic`."""
+        sender = cls(*await asyncio.open_connection(*gateway.address("mqtt")), topic, size)
+        sender._writer.write(mqtt_wire.connect_packet(f"p-{uuid.uuid4().hex[:8]}", keep_alive_s=0))
+        try:
+            yield sender
+        finally:
+            sender._writer.transport.abort()
+
+    async def publish(self, count: int) -> None:
+        """So many more, until all are acknowledged; at most a hundred at a time."""
+        for _ in range(count):
+            self._writer.write(
+                mqtt_wire.publish_packet(f"{self._topic}/x", numbered(self._sent, self._size), 1, self._sent + 1)
+            )
+            self._sent += 1
+            await self._acknowledged(self._sent - 100)
+        await self._acknowledged(self._sent)
+
+    async def _acknowledged(self, count: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while self._answers < count:
+                self._answers += len(self._packets.feed(await self._reader.read(65536)))
