@@ -35,7 +35,17 @@ class Connection:
 
     def flow(self) -> ConnectionFlow:
         return ConnectionFlow(
-            "mqtt", f"sensor-{self.number}", "10.0.0.1:1", "ann", self.subject, self.load, 10, 1, 0, [], 0
+            protocol="mqtt",
+            client=f"sensor-{self.number}",
+            peer="10.0.0.1:1",
+            principal="ann",
+            subject=self.subject,
+            bytes=self.load,
+            bytes_limit=10,
+            records=1,
+            unwritten=0,
+            windows=[],
+            windows_total=0,
         )
 
 

@@ -17,10 +17,19 @@ from gateway.pauses import NO_CREDIT, PROCESS, PROCESS_BUDGET, Episode, Pause
 
 def snapshot(client: str, connections: int) -> Snapshot:
     found = ConnectionFlow(
-        "amqp", client, "10.0.0.1:9", "ann", f"amqp {client}", 2048, 4096, 3, 7,
-        [Window("in", True, "t", 9, 4, 5), Window("out", False, "t", 0, 0, 6, Pause(NO_CREDIT))], 2,
-        [Pause(PROCESS_BUDGET, 90.0)],
-    )  # fmt: skip
+        protocol="amqp",
+        client=client,
+        peer="10.0.0.1:9",
+        principal="ann",
+        subject=f"amqp {client}",
+        bytes=2048,
+        bytes_limit=4096,
+        records=3,
+        unwritten=7,
+        windows=[Window("in", True, "t", 9, 4, 5), Window("out", False, "t", 0, 0, 6, Pause(NO_CREDIT))],
+        windows_total=2,
+        paused=[Pause(PROCESS_BUDGET, 90.0)],
+    )
     return Snapshot(
         at=100.0,
         connections_total=connections,
