@@ -77,6 +77,18 @@ def place_of(task: asyncio.Task[Any]) -> str:
     return getattr(task.get_coro(), "__qualname__", "task")
 
 
+def aside(work: Coroutine[Any, Any, None], place: str) -> asyncio.Task[None]:
+    """Run what belongs to a library's object, which ends it; a failure is told, and is nobody else's."""
+
+    async def contained() -> None:
+        try:
+            await work
+        except Exception as error:
+            failures.tell(place, error)
+
+    return asyncio.get_running_loop().create_task(contained())
+
+
 async def keep_on(work: Callable[[], Coroutine[Any, Any, None]], place: str, what: str = "") -> None:
     """Do `work` until it returns; when it fails tell, wait and do it again, for ever.
 

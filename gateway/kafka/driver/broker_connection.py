@@ -5,19 +5,49 @@ A connection that is made while its client closes is closed with it; aiokafka fo
 For some turns of the loop after a socket was lost, until whoever reads it has learned of that, uvloop raises
 RuntimeError for what is written; asyncio's own transports say nothing. aiokafka foresees OSError. The task that keeps a
 client's metadata would end by the other, in silence, and whoever waits for metadata would wait for ever.
+
+A connection on which nothing is answered for seconds is doubted: when its broker answers on a new one, it is half-open
+(the broker's machine, or something on the way, has forgotten it), and is closed. aiokafka would find out when its
+request times out, after 30 s. What was unanswered is asked again; a batch under the same sequence number, so that it is
+stored once. A broker that answers nowhere may only be slow, and is left alone.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import logging
+from typing import Any, Final
+from weakref import ref
 
 import aiokafka.conn
 from aiokafka.conn import AIOKafkaConnection, CloseReason
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import KafkaConnectionError, KafkaError
+
+from gateway.spawn import aside
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 2.5
+"""Between two looks at what is unanswered; what was so at three of them in a row, for 5 s at least, is doubted."""
+DOUBTS: Final = 2
+PROBE_S: Final = 2.0
+"""How long the broker may take to answer on a new connection: another is tried at the next look."""
+TRUST_S: Final = 60.0
+"""So long a connection is not doubted that takes the place of a half-open one: a request may be slow by its size."""
+PATIENT: Final = frozenset({11, 14, 19, 20, 21, 37, 42})
+"""Requests (by their keys) that a broker answers when others have done their part: JoinGroup and SyncGroup; topics
+made, deleted, given more partitions; records and groups deleted."""
+
+_found: Final[dict[tuple[str, int], float]] = {}
+"""When a broker's connection was found to be half-open last, by its address."""
 
 
 class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka carries no types
-    """As aiokafka's, but for the errors, and for a client that is closed while it connects."""
+    """As aiokafka's, but for the errors, for a client that is closed while it connects, and for half-open ones."""
+
+    looking: asyncio.TimerHandle | None = None
+    probing: asyncio.Task[None] | None = None
+    made = 0.0  # when, by the loop's clock
 
     async def connect(self) -> Any:
         """Connect. KafkaConnectionError when the client was closed meanwhile: nobody would close the connection."""
@@ -26,7 +56,50 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         if client is not None and client._sync_task is None:
             self.close(reason=CloseReason.SHUTDOWN)
             raise KafkaConnectionError(f"the client of {self.host}:{self.port} is closed")
+        self.made = self._loop.time()
+        _look(ref(self), None, 0)
         return streams
+
+    def close(self, reason: Any = None, exc: BaseException | None = None) -> Any:
+        """Close at once; see aiokafka."""
+        if self.looking is not None:
+            self.looking.cancel()
+            self.looking = None
+        if self.probing is not None and self.probing is not asyncio.current_task():
+            self.probing.cancel()
+        return super().close(reason=reason, exc=exc)
+
+    def oldest(self) -> int | None:
+        """The number of the request that has waited longest, if it is one that a broker answers soon."""
+        if not self._requests:
+            return None
+        number, request, _ = self._requests[0]
+        return None if number is None or request.API_KEY in PATIENT else int(number)
+
+    async def probe(self, number: int) -> None:
+        """Close when the broker answers on a new connection, and not to this one's request of a number."""
+        other = BrokerConnection(
+            self._host, self._port, client_id=self._client_id, request_timeout_ms=round(1000 * PROBE_S),
+            ssl_context=self._ssl_context, security_protocol=self._security_protocol,
+            sasl_mechanism=self._sasl_mechanism, sasl_plain_username=self._sasl_plain_username,
+            sasl_plain_password=self._sasl_plain_password,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await other.connect()
+        except (KafkaError, OSError, TimeoutError):
+            return
+        finally:
+            other.close()
+        if self.oldest() == number:
+            log.warning("a connection to %s:%s is half-open: the broker answers on a new one", self.host, self.port)
+            _found[self._host, self._port] = self._loop.time()
+            self.close(reason=CloseReason.CONNECTION_BROKEN)
+
+    def is_trusted(self, now: float) -> bool:
+        """Whether it has just taken the place of a half-open one."""
+        found = _found.get((self._host, self._port))
+        return found is not None and found <= self.made and now - found < TRUST_S
 
     def send(self, request: Any, expect_response: bool = True) -> Any:
         """Send a request; an awaitable of its answer. KafkaConnectionError when the connection is broken."""
@@ -44,6 +117,19 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
     def _broken(self, error: RuntimeError) -> KafkaConnectionError:
         self.close(reason=CloseReason.CONNECTION_BROKEN, exc=error)
         return KafkaConnectionError(f"Connection at {self.host}:{self.port} broken: {error}")
+
+
+def _look(weak: ref[BrokerConnection], before: int | None, doubts: int) -> None:
+    """Whether the same request is unanswered as the last time; nothing here keeps a connection alive."""
+    connection = weak()
+    if connection is None or not connection.connected():
+        return
+    oldest = connection.oldest()
+    loop = asyncio.get_running_loop()
+    doubts = doubts + 1 if oldest is not None and oldest == before and not connection.is_trusted(loop.time()) else 0
+    if doubts >= DOUBTS and oldest is not None and (connection.probing is None or connection.probing.done()):
+        connection.probing = aside(connection.probe(oldest), "connection to Kafka")
+    connection.looking = loop.call_later(LOOK_S, _look, weak, oldest, doubts)
 
 
 def use_broker_connections() -> None:

@@ -62,6 +62,9 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "aiokafka.consumer.subscription_state.SubscriptionState": {
         "_notify_assignment_waiters": "ends a wait for an assignment that will not come",
     },
+    "aiokafka.consumer.subscription_state.TopicPartitionState": {
+        "_position": "how far a consumer has read, transaction markers included, without waiting",
+    },
     "aiokafka.client.AIOKafkaClient": {
         "_get_conn": "metadata of all topics are asked for over a broker's connection",
         "_md_update_fut": "ended when a producer is closed by force: its tasks wait for it",
@@ -69,6 +72,16 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_metadata_update": "replaced: 15,000 partitions cost 125 ms of the event loop there, 15 ms by `wire`",
     },
     "aiokafka.conn.AIOKafkaConnection": {
+        "_client_id": "a half-open connection is found out by a second one, made alike",
+        "_host": "likewise",
+        "_loop": "the clock by which a connection was made",
+        "_port": "likewise",
+        "_requests": "what is unanswered: a connection on which nothing is answered for seconds is doubted",
+        "_sasl_mechanism": "as `_client_id`",
+        "_sasl_plain_password": "likewise",
+        "_sasl_plain_username": "likewise",
+        "_security_protocol": "likewise",
+        "_ssl_context": "likewise",
         "_on_close_cb": "the client's method: tells whose connection it is",
         "_send_sasl_token": "as `send`: a socket that uvloop has closed is a broken connection",
     },

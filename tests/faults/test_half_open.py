@@ -1,0 +1,45 @@
+"""Connections to Kafka whose other side has gone without a word."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from gateway.embedded.broker import EmbeddedBroker
+from loadtest.faults.kafka import second_listener
+from loadtest.faults.proxy import Proxy, free_port
+from tests.support.gateway import GatewayProcess
+from tests.support.mqtt import RawClient
+
+CONFIG = "[kafka]\ncreate_topics = true\nrequest_timeout_s = 100\n"  # nobody here waits so long
+
+
+@pytest.fixture
+async def proxy(new_broker: Callable[..., EmbeddedBroker]) -> AsyncIterator[Proxy]:
+    """Before a broker; its `address` is Kafka's for who goes through it."""
+    port, controller, inner, outer = (free_port() for _ in range(4))
+    settings = second_listener(port, controller, inner, outer)
+    await new_broker(port=port, controller_port=controller, settings=settings).start()
+    made = Proxy(("127.0.0.1", inner), outer)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def test_a_half_open_connection_is_found_out_by_a_new_one(
+    proxy: Proxy, new_gateway: Callable[..., GatewayProcess]
+) -> None:
+    """What was on its way is stored soon, and once; a broker that is silent everywhere is not called half-open."""
+    host, port = proxy.address
+    gateway = await new_gateway(f"{host}:{port}", config=CONFIG).start()
+    client = await RawClient.connect(gateway.address("mqtt"))
+    await client.subscribe("half/#")
+    assert await client.publish("half/open", b"before") == 0
+    assert (await client.message()).payload == b"before"
+    proxy.forget()
+    assert await client.publish("half/open", b"after") == 0
+    assert (await client.message()).payload == b"after"
+    client.drop()
+    assert await gateway.stop() == 0
+    assert "is half-open" in gateway.log.read_text()
