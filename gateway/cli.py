@@ -180,7 +180,7 @@ def spark_list() -> None:
     """Show the kinds of jobs: those that a file declares, and those that are started by their name."""
     from spark_sinks.spec.jobs import KINDS  # noqa: PLC0415
 
-    typer.echo("In a job file:")
+    typer.echo("In a job file (docs/spark.md):")
     for name, kind in KINDS.items():
         typer.echo(f"  {name:16}{kind.SUMMARY}")
     typer.echo("By name, with options (trivium spark run NAME -- --help):")
@@ -209,10 +209,21 @@ def spark_check(
 @spark_app.command("run", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def spark_run(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="The job, such as max-temperature.")],
-    bootstrap_servers: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Kafka.")] = "127.0.0.1:9092",
+    job: Annotated[str, typer.Argument(help="A job file (.toml, .py), or a job's name, such as max-temperature.")],
+    bootstrap_servers: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT,...", help="Kafka (default: the job file's, else 127.0.0.1:9092).")
+    ] = None,
 ) -> None:
     """Run a Spark job with the pinned jars; further options go to the job (see `-- --help`)."""
+    from spark_sinks.job_file import JobFileError, is_job_file, read  # noqa: PLC0415
+
+    if is_job_file(job):
+        try:
+            read(Path(job))
+        except JobFileError as error:
+            raise fail(str(error)) from error
+    elif bootstrap_servers is None:
+        bootstrap_servers = "127.0.0.1:9092"
     from gateway.embedded.class_archive import archive_options, archive_path  # noqa: PLC0415
     from gateway.embedded.jars import cache_directory, console_report, ensure_jars  # noqa: PLC0415
     from gateway.embedded.java import SetupError, find_java  # noqa: PLC0415
@@ -224,8 +235,9 @@ def spark_run(
     except SetupError as error:
         raise fail(str(error)) from error
     os.environ["JAVA_HOME"] = str(java.path.resolve().parent.parent)
-    argv = [sys.executable, "-m", "spark_sinks", job, "--bootstrap-servers", bootstrap_servers]
     archive = shlex.join(archive_options(archive_path("spark", java, jars, cache_directory())))
+    argv = [sys.executable, "-m", "spark_sinks", job]
+    argv += [] if bootstrap_servers is None else ["--bootstrap-servers", bootstrap_servers]
     argv += ["--jars", ",".join(str(jar) for jar in jars), f"--driver-java-options={archive}", *context.args]
     os.execv(sys.executable, argv)  # noqa: S606 - the job gets our process id, our signals and our terminal
 

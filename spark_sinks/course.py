@@ -154,7 +154,9 @@ class Course:
             if self.mode == REAL_TIME and status["isTriggerActive"]:
                 tracker = self._spark.sparkContext.statusTracker()
                 infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-                self._reads = len(infos) >= 2 and all(info and info.numActiveTasks == info.numTasks for info in infos)
+                self._reads = len(infos) >= self.flow.stages and all(
+                    info and info.numActiveTasks == info.numTasks for info in infos
+                )
         return self._reads
 
     def stop(self) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +20,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from mapping.record import is_topic_name
 from spark_sinks import jobs
 from spark_sinks.accounts import Rejects
+from spark_sinks.spec.values import Duration
 from spark_sinks.triggers import MICRO_BATCH, Trigger
-
-_DURATION = re.compile(r"([1-9][0-9]*)\s*(ms|s|m|h)")
-_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +66,7 @@ class Flow:
         rejects: what its results leave out; None: nothing.
         behind_s: in real time, how far behind it may be; beyond that it catches up in micro-batches. Well below the
             watermark's delay, else readings count as late.
+        stages: that run at once in real time: two with state, else one.
     """
 
     name: str
@@ -78,6 +76,7 @@ class Flow:
     start: Callable[[Trigger], StreamingQuery]
     rejects: Rejects | None = None
     behind_s: float = 5.0
+    stages: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +92,7 @@ class JobKind:
         slots: how many tasks run at once in real-time mode, of the options, the partitions of each topic and
             the number of shuffle partitions.
         driver_mb: Java heap that it needs beside its state; with a local master the heap of everything.
+        declared: common options that are said already, by their `dest`; the command line need not say them.
     """
 
     name: str
@@ -102,6 +102,7 @@ class JobKind:
     flows: Callable[[SparkSession, Any], Sequence[Flow]]
     slots: Callable[[Any, Mapping[str, int], int], int]
     driver_mb: int = 1024
+    declared: Collection[str] = ()
 
 
 def known_jobs() -> dict[str, JobKind]:
@@ -115,10 +116,10 @@ def known_jobs() -> dict[str, JobKind]:
 
 def duration(text: str) -> int:
     """Milliseconds of `500ms`, `5s`, `10m`, `1h`; raises argparse's error otherwise."""
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"a duration such as 500ms, 5s, 10m or 1h, not {text!r}")
-    return int(match[1]) * _UNITS[match[2]]
+    try:
+        return Duration.parse(text).ms
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"a duration such as 500ms, 5s, 10m or 1h, not {text!r}") from error
 
 
 def interval(ms: int) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -18,7 +19,9 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from spark_sinks.course import Course
+from spark_sinks.declared import kind_of
 from spark_sinks.job import JobKind, JobOptions, duration, known_jobs
+from spark_sinks.job_file import JobFileError, is_job_file, read
 from spark_sinks.process import Console, die_with_parent, end_jvm, on_stop
 from spark_sinks.progress import Examined, Progress, ProgressListener, Totals
 from spark_sinks.session import session
@@ -193,21 +196,22 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def arguments() -> argparse.ArgumentParser:
+def arguments(kinds: Iterable[JobKind]) -> argparse.ArgumentParser:
     """The command line of `python -m spark_sinks`: a job, and its options."""
     parser = argparse.ArgumentParser(prog="spark_sinks", description="Run a streaming job on Kafka topics.")
     commands = parser.add_subparsers(dest="job", required=True, metavar="JOB")
-    for kind in known_jobs().values():
+    for kind in kinds:
         command = commands.add_parser(kind.name, help=kind.summary, description=f"{kind.summary.capitalize()}.")
+        _add_common(command, kind.declared)
         kind.add_arguments(command)
-        _add_common(command)
     return parser
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: argparse.ArgumentParser, declared: Collection[str]) -> None:
     add = parser.add_argument
-    add("--bootstrap-servers", required=True, help="Kafka, host:port,...")
-    add("--checkpoint", required=True, help="directory (or URL) that makes a restart go on where this run ended")
+    add("--bootstrap-servers", required="bootstrap_servers" not in declared, help="Kafka, host:port,...")
+    add("--checkpoint", required="checkpoint" not in declared, help="directory (or URL) that makes a restart go on "
+        "where this run ended")  # fmt: skip
     add("--trigger", choices=(MICRO_BATCH, REAL_TIME), default=MICRO_BATCH)
     add("--interval", dest="interval_ms", type=duration, help="of micro-batches (default: one after the other) or of "
         "real-time checkpoints (default: 5m; not below 5s)")  # fmt: skip
@@ -242,11 +246,18 @@ def main(argv: Sequence[str]) -> int:
 
     Returns:
         0 after a stop that was asked for, 1 when the job failed, with one line on the standard error and the
-        whole story in the log. (A wrong command line exits with 2.)
+        whole story in the log. (A wrong command line, or a wrong job file, exits with 2.)
     """
-    parser = arguments()
+    kinds = known_jobs()
+    if argv and is_job_file(argv[0]):
+        try:
+            kinds = {argv[0]: kind_of(read(Path(argv[0])))}
+        except JobFileError as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
+    parser = arguments(kinds.values())
     given = parser.parse_args(argv)
-    kind = known_jobs()[given.job]
+    kind = kinds[given.job]
     told = {name: value for name, value in vars(given).items() if name in kind.options.__struct_fields__}
     try:
         options = kind.options(**{**told, "kafka": dict(given.kafka)})

@@ -12,7 +12,7 @@ from spark_sinks.triggers import Trigger
 
 def kafka_sink(
     records: DataFrame,
-    topic: str,
+    topic: str | None,
     *,
     name: str,
     connection: Mapping[str, str],
@@ -29,7 +29,7 @@ def kafka_sink(
 
     Args:
         records: columns key and value (binary), headers (array of key and value).
-        topic: the Kafka topic; must exist.
+        topic: the Kafka topic, which must exist; None: each record has its own in a column `topic`.
         name: the query's name in progress lines.
         connection: Kafka client settings by their Kafka names.
         checkpoint: directory (or URL) of this query alone.
@@ -41,10 +41,11 @@ def kafka_sink(
         records.writeStream.queryName(name)
         .format("kafka")
         .options(**kafka_options(connection))
-        .option("topic", topic)
         .option("checkpointLocation", checkpoint)
         .outputMode(output_mode)
     )
+    if topic is not None:
+        writer = writer.option("topic", topic)
     return trigger.start(writer)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-MICRO_BATCH = "micro-batch"
-REAL_TIME = "real-time"
+from spark_sinks.spec import parts
+
+MICRO_BATCH: Final = parts.MICRO_BATCH
+REAL_TIME: Final = parts.REAL_TIME
 CATCHING_UP = "catching-up"
 
 

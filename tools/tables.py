@@ -39,6 +39,8 @@ from gateway.pauses import PauseStatistics
 from gateway.rest.listener import RestStatistics
 from gateway.security.authentication import AuthenticationStatistics
 from gateway.security.group_names import GroupNamesStatistics
+from spark_sinks.spec import jobs, parts
+from spark_sinks.spec.values import AGGREGATES
 
 ROOT: Final = Path(__file__).parents[1]
 CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
@@ -46,6 +48,7 @@ METRICS: Final = ROOT / "docs" / "metrics.md"
 MQTT: Final = ROOT / "docs" / "mqtt.md"
 DECISIONS: Final = ROOT / "docs" / "adr"
 MODELS: Final = ROOT / "docs" / "spec"
+SPARK: Final = ROOT / "docs" / "spark.md"
 BEGIN: Final = "<!-- {}: written by `make tables` -->\n"
 END: Final = "<!-- end of {} -->\n"
 TITLE: Final = re.compile(r"# (\d{4}): ([^\n]+)\n\nDate: \d{4}-\d{2}-\d{2}\. Status: (.+?)\.\n\n", re.DOTALL)
@@ -124,6 +127,29 @@ def _default(value: Any) -> str:
     return f"`{value}`" if isinstance(value, str | Path) else f"`{json.dumps(value)}`"
 
 
+def job_part(model: type[BaseModel]) -> str:
+    """The table of a part of a job file; ValueError for a key without a description."""
+    rows = ["| key | default | meaning |\n|---|---|---|\n"]
+    for name, field in model.model_fields.items():
+        if field.description is None or name in {"job", "name"}:
+            continue  # a part with a table of its own, or what every kind has
+        default = "needed" if field.is_required() else _default_of_part(field.get_default(call_default_factory=True))
+        rows.append(f"| `{name}` | {default} | {' '.join(field.description.split())} |\n")
+    return "".join(rows)
+
+
+def _default_of_part(value: Any) -> str:
+    if isinstance(value, dict):
+        return "`{ " + ", ".join(f'{name} = "{text}"' for name, text in value.items()) + " }`" if value else "-"
+    return "-" if value == () else _default(list(value) if isinstance(value, tuple) else value)
+
+
+def aggregates() -> str:
+    """The table of the functions that a window's readings are put into."""
+    rows = (f"| `{name}` | {of} |\n" for name, of in AGGREGATES.items())
+    return "".join(["| function | of |\n|---|---|\n", *rows])
+
+
 def metrics() -> str:
     """The tables of all metrics, from the structs that declare them."""
     parts = []
@@ -160,12 +186,32 @@ def diagram(table: Mapping[Any, Mapping[Any, tuple[Any, Any]]], first: str, *, i
     return "\n".join([*lines, "```"])
 
 
+JOB_PARTS: Final[dict[str, type[BaseModel]]] = {
+    "source": parts.Source,
+    "column": parts.Column,
+    "run": parts.Run,
+    "window-stats": jobs.WindowStats,
+    "window": parts.Window,
+    "sink of results": parts.ResultSink,
+    "sessionize": jobs.Sessionize,
+    "session": parts.Session,
+    "last-known": jobs.LastKnown,
+    "sink of last values": parts.LastSink,
+    "enrich": jobs.Enrich,
+    "registry": parts.Registry,
+    "anomalies": jobs.Anomalies,
+    "threshold": parts.Threshold,
+    "archive": parts.ArchiveSink,
+}
+"""Parts of a job file, by their place on its page."""
 SECTIONS: Final = [name for name, field in Config.model_fields.items() if isinstance(field.default, BaseModel)]
 PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
     *((CONFIGURATION, section, functools.partial(settings, section)) for section in ("general", *SECTIONS)),
     (METRICS, "metrics", metrics),
     (MQTT, "session", functools.partial(diagram, lifecycle.TABLE, "ABSENT", idle=False)),
     (MQTT, "QoS 2", functools.partial(diagram, qos2_states.TABLE, "ENDED", idle=True)),
+    *((SPARK, name, functools.partial(job_part, model)) for name, model in JOB_PARTS.items()),
+    (SPARK, "aggregates", aggregates),
     (DECISIONS / "README.md", "decisions", decisions),
     (MODELS / "README.md", "mutations", mutations),
 )

@@ -1,4 +1,4 @@
-"""`python -m loadtest.spark backlog | kills | rates`: Spark's job max-temperature, judged by a plain computation.
+"""`python -m loadtest.spark backlog | kills | archive | rates`: Spark's jobs, judged by a plain computation.
 
 Each starts Kafka (that of `trivium up`) unless it is given one.
 """
@@ -30,6 +30,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--rate", type=int, default=200, help="readings a second; one in fifty is far too late")
     one.add_argument("--trigger", choices=TRIGGERS, default="micro-batch")
     one.add_argument("--seed", type=int, default=0)
+    one = scenarios.add_parser("archive", help="the job of an archive is killed again and again while records come")
+    one.add_argument("--kills", type=int, default=20)
+    one.add_argument("--rate", type=int, default=1_000, help="records a second")
+    one.add_argument("--seed", type=int, default=0)
     one = scenarios.add_parser("rates", help="records per CPU second: the bare source, decoding, windows")
     one.add_argument("--readings", type=int, default=400_000)
     one.add_argument("--rounds", type=int, default=3)
@@ -43,7 +47,11 @@ async def run(given: argparse.Namespace, bootstrap: str, directory: Path) -> int
     if given.scenario == "kills":
         plan = kills.Plan(given.kills, given.rate, given.trigger, given.seed)
         return await kills.run(bootstrap, directory, plan)
-    from loadtest.spark import rates  # noqa: PLC0415 - only this one has Spark in its own process
+    if given.scenario == "archive":
+        from loadtest.spark import archive  # noqa: PLC0415 - reads Parquet by Spark
+
+        return await archive.run(bootstrap, directory, given.kills, given.rate, given.seed)
+    from loadtest.spark import rates  # noqa: PLC0415 - Spark in its own process
 
     return await rates.run(bootstrap, given.readings, given.rounds)
 

@@ -17,20 +17,23 @@ STOP_S = 60.0
 
 
 class Job:
-    """`trivium spark run max-temperature` on topics of its own.
+    """`trivium spark run max-temperature` on topics of its own, or `trivium spark run FILE`.
 
     Attributes:
         reports: the lines of all its runs so far.
     """
 
-    def __init__(self, bootstrap: str, topics: Topics, directory: Path, *options: str) -> None:
+    def __init__(
+        self, bootstrap: str, topics: Topics, directory: Path, *options: str, file: Path | None = None
+    ) -> None:
         self.reports: list[dict[str, Any]] = []
         self._ready = directory / "spark-ready.json"
         self._log = directory / "spark.err"
+        own = ["--source", topics.source, "--target", topics.target, "--dead-letter", topics.dead_letter]
         self._argv = [
-            sys.executable, "-m", "gateway", "spark", "run", "max-temperature", "--bootstrap-servers", bootstrap,
-            "--checkpoint", str(directory / "checkpoint"), "--ready-file", str(self._ready), "--quick-start",
-            "--source", topics.source, "--target", topics.target, "--dead-letter", topics.dead_letter, *options,
+            sys.executable, "-m", "gateway", "spark", "run", "max-temperature" if file is None else str(file),
+            "--bootstrap-servers", bootstrap, "--checkpoint", str(directory / "checkpoint"),
+            "--ready-file", str(self._ready), "--quick-start", *(own if file is None else []), *options,
         ]  # fmt: skip
         self._process: asyncio.subprocess.Process
         self._reading: asyncio.Task[None]

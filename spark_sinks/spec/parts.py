@@ -219,8 +219,11 @@ class Run(Section):
     """go on when Kafka has lost records that were not read yet, instead of ending"""
     shuffle_partitions: Annotated[int, Field(ge=1)] = 2
     """tasks of a stage with state; a checkpoint keeps the number of its first start"""
-    driver_memory: Annotated[str, Field(pattern=r"^\d+[mg]$")] = "1g"
-    """Java heap; with a local master the heap of everything"""
+    state_rows: Annotated[int, Field(ge=1)] | None = None
+    """about how many rows of state there will be (groups and their open windows): below a million, micro-batches keep
+    them in the heap, which is faster. Not set: on disk, by RocksDB"""
+    driver_memory: Annotated[str, Field(pattern=r"^\d+[mg]$")] | None = None
+    """Java heap; with a local master the heap of everything. Not set: 1 GiB, and room for the rows of state in it"""
     master: str | None = None
     """any Spark master; not set: local, with the slots that the trigger needs"""
     kafka: dict[str, str] = {}

@@ -18,6 +18,8 @@ from gateway.embedded.class_archive import archive_options, archive_path
 from gateway.embedded.jars import cache_directory, ensure_jars
 from gateway.embedded.java import find_java
 from spark_sinks import runner
+from spark_sinks.declared import Options as Declared
+from spark_sinks.declared import kind_of
 from spark_sinks.job import JobOptions, known_jobs
 from spark_sinks.process import end_jvm
 from spark_sinks.progress import Examined, Progress, Totals
@@ -75,7 +77,7 @@ class RunningJob:
             None,
             lambda: runner.run(
                 spark,
-                known_jobs()["max-temperature"],
+                kind_of(options.file) if isinstance(options, Declared) else known_jobs()["max-temperature"],
                 options,
                 report=lambda item: (self.progress if isinstance(item, Progress) else self.examined).append(item),
                 ready=lambda: loop.call_soon_threadsafe(self._ready.set),

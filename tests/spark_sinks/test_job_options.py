@@ -163,3 +163,16 @@ def test_the_workers_python_is_not_left_to_chance(master: str, given: dict[str, 
 )
 def test_state_is_in_the_heap_where_it_fits(trigger: str, rows: int | None, *, in_heap: bool) -> None:
     assert runner.heap_holds_state(trigger, rows) == in_heap
+
+
+def test_a_job_file_is_checked_before_anything_starts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text('job = "archives"')
+    assert runner.main([str(wrong)]) == 2
+    assert "there is no kind 'archives' (did you mean archive?)" in capfd.readouterr().err
+    example = Path(__file__).parents[2] / "examples" / "spark" / "sessionize.toml"
+    for option, said in (("--trigger=real-time", "real time has no session windows"), ("--interval=1", "a duration")):
+        with pytest.raises(SystemExit) as ended:
+            runner.main([str(example), option])
+        assert ended.value.code == 2
+        assert said in capfd.readouterr().err

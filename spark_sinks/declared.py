@@ -1,0 +1,316 @@
+"""A job file as a job that `spark_sinks.runner` runs: one flow from its topics to its sink.
+
+A job without state writes results and dead letters by its one query, each record with its topic. What the results of
+one with state leave out is found in its finished batches afterwards (`spark_sinks/accounts.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_sinks import decode, registry
+from spark_sinks.accounts import Rejects
+from spark_sinks.archive import Archive, rows
+from spark_sinks.job import Flow, JobKind, JobOptions
+from spark_sinks.job_file import JobFile
+from spark_sinks.records import records, term
+from spark_sinks.sinks import kafka_sink
+from spark_sinks.sources import kafka_stream
+from spark_sinks.spec import jobs as spec
+from spark_sinks.transforms import enrich, last, results, thresholds, windows
+from spark_sinks.transforms.dead_letters import KAFKA_HEADERS
+from spark_sinks.triggers import REAL_TIME, Trigger
+
+SHORTEST_BEHIND_S: Final = 5.0
+
+
+class Options(JobOptions, frozen=True, kw_only=True):
+    """What a declared job is told: its file, and what the command line says otherwise."""
+
+    file: JobFile
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        run: dict[str, Any] = {"trigger": self.trigger, "checkpoint": self.checkpoint}
+        if self.interval_ms is not None:
+            run["interval"] = f"{self.interval_ms}ms"
+        self.file.running_with(run)  # what cannot be says so
+
+    @property
+    def topics(self) -> Sequence[str]:
+        """See `JobOptions`."""
+        return self.file.spec.topics
+
+
+def kind_of(file: JobFile) -> JobKind:
+    """The job of a file, as one that is started by its name: the file's path."""
+    run = file.spec.run
+    told = {
+        "file": file,
+        "bootstrap_servers": run.bootstrap_servers,
+        "checkpoint": run.checkpoint,
+        "trigger": run.trigger,
+        "interval_ms": None if run.interval is None else run.interval.ms,
+        "starting_offsets": run.starting_offsets,
+        "max_offsets_per_trigger": run.max_offsets_per_trigger,
+        "accept_data_loss": run.accept_data_loss,
+        "kafka": list(run.kafka.items()),
+        "master": run.master,
+        "shuffle_partitions": run.shuffle_partitions,
+        "state_rows": run.state_rows,
+        "driver_memory": run.driver_memory,
+        "conf": list(run.conf.items()),
+    }
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.set_defaults(**told)
+
+    return JobKind(
+        name=str(file.path),
+        summary=type(file.spec).SUMMARY,
+        options=Options,
+        add_arguments=add_arguments,
+        flows=flows,
+        slots=_slots,
+        declared=frozenset(told),
+    )
+
+
+def _slots(options: Options, partitions: Mapping[str, int], shuffle: int) -> int:
+    """The tasks of all stages in real time, and one that looks for dead letters."""
+    declared = options.file.spec
+    sources = sum(partitions[topic] for topic in declared.source.topics)
+    return sources + (1 if isinstance(declared, _STATELESS) else shuffle + 1)
+
+
+def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
+    """The one flow of a job file."""
+    declared = options.file.spec
+    job = _JOBS[declared.job](spark, options)
+    return [
+        Flow(
+            name=declared.title,
+            topics=declared.source.topics,
+            checkpoint=job.checkpoint,
+            trigger=Trigger(options.trigger, options.interval_ms),
+            start=job.start,
+            rejects=job.rejects,
+            behind_s=job.behind_s,
+            stages=1 if isinstance(declared, _STATELESS) else 2,
+        )
+    ]
+
+
+class DeclaredJob:
+    """What all kinds have in common; a kind says what becomes of the readings."""
+
+    def __init__(self, spark: SparkSession, options: Options) -> None:
+        self.spark = spark
+        self.options = options
+        self.declared: Any = options.file.spec
+        self.checkpoint = f"{options.checkpoint}/{self.declared.title}"
+
+    @property
+    def rejects(self) -> Rejects | None:
+        """What its results leave out: what cannot be decoded."""
+        return Rejects(self.declared.source.dead_letters, self.left_out, self.options.max_offsets_per_trigger)
+
+    @property
+    def behind_s(self) -> float:
+        """How far behind it may be in real time."""
+        return SHORTEST_BEHIND_S
+
+    def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
+        """The records of the source that no result counts, with the reason."""
+        return self.checked(source).where(F.col("error").isNotNull()).select("record.*", "error")
+
+    def checked(self, source: DataFrame) -> DataFrame:
+        """The source's records as readings."""
+        needed = [(str(of), term(of)) for of in self.declared.groups]
+        return decode.readings(records(source), self.declared.source, needed)
+
+    def stream(self, trigger: Trigger) -> DataFrame:
+        """The readings as a stream."""
+        options = self.options
+        source = kafka_stream(
+            self.spark,
+            ",".join(self.declared.source.topics),
+            connection=options.connection,
+            starting_offsets=options.starting_offsets,
+            max_offsets_per_trigger=None if trigger.mode == REAL_TIME else options.max_offsets_per_trigger,
+            fail_on_data_loss=not options.accept_data_loss,
+        )
+        return self.checked(source)
+
+    def start(self, trigger: Trigger) -> StreamingQuery:
+        """Begin the query."""
+        raise NotImplementedError
+
+    def to_kafka(self, made: DataFrame, topic: str | None, trigger: Trigger, *, final: bool) -> StreamingQuery:
+        """Begin it with these records; `final`: each once, when nothing changes it any more."""
+        return kafka_sink(
+            made,
+            topic,
+            name=self.declared.title,
+            connection=self.options.connection,
+            checkpoint=self.checkpoint,
+            trigger=trigger,
+            output_mode="append" if final else "update",
+        )
+
+
+class WindowStats(DeclaredJob):
+    """Statistics over windows."""
+
+    declared: spec.WindowStats
+
+    @property
+    def behind_s(self) -> float:
+        """Well below the watermark's delay."""
+        return min(SHORTEST_BEHIND_S, self.declared.window.watermark.ms / 2_000)
+
+    def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
+        """Also what Spark drops as late."""
+        return windows.left_out(self.checked(source), self.declared.window, watermark_ms)
+
+    def start(self, trigger: Trigger) -> StreamingQuery:
+        """See `DeclaredJob`."""
+        declared = self.declared
+        good = results.good(self.stream(trigger))
+        made = windows.statistics(good, declared.by, declared.window, declared.aggregates)
+        made = results.json_records(made, [of.name for of in declared.by])
+        return self.to_kafka(made, declared.sink.kafka, trigger, final=declared.sink.emit == "final")
+
+
+class Sessionize(DeclaredJob):
+    """Sessions."""
+
+    declared: spec.Sessionize
+
+    def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
+        """Also what Spark drops as late."""
+        return windows.left_out(self.checked(source), self.declared.session, watermark_ms)
+
+    def start(self, trigger: Trigger) -> StreamingQuery:
+        """See `DeclaredJob`."""
+        declared = self.declared
+        good = results.good(self.stream(trigger))
+        made = windows.sessions(good, declared.by, declared.session, declared.aggregates)
+        made = results.json_records(made, [of.name for of in declared.by])
+        return self.to_kafka(made, declared.sink.kafka, trigger, final=True)
+
+
+class LastKnown(DeclaredJob):
+    """The last values."""
+
+    declared: spec.LastKnown
+
+    def start(self, trigger: Trigger) -> StreamingQuery:
+        """See `DeclaredJob`."""
+        made = last.newest(results.good(self.stream(trigger)), self.declared.by)
+        topic: str | None = self.declared.sink.kafka
+        if self.declared.sink.retained:
+            made, topic = last.as_retained(made, self.declared.sink.kafka), None
+        return self.to_kafka(made, topic, trigger, final=False)
+
+
+class Stateless(DeclaredJob):
+    """A job whose one query writes results and dead letters."""
+
+    @property
+    def rejects(self) -> Rejects | None:
+        """None: the query itself sends them."""
+        return None
+
+    def routed(self, checked: DataFrame, made: Column, trigger: Trigger) -> StreamingQuery:
+        """Begin it: what a good reading makes, and dead letters."""
+        declared = self.declared
+        placed = results.routed(checked, made, declared.sink.kafka, declared.source.dead_letters)
+        return self.to_kafka(placed, None, trigger, final=trigger.mode != REAL_TIME)
+
+
+class Enrich(Stateless):
+    """Readings with what a registry knows."""
+
+    declared: spec.Enrich
+
+    def start(self, trigger: Trigger) -> StreamingQuery:
+        """See `DeclaredJob`."""
+        declared = self.declared
+        known = registry.read(self.spark, declared.registry, self.options.connection)
+        checked = enrich.enriched(self.stream(trigger), declared.by, known)
+        columns = [*declared.source.columns, *declared.registry.columns]
+        return self.routed(checked, enrich.enriched_records(declared.by, columns), trigger)
+
+
+class Anomalies(Stateless):
+    """Alarms."""
+
+    declared: spec.Anomalies
+
+    def start(self, trigger: Trigger) -> StreamingQuery:
+        """See `DeclaredJob`."""
+        made = thresholds.alarms(self.declared.by, self.declared.thresholds)
+        return self.routed(self.stream(trigger), made, trigger)
+
+
+class Transform(DeclaredJob):
+    """What a Python file makes of the readings."""
+
+    declared: spec.Transform
+
+    def start(self, trigger: Trigger) -> StreamingQuery:
+        """See `DeclaredJob`; ValueError when the function's records have no key or value."""
+        function = self.options.file.transform
+        assert function is not None  # `job_file.read`
+        made = function(results.good(self.stream(trigger)).drop("record", "error"))
+        if not {"key", "value"}.issubset(made.columns):
+            raise ValueError(f"transform: the records need columns key and value; there are {', '.join(made.columns)}")
+        headers = F.col("headers") if "headers" in made.columns else F.array()
+        made = made.select(
+            F.col("key").cast("binary").alias("key"),
+            F.col("value").cast("binary").alias("value"),
+            headers.cast(KAFKA_HEADERS).alias("headers"),
+        )
+        return self.to_kafka(made, self.declared.sink.kafka, trigger, final=self.declared.sink.emit == "final")
+
+
+class ToArchive(DeclaredJob):
+    """Every record in Parquet files."""
+
+    declared: spec.Archive
+
+    @property
+    def rejects(self) -> Rejects | None:
+        """None: an archive keeps every record."""
+        return None
+
+    def start(self, trigger: Trigger) -> StreamingQuery:
+        """See `DeclaredJob`; ArchiveError when the archive is another's."""
+        declared = self.declared
+        archive = Archive(self.spark, declared.sink.archive, self.options.checkpoint, files=declared.sink.files)
+        writer = (
+            rows(self.stream(trigger), declared.source)
+            .writeStream.queryName(declared.title)
+            .option("checkpointLocation", self.checkpoint)
+            .foreachBatch(archive.write)
+        )
+        return trigger.start(writer)
+
+
+_STATELESS: Final = spec.Enrich | spec.Anomalies | spec.Archive
+_JOBS: Final[Mapping[str, Callable[[SparkSession, Options], DeclaredJob]]] = {
+    "window-stats": WindowStats,
+    "sessionize": Sessionize,
+    "last-known": LastKnown,
+    "enrich": Enrich,
+    "anomalies": Anomalies,
+    "archive": ToArchive,
+    "transform": Transform,
+}

@@ -1,0 +1,65 @@
+"""What a job knows of devices: a compacted topic, which every batch reads anew, or a file, read at the start."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from spark_sinks.decode import json_columns
+from spark_sinks.spec.parts import Registry
+from spark_sinks.transforms.enrich import registry_of_topic
+
+
+def read(spark: SparkSession, registry: Registry, connection: Mapping[str, str]) -> DataFrame:
+    """The registry: `_key`, and the declared columns, null where they are missing.
+
+    Raises:
+        ValueError: the file cannot be read, or an entry has no key.
+    """
+    if registry.topic is not None:
+        # Where the topic ends is asked whenever the plan is made: for each micro-batch, and at each checkpoint.
+        topic = (
+            spark.read.format("kafka")
+            .options(**{f"kafka.{name}": value for name, value in connection.items()})
+            .option("subscribe", registry.topic)
+            .option("startingOffsets", "earliest")
+            .option("endingOffsets", "latest")
+            .load()
+        )
+        return registry_of_topic(topic, registry.columns)
+    assert registry.file is not None  # `Registry._fits`
+    known = [(str(row["key"]), json.dumps(row)) for row in _rows_of(Path(registry.file), registry)]
+    rows = spark.createDataFrame(known, "_key string, _text string")
+    return rows.select("_key", *json_columns(F.col("_text"), registry.columns))
+
+
+def _rows_of(file: Path, registry: Registry) -> list[dict[str, Any]]:
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            if file.suffix == ".csv":
+                rows: list[Any] = [_typed(row, registry) for row in csv.DictReader(lines)]
+            else:
+                rows = [json.loads(line) for line in lines if line.strip()]
+    except OSError as error:
+        raise ValueError(f"registry.file: {file}: {error.strerror}") from error
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"registry.file: {file}: {error}") from error
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or not row.get("key"):
+            raise ValueError(f"registry.file: {file}: entry {number} has no key")
+    return rows
+
+
+def _typed(row: dict[str, Any], registry: Registry) -> dict[str, Any]:
+    """A row of CSV with numbers and booleans as JSON has them."""
+    kinds = {column.field or name: column.type for name, column in registry.columns.items()}
+    return {
+        name: text if kinds.get(name, "string") == "string" else json.loads(text or "null")
+        for name, text in row.items()
+    }

@@ -1,0 +1,58 @@
+"""The last value of each device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from mapping.record import CONTENT_TYPE
+from spark_sinks.records import term
+from spark_sinks.spec.values import Term
+from spark_sinks.transforms.dead_letters import ORIGIN_OFFSET, ORIGIN_PARTITION, ORIGIN_TOPIC
+from spark_sinks.transforms.results import headers
+
+ORIGIN_TIME: Final = "origin.time"
+"""Event time (epoch ms) of a last value's reading: with its origin it orders two values of a device."""
+RETAINED: Final = "__trivium_retained"
+"""The gateway's topic of MQTT retained messages: key = MQTT topic, value = payload; no value: none is retained."""
+
+
+def newest(readings: DataFrame, by: Sequence[Term]) -> DataFrame:
+    """The newest reading of each group: by event time, of two at one time the one that came later.
+
+    Returns:
+        Kafka records: key (the terms joined by `/`), the reading's own value (null: a tombstone) and content type,
+        headers of its origin.
+    """
+    names = [of.name for of in by]
+    order = F.struct("time", "timestamp", "topic", "partition", "offset")
+    kept = F.struct("value", "content_type", "time", "topic", "partition", "offset")
+    chosen = readings.select(*(term(of).alias(of.name) for of in by), kept.alias("_kept"), order.alias("_order"))
+    return (
+        chosen.groupBy(*names)
+        .agg(F.max_by("_kept", "_order").alias("last"))
+        .select(
+            F.concat_ws("/", *(F.col(name).cast("string") for name in names)).cast("binary").alias("key"),
+            F.col("last.value").alias("value"),
+            headers(
+                (CONTENT_TYPE, F.col("last.content_type")),
+                (ORIGIN_TIME, F.unix_millis("last.time")),
+                (ORIGIN_TOPIC, F.col("last.topic")),
+                (ORIGIN_PARTITION, F.col("last.partition")),
+                (ORIGIN_OFFSET, F.col("last.offset")),
+            ).alias("headers"),
+        )
+    )
+
+
+def as_retained(records: DataFrame, topic: str) -> DataFrame:
+    """Each record twice, with the topic that it goes to: `topic`, and the topic of retained messages as `topic/key`."""
+    mqtt_topic = F.concat(F.lit(f"{topic}/").cast("binary"), F.col("key"))
+    twice = F.array(
+        F.struct(F.lit(topic).alias("topic"), F.col("key").alias("key")),
+        F.struct(F.lit(RETAINED).alias("topic"), mqtt_topic.alias("key")),
+    )
+    return records.select(F.explode(twice).alias("place"), "value", "headers").select("place.*", "value", "headers")

@@ -1,0 +1,129 @@
+"""Statistics of groups of readings over windows of event time, and over sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from spark_sinks.records import term
+from spark_sinks.spec.parts import Session, Window
+from spark_sinks.spec.values import Aggregate, Term
+from spark_sinks.transforms.dead_letters import LATE
+
+_RANK_ERROR: Final = 10_000
+"""Of percentiles: their rank is right to one in so many."""
+
+
+def statistics(
+    readings: DataFrame, by: Sequence[Term], window: Window, aggregates: Mapping[str, Aggregate]
+) -> DataFrame:
+    """Aggregates of each group and window.
+
+    A window is closed, and a reading too late for it, once the newest event time seen is `window.watermark` past its
+    end.
+
+    Returns:
+        the terms of `by` under their names, `start`, `end` (epoch ms, end exclusive), the aggregates.
+    """
+    names = [of.name for of in by]
+    slide = window.slide or window.length
+    grouped = _grouped(readings, by, aggregates, window.watermark.ms).groupBy(
+        F.window("time", _interval(window.length.ms), _interval(slide.ms)).alias("window"), *names
+    )
+    seconds = F.lit(window.length.ms / 1_000)
+    return grouped.agg(*(_aggregate(of, seconds).alias(name) for name, of in aggregates.items())).select(
+        *names,
+        F.unix_millis("window.start").alias("start"),
+        F.unix_millis("window.end").alias("end"),
+        *aggregates,
+    )
+
+
+def sessions(
+    readings: DataFrame, by: Sequence[Term], session: Session, aggregates: Mapping[str, Aggregate]
+) -> DataFrame:
+    """Aggregates of each group's sessions: readings of which none is `session.gap` or more after the one before.
+
+    Returns:
+        the terms of `by` under their names, `start` and `end` (the first and the last reading, epoch ms),
+        `duration_ms`, the aggregates.
+    """
+    names = [of.name for of in by]
+    grouped = _grouped(readings, by, aggregates, session.watermark.ms).groupBy(
+        F.session_window("time", _interval(session.gap.ms)).alias("window"), *names
+    )
+    start = F.unix_millis("window.start")
+    duration = F.unix_millis("window.end") - start - F.lit(session.gap.ms)
+    seconds = (F.unix_millis("window.end") - start) / 1_000
+    return (
+        grouped.agg(*(_aggregate(of, None).alias(name) for name, of in aggregates.items()))
+        .select(
+            *names,
+            start.alias("start"),
+            (start + duration).alias("end"),
+            duration.alias("duration_ms"),
+            *(
+                (F.col(name) / seconds).alias(name) if of.parts[0] == "rate" else F.col(name)
+                for name, of in aggregates.items()
+            ),
+        )
+    )  # fmt: skip
+
+
+def left_out(checked: DataFrame, window: Window | Session, watermark_ms: Column) -> DataFrame:
+    """The records of `decode.readings` that no result counts: bad ones, and those that Spark dropped as late.
+
+    Late: every window of the reading was closed. Its newest window starts at the last multiple of `slide` that is not
+    after it; its own session lasts for `gap`.
+
+    Args:
+        checked: with the source's columns in `record`.
+        window: of the job.
+        watermark_ms: by which Spark judged the record, epoch ms.
+
+    Returns:
+        the source's columns, and the reason in `error`.
+    """
+    if isinstance(window, Session):
+        closes = F.unix_millis("time") + window.gap.ms
+    else:
+        newest = F.window("time", _interval((window.slide or window.length).ms))["start"]
+        closes = F.unix_millis(newest) + window.length.ms
+    return (
+        checked.withColumn("_late", F.when(closes <= watermark_ms, LATE))  # a window cannot stand in a filter
+        .withColumn("error", F.coalesce("error", "_late"))
+        .where(F.col("error").isNotNull())
+        .select("record.*", "error")
+    )
+
+
+def _grouped(
+    readings: DataFrame, by: Sequence[Term], aggregates: Mapping[str, Aggregate], watermark_ms: int
+) -> DataFrame:
+    """Only what is needed, under names that cannot be mistaken for one another."""
+    used = dict.fromkeys(column for of in aggregates.values() if (column := of.parts[1]) is not None)
+    return readings.select(
+        "time", *(term(of).alias(of.name) for of in by), *(F.col(name).alias(f"_of_{name}") for name in used)
+    ).withWatermark("time", _interval(watermark_ms))
+
+
+def _aggregate(of: Aggregate, seconds: Column | None) -> Column:
+    function, name, rank = of.parts
+    if name is None:
+        count = F.count(F.lit(1))
+        return count / seconds if function == "rate" and seconds is not None else count
+    column = F.col(f"_of_{name}")
+    if function == "percentile":
+        return F.percentile_approx(column, rank or 0.5, _RANK_ERROR)
+    made: Mapping[str, Column] = {
+        "count": F.count(column), "min": F.min(column), "max": F.max(column), "sum": F.sum(column),
+        "mean": F.avg(column), "stddev": F.stddev_samp(column), "distinct": F.approx_count_distinct(column),
+    }  # fmt: skip
+    return made[function]
+
+
+def _interval(ms: int) -> str:
+    return f"{ms} milliseconds"

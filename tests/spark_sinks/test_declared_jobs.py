@@ -1,0 +1,347 @@
+"""Every kind of job file on a real Kafka: equal to a plain computation over the log, also after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from pyspark.sql import SparkSession
+
+from spark_sinks.archive import ArchiveError
+from spark_sinks.declared import Options, flows
+from spark_sinks.job_file import read
+from spark_sinks.triggers import CATCH_UP
+from tests.support.topics import read_all
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "spark"
+START_MS = 1_700_000_000_000
+
+Declare = Callable[..., Options]
+RunOnce = Callable[[Options], Awaitable[None]]
+
+
+@pytest.fixture
+def declare(bootstrap: str, tmp_path: Path) -> Declare:
+    """The options of a job file of this text, with a checkpoint of the test's own."""
+
+    def options(text: str, suffix: str = ".toml", **told: Any) -> Options:
+        path = tmp_path / f"job{suffix}"
+        path.write_text(text.replace("CHECKPOINT", str(tmp_path / "checkpoint")))
+        file = read(path)
+        return Options(file=file, bootstrap_servers=bootstrap, checkpoint=file.spec.run.checkpoint, **told)
+
+    return options
+
+
+@pytest.fixture
+def run_once(spark: SparkSession) -> RunOnce:
+    """Run a job over what is in its topics, in bounded micro-batches, from its checkpoint."""
+
+    def run(options: Options) -> None:
+        [flow] = flows(spark, options)
+        query = flow.start(CATCH_UP)
+        assert query.awaitTermination(300), query.status
+
+    return lambda options: asyncio.to_thread(run, options)
+
+
+async def send(producer: AIOKafkaProducer, topic: str, records: list[tuple[str, bytes | None]]) -> None:
+    for key, value in records:
+        await producer.send(topic, value, key.encode())
+    await producer.flush()
+
+
+def reading(load: float, at: int) -> bytes:
+    return json.dumps({"load": load, "at": at}).encode()
+
+
+STATS = """
+job = "window-stats"
+by = ["level[2]", "level[3]"]
+source = { topics = ["SOURCE"], columns = { load = "double" }, time = "at", dead_letters = "DEAD" }
+window = { length = "4s", slide = "2s", watermark = "1m" }
+sink = { kafka = "TARGET" }
+run = { checkpoint = "CHECKPOINT" }
+[aggregates]
+n = "count(load)"
+low = "min(load)"
+high = "max(load)"
+mean = "mean(load)"
+spread = "stddev(load)"
+middle = "percentile(load, 0.5)"
+kinds = "distinct(load)"
+rate = "rate(*)"
+"""
+
+
+async def test_window_stats_are_those_of_the_definition_and_what_they_leave_out_is_a_dead_letter(
+    *, run_job: Any, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, read_until: Any,
+    bootstrap: str,
+) -> None:  # fmt: skip
+    source, target, dead = await new_topic(partitions=2), await new_topic(partitions=2), await new_topic(partitions=1)
+    options = declare(STATS.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", dead))
+    chance, at = random.Random(3), START_MS
+    windows: dict[tuple[str, int], list[float]] = defaultdict(list)
+
+    def some(count: int) -> list[tuple[str, bytes | None]]:
+        nonlocal at
+        made: list[tuple[str, bytes | None]] = []
+        for _ in range(count):
+            at += chance.randint(0, 400)
+            key, load = f"floor-{chance.randint(1, 2)}/lift", float(chance.randint(-50, 50))
+            made.append((key, reading(load, at)))
+            for start in range(at - at % 2_000 - 2_000, at + 1, 2_000):
+                windows[key, start].append(load)
+        return made
+
+    await send(producer, source, [*some(150), ("nowhere", reading(1, at)), ("floor-1/lift", b"stuck")])
+    await run_once(options)  # the watermark is drawn after the batch: what is late comes in another
+    late = reading(1e6, START_MS - 600_000)
+    job = await run_job(options)
+    await send(producer, source, [*some(50), ("floor-1/lift", late)])
+    letters = await read_until(dead, lambda records: len(records) == 3, 180)
+    await job.wait_for(lambda done: sum(one.rows for one in done) == 51, 180)
+    await job.stop()
+    results = {}
+    for record in await read_all(bootstrap, target):
+        value = json.loads(record.value)
+        assert record.key.decode() == f"{value['level2']}/{value['level3']}"
+        results[record.key.decode(), value["start"]] = value
+    assert results.keys() == windows.keys()
+    for key, loads in windows.items():
+        found = results[key]
+        assert found["end"] == key[1] + 4_000
+        assert (found["n"], found["low"], found["high"]) == (len(loads), min(loads), max(loads))
+        assert math.isclose(found["mean"], statistics.fmean(loads), abs_tol=1e-9)
+        assert found["middle"] == sorted(loads)[math.ceil(len(loads) / 2) - 1]
+        assert abs(found["kinds"] - len(set(loads))) <= 2  # of 15 at most, by sketches
+        assert found["rate"] == len(loads) / 4
+        if len(loads) > 1:
+            assert math.isclose(found["spread"], statistics.stdev(loads), abs_tol=1e-9)
+    reasons = {letter.value: dict(letter.headers)["error"].decode() for letter in letters}
+    assert reasons.pop(late).startswith("late")
+    assert reasons.pop(b"stuck") == "the value is no JSON object in UTF-8"
+    assert list(reasons.values()) == ["level[3] is missing or no text"]
+
+
+SESSIONS = """
+job = "sessionize"
+source = { topics = ["SOURCE"], columns = { load = "double" }, time = "at", dead_letters = "DEAD" }
+session = { gap = "10s", watermark = "5s" }
+aggregates = { readings = "count(*)", high = "max(load)" }
+sink = { kafka = "TARGET", emit = "final" }
+run = { checkpoint = "CHECKPOINT" }
+"""
+
+
+async def test_sessions_are_those_of_plain_gaps(
+    *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str
+) -> None:
+    source, target = await new_topic(partitions=1), await new_topic(partitions=1)
+    options = declare(SESSIONS.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", "unused"))
+    chance = random.Random(4)
+    times = sorted(START_MS + chance.randint(0, 600_000) for _ in range(120))
+    readings = [(f"d{chance.randint(0, 2)}", chance.random(), at) for at in times]
+    expected: dict[str, list[list[tuple[int, float]]]] = defaultdict(list)
+    for device, load, at in readings:
+        if not expected[device] or at - expected[device][-1][-1][0] >= 10_000:
+            expected[device].append([])
+        expected[device][-1].append((at, load))
+    sent = [(device, reading(load, at)) for device, load, at in readings]
+    await send(producer, source, sent[:60])
+    await run_once(options)
+    await send(producer, source, [*sent[60:], ("closes", reading(0, times[-1] + 3_600_000))])
+    await run_once(options)
+    found = sorted(record.value for record in await read_all(bootstrap, target))
+    assert [json.loads(value) for value in found] == sorted(
+        (
+            {
+                "key": device, "start": one[0][0], "end": one[-1][0], "duration_ms": one[-1][0] - one[0][0],
+                "readings": len(one), "high": max(load for _, load in one),
+            }
+            for device, all_of in expected.items()
+            for one in all_of
+        ),
+        key=lambda session: json.dumps(session, separators=(",", ":")).encode(),
+    )  # fmt: skip
+
+
+LAST = """
+job = "last-known"
+source = { topics = ["SOURCE"], columns = { load = "double" }, time = "at", dead_letters = "DEAD" }
+sink = { kafka = "TARGET" }
+run = { checkpoint = "CHECKPOINT" }
+"""
+
+
+async def test_the_last_known_value_is_the_newest_by_its_own_time_and_never_goes_back(
+    *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str
+) -> None:
+    source, target = await new_topic(partitions=2), await new_topic(partitions=1)
+    options = declare(LAST.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", "unused"))
+    chance, newest = random.Random(5), dict[str, tuple[int, bytes]]()
+    for _ in range(3):
+        sent: list[tuple[str, bytes | None]] = []
+        for n in range(40):
+            device, at = f"d{chance.randint(0, 4)}", START_MS + chance.randint(0, 60_000)
+            value = reading(n, at)
+            sent.append((device, value))
+            newest[device] = max(newest.get(device, (0, b"")), (at, value), key=lambda one: one[0])
+        await send(producer, source, sent)
+        await run_once(options)
+        records = await read_all(bootstrap, target)
+        assert {record.key.decode(): record.value for record in records} == {key: one[1] for key, one in newest.items()}
+    times: dict[bytes, int] = {}
+    for record in records:
+        headers = dict(record.headers)
+        assert int(headers["origin.time"]) >= times.get(record.key, 0)
+        times[record.key] = int(headers["origin.time"])
+        assert headers["origin.topic"].decode() == source
+        assert headers["origin.offset"].isdigit()
+
+
+ANOMALIES = """
+job = "anomalies"
+source = { topics = ["SOURCE"], columns = { load = "double" }, time = "at", dead_letters = "DEAD" }
+thresholds = { load = { above = 40.0, below = -40.0 } }
+sink = { kafka = "TARGET" }
+run = { checkpoint = "CHECKPOINT" }
+"""
+
+
+async def test_alarms_are_the_readings_beyond_their_bounds(
+    *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str
+) -> None:
+    source, target, dead = await new_topic(partitions=2), await new_topic(partitions=1), await new_topic(partitions=1)
+    options = declare(ANOMALIES.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", dead))
+    chance = random.Random(6)
+    sent = [
+        (f"d{chance.randint(0, 3)}", reading(chance.choice([-41, -40, 0, 40, 40.5]), START_MS + n)) for n in range(80)
+    ]
+    await send(producer, source, [*sent, ("d0", b"broken")])
+    await run_once(options)
+    expected = {}
+    for record in await read_all(bootstrap, source):
+        value = json.loads(record.value) if record.value != b"broken" else {"load": 0}
+        if abs(value["load"]) > 40:
+            bound = {"above": 40.0} if value["load"] > 0 else {"below": -40.0}
+            key = f"{source}/{record.partition}/{record.offset}/load"
+            expected[key] = {
+                "key": record.key.decode(), "id": key, "time": value["at"], "column": "load",
+                "value": value["load"], **bound,
+            }  # fmt: skip
+    alarms = [json.loads(record.value) for record in await read_all(bootstrap, target)]
+    assert {alarm["id"]: alarm for alarm in alarms} == expected
+    assert len(alarms) == len(expected)
+    assert [letter.value for letter in await read_all(bootstrap, dead)] == [b"broken"]
+
+
+ENRICH = """
+job = "enrich"
+source = { topics = ["SOURCE"], columns = { load = "double" }, time = "at", dead_letters = "DEAD" }
+registry = { topic = "REGISTRY", columns = { room = "string", limit = "double" } }
+sink = { kafka = "TARGET" }
+run = { checkpoint = "CHECKPOINT" }
+"""
+
+
+async def test_readings_are_enriched_by_what_the_registry_says_now(
+    *, run_job: Any, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, read_until: Any
+) -> None:
+    source, target, dead, known = [await new_topic(partitions=1) for _ in range(4)]
+    text = ENRICH.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", dead).replace("REGISTRY", known)
+    options = declare(text)
+    await send(
+        producer, known, [("a", b'{"room": "cellar", "limit": 5}'), ("b", b'{"room": "attic"}'), ("gone", b"{}")]
+    )
+    await send(producer, known, [("a", b'{"room": "kitchen", "limit": 7}'), ("gone", None)])
+    await send(producer, source, [(name, reading(1, START_MS)) for name in ("a", "b", "gone", "new")])
+    job = await run_job(options)
+    told = [json.loads(record.value) for record in await read_until(target, lambda records: len(records) == 2, 180)]
+    assert told == [
+        {"key": "a", "time": START_MS, "load": 1.0, "room": "kitchen", "limit": 7.0},
+        {"key": "b", "time": START_MS, "load": 1.0, "room": "attic"},
+    ]
+    letters = await read_until(dead, lambda records: len(records) == 2, 180)
+    assert [(one.key, dict(one.headers)["error"]) for one in letters] == [
+        (b"gone", b"key is not in the registry"),
+        (b"new", b"key is not in the registry"),
+    ]
+    await send(producer, known, [("new", b'{"room": "hall", "limit": "low"}')])
+    await send(producer, source, [("new", reading(2, START_MS))])
+    last = (await read_until(target, lambda records: len(records) == 3, 180))[-1]
+    assert json.loads(last.value) == {"key": "new", "time": START_MS, "load": 2.0, "room": "hall"}
+    await job.stop()
+
+
+ARCHIVE = """
+job = "archive"
+source = { topics = ["SOURCE", "OTHER"], columns = { load = "double" }, time = "at" }
+sink = { archive = "LAKE" }
+run = { checkpoint = "CHECKPOINT" }
+"""
+
+
+async def test_an_archive_holds_every_record_once_also_when_a_batch_is_repeated(
+    *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str,
+    spark: SparkSession, tmp_path: Path,
+) -> None:  # fmt: skip
+    source, other, lake = await new_topic(partitions=2), await new_topic(partitions=1), tmp_path / "lake"
+    text = ARCHIVE.replace("SOURCE", source).replace("OTHER", other).replace("LAKE", str(lake))
+    options = declare(text, max_offsets_per_trigger=30)
+    headers = [("unit", b"\x00\xff"), ("none", None)]
+    await send(producer, source, [(f"d{n % 5}", reading(n, START_MS + n)) for n in range(50)])
+    await producer.send_and_wait(other, None, b"\xff", headers=headers)
+    await run_once(options)
+    commits = sorted((tmp_path / "checkpoint" / "archive" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    assert len(commits) >= 2
+    commits[-1].unlink()  # as if the job had been killed between the files and Spark's own commit
+    commits[-1].with_name(f".{commits[-1].name}.crc").unlink()
+    left = tmp_path / "lake.staging" / "killed" / "7" / "date=2023-11-14"
+    left.mkdir(parents=True)
+    await send(producer, source, [("d0", b"no reading"), ("d0", reading(51, START_MS))])
+    await run_once(options)
+
+    files = await asyncio.to_thread(lambda: [str(path) for path in tmp_path.rglob("*.parquet")])
+    assert files == [path for path in files if path.startswith(f"{lake}/batch=")]
+    assert not left.exists()
+    rows = spark.read.option("basePath", str(lake)).parquet(*files).collect()
+    found = {(row.topic, row.partition, row.offset): row for row in rows}
+    log = [record for topic in (source, other) for record in await read_all(bootstrap, topic)]
+    assert len(rows) == len(found) == len(log) == 53
+    for record in log:
+        row = found[record.topic, record.partition, record.offset]
+        assert (row.key, row.value) == (record.key, record.value)
+        assert tuple((header.key, header.value) for header in row.headers or ()) == record.headers
+        assert row.date.isoformat() == f"{row.timestamp:%Y-%m-%d}"
+        assert (row.load is None) == (row.error is not None) == (record.value in (None, b"no reading"))
+
+    elsewhere = declare(text.replace("CHECKPOINT", str(tmp_path / "another")))
+    with pytest.raises(ArchiveError, match="was written with another checkpoint"):
+        await run_once(elsewhere)
+
+
+async def test_a_transform_of_ones_own(
+    *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str
+) -> None:
+    source, target = await new_topic(partitions=1), await new_topic(partitions=1)
+    text = (EXAMPLES / "fahrenheit.py").read_text().replace('"sensors"', f'"{source}"')
+    text = text.replace('kafka="fahrenheit"', f'kafka="{target}"').replace(".trivium/spark/fahrenheit", "CHECKPOINT")
+    options = declare(text, ".py")
+    await send(producer, source, [("oven", b'{"temperature": 100}'), ("oven", b"hot")])
+    await run_once(options)
+    [record] = await read_all(bootstrap, target)
+    value = json.loads(record.value)
+    assert (record.key, value["key"], value["fahrenheit"]) == (b"oven", "oven", 212.0)
+    wrong = declare(text.replace('"key", F', 'F.lit(1).alias("other"), F'), ".py")
+    with pytest.raises(ValueError, match="the records need columns key and value; there are other, value"):
+        await run_once(wrong)
