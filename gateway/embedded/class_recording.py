@@ -17,16 +17,15 @@ import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-
-from gateway.embedded.broker import EmbeddedBroker
 from gateway.embedded.class_archive import archive_options, archive_path, recording_options
 from gateway.embedded.jars import cache_directory, ensure_jars, pyspark_jars
 from gateway.embedded.java import Java, SetupError, find_java
 from gateway.embedded.storage import BrokerError
+
+if TYPE_CHECKING:
+    from gateway.embedded.broker import EmbeddedBroker
 
 KEPT: Final = 3
 """How many archives of a program stay in the cache, the newest: each build of Java and each version has its own."""
@@ -55,6 +54,8 @@ def ensure_archives(cache: Path) -> None:
     kafka = archive_path("kafka", java, kafka_jars, cache)
 
     def broker(directory: Path, options: tuple[str, ...]) -> EmbeddedBroker:
+        from gateway.embedded.broker import EmbeddedBroker  # noqa: PLC0415 - mostly there is nothing to record
+
         return EmbeddedBroker(directory, java=java.path, jars=kafka_jars, heap="512m", java_options=options)
 
     async def record_kafka(directory: Path, options: tuple[str, ...]) -> None:
@@ -94,6 +95,9 @@ def _ensure(archive: Path, record: Record) -> None:
 
 async def _run_spark(directory: Path, java: Java, jars: list[Path], options: tuple[str, ...], bootstrap: str) -> None:
     """A job in real time, as `make run` has it, over its first checkpoint: with good readings and a bad one."""
+    from aiokafka import AIOKafkaProducer  # noqa: PLC0415 - as above
+    from aiokafka.admin import AIOKafkaAdminClient, NewTopic  # noqa: PLC0415
+
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     await admin.create_topics([NewTopic(name, 1, 1) for name in ("sensors", "maximum", "sensors-dlq")])
