@@ -29,14 +29,13 @@ from amqtt.plugins.base import BaseAuthPlugin
 from amqtt.session import Session
 
 from gateway.config import ConfigError, SecurityConfig
+from gateway.security.credentials import WORKERS, Credentials
 from gateway.security.user_files import read_password_file
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-WORKERS: Final = 2  # threads: a plugin that blocks (LDAP) leaves one for the others; Argon2 takes 20 ms of a core
-CHECKS_AT_ONCE: Final = 8  # per thread; more wait their turn outside, where no time-out counts for them
 CHECK_TIMEOUT_S: Final = 10.0  # a client's own connect time-out is seldom longer
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 2.0
@@ -52,20 +51,6 @@ class PluginSpec(msgspec.Struct, frozen=True):
     plugin: type[Any]
     config: Any
     users: Mapping[str, str] | None = None  # of the password file
-
-
-class Credentials(msgspec.Struct, frozen=True):
-    """What a client offers. Its repr shows no password."""
-
-    user: str
-    password: str
-    client_id: str = ""
-    peer: str = ""
-
-    def __repr__(self) -> str:
-        return f"Credentials(user={self.user!r}, password=***, peer={self.peer!r})"
-
-    __str__ = __repr__
 
 
 def plugin_specs(security: SecurityConfig) -> list[PluginSpec]:

@@ -15,15 +15,15 @@ import hmac
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import structlog
 
 from gateway.config import ConfigError, SecurityConfig
-from gateway.security.amqtt_plugins import CHECKS_AT_ONCE, WORKERS, Credentials, PluginBackend, plugin_specs
 from gateway.security.bearer import MECHANISMS as BEARER_MECHANISMS
 from gateway.security.bearer import BearerExchange
+from gateway.security.credentials import CHECKS_AT_ONCE, WORKERS, Credentials
 from gateway.security.exchange import Exchange, ScramExchange
 from gateway.security.identity import ANONYMOUS, Identity, is_principal
 from gateway.security.key_source import FileKeys, UrlKeys
@@ -33,6 +33,9 @@ from gateway.security.tokens import Shown, TokenError, TokenJudge
 from gateway.security.turns import Busy, Turns
 from gateway.security.user_files import ScramUsers, read_scram_file
 from gateway.statistics import counter, gauge
+
+if TYPE_CHECKING:
+    from gateway.security.amqtt_plugins import PluginBackend
 
 log = structlog.get_logger(__name__)
 
@@ -80,17 +83,16 @@ class Authenticator:
             ConfigError: a plugin or a file that cannot be used, or a configuration that lets nobody in.
         """
         self._config = config
-        specs = plugin_specs(config)
+        self._backend = _plugins(config)
         self._scram = _scram_users(config)
-        proofs = bool(specs) or self._scram is not None or config.oauth.enabled or config.tls_client_ca is not None
-        if not proofs and not config.allow_anonymous:
+        passwords = self._backend is not None or self._scram is not None
+        if not (passwords or config.oauth.enabled or config.tls_client_ca is not None or config.allow_anonymous):
             raise ConfigError(
                 "security.allow_anonymous is false, and neither security.password_file, security.scram_file,"
                 " security.plugins, security.oauth nor security.tls_client_ca is set: nobody could connect"
             )
         oauth = config.oauth
         self._tokens = TokenJudge(oauth, clock=clock, wall_clock=wall_clock) if oauth.enabled else None
-        self._backend = PluginBackend(specs) if specs else None
         self._clock = clock
         self._throttle = Throttle(config.failed_attempt_delay_s, clock=clock, sleep=sleep)
         self._secret = secrets.token_bytes(32)
@@ -134,8 +136,7 @@ class Authenticator:
             users = _scram_users(self._config)
             if isinstance(source, FileKeys):
                 keys = source.read()
-            if self._backend is not None:
-                fresh = PluginBackend(plugin_specs(self._config))
+            if (fresh := _plugins(self._config)) is not None:
                 await fresh.start()
         except ConfigError as error:
             log.error("authentication not reloaded, the old one stays", error=str(error))
@@ -363,6 +364,15 @@ class Authenticator:
             key_fetches_total=keys.fetches if keys is not None else 0,
             key_fetches_failed_total=keys.failures if keys is not None else 0,
         )
+
+
+def _plugins(config: SecurityConfig) -> PluginBackend | None:
+    """What checks passwords, if anything does."""
+    if config.password_file is None and not config.plugins:
+        return None
+    from gateway.security.amqtt_plugins import PluginBackend, plugin_specs  # noqa: PLC0415 - amqtt loads slowly
+
+    return PluginBackend(plugin_specs(config))
 
 
 def _scram_users(config: SecurityConfig) -> ScramUsers | None:

@@ -20,8 +20,8 @@ from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.config import ConfigError, SecurityConfig
 from gateway.security import amqtt_plugins, authentication, throttle
-from gateway.security.amqtt_plugins import Credentials
 from gateway.security.authentication import Authenticator
+from gateway.security.credentials import Credentials
 from gateway.security.identity import ANONYMOUS, Identity
 from gateway.security.turns import Busy
 
@@ -396,7 +396,7 @@ def test_names_in_certificates(peercert: dict[str, Any] | None, name: str | None
 async def test_a_crowd_waits_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart everybody comes at once: a queue longer than a check's time-out refuses nobody."""
     monkeypatch.setattr(amqtt_plugins, "CHECK_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(amqtt_plugins, "CHECKS_AT_ONCE", 1)
+    monkeypatch.setattr(authentication, "CHECKS_AT_ONCE", 1)
     authenticator = Authenticator(with_plugin(behaviour="block"))
     await authenticator.start()
     async with asyncio.TaskGroup() as group:
