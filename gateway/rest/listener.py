@@ -75,7 +75,7 @@ class RestListener(HttpServer):
         self._config = config
         self._tls = tls
         self._spawn = services.spawn
-        overload = OverloadGuard(services.publisher, config.max_concurrent)
+        self._overload = overload = OverloadGuard(services.publisher, config.max_concurrent)
         bodies = BodyReader(overload, config.max_body_bytes, config.header_timeout_s, config.min_upload_rate)
         contract = load_contract()
         self._storing = Storing(services.publisher, services.keyed)
@@ -174,8 +174,8 @@ class RestListener(HttpServer):
         self._feeds.stop()
 
     def flowing(self) -> list[Flowing]:
-        """What can be asked for its flow: WebSockets and streams of events; requests are over in a moment."""
-        return [*self._live.flowing(), *self._events.flowing()]
+        """What can be asked for its flow: WebSockets, streams of events, requests and uploads that produce."""
+        return [*self._live.flowing(), *self._events.flowing(), *self._overload.flowing()]
 
     def statistics(self) -> RestStatistics:
         """Counts so far."""

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import collections
 import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-import msgspec
+from flowcontrol.penalties import Penalties
 
 DELAY_LIMIT_S: Final = 5.0
 FORGET_S: Final = 60.0  # without a failure for so long, an address starts anew
 ADDRESSES: Final = 10_000
 REFUSALS_PER_ADDRESS: Final = 64  # failures being delayed at once; above, nothing of that address is checked
-
-
-class _Slowed(msgspec.Struct, eq=False):
-    """The failures of one address."""
-
-    failures: int = 0
-    last: float = 0.0
-    waiting: int = 0
 
 
 class Throttle:
@@ -34,42 +25,29 @@ class Throttle:
         self._base_s = base_s
         self._clock = clock
         self._sleep = sleep
-        self._slowed: collections.OrderedDict[str, _Slowed] = collections.OrderedDict()
+        self._penalties = Penalties(base_s, DELAY_LIMIT_S, forget_s=FORGET_S, names=ADDRESSES)
 
     def __len__(self) -> int:
         """How many addresses are remembered."""
-        return len(self._slowed)
+        return len(self._penalties)
 
     def is_full(self, address: str) -> bool:
         """Whether so many failures of this address wait already that nothing more of it is to be checked."""
-        slowed = self._slowed.get(address)
-        return slowed is not None and slowed.waiting >= REFUSALS_PER_ADDRESS
+        return self._penalties.waiting(address) >= REFUSALS_PER_ADDRESS
 
     async def wait_refused(self, address: str, began: float) -> None:
         """Count a failure of an `address_of`, and wait until it may be told.
 
         The delay counts from `began`, the attempt's beginning, so that it hides how long the check took.
         """
-        base = self._base_s
-        if base == 0:
+        if self._base_s == 0:
             return
         now = self._clock()
-        slowed = self._slowed.get(address)
-        if slowed is None:
-            slowed = self._slowed[address] = _Slowed()
-            while len(self._slowed) > ADDRESSES:
-                self._slowed.popitem(last=False)
-        elif now - slowed.last > FORGET_S:
-            slowed.failures = 0
-        slowed.failures += 1
-        slowed.last = now
-        self._slowed.move_to_end(address)
-        pause = min(DELAY_LIMIT_S, base * 2.0 ** min(slowed.failures - 1, 16))
-        slowed.waiting += 1
+        penalty = self._penalties.fail(address, now)
         try:
-            await self._sleep(max(0.0, began + max(pause, base) - now))
+            await self._sleep(max(0.0, began + penalty.delay - now))
         finally:
-            slowed.waiting -= 1
+            penalty.waiting -= 1
 
 
 def address_of(peer: str) -> str:

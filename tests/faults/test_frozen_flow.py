@@ -66,7 +66,8 @@ return Math.min(...texts.filter((element) => element.textContent.trim()).map((el
 class Stall:
     """A gateway whose Kafka is frozen, with a client that has more on the way than it may."""
 
-    def __init__(self, broker: EmbeddedBroker, gateway: GatewayProcess, client: RawClient) -> None:
+    def __init__(self, broker: EmbeddedBroker, gateway: GatewayProcess, client: RawClient, topic: str) -> None:
+        self.topic = topic
         self.broker = broker
         self.gateway = gateway
         self.client = client
@@ -81,6 +82,17 @@ class Stall:
             assert answer.status == 200
             return dict(await answer.json())
 
+    async def post(self) -> int:
+        """A produce request, to its answer's status."""
+        host, port = self.gateway.address("http")
+        body, media = b'{"records":[{"value":1},{"value":2}]}', "application/vnd.kafka.json.v2+json"
+        url = f"http://{host}:{port}/topics/{self.topic}"
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(url, data=body, headers={"Content-Type": media}) as answer,
+        ):
+            return answer.status
+
     async def command(self, *options: str) -> str:
         """What `trivium flow` prints."""
         argv = (sys.executable, "-m", "gateway", "flow", "--url", self.base, *options)
@@ -94,9 +106,10 @@ class Stall:
 async def stall(stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]) -> AsyncIterator[Stall]:
     gateway = await new_gateway(stoppable.bootstrap_servers, config=CONFIG).start()
     client = await RawClient.connect(gateway.address("mqtt"), HOSTILE)
-    found = Stall(stoppable, gateway, client)
+    name = f"stall-{uuid.uuid4().hex[:6]}"
+    found = Stall(stoppable, gateway, client, name)
     try:
-        topic = f"stall-{uuid.uuid4().hex[:6]}/x"
+        topic = f"{name}/x"
         await client.publish(topic, b"before")
         freeze(stoppable.pid)
         for number in range(10):
@@ -179,3 +192,19 @@ async def look_at_the_stall(window: Browser, stall: Stall) -> None:
     await window.press(*[BACKSPACE] * len("nobody"))
     await window.until("document.querySelector('#clients-table .empty') === null")
     assert await window.complaints() == []
+
+
+async def test_a_produce_request_that_waits_for_kafka_is_told(stall: Stall) -> None:
+    posting = asyncio.create_task(stall.post())
+    async with asyncio.timeout(60):
+        while not (found := [each for each in (await stall.flow())["connections"] if each["protocol"] == "http"]):
+            assert not posting.done()
+        while not (found and found[0]["records"]):
+            found = [each for each in (await stall.flow())["connections"] if each["protocol"] == "http"]
+    (request,) = found
+    (window,) = request["windows"]
+    assert (request["principal"], request["records"], request["bytes"] > 0) == ("anonymous", 2, True)
+    assert (window["name"], window["topic"], window["unsettled"]) == ("produce", stall.topic, 2)
+    stall.thaw()
+    assert await posting == 200
+    assert not [each for each in (await stall.flow())["connections"] if each["protocol"] == "http"]

@@ -100,7 +100,7 @@ class ConfluentV2(OperationSet):
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
         embedded = FORMATS[media]
-        with self._overload.enter(topic, call.request):
+        with self._overload.enter(topic, call.request, grant.identity.name) as slot:
             info = self._publisher.known_topic(topic) or await self._publisher.topic(
                 topic, principal=grant.identity.name
             )
@@ -117,6 +117,7 @@ class ConfluentV2(OperationSet):
             )
             if not records:
                 return control_answer(encode(produce_results(())))
+            slot.records = len(records)
             ticket = Ticket(len(records), grant.identity.name)
             submit_allowed(self._publisher, grant, records, ticket)
             del records

@@ -171,9 +171,10 @@ class ConfluentV3(OperationSet):
     async def produce_batch(self, call: Call, cluster: str, topic: str) -> web.StreamResponse:
         """`POST /v3/clusters/{cluster_id}/topics/{topicname}/records:batch`."""
         writer = await self._writer(call, cluster, topic)
-        with self._overload.enter(topic, call.request):
+        with self._overload.enter(topic, call.request, call.grant.identity.name) as slot:
             await self._publisher.topic(topic, principal=call.grant.identity.name)
             entries = decode_batch(await call.body(), BATCH_LIMIT)
+            slot.records = len(entries)
             ticket = Ticket(len(entries), call.grant.identity.name)
             abouts: dict[int, About] = {}
             sender = Sender()

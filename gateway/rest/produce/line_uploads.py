@@ -99,9 +99,10 @@ class Uploads(OperationSet):
             raise forbidden(f"publish to {topic}")
         if len(self._active) >= self._max_uploads:
             raise busy("Too many uploads; try again", close=True)
-        with self._overload.enter(topic, call.request):
+        with self._overload.enter(topic, call.request, call.grant.identity.name) as slot:
             await self._publisher.topic(topic, principal=call.grant.identity.name)
             upload = make()
+            slot.budget = upload.budget
             self._active.add(call.request.content)
             self._counts.uploads_total += 1
             try:

@@ -153,9 +153,10 @@ class DeviceRequests(OperationSet):
             raise busy("Too many requests wait for devices; try again")
         self._counts.requests_total += 1
         with self._replies.ask() as question:
-            with self._overload.enter(destination.topic, call.request):
+            principal = call.grant.identity.name
+            with self._overload.enter(destination.topic, call.request, principal) as slot:
                 body = await self._bodies.read(call.request)
-                principal = call.grant.identity.name
+                slot.records = 1
                 record = self._question(call, destination, body, question.correlation_id, timeout_ms)
                 deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
                 try:

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
+from flowcontrol.admission import Admission, Refusal
 from gateway.security.identity import ANONYMOUS, Identity
 from gateway.statistics import counter, gauge
 from protocols.rest.errors import busy, too_many
@@ -32,10 +33,8 @@ class ConcurrencyLimit:
 
     def __init__(self, limit: int, limit_per_client: int) -> None:
         """Allow at most `limit` requests at once, and `limit_per_client` of one client."""
-        self._limit = limit
-        self._limit_per_client = limit_per_client
+        self._places = Admission(limit, limit_per_client)
         self._counts = ConcurrencyStatistics()
-        self._clients: dict[str, int] = {}
 
     def enter(self, request: web.BaseRequest, identity: Identity) -> str:
         """Count a request in.
@@ -46,29 +45,23 @@ class ConcurrencyLimit:
         Raises:
             RestError: 503, or 429 where it is this client's own doing; nothing was counted.
         """
-        if self._counts.active >= self._limit:
-            self._counts.refused_total += 1
-            raise busy(_FULL, close=True)
         client = identity.name
         if identity is ANONYMOUS or identity == ANONYMOUS:
             client = f"/{request.remote}"  # no login's name: those have no limit on letters
-        active = self._clients.get(client, 0)
-        if active >= self._limit_per_client:
-            self._counts.refused_clients_total += 1
-            raise too_many(_GREEDY)
-        self._clients[client] = active + 1
-        self._counts.active += 1
-        return client
+        refusal = self._places.enter(client)
+        if refusal is None:
+            return client
+        if refusal is Refusal.FULL:
+            self._counts.refused_total += 1
+            raise busy(_FULL, close=True)
+        self._counts.refused_clients_total += 1
+        raise too_many(_GREEDY)
 
     def leave(self, client: str) -> None:
         """Count a request out."""
-        active = self._clients[client] - 1
-        if active:
-            self._clients[client] = active
-        else:
-            del self._clients[client]
-        self._counts.active -= 1
+        self._places.leave(client)
 
     def statistics(self) -> ConcurrencyStatistics:
         """Counts so far."""
-        return msgspec.structs.replace(self._counts, clients=len(self._clients))
+        places = self._places
+        return msgspec.structs.replace(self._counts, active=places.active, clients=places.clients)

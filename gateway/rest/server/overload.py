@@ -7,6 +7,8 @@ from typing import Final, Self, cast
 
 from aiohttp import web
 
+from flowcontrol.budget import ConnectionBudget
+from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
 from gateway.kafka.publish.publisher import Publisher
 from gateway.net.http_server import HttpConnection
 from protocols.rest.errors import busy
@@ -23,13 +25,22 @@ class OverloadGuard:
 
     def __init__(self, publisher: Publisher, max_concurrent: int) -> None:
         """Refuse requests beyond `max_concurrent` at once, and who has more than a share of the publisher's budgets."""
-        self.active = 0
+        self._slots: dict[ProduceSlot, None] = {}
         self.receiving = 0
         self.refused = 0
         self._publisher = publisher
         self._max_concurrent = max_concurrent
 
-    def enter(self, topic: str, request: web.BaseRequest) -> ProduceSlot:
+    @property
+    def active(self) -> int:
+        """How many requests are in work."""
+        return len(self._slots)
+
+    def flowing(self) -> list[Flowing]:
+        """Those in work."""
+        return list(self._slots)
+
+    def enter(self, topic: str, request: web.BaseRequest, principal: str) -> ProduceSlot:
         """Count a request in; it is counted out at the end of the `with` block; RestError: 503 with Retry-After."""
         publisher = self._publisher
         if not publisher.gate.is_open:
@@ -46,9 +57,9 @@ class OverloadGuard:
         unacknowledged = cast("HttpConnection", request.protocol).unacknowledged
         if unacknowledged is not None and not unacknowledged.gate.is_open:
             raise self._refuse("Kafka is slower than you; try again")
-        if self.active >= self._max_concurrent:
+        if len(self._slots) >= self._max_concurrent:
             raise self._refuse("Too many requests wait for Kafka; try again")
-        return ProduceSlot(self)
+        return ProduceSlot(self._slots, topic, request, principal)
 
     def receive_body(self, size: int) -> None:
         """Count bytes of a body that is being received; the caller gives them back with `release_body`.
@@ -71,18 +82,56 @@ class OverloadGuard:
 
 
 class ProduceSlot:
-    """Counts one produce request as active inside its `with` block."""
+    """One produce request, in work inside its `with` block; a `gateway.flow.Flowing`."""
 
-    __slots__ = ("_overload",)
+    __slots__ = ("_principal", "_request", "_slots", "_topic", "budget", "records")
 
-    def __init__(self, overload: OverloadGuard) -> None:
-        self._overload = overload
+    def __init__(self, slots: dict[ProduceSlot, None], topic: str, request: web.BaseRequest, principal: str) -> None:
+        self._slots = slots
+        self._topic = topic
+        self._request = request
+        self._principal = principal
+        self.records = 0  # that wait for Kafka, where its body is read
+        self.budget: ConnectionBudget | None = None  # an upload's, whose records and bytes change
 
     def __enter__(self) -> Self:
-        self._overload.active += 1
+        self._slots[self] = None
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._overload.active -= 1
+        del self._slots[self]
+
+    @property
+    def _peer(self) -> str:
+        transport = self._request.transport
+        peer = None if transport is None else transport.get_extra_info("peername")
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"
+
+    @property
+    def subject(self) -> str:
+        """See `gateway.flow.Flowing`."""
+        return subject("http", self._principal, self._peer)
+
+    @property
+    def load(self) -> int:
+        """See `gateway.flow.Flowing`."""
+        return (self._request.content_length or 0) if self.budget is None else self.budget.bytes
+
+    def flow(self) -> ConnectionFlow:
+        """See `gateway.flow.Flowing`: a request has no window, all of it is on the way at once."""
+        budget, transport = self.budget, self._request.transport
+        records = self.records if budget is None else budget.records
+        return ConnectionFlow(
+            protocol="http",
+            peer=self._peer,
+            principal=shown(self._principal),
+            subject=self.subject,
+            bytes=self.load,
+            bytes_limit=0 if budget is None else budget.bytes_limit,
+            records=records,
+            unwritten=0 if transport is None else transport.get_write_buffer_size(),
+            windows=[Window("produce", True, self._topic, records, 0, records)],
+            windows_total=1,
+        )
