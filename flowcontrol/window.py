@@ -3,6 +3,12 @@
     N      = clamp(floor(capacity / s), 1, W)      s: moving average of message bytes
     grant  = max(0, N - unsettled - credit)    sent only if >= N / 2, or when the credit is used up
 
+W is the smallest window that keeps Kafka busy, found anew with each W settled messages, a round. A partition has one
+batch on the way, so what keeps Kafka busy is a full one that follows it, however fast Kafka answers; whoever settles
+says whether more waited than that (`crowded`; ADR 0046). A round in which it always did shrinks the window by a
+quarter. Any other grows it: twofold until the first crowd, by a step from then on. As all who crowd a partition shrink
+by the same part and grow by the same step, equal senders come to equal windows.
+
 The capacity of a link is its connection's share of what is free (`flowcontrol.budget`), divided between those links of
 the connection that have something on the way. A link that sends nothing takes nothing from anybody; the first credit of
 one is its part if all links were busy.
@@ -20,6 +26,8 @@ from flowcontrol.budget import Budget, ConnectionBudget
 
 WEIGHT: Final = 1 / 16  # of the newest message in the average: follows a change of size within some 50 messages
 FIRST_MEAN: Final = 1024.0  # bytes, before the first message
+STEP: Final = 32  # messages by which a window grows
+SHRINK: Final = 4  # a window that crowds all the time loses one part in so many
 
 
 class WindowError(Exception):
@@ -29,18 +37,27 @@ class WindowError(Exception):
 class Window:
     """The window of one sender's link.
 
+    Invariant: `least <= most <= limit`.
+
     Attributes:
-        limit: W, the largest window in messages.
+        limit: the largest window in messages.
+        least: the smallest.
+        most: W, the window now.
         unsettled: messages that arrived and are not settled.
         mean: s, the moving average of message bytes.
     """
 
-    __slots__ = ("limit", "mean", "unsettled")
+    __slots__ = ("_crowded", "_crowds", "_settled", "least", "limit", "mean", "most", "unsettled")
 
-    def __init__(self, limit: int) -> None:
-        if limit < 1:
-            raise ValueError(f"a window of {limit} messages")
+    def __init__(self, limit: int, least: int | None = None) -> None:
+        """A window between `least` and `limit`, that begins with `least`; None: always `limit`."""
+        if limit < 1 or (least is not None and least < 1):
+            raise ValueError(f"a window of {limit} messages, at least {least}")
         self.limit = limit
+        self.least = self.most = limit if least is None else min(limit, least)
+        self._settled = 0  # of this round
+        self._crowded = 0  # of these
+        self._crowds = False  # some round did
         self.unsettled = 0
         self.mean = FIRST_MEAN
 
@@ -59,15 +76,29 @@ class Window:
         self.mean = each + (self.mean - each) * (1 - WEIGHT) ** count
         self.unsettled += count
 
-    def settle(self, count: int = 1) -> None:
-        """Count `count` messages as answered."""
+    def settle(self, count: int = 1, *, crowded: bool = False) -> None:
+        """Count `count` messages as answered; `crowded`: more waited behind them than keeps Kafka busy."""
         if not 0 <= count <= self.unsettled:
             raise WindowError(f"{count} settled, {self.unsettled} unsettled")
         self.unsettled -= count
+        self._settled += count
+        if crowded:
+            self._crowded += count
+        if self._settled >= self.most:
+            self._adapt()
+
+    def _adapt(self) -> None:
+        """The end of a round."""
+        self._crowds = self._crowds or self._crowded > 0
+        if self._crowded == self._settled:
+            self.most = max(self.least, self.most - self.most // SHRINK)
+        else:
+            self.most = min(self.limit, self.most + (STEP if self._crowds else self.most))
+        self._settled = self._crowded = 0
 
     def size(self, capacity: int) -> int:
         """N: how many messages may be unanswered or on their way with `capacity` bytes for them."""
-        return max(1, min(self.limit, int(capacity / max(self.mean, 1.0))))
+        return max(1, min(self.most, int(capacity / max(self.mean, 1.0))))
 
     def top_up(self, credit: int, capacity: int) -> int:
         """How much credit to grant now; 0 when it is not worth a frame.

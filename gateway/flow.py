@@ -32,6 +32,7 @@ class Window(msgspec.Struct, frozen=True, omit_defaults=True):
     outstanding: int  # of these, how many it has not sent yet
     unsettled: int  # sent, and without an outcome
     paused: Pause | None = None  # what the next message waits for
+    window: int = 0  # how many it may have on the way at most, as found by now; 0: as `granted`
 
 
 class BudgetFlow(msgspec.Struct, frozen=True):

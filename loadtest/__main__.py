@@ -35,6 +35,7 @@ from loadtest.scenarios import (
     recovery,
     soak,
     topic_flood,
+    windows,
 )
 from loadtest.scenarios.fuzz import SETTINGS, Fuzz
 from loadtest.scenarios.fuzz import Plan as Storm
@@ -217,6 +218,16 @@ async def fair_shares(options: argparse.Namespace) -> int:
     return conclude(options, report, problems)
 
 
+async def compare_windows(options: argparse.Namespace) -> int:
+    """Scenario `windows`; 0 when the window that finds its size is as good as it must be."""
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-windows-"))
+    plan = windows.Plan(**chosen(options, windows.Plan._fields))
+    report = Report("windows", lines=True)
+    for row in await windows.measure(directory, plan, options.only, say):
+        report.add(**row)
+    return conclude(options, report, windows.judge_windows(report.rows))
+
+
 async def soak_gateway(options: argparse.Namespace) -> int:
     """Run it; 0 when nothing was lost and everything is flat."""
     names = ("minutes", "messages", "course", "connections", "size", "interval", "settle")
@@ -336,6 +347,7 @@ RUN: Final = {
     "many-topics": everything,
     "many": many_of_all,
     "fair": fair_shares,
+    "windows": compare_windows,
     "soak": soak_gateway,
     "faults": faults,
     "recovery": recover,

@@ -18,6 +18,7 @@ from loadtest.scenarios import (
     recovery,
     soak,
     topic_flood,
+    windows,
 )
 from loadtest.scenarios.fuzz import Plan as Storm
 from loadtest.scenarios.kills import Plan
@@ -138,6 +139,11 @@ def arguments(description: str | None) -> argparse.Namespace:
         default="",
         help="parts whose name contains this: beside, equal mqtt, equal tight, mixed, idle and so on",
     )
+    sizes = scenario("windows", "fixed windows of AMQP's links and those that find their size", starts=("gateway",))
+    sized = windows.Plan()
+    for name in sized._fields:
+        sizes.add_argument(f"--{name}", type=int, default=getattr(sized, name))
+    sizes.add_argument("--only", default="", help="Kafka whose name contains this: fast, slow or jittery")
     long = scenario("soak", "all protocols in and out for long; nothing in the gateway may grow")
     soaking = soak.Plan()
     long.add_argument("--protocol", choices=PROTOCOLS, action="append", help="one alone; default: all at once")

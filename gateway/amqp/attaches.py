@@ -162,11 +162,7 @@ class Attach:
         limit = services.config.max_message_bytes
         honest = _honest(link.target.capabilities)
         if link.target.kind is TerminusKind.TARGET and not link.target.address:
-            self._accept_sender(
-                RelayLink(services.ingress, peer, link, limit=services.config.link_credit, allowed=publish),
-                limit,
-                honest,
-            )
+            self._accept_sender(RelayLink(services.ingress, peer, link, allowed=publish), limit, honest)
             return
         address = parse_target(link.target.address)
         if not publish.some(address.topic):
@@ -178,9 +174,7 @@ class Attach:
             return
         destination = peer.destination(link.target.address or "", address, info)
         allowed = None if publish.uniform(address.topic) else publish
-        incoming = IncomingLink(
-            services.ingress, peer, link, destination, limit=services.config.link_credit, allowed=allowed
-        )
+        incoming = IncomingLink(services.ingress, peer, link, destination, allowed=allowed)
         self._accept_sender(incoming, min(limit, info.max_message_bytes), honest)
 
     def _accept_sender(
@@ -205,9 +199,7 @@ class Attach:
             return
         address = TargetAddress(info.name, None, node.key)
         destination = peer.destination(node.address, address, info)
-        incoming = IncomingLink(
-            services.ingress, peer, link, destination, limit=services.config.link_credit, allowed=peer.grant.publish
-        )
+        incoming = IncomingLink(services.ingress, peer, link, destination, allowed=peer.grant.publish)
         limit = min(services.config.max_message_bytes, info.max_message_bytes)
         self._accept_sender(incoming, limit, node.source(capabilities).capabilities, node.address)
 

@@ -201,7 +201,7 @@ class AmqpConnection:
         touched: list[IncomingLink] = []
         for incoming, run in itertools.groupby(tokens, key=_LINK_OF):
             deliveries = [delivery for _, delivery in run]
-            incoming.window.settle(len(deliveries))
+            incoming.window.settle(len(deliveries), crowded=result.crowded)
             if not incoming.touched:
                 incoming.touched = True
                 touched.append(incoming)
@@ -348,14 +348,15 @@ class AmqpConnection:
         """See `gateway.flow.Flowing`."""
         return flow_of(self, self._incoming, self._outgoing) if self.container_id else None
 
-    def statistics(self) -> tuple[int, int, int, int, int]:
-        """(senders, receivers, credit, unanswered, unsettled) now."""
+    def statistics(self) -> tuple[int, int, int, int, int, int]:
+        """(senders, receivers, credit, unanswered, unsettled, window) now."""
         return (
             len(self._incoming),
             len(self._outgoing),
             sum(incoming.link.credit for incoming in self._incoming),
             sum(incoming.window.unsettled for incoming in self._incoming),
             sum(outgoing.unsettled for outgoing in self._outgoing),
+            sum(incoming.window.most for incoming in self._incoming),
         )
 
     def _close(self, error: Error) -> None:

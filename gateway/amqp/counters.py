@@ -43,6 +43,7 @@ class AmqpStatistics(Counts, kw_only=True):
     credit: Annotated[int, gauge("credit granted to senders and not used")]
     unanswered: Annotated[int, gauge("messages from peers without an outcome yet")]
     unsettled: Annotated[int, gauge("messages to peers without an outcome yet")]
+    window: Annotated[int, gauge("messages that senders may have on the way, of all links")]
     waiting_links: Annotated[int, gauge("links that get no credit while a budget is used up")]
     nodes: Annotated[int, gauge("temporary queues and topics")]
     transactions: Annotated[int, gauge("open transactions")]

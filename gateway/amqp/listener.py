@@ -66,7 +66,7 @@ class AmqpListener(ProtocolListener):
         """Counts for the metrics."""
         services = self._services
         now = [connection.statistics() for connection in self._open]
-        totals = [sum(column) for column in zip(*now, strict=True)] if now else [0] * 5
+        totals = [sum(column) for column in zip(*now, strict=True)] if now else [0] * 6
         return AmqpStatistics(
             open_connections=len(self._open),
             senders=totals[0],
@@ -74,6 +74,7 @@ class AmqpListener(ProtocolListener):
             credit=totals[2],
             unanswered=totals[3],
             unsettled=totals[4],
+            window=totals[5],
             waiting_links=services.gates.waiting,
             nodes=len(services.nodes),
             transactions=len(services.coordinators.open),

@@ -60,7 +60,8 @@ class Services:
         self.gates = CreditGates(publisher)  # of the incoming links' credit
         self.subscriptions = Subscriptions()
         dead_letters = DeadLetters(publisher, config.dead_letter_topic, config.max_attempts, self.counts)
-        self.ingress = Ingress(publisher, self.gates, self.counts, config.link_bytes, config.max_body_bytes)
+        windows = (config.link_credit_least, config.link_credit)
+        self.ingress = Ingress(publisher, self.gates, self.counts, windows, config.link_bytes, config.max_body_bytes)
         self.egress = Egress(
             live_reader,
             dead_letters,

@@ -24,6 +24,7 @@ class Result(msgspec.Struct, frozen=True, gc=False):
     outcome: Outcome  # the same for all tokens of the call
     partition: int = -1  # where they were stored; -1 when they were not
     reason: str = ""  # one line for the client; empty when stored
+    crowded: bool = False  # more waits for the partition than keeps Kafka busy
 
 
 class Owner(Protocol):

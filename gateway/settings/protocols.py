@@ -121,8 +121,14 @@ class AmqpConfig(Section):
     open_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """time from connecting to open"""
     link_credit: Annotated[int, Field(ge=1, le=100_000)] = 1000
-    """largest window of a sender's link in messages. Throughput of a link is at most credit / Kafka's latency: 1,000
-    at 5 ms are 200,000 a second"""
+    """largest window of a sender's link in messages: what it grows to while no more waits than keeps Kafka busy.
+    Throughput of a link is at most its window / (Kafka's latency + that of the client's network): 1,000 at 5 ms are
+    200,000 a second"""
+    # What an MQTT client may have on the way, which cannot be changed while it is connected: beside such clients a link
+    # with less would get less than its share.
+    link_credit_least: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """smallest window, with which each link begins, and to which it shrinks while more waits than keeps Kafka busy; as
+    large as `amqp.link_credit`: the window stays as it is"""
     link_bytes: Annotated[int, Field(ge=65536)] = 4 * MEBIBYTE
     """the window in bytes, by the average message size"""
     # The engine announces it in whole frames, however small the transfers are: 128 MiB / 64 KiB = 2,048 of them, twice

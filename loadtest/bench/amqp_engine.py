@@ -256,7 +256,7 @@ def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> 
     """The whole way in without Kafka: events, mapping, window, submit, settle, credit, output."""
     publisher = AnsweringPublisher()
     services = Services(
-        AmqpConfig(),
+        AmqpConfig(link_credit=WINDOW, link_credit_least=WINDOW),
         container_id="bench",
         publisher=cast("Any", publisher),
         live_reader=cast("Any", None),
@@ -273,7 +273,7 @@ def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> 
     owner.connected(cast("Any", Socket(connection)))
     owner._identity = ANONYMOUS
     link = accepted(connection, sending=True)
-    link.context = IncomingLink(services.ingress, owner, link, destination, limit=WINDOW, allowed=None)
+    link.context = IncomingLink(services.ingress, owner, link, destination, allowed=None)
     services.gates.senders = 1
     link.context.top_up()
 

@@ -48,6 +48,7 @@ class Proxy:
 
     Attributes:
         delay_s: what every piece waits, each way.
+        jitter_s: what it waits beside, at most; as long as chance has it.
         rate: bytes a second, each way of each connection; None: as fast as it goes.
         accepted: connections so far.
         cuts: connections that were cut.
@@ -56,6 +57,7 @@ class Proxy:
     def __init__(self, target: tuple[str, int], port: int = 0) -> None:
         """Nothing listens yet; `port`: 0 for a free one."""
         self.delay_s = 0.0
+        self.jitter_s = 0.0
         self.rate: float | None = None
         self.accepted = 0
         self.cuts = 0
@@ -138,7 +140,7 @@ class Proxy:
                 data = await source.read(PIECE)
             except OSError:
                 data = b""
-            await due.put((loop.time() + self.delay_s, data))
+            await due.put((loop.time() + self.delay_s + random.random() * self.jitter_s, data))
 
     async def _give(self, pair: Pair, due: asyncio.Queue[tuple[float, bytes]], drain: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from collections import Counter, deque
+from statistics import median
 
-from flowcontrol.window import FIRST_MEAN, Window, WindowError
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from flowcontrol.window import FIRST_MEAN, SHRINK, Window, WindowError
 
 
 class Link:
@@ -133,3 +137,135 @@ def test_a_run_counts_as_its_messages_would(before: int, size: int, count: int) 
 def test_a_run_that_does_not_add_up(count: int, size: int) -> None:
     with pytest.raises(WindowError):
         Window(10).arrive_run(count, size)
+
+
+# The window that finds its size
+
+
+class AnySender(RuleBasedStateMachine):
+    """Any sender, any Kafka: the window stays within its bounds, and no more is granted than it allows."""
+
+    @initialize(limit=st.integers(1, 2000), least=st.integers(1, 2000))
+    def begin(self, limit: int, least: int) -> None:
+        self.window = Window(limit, least)
+        self.credit = 0
+        self.room = 4 << 20
+
+    @rule(room=st.integers(0, 8 << 20))
+    def free(self, room: int) -> None:
+        self.room = room
+
+    @precondition(lambda self: self.credit)
+    @rule(count=st.integers(1, 2000), size=st.integers(0, 5000))
+    def send(self, count: int, size: int) -> None:
+        count = min(count, self.credit)
+        self.credit -= count
+        self.window.arrive_run(count, count * size)
+
+    @rule(count=st.integers(0, 2000), crowded=st.booleans())
+    def settle(self, count: int, crowded: bool) -> None:
+        before = self.window.most
+        self.window.settle(min(count, self.window.unsettled), crowded=crowded)
+        assert self.window.most >= before - before // SHRINK
+
+    @rule()
+    def top_up(self) -> None:
+        grant = self.window.top_up(self.credit, self.room)
+        self.credit += grant
+        if grant:
+            assert self.credit + self.window.unsettled <= self.window.size(self.room)
+        assert self.credit + self.window.unsettled > 0, "whoever has nothing on the way may send"
+
+    @invariant()
+    def within_bounds(self) -> None:
+        window = self.window
+        assert 1 <= min(window.least, window.limit) <= window.most <= window.limit
+
+
+TestAnySender = AnySender.TestCase
+TestAnySender.settings = settings(max_examples=50)
+
+
+def settle_round(window: Window, crowded: int) -> None:
+    """As many as the window is, the first `crowded` of them in a crowd."""
+    most = window.most
+    window.arrive_run(most, most)
+    window.settle(crowded, crowded=True)
+    window.settle(most - crowded)
+
+
+def test_a_window_grows_twofold_until_the_first_crowd_and_then_by_steps() -> None:
+    window = Window(5000, 256)
+    seen = [window.most]
+    for crowded in (0, 0, 1, 1056, 792, 593, 0):
+        settle_round(window, crowded)
+        seen.append(window.most)
+    assert seen == [256, 512, 1024, 1056, 792, 594, 626, 658]
+
+
+def test_a_window_keeps_its_bounds() -> None:
+    window = Window(300, 256)
+    settle_round(window, 0)
+    assert window.most == 300
+    for _ in range(5):
+        settle_round(window, window.most)
+    assert window.most == 256
+    fixed = Window(1000)
+    settle_round(fixed, 1000)
+    assert fixed.most == 1000
+    assert Window(10, 256).most == 10
+
+
+class Path:
+    """Links that send all that they may into one partition: a batch on the way, the others wait behind it."""
+
+    def __init__(self, windows: list[Window], batch: int, late: int) -> None:
+        self.windows = windows
+        self.batch = batch
+        self.credits = [0] * len(windows)
+        self.settled = [0] * len(windows)
+        self.waiting: deque[int] = deque()
+        self.travelling: deque[list[int]] = deque(
+            [[]] * late, maxlen=late + 1
+        )  # what the links have sent, by when it arrives
+
+    def answer(self) -> None:
+        """Kafka has answered a batch."""
+        batch = [self.waiting.popleft() for _ in range(min(self.batch, len(self.waiting)))]
+        crowded = len(self.waiting) >= 2 * self.batch
+        for link, count in Counter(batch).items():
+            self.windows[link].settle(count, crowded=crowded)
+            self.settled[link] += count
+        sent: list[tuple[int, int]] = []
+        for link, window in enumerate(self.windows):
+            self.credits[link] += window.top_up(self.credits[link], 1 << 30)
+            sent += [(number, link) for number in range(self.credits[link])]
+            self.credits[link] = 0
+        self.travelling.append([link for _, link in sorted(sent)])
+        if len(self.travelling) == self.travelling.maxlen:
+            for link in self.travelling.popleft():
+                self.windows[link].arrive(100)
+                self.waiting.append(link)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize(("links", "batch"), [(1, 100), (1, 500), (3, 300), (4, 500), (12, 500)])
+def test_links_that_share_a_partition_keep_it_busy_and_hardly_wait(links: int, batch: int, late: int) -> None:
+    """Batches are full, what waits is a few batches, and equal links get equal shares.
+
+    Kafka's latency is the unit of time: one batch is on the way, whatever it takes. `late`: how many answers
+    later what a link sends for one arrives.
+    """
+    least = 64
+    path = Path([Window(20_000, least) for _ in range(links)], batch, late)
+    for _ in range(300):
+        path.answer()
+    before = list(path.settled)
+    waited = []
+    for _ in range(200):
+        path.answer()
+        waited.append(len(path.waiting))
+    shares = [now - then for now, then in zip(path.settled, before, strict=True)]
+    assert sum(shares) >= 0.95 * 200 * batch, "as much as any window could bring"
+    assert median(waited) <= 4 * batch
+    assert sum(shares) ** 2 >= 0.98 * links * sum(share * share for share in shares), shares

@@ -65,6 +65,7 @@ class Ingress(msgspec.Struct, frozen=True):
     publisher: Publisher  # the way into Kafka
     gates: CreditGates  # what their credit depends on
     counts: Counts  # what became of the messages
+    windows: tuple[int, int]  # the smallest and the largest window of a link, in messages
     link_bytes: int  # how much may wait for Kafka because of one link
     largest_body: int  # in bytes; a message with a larger one is refused
 
@@ -84,13 +85,12 @@ class IncomingLink:
         link: Link,
         destination: Destination | None,
         *,
-        limit: int,
         allowed: Allowed | None,
     ) -> None:
         """Take an accepted link.
 
-        The destination is None while it is not known (`gateway.amqp.links.relay`); `limit` is the largest window, in
-        messages; `allowed` is asked for each record's key, None when every key is allowed.
+        The destination is None while it is not known (`gateway.amqp.links.relay`); `allowed` is asked for each record's
+        key, None when every key is allowed.
         """
         self._ingress = ingress
         self._peer = peer
@@ -103,7 +103,8 @@ class IncomingLink:
         self.destination = destination
         self.sender = peer.sender(link)  # keeps its messages in order
         self.share = LinkShare(peer.budget, ingress.link_bytes)  # how much may be unanswered, by what is free
-        self.window = CreditWindow(limit)  # counts what is unanswered
+        least, limit = ingress.windows
+        self.window = CreditWindow(limit, least)  # counts what is unanswered, and finds how much may be
         self.touched = False  # has arrivals or settlements since its credit was looked at
 
     def receive(self, delivery: Any, data: bytes, now_ms: int) -> None:
@@ -256,4 +257,6 @@ class IncomingLink:
         topic = self.destination.topic if self.destination is not None else None
         credit, unsettled = self.link.credit, self.window.unsettled
         paused = self._ingress.gates.paused(topic)
-        return Window(shown(self.link.name), True, topic or "", credit + unsettled, credit, unsettled, paused)
+        return Window(
+            shown(self.link.name), True, topic or "", credit + unsettled, credit, unsettled, paused, self.window.most
+        )

@@ -45,9 +45,9 @@ class RelayLink(IncomingLink):
 
     __slots__ = ("_known", "_waiting")
 
-    def __init__(self, ingress: Ingress, peer: Peer, link: Link, *, limit: int, allowed: Allowed) -> None:
+    def __init__(self, ingress: Ingress, peer: Peer, link: Link, *, allowed: Allowed) -> None:
         """Take an accepted link; `allowed` is asked for each message."""
-        super().__init__(ingress, peer, link, None, limit=limit, allowed=allowed)
+        super().__init__(ingress, peer, link, None, allowed=allowed)
         self._known: dict[str, tuple[TopicInfo, Destination]] = {}
         self._waiting: dict[str, list[_Message]] = {}  # by topic
 

@@ -38,6 +38,10 @@ RESEND_S: Final = 0.1
 """Pause before a batch goes through another producer; doubled up to `RESEND_MOST_S`."""
 RESEND_MOST_S: Final = 2.0
 
+CROWD: Final = 2
+"""Full batches that wait when one is answered: with one, the next begins at once and is as large as can be; a second
+makes up for senders who are late, and only waits."""
+
 FRUITLESS_MOST: Final = 24
 """How many parts of a split batch may fail in a row, for reasons that say nothing about single records, before the
 rest is given up: twice what finding one record among thousands takes. Each failure costs a new producer."""
@@ -333,7 +337,7 @@ class PartitionQueue:
     def _settle(self, batch: Batch, outcome: Outcome, base: int, reason: str) -> None:
         self.in_flight.popleft()
         partition = self.number if outcome is Outcome.STORED else -1
-        result = Result(outcome=outcome, partition=partition, reason=reason)
+        result = Result(outcome=outcome, partition=partition, reason=reason, crowded=len(self.full) >= CROWD)
         self.context.settle(batch, self.topic.name, result, base)
 
     def lose_patience(self) -> None:

@@ -285,3 +285,27 @@ async def test_stopping_says_goodbye(start_listener: Any, new_topic: Any) -> Non
     listener.stop_taking()
     await listener.stop(2.0)
     assert await running == outcomes.CONNECTION_FORCED
+
+
+async def test_a_window_grows_while_kafka_is_not_crowded(start_listener: Any, new_topic: Any) -> None:
+    """It begins with the smallest and ends with the largest; the messages of that are less than a batch."""
+    topic = await new_topic(partitions=1)
+    listener = await start_listener(amqp={"link_credit": 400, "link_credit_least": 20})
+    count = 1500
+
+    def send(connection: BlockingConnection) -> tuple[int, int, int]:
+        sender = connection.create_sender(topic)
+        link = sender.link
+        connection.wait(lambda: link.credit > 0, timeout=TIMEOUT)
+        first = link.credit
+        deliveries = []
+        for number in range(count):
+            connection.wait(lambda: link.credit > 0, timeout=TIMEOUT)
+            deliveries.append(link.send(data(b"%d" % number)))
+        connection.wait(lambda: all(delivery.settled for delivery in deliveries), timeout=TIMEOUT)
+        connection.wait(lambda: link.credit > 200, timeout=TIMEOUT)
+        return first, link.credit, listener.statistics().window
+
+    first, last, window = await as_client(listener, send)
+    assert (first, window) == (20, 400)
+    assert 200 < last <= 400

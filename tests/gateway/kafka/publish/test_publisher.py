@@ -495,3 +495,15 @@ async def test_a_run_is_what_its_records_are_one_by_one(bootstrap, new_topic, ki
         keyed = [int(r.value.partition(b"|")[0]) for records in stored.values() for r in records if r.key]
         assert keyed == [*range(150), *range(151, 220)]
         assert sum(r.key is None for records in stored.values() for r in records) == 100
+
+
+async def test_an_owner_is_told_when_more_waits_than_keeps_kafka_busy(bootstrap, new_topic, kit):
+    """Six batches submitted at once: two full ones wait behind the first three of them."""
+    topic = await new_topic(partitions=1)
+    async with kit(bootstrap, batch_bytes=1024) as k:
+        owner = k.recorder()
+        await k.publisher.topic(topic)
+        for token in range(6):
+            k.submit(Record(topic, None, b"x" * 700), owner, token)
+        await k.until(lambda: len(owner.fates) == 6)
+        assert [owner.fates[token].crowded for token in range(6)] == [True, True, True, False, False, False]

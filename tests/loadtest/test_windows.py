@@ -1,0 +1,28 @@
+"""What the comparison of windows says of its figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadtest.scenarios.windows import judge_windows
+
+
+def row(name: str, rate: float, milliseconds: float, **broken: int) -> dict[str, Any]:
+    found = {"lost": 0, "duplicated": 0, "reordered": 0, "errors": 0} | broken
+    return {"": f"slow, {name}", "per second": rate, "p50 ms": milliseconds, "p99 ms": 2 * milliseconds} | found
+
+
+FIXED = [row("fixed 100", 400, 10), row("fixed 1000", 1000, 100), row("fixed 5000", 990, 500)]
+
+
+def test_as_fast_as_the_best_and_half_as_late_as_the_largest_is_good() -> None:
+    assert judge_windows([*FIXED, row("adaptive", 951, 249)]) == []
+
+
+def test_what_is_too_slow_or_too_late_or_lost_is_said() -> None:
+    assert judge_windows([*FIXED, row("adaptive", 949, 251, lost=1)]) == [
+        "slow, adaptive: lost 1",
+        "slow: 949 a second; a fixed window brings 1,000",
+        "slow: p50 ms of 251 ms; that of a window of 5000 is 500 ms",
+        "slow: p99 ms of 502 ms; that of a window of 5000 is 1000 ms",
+    ]
