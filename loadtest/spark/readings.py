@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from loadtest.verify import stored
 
 WINDOW_MS: Final = 5_000
 SLIDE_MS: Final = 1_000
@@ -88,38 +89,13 @@ def starts(at: int) -> range:
     return range(last, last - WINDOW_MS, -SLIDE_MS)
 
 
-async def records(bootstrap: str, topic: str) -> AsyncIterator[Any]:
-    """Everything that is in a topic now."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed")
-    await consumer.start()
-    try:
-        partitions = [TopicPartition(topic, number) for number in await partitions_of(consumer, topic)]
-        ends = await consumer.end_offsets(partitions)
-        consumer.assign(partitions)
-        await consumer.seek_to_beginning(*partitions)
-        while any([await consumer.position(place) < end for place, end in ends.items()]):
-            for batch in (await consumer.getmany(timeout_ms=200, max_records=20_000)).values():
-                for record in batch:
-                    yield record
-    finally:
-        await consumer.stop()
-
-
-async def partitions_of(consumer: AIOKafkaConsumer, topic: str) -> Sequence[int]:
-    """The numbers of a topic's partitions, once they are known."""
-    while not (known := consumer.partitions_for_topic(topic)):
-        await asyncio.sleep(0.1)
-        await consumer.topics()
-    return sorted(known)
-
-
 async def judge(bootstrap: str, topics: Topics, sender: Sender) -> Verdict:
     """What the topics hold, beside what they must hold."""
     results: dict[tuple[str, int], tuple[float, int]] = {}
-    async for record in records(bootstrap, topics.target):
+    async for record in stored(bootstrap, topics.target, "read_committed"):
         value = json.loads(record.value)
         results[value["sensor"], value["start"]] = value["maximum"], value["count"]
-    letters = [record.key.decode() async for record in records(bootstrap, topics.dead_letter)]
+    letters = [(record.key or b"").decode() async for record in stored(bootstrap, topics.dead_letter)]
     told = {sensor for sensor, _ in results} | set(letters)
     return Verdict(
         windows=len(sender.expected),
