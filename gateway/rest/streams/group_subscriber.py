@@ -42,7 +42,6 @@ class GroupSubscriber:
         `outgoing`: the budget of all receivers.
         """
         self._holding = Holding(outgoing)
-        self._holding.gate.subscribe(self._share_changed)
         self._receiver = receiver
         self._chosen = chosen
         self._spawn = spawn
@@ -51,6 +50,7 @@ class GroupSubscriber:
     def joined(self, membership: Membership) -> None:
         """Take records from now on, as this member of the group."""
         self._membership = membership
+        self._holding.gate.subscribe(self._share_changed)
         self.wake()
 
     @property
@@ -110,4 +110,5 @@ class GroupSubscriber:
         membership, self._membership = self._membership, None
         self._holding.hold(0)
         if membership is not None:
+            self._holding.gate.unsubscribe(self._share_changed)  # which has a way back to us
             self._spawn(membership.leave(failed=False))
