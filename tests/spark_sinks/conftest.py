@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,6 +27,7 @@ from spark_sinks.process import end_jvm
 from spark_sinks.progress import Examined, Progress, Totals
 from spark_sinks.session import session
 
+ROOT = Path(__file__).parents[2]
 Read = Callable[..., Awaitable[list[Any]]]
 
 
@@ -42,7 +45,8 @@ def spark_jars() -> list[Path]:
 
 @pytest.fixture(scope="session")
 def archive(spark_jars: list[Path]) -> Path:
-    """Spark's classes, as `make setup` has recorded them."""
+    """Spark's classes, as `make setup` records them; other checkouts' archives may have taken the place of ours."""
+    subprocess.run([sys.executable, "-m", "gateway.embedded.class_recording"], cwd=ROOT, check=True)
     return archive_path("spark", find_java(), spark_jars, cache_directory())
 
 
