@@ -34,7 +34,7 @@ async def run(bootstrap: str, directory: Path, kills: int, rate: int, seed: int)
     lake, file = directory / "lake", directory / "archive.toml"
     file.write_text(FILE.format(topic=topics.source, lake=lake, checkpoint=directory / "checkpoint"))
     job = Job(bootstrap, topics, directory, file=file)
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    spark = _reader()
     kept = True
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer:
         sending = asyncio.create_task(_send(producer, topics.source, rate))
@@ -59,6 +59,11 @@ async def run(bootstrap: str, directory: Path, kills: int, rate: int, seed: int)
     spark.stop()
     print(f"{kills} kills: log {log:,}, rows {rows:,}, distinct {distinct:,}")
     return 0 if kept and rows == distinct == log and code == 0 else 1
+
+
+def _reader() -> SparkSession:
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    return builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
 
 
 def _count(spark: SparkSession, directory: Path) -> tuple[int, int]:
