@@ -73,6 +73,15 @@ class Checkpoint:
                 "an older version): go on in micro-batches, or begin a new checkpoint, which reads the topic again"
             )
 
+    def forget_unfinished_start(self) -> None:
+        """Remove what a first batch in real time that was stopped has left: by its log, the query has read nothing.
+
+        A micro-batch takes such state for another query's, and refuses to begin (SPARK-53103).
+        """
+        path = self._jvm.org.apache.hadoop.fs.Path
+        if self._files.exists(path(self._root, "metadata")) and not self._numbers("offsets"):
+            self._files.delete(path(self._root, "state"), True)
+
     def examined(self) -> int | None:
         """The newest batch that was marked as examined."""
         text = self._read(LEDGER) or self._read(_NEW_LEDGER)

@@ -74,6 +74,7 @@ class Course:
 
     def begin(self) -> None:
         """Start the query and what looks after its batches; ValueError: the checkpoint does not allow real time."""
+        self._checkpoint.forget_unfinished_start()
         if self.flow.trigger.mode == REAL_TIME:
             self._checkpoint.check_real_time()
             self._position = self._first_position()

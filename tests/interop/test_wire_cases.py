@@ -9,14 +9,17 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 
+from gateway.embedded.broker import EmbeddedBroker
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.outside import NOT_HERE, SHARED
+from tests.support.topics import create_topic
 
 TOOL = SHARED / "tools" / "wirecases.py"
 PAGE = Path(__file__).parents[2] / "docs" / "conformance-mqtt.md"
@@ -42,7 +45,6 @@ kafka = "{fresh}"
 allow = false
 [[security.access]]
 """
-NewTopic = Callable[..., Awaitable[str]]
 Case = tuple[str, str]
 """File, and group and name of the case with single blanks."""
 
@@ -87,9 +89,14 @@ async def forget_retained(gateway: GatewayProcess) -> None:
 
 
 async def test_every_case(
-    bootstrap: str, new_topic: NewTopic, new_gateway: Callable[..., GatewayProcess], tmp_path: Path
+    stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess], tmp_path: Path
 ) -> None:
-    config = CONFIG.format(one=await new_topic(1), fresh=await new_topic(1))
+    """On a broker to which no other test writes meanwhile: some cases share the messages of all topics."""
+    bootstrap = stoppable.bootstrap_servers
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    config = CONFIG.format(one=await create_topic(admin, 1), fresh=await create_topic(admin, 1))
+    await admin.close()
     gateway = await new_gateway(bootstrap, config=config).start()
     contradicting = named("Cases that contradict the standard")
     assert len(contradicting) == 7

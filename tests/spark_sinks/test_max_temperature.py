@@ -278,17 +278,29 @@ async def test_an_old_checkpoint_says_why_it_cannot_change_to_real_time(
     await job.stop()
 
 
+@pytest.mark.parametrize("has_finished", [False, True])
 async def test_micro_batches_go_on_where_real_time_ended(
-    *, run_job: Any, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Model, options: Options
+    *,
+    has_finished: bool,
+    run_job: Any,
+    producer: AIOKafkaProducer,
+    read_until: Any,
+    newest: Any,
+    model: Model,
+    options: Options,
 ) -> None:
     readings = Readings(producer, options.source)
-    for trigger in (REAL_TIME, "micro-batch"):
-        job = await run_job(msgspec.structs.replace(options, trigger=trigger, interval_ms=BATCH_MS))
+    commits = Path(options.checkpoint, "max-temperature", "commits")
+    for trigger, interval_ms in ((REAL_TIME, BATCH_MS if has_finished else 600_000), ("micro-batch", BATCH_MS)):
+        job = await run_job(msgspec.structs.replace(options, trigger=trigger, interval_ms=interval_ms))
         await readings.send(20)
         expected = model(readings.all)
         records = await read_until(options.target, lambda records, wanted=expected: as_model(newest(records)) == wanted)
         assert as_model(newest(records)) == expected
+        if has_finished or trigger != REAL_TIME:
+            await wait_until((commits / "0").exists)
         await job.stop()
+        assert (commits / "0").exists() == (has_finished or trigger != REAL_TIME)
 
 
 def test_a_kafka_that_does_not_answer_is_no_topic_list(spark: SparkSession) -> None:
