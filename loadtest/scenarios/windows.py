@@ -29,7 +29,11 @@ ADAPTIVE: Final = "adaptive"
 FIXED: Final = (100, 1_000, 5_000)
 WINDOWS: Final[Mapping[str, Mapping[str, str]]] = {
     **{
-        f"fixed {size}": {"TRIVIUM_AMQP__LINK_CREDIT": str(size), "TRIVIUM_AMQP__LINK_CREDIT_LEAST": str(size)}
+        f"fixed {size}": {
+            "TRIVIUM_AMQP__LINK_CREDIT": str(size),
+            "TRIVIUM_AMQP__LINK_CREDIT_LEAST": str(size),
+            "TRIVIUM_AMQP__SESSION_WINDOW_BYTES": str(1 << 30),  # the senders heed their credit only
+        }
         for size in FIXED
     },
     ADAPTIVE: {},
