@@ -1,6 +1,7 @@
 """aiokafka's connection to a broker, for which a socket that uvloop has closed is a broken connection.
 
-A connection that is made while its client closes is closed with it; aiokafka forgets it, open.
+A connection that is made while its client closes is closed with it, and so is a client's first one when whoever starts
+the client is cancelled; aiokafka forgets them, open.
 
 For some turns of the loop after a socket was lost, until whoever reads it has learned of that, uvloop raises
 RuntimeError for what is written; asyncio's own transports say nothing. aiokafka foresees OSError. The task that keeps a
@@ -104,9 +105,16 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
     def send(self, request: Any, expect_response: bool = True) -> Any:
         """Send a request; an awaitable of its answer. KafkaConnectionError when the connection is broken."""
         try:
-            return super().send(request, expect_response)
+            answer = super().send(request, expect_response)
         except RuntimeError as error:
             raise self._broken(error) from error
+        if self._on_close_cb is None and expect_response:  # a client's first: nobody else knows of it
+            self._requests[-1][2].add_done_callback(self._given_up)
+        return answer
+
+    def _given_up(self, answer: asyncio.Future[Any]) -> None:
+        if answer.cancelled():
+            self.close()
 
     def _send_sasl_token(self, payload: bytes, expect_response: bool = True) -> Any:
         try:

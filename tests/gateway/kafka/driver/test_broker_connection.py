@@ -5,6 +5,7 @@ while it connects.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,6 +13,7 @@ from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.metadata import MetadataRequest
 
+from gateway.kafka.driver.broker_connection import BrokerConnection
 from gateway.kafka.driver.lifecycle import start_client
 
 
@@ -45,3 +47,23 @@ async def test_a_connection_that_is_made_while_its_client_closes_is_closed(boots
     await client.close()
     await connecting
     assert not any(connection.connected() for connection in client._conns.values())
+
+
+def connected() -> list[BrokerConnection]:
+    return [one for one in gc.get_objects() if isinstance(one, BrokerConnection) and one.connected()]
+
+
+async def test_a_first_connection_is_closed_when_its_client_is_given_up_meanwhile(bootstrap: str) -> None:
+    """The loop ends while a producer takes another's place: nobody is left to go on to the bootstrap's end."""
+    before = {id(one) for one in connected()}
+    client = AIOKafkaClient(bootstrap_servers=bootstrap)
+    beginning = asyncio.create_task(client.bootstrap())
+    first: BrokerConnection | None = None
+    while first is None or not (first._versions and first._requests):  # it has asked for the metadata
+        await asyncio.sleep(0)
+        first = next((one for one in connected() if id(one) not in before), None)
+        assert not beginning.done()
+    beginning.cancel()
+    await asyncio.wait([beginning])
+    assert not first.connected()
+    await client.close()
