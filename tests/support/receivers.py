@@ -100,21 +100,19 @@ class Mqtt(Receiver):
 
     async def _ask(self, topic: str, group: str | None) -> None:
         self._packets = mqtt_wire.Splitter()
+        self._answers: list[int] = []
         self._writer.write(mqtt_wire.connect_packet(f"c-{uuid.uuid4().hex[:8]}", keep_alive_s=0))
-        await self._packet(0x20)
         share = "" if group is None else f"$share/{group}/"
         self._writer.write(mqtt_wire.subscribe_packet(1, [(f"{share}{topic}/#", self.qos)]))
-        await self._packet(0x90)
-
-    async def _packet(self, first: int) -> None:
-        head = await self._reader.readexactly(2)
-        assert head[0] == first, head
-        await self._reader.readexactly(head[1])
+        while 0x90 not in self._answers:  # messages may come before SUBACK (section 3.8.4)
+            self._came(await self._some())
 
     def _came(self, data: bytes) -> None:
         super()._came(data)
         for first, body in self._packets.feed(data):
-            if first & 0x06:
+            if first >> 4 != 3:
+                self._answers.append(first)
+            elif first & 0x06:
                 behind = 2 + int.from_bytes(body[:2], "big")
                 self._writer.write(mqtt_wire.packet(0x40, body[behind : behind + 2]))
 
@@ -180,25 +178,24 @@ class Live(Receiver):
 
     async def _ask(self, topic: str, group: str | None) -> None:
         self._frames = b""
-        self._shared = group is not None
+        self._subscribed = False
         self._writer.write(handshake("/stream", Sec_WebSocket_Protocol="trivium.v1"))
         assert (await self._reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
         self._say(type="subscribe", topic=topic, **({} if group is None else {"group": group}))
-        while not parse(self._frames)[0]:
-            self._frames += await self._some()
-        ((_, answer),), self._frames = parse(self._frames)
-        assert json.loads(answer)["type"] == "subscribed", answer
+        while not self._subscribed:
+            self._came(await self._some())
 
     def _say(self, **fields: object) -> None:
         self._writer.write(frame(json.dumps({"id": "s", **fields}).encode(), TEXT))
 
     def _came(self, data: bytes) -> None:
         super()._came(data)
-        if self._shared:
-            frames, self._frames = parse(self._frames + data)
-            deliveries = [json.loads(payload)["delivery"] for opcode, payload in frames if opcode == TEXT]
-            if deliveries:
-                self._say(type="ack", deliveries=deliveries)
+        frames, self._frames = parse(self._frames + data)
+        said = [json.loads(payload) for opcode, payload in frames if opcode == TEXT]
+        self._subscribed = self._subscribed or any(one["type"] == "subscribed" for one in said)
+        deliveries = [one["delivery"] for one in said if "delivery" in one]
+        if deliveries:
+            self._say(type="ack", deliveries=deliveries)
 
 
 class Sender:
