@@ -126,7 +126,7 @@ async def test_a_child_that_cannot_start_is_told_in_one_line(
     demo = await DemoProcess(tmp_path, "--duration", "5", **environment).start()
     try:
         assert await demo.ended(60) == 1
-        assert marked_processes() == []
+        await wait_until(lambda: not marked_processes(), 60)
         told = [line for line in demo.lines if not line.startswith(("Starting ", "Everything stopped"))]
         assert len(told) == 1, demo.text
         assert named in told[0]
