@@ -32,7 +32,7 @@ ISO_TIME: Final = (
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,9})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?$"
 )
 LARGEST: Final = 1.7976931348623157e308
-_WHITE_SPACE: Final = " \t\r\n"
+WHITE_SPACE: Final = " \t\r\n"
 _TYPES: Final[Mapping[str, DataType]] = {
     "double": DoubleType(), "long": LongType(), "boolean": BooleanType(), "string": StringType(),
 }  # fmt: skip
@@ -61,7 +61,7 @@ def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Col
         the columns of `records` without `sent_at`; the declared ones; `time`; `error` (null: a good reading).
     """
     known = [column for column in records.columns if column != "sent_at"]
-    text = F.trim(text_of(F.col("value")), F.lit(_WHITE_SPACE))
+    text = F.trim(text_of(F.col("value")), F.lit(WHITE_SPACE))
     opened = records if source.decode == "none" else _FIELDS[source.decode](records.withColumn("_text", text), source)
     own = F.col("_time") if source.time is not None else F.lit(None).cast("string")
     ahead = F.col("timestamp") + F.expr(f"interval {source.ahead.ms} milliseconds")
@@ -71,7 +71,7 @@ def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Col
         *(_judged(name, column).alias(name) for name, column in source.columns.items()),
         *((F.col("_readable"),) if source.decode != "none" else ()),
         own.alias("_own_time"),
-        _instant(own).alias("_time"),
+        instant(own).alias("_time"),
     )
     error = F.lit(None).cast("string")
     if source.decode != "none":
@@ -101,7 +101,8 @@ def _judged(name: str, column: Declared) -> Column:
     return F.when(F.abs(value) <= LARGEST, value) if column.type == "double" else value
 
 
-def _instant(text: Column) -> Column:
+def instant(text: Column) -> Column:
+    """A sender's time, epoch milliseconds or ISO 8601 (UTC without a zone); null where it is neither."""
     return F.when(
         text.rlike(MILLISECONDS), F.timestamp_millis(text.try_cast("double").try_cast("bigint"))
     ).when(text.rlike(ISO_TIME), F.regexp_replace(text, ",", ".").try_cast("timestamp"))  # fmt: skip
@@ -112,7 +113,7 @@ def _json(records: DataFrame, source: Source) -> DataFrame:
     wanted = dict(paths.values())
     if source.time is not None:
         wanted[source.time] = StringType()
-    opened = records.withColumn("_objects", F.when(F.col("_text").startswith("{"), _objects(F.col("_text"), wanted)))
+    opened = records.withColumn("_objects", F.when(F.col("_text").startswith("{"), objects(F.col("_text"), wanted)))
     found = F.get("_objects", F.lit(0))
     return opened.select(
         *records.columns,
@@ -125,11 +126,12 @@ def _json(records: DataFrame, source: Source) -> DataFrame:
 def json_columns(text: Column, columns: Mapping[str, Declared]) -> list[Column]:
     """The declared columns of one JSON object; nulls where it has none of them, or is no object."""
     paths = {name: (column.field or name, _TYPES[column.type]) for name, column in columns.items()}
-    found = F.get(F.when(text.startswith("{"), _objects(text, dict(paths.values()))), F.lit(0))
+    found = F.get(F.when(text.startswith("{"), objects(text, dict(paths.values()))), F.lit(0))
     return [_at(found, path).alias(name) for name, (path, _) in paths.items()]
 
 
-def _objects(text: Column, wanted: Mapping[str, DataType]) -> Column:
+def objects(text: Column, wanted: Mapping[str, DataType]) -> Column:
+    """Of a text with a JSON object an array with it alone, and with its fields of these paths and types."""
     # As the only element of an array: alone, Spark's parser overlooks what follows the object's end.
     options = {"allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
     return F.from_json(F.concat(F.lit("["), text, F.lit("]")), ArrayType(_schema(wanted)), options)

@@ -27,7 +27,7 @@ def records(source: DataFrame) -> DataFrame:
         (a map of texts, the first of a name counts), `sent_at` (header `creation-time`, or null).
     """
     key = text_of(F.col("key"))
-    mqtt_topic = F.coalesce(_non_empty(header("headers", MQTT_TOPIC)), F.concat_ws("/", "topic", _non_empty(key)))
+    mqtt_topic = F.coalesce(non_empty(header("headers", MQTT_TOPIC)), F.concat_ws("/", "topic", non_empty(key)))
     created = header("headers", CREATION_TIME)
     names = F.array_distinct(F.transform("headers", lambda one: one["key"]))
     return source.select(
@@ -61,5 +61,6 @@ def text_of(raw: Column) -> Column:
     return F.when(F.is_valid_utf8(text), text)
 
 
-def _non_empty(text: Column) -> Column:
+def non_empty(text: Column) -> Column:
+    """The text, null where it is empty."""
     return F.when(text != "", text)

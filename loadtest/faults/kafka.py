@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-from loadtest.faults.proxy import free_port
+from loadtest.faults.proxy import Proxy, free_port
 from loadtest.gateway import GatewayProcess
 
 HOST: Final = "127.0.0.1"
@@ -132,7 +132,7 @@ class Broker:
 
 
 class KafkaProcess(Broker):
-    """The bench's own Kafka, in a directory.
+    """The bench's own Kafka, in a directory; see `kafka_behind_proxy`.
 
     Attributes:
         inner: the port of its second listener, where the proxy goes.
@@ -200,3 +200,18 @@ def _command_of_child(pid: int) -> list[str]:
     lists = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
     (child,) = (number for numbers in lists for number in numbers)
     return Path(f"/proc/{child}/cmdline").read_text().rstrip("\0").split("\0")
+
+
+@contextlib.asynccontextmanager
+async def kafka_behind_proxy(directory: Path) -> AsyncIterator[tuple[KafkaProcess, Proxy]]:
+    """Kafka, and the proxy before its second listener, both started."""
+    await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+    kafka = KafkaProcess(directory)
+    proxy = Proxy((HOST, kafka.inner), kafka.outer)
+    try:
+        await kafka.prepare()
+        await kafka.start()
+        await proxy.start()
+        yield kafka, proxy
+    finally:
+        await asyncio.gather(proxy.stop(), kafka.stop())

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 from loadtest.faults import of_clients, of_gateway, of_kafka, pages
 from loadtest.faults.bench import Bench, Fault, Outcome, Plan
 from loadtest.faults.disk import tiny_kafka
-from loadtest.faults.kafka import KafkaProcess
-from loadtest.faults.proxy import Proxy
+from loadtest.faults.kafka import kafka_behind_proxy
 
 
 def table(plan: Plan) -> list[Fault]:
@@ -23,7 +20,7 @@ def table(plan: Plan) -> list[Fault]:
 async def run(directory: Path, plan: Plan, only: list[str], say: Callable[[str], None]) -> list[Outcome]:
     """All faults, or those whose name begins with one of `only`; `faults.md` and `faults.html` in the directory."""
     outcomes: list[Outcome] = []
-    async with _kafka(directory / "kafka") as (kafka, proxy):
+    async with kafka_behind_proxy(directory / "kafka") as (kafka, proxy):
         bench = Bench(directory, plan, kafka, proxy, say=say, tiny=lambda: tiny_kafka(directory / "tiny", say))
         for fault in table(plan):
             if only and not any(fault.name.startswith(name) for name in only):
@@ -45,17 +42,3 @@ def write(directory: Path, plan: Plan, outcomes: list[Outcome]) -> None:
     )
     (directory / "faults.md").write_text(pages.markdown(outcomes, note))
     (directory / "faults.html").write_text(pages.page(outcomes, note))
-
-
-@contextlib.asynccontextmanager
-async def _kafka(directory: Path) -> AsyncIterator[tuple[KafkaProcess, Proxy]]:
-    await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
-    kafka = KafkaProcess(directory)
-    proxy = Proxy(("127.0.0.1", kafka.inner), kafka.outer)
-    try:
-        await kafka.prepare()
-        await kafka.start()
-        await proxy.start()
-        yield kafka, proxy
-    finally:
-        await asyncio.gather(proxy.stop(), kafka.stop())

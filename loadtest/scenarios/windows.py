@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from loadtest.clients.amqp_messages import minimal
 from loadtest.clients.topics import create_topic
-from loadtest.faults.kafka import KafkaProcess
-from loadtest.faults.proxy import Proxy
+from loadtest.faults.kafka import kafka_behind_proxy
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.scenarios.steady import Load, judge, send
@@ -65,7 +64,7 @@ class Plan(NamedTuple):
 async def measure(directory: Path, plan: Plan, only: str, say: Say) -> list[dict[str, Any]]:
     """A row for each Kafka and window: medians of the rounds, and the sum of what is lost, duplicated and reordered."""
     rows: list[dict[str, Any]] = []
-    async with _kafka(directory / "kafka") as (kafka, proxy):
+    async with kafka_behind_proxy(directory / "kafka") as (kafka, proxy):
         for name, (delay_s, jitter_s) in DELAYS.items():
             if only not in name:
                 continue
@@ -111,21 +110,6 @@ async def _run(gateway: GatewayProcess, kafka: str, plan: Plan, messages: int, s
 def _median(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     broken = {name: sum(row[name] for row in rows) for name in _BROKEN}
     return {name: statistics.median(row[name] for row in rows) for name in _MEASURES} | broken
-
-
-@contextlib.asynccontextmanager
-async def _kafka(directory: Path) -> AsyncIterator[tuple[KafkaProcess, Proxy]]:
-    await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
-    kafka = KafkaProcess(directory)
-    proxy = Proxy(("127.0.0.1", kafka.inner), kafka.outer)
-    try:
-        await kafka.prepare()
-        await kafka.start()
-        await proxy.start()
-        yield kafka, proxy
-    finally:
-        await proxy.stop()
-        await kafka.stop()
 
 
 @contextlib.asynccontextmanager

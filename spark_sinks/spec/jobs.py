@@ -32,12 +32,14 @@ class JobSpec(Section):
     """A job: what it reads, what it does, where results go. `job` names the kind."""
 
     SUMMARY: ClassVar[str]
+    DEAD_LETTERS: ClassVar[bool] = True
     job: str
     """the kind of job"""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
     """of the query in progress and logs; not set: the kind"""
     source: Source
     run: Run
+    sink: TopicSink | ArchiveSink
 
     @property
     def title(self) -> str:
@@ -47,7 +49,7 @@ class JobSpec(Section):
     @property
     def targets(self) -> tuple[str, ...]:
         """Topics that the job writes, dead letters left out."""
-        return ()
+        return (self.sink.kafka,) if isinstance(self.sink, TopicSink) else ()
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -65,7 +67,10 @@ class JobSpec(Section):
         for target in self.targets:
             if target in source.topics:
                 yield f"sink.kafka: {target} is a source of this job, which would read its own results"
-        if source.dead_letters is None:
+        if not self.DEAD_LETTERS:
+            if source.dead_letters is not None:
+                yield "source.dead_letters: an archive keeps every record, with its error; it has no dead letters"
+        elif source.dead_letters is None:
             yield "source.dead_letters: name the topic of what cannot be decoded"
         elif source.dead_letters in (*source.topics, *self.targets):
             yield f"source.dead_letters: {source.dead_letters} is a source or a sink of this job"
@@ -76,6 +81,8 @@ class JobSpec(Section):
         shortest = 0 if "spark.sql.streaming.realTimeMode.minBatchDuration" in run.conf else SHORTEST_REAL_TIME_MS
         if run.trigger == REAL_TIME and run.interval is not None and run.interval.ms < shortest:
             yield f"run.interval: {run.interval} between two checkpoints is too short for real time, which needs 5s"
+        if run.trigger == REAL_TIME and isinstance(self.sink, ResultSink) and self.sink.emit == "final":
+            yield 'sink.emit: real time has no final results; use emit = "updates", or run.trigger = "micro-batch"'
 
     @model_validator(mode="after")
     def _whole(self) -> JobSpec:
@@ -116,11 +123,6 @@ class Aggregated(Grouped):
     """the fields of a result: `{ maximum = "max(temperature)", p95 = "percentile(temperature, 0.95)" }`"""
     sink: ResultSink
 
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """See `JobSpec`."""
-        return (self.sink.kafka,)
-
     def lacks(self) -> Iterator[str]:
         """See `JobSpec`."""
         yield from super().lacks()
@@ -140,8 +142,6 @@ class Aggregated(Grouped):
             elif function in {"min", "max"} and self.source.type_of(column) == "boolean":
                 yield f"aggregates.{name}: {function} of a boolean says nothing; count it"
         if self.run.trigger == REAL_TIME:
-            if self.sink.emit == "final":
-                yield 'sink.emit: real time has no final results; use emit = "updates", or run.trigger = "micro-batch"'
             for name, aggregate in self.aggregates.items():
                 if aggregate.parts[0] in MICRO_BATCH_ONLY:
                     yield f'aggregates.{name}: {aggregate.parts[0]} needs run.trigger = "micro-batch"'
@@ -183,11 +183,6 @@ class LastKnown(Grouped):
     job: Literal["last-known"] = "last-known"
     sink: LastSink
 
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """See `JobSpec`."""
-        return (self.sink.kafka,)
-
 
 class Enrich(JobSpec):
     """Readings with what a registry knows of their device."""
@@ -198,11 +193,6 @@ class Enrich(JobSpec):
     """what is looked up in the registry's keys"""
     registry: Registry
     sink: TopicSink
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """See `JobSpec`."""
-        return (self.sink.kafka,)
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -238,11 +228,6 @@ class Anomalies(JobSpec):
     sink: TopicSink
 
     @property
-    def targets(self) -> tuple[str, ...]:
-        """See `JobSpec`."""
-        return (self.sink.kafka,)
-
-    @property
     def groups(self) -> tuple[Term, ...]:
         """See `JobSpec`."""
         return (self.by,)
@@ -261,16 +246,13 @@ class Archive(JobSpec):
     """Every record of the topics in Parquet files."""
 
     SUMMARY: ClassVar[str] = "every record of the topics in Parquet files, exactly once for every reader"
+    DEAD_LETTERS: ClassVar[bool] = False
     job: Literal["archive"] = "archive"
     sink: ArchiveSink
 
     def lacks(self) -> Iterator[str]:
         """See `JobSpec`."""
-        for lack in super().lacks():
-            if not lack.startswith("source.dead_letters: name"):
-                yield lack
-        if self.source.dead_letters is not None:
-            yield "source.dead_letters: an archive keeps every record, with its error; it has no dead letters"
+        yield from super().lacks()
         if self.run.trigger == REAL_TIME:
             yield 'run.trigger: real time writes no files; use "micro-batch"'
         if f"{self.run.checkpoint}/".startswith(f"{self.sink.archive.rstrip('/')}/"):
@@ -283,17 +265,6 @@ class Transform(JobSpec):
     SUMMARY: ClassVar[str] = "a transform of one's own, DataFrame to DataFrame, in a Python file"
     job: Literal["transform"] = "transform"
     sink: ResultSink
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """See `JobSpec`."""
-        return (self.sink.kafka,)
-
-    def lacks(self) -> Iterator[str]:
-        """See `JobSpec`."""
-        yield from super().lacks()
-        if self.run.trigger == REAL_TIME and self.sink.emit == "final":
-            yield 'sink.emit: real time has no final results; use emit = "updates", or run.trigger = "micro-batch"'
 
 
 KINDS: Final[Mapping[str, type[JobSpec]]] = {

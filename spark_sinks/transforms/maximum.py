@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name everybody knows it by)
+from pyspark.sql.types import DoubleType, StringType
 
 from mapping.record import CONTENT_TYPE
+from spark_sinks.decode import BAD_TIME, LARGEST, MILLISECONDS, NUMBER, WHITE_SPACE, instant, objects
+from spark_sinks.records import non_empty, text_of
 from spark_sinks.transforms.dead_letters import ERROR, KAFKA_HEADERS, LATE, header
 
-READING_SCHEMA = "array<struct<temperature: double, time: string, sensor: string, sent: string>>"
+READING = {"temperature": DoubleType(), "time": StringType(), "sensor": StringType(), "sent": StringType()}
 """The fields of a reading that this job uses. Texts are judged by `parsed`, so that a bad one has a reason."""
 
 EMIT = "emit"
@@ -21,13 +24,7 @@ EMIT = "emit"
 NOT_READABLE = "the value is neither a number nor a JSON object in UTF-8"
 NO_NUMBER = "temperature is missing or not a finite number"
 NO_SENSOR = "no sensor: neither a record key in UTF-8 nor a field sensor"
-BAD_TIME = "time is neither epoch milliseconds nor ISO 8601"
 AHEAD = "time is ahead of the record's arrival by more than is allowed"
-
-_NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
-_MILLISECONDS = r"^([0-9]{1,14}(\.[0-9]*)?|[0-9](\.[0-9]+)?E1[0-3])$"  # Spark writes a fraction with an exponent
-_WHITE_SPACE = " \t\r\n"
-_ISO_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,9})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?$"
 
 
 def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
@@ -42,17 +39,9 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
         records: the Kafka source's columns; without headers where nobody needs them. They are kept.
         ahead: the tolerated difference of clocks.
     """
-    text = F.when(
-        F.is_valid_utf8(F.col("value").cast("string")), F.trim(F.col("value").cast("string"), F.lit(_WHITE_SPACE))
-    )
-    key = F.when(F.is_valid_utf8(F.col("key").cast("string")), F.col("key").cast("string"))
-    is_number = F.col("text").rlike(_NUMBER)
-    is_object = F.col("text").startswith("{")
-    # As the only element of an array: alone, Spark's parser overlooks what follows the object's end.
-    objects = F.from_json(
-        F.concat(F.lit("["), F.col("text"), F.lit("]")), READING_SCHEMA, {"allowNonNumericNumbers": "false",
-                                                                           "allowSingleQuotes": "false"},
-    )  # fmt: skip
+    text = F.trim(text_of(F.col("value")), F.lit(WHITE_SPACE))
+    is_number = F.col("text").rlike(NUMBER)
+    found = F.when(F.col("text").startswith("{"), objects(F.col("text"), READING))
     fields = F.get(F.col("objects"), F.lit(0))
     temperature = F.when(is_number, F.col("text").try_cast("double")).otherwise(fields["temperature"])
     time = F.col("own_time")
@@ -66,28 +55,26 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
         records.select(
             *own,
             text.alias("text"),
-            key.alias("key_text"),
+            text_of(F.col("key")).alias("key_text"),
         )
-        .withColumn("objects", F.when(is_object, objects))
+        .withColumn("objects", found)
         .select(
             *own,
             (is_number | (F.size("objects") == 1)).alias("readable"),
             temperature.alias("temperature"),
-            F.coalesce(_non_empty(F.col("key_text")), _non_empty(fields["sensor"])).alias("sensor"),
+            F.coalesce(non_empty(F.col("key_text")), non_empty(fields["sensor"])).alias("sensor"),
             fields["time"].alias("own_time"),
-            F.when(sent.rlike(_MILLISECONDS), sent.try_cast("double").try_cast("bigint")).alias("sent"),
+            F.when(sent.rlike(MILLISECONDS), sent.try_cast("double").try_cast("bigint")).alias("sent"),
         )
         .withColumn(
             "time",
-            F.when(time.isNull(), F.col("timestamp"))
-            .when(time.rlike(_MILLISECONDS), F.timestamp_millis(time.try_cast("double").try_cast("bigint")))
-            .when(time.rlike(_ISO_TIME), F.regexp_replace(time, ",", ".").try_cast("timestamp")),
+            F.when(time.isNull(), F.col("timestamp")).otherwise(instant(time)),
         )
         .select(
             *own,
             "sensor", "temperature", "time", "sent",
             F.when(~F.coalesce("readable", F.lit(False)), NOT_READABLE)
-            .when(F.col("temperature").isNull() | ~F.abs("temperature").between(0.0, 1.7976931348623157e308), NO_NUMBER)
+            .when(F.col("temperature").isNull() | ~F.abs("temperature").between(0.0, LARGEST), NO_NUMBER)
             .when(F.col("sensor").isNull(), NO_SENSOR)
             .when(F.col("time").isNull(), BAD_TIME)
             .when(F.col("time") > F.col("timestamp") + F.expr(f"interval {ahead}"), AHEAD)
@@ -164,7 +151,3 @@ def rejected(checked: DataFrame, window_ms: int, slide_ms: int, watermark_ms: Co
         .where(F.col(ERROR).isNotNull())
         .select("key", "value", "headers", "topic", "partition", "offset", "timestamp", ERROR)
     )
-
-
-def _non_empty(text: Column) -> Column:
-    return F.when(text != "", text)
