@@ -15,6 +15,7 @@ import shlex
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from gateway.embedded.broker import EmbeddedBroker
 
 KEPT: Final = 3
-"""How many archives of a program stay in the cache, the newest: each build of Java and each version has its own."""
+"""How many archives of the same jars stay in the cache, the newest: each build of Java and each version has its own."""
 STOP_S: Final = 120.0  # the archive is written then: two seconds (Kafka), ten (Spark) on a machine that is not busy
 SPARK_S: Final = 240.0  # from Spark's start to its first results; fifteen seconds there
 
@@ -63,7 +64,7 @@ def ensure_archives(cache: Path) -> None:
         await recorded.start()
         await recorded.stop(STOP_S)
 
-    _ensure(kafka, record_kafka)
+    _ensure(kafka, kafka_jars[0], record_kafka)
     if not pyspark_jars():
         return
     spark_jars = ensure_jars("spark", cache)
@@ -72,11 +73,13 @@ def ensure_archives(cache: Path) -> None:
         async with broker(directory, archive_options(kafka)) as serving:
             await _run_spark(directory, java, spark_jars, options, serving.bootstrap_servers)
 
-    _ensure(archive_path("spark", java, spark_jars, cache), record_spark)
+    _ensure(archive_path("spark", java, spark_jars, cache), pyspark_jars()[0], record_spark)
 
 
-def _ensure(archive: Path, record: Record) -> None:
-    """Make one, unless it is there."""
+def _ensure(archive: Path, jar: Path, record: Record) -> None:
+    """Make one, unless it is there; `jar`: one of those whose classes it has, and without which it is of no use."""
+    if archive.exists():
+        return
     program, _, _ = archive.name.partition("-")
     archive.parent.mkdir(parents=True, exist_ok=True)
     with (archive.parent / ".lock").open("w") as lock, tempfile.TemporaryDirectory(dir=archive.parent) as directory:
@@ -86,11 +89,32 @@ def _ensure(archive: Path, record: Record) -> None:
         sys.stderr.write(f"recording the classes of {program.capitalize()}, once\n")
         fresh = Path(directory, archive.name)
         asyncio.run(record(Path(directory), recording_options(fresh)))
+        link = _link(archive)
+        link.unlink(missing_ok=True)
+        link.symlink_to(jar)
         with contextlib.suppress(FileNotFoundError):
             fresh.rename(archive)
-        there = archive.parent.glob(f"{program}-*.jsa")
-        for old in sorted(there, key=lambda path: -path.stat().st_mtime_ns)[KEPT:]:
-            old.unlink()
+        remove_useless(archive.parent, program)
+
+
+def remove_useless(directory: Path, program: str) -> None:
+    """Remove the archives whose jars are gone (a checkout that was removed), and of the same jars all but the newest.
+
+    Checkouts that are there keep theirs, however many they are: else each would record again what the next one removed.
+    """
+    kept: Counter[str] = Counter()
+    for archive in sorted(directory.glob(f"{program}-*.jsa"), key=lambda path: -path.stat().st_mtime_ns):
+        link = _link(archive)
+        jar = str(link.readlink()) if link.is_symlink() else ""
+        kept[jar] += 1
+        if kept[jar] > KEPT or (jar and not link.exists()):
+            archive.unlink()
+            link.unlink(missing_ok=True)
+
+
+def _link(archive: Path) -> Path:
+    """The link beside an archive that leads to one of its jars."""
+    return archive.with_suffix(".of")
 
 
 async def _run_spark(directory: Path, java: Java, jars: list[Path], options: tuple[str, ...], bootstrap: str) -> None:

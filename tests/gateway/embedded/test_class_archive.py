@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.embedded.class_archive import archive_path
+from gateway.embedded.class_recording import KEPT, remove_useless
 from gateway.embedded.jars import cache_directory, ensure_jars
 from gateway.embedded.java import find_java
 from tests.support.processes import maps
@@ -34,3 +36,29 @@ def test_each_java_and_each_set_of_jars_has_its_own(tmp_path: Path) -> None:
         archive_path("spark", java, jars, tmp_path),
     }
     assert len(places) == 4
+
+
+def test_archives_go_with_their_jars_and_not_with_other_checkouts(tmp_path: Path) -> None:
+    there = tmp_path / "there.jar"
+    there.touch()
+    others = [tmp_path / f"{number}.jar" for number in range(KEPT + 2)]
+
+    def archive(name: str, jar: Path | None, age_s: int) -> Path:
+        made = tmp_path / f"spark-{name}.jsa"
+        made.touch()
+        os.utime(made, (0, 1_000_000 - age_s))
+        if jar is not None:
+            made.with_suffix(".of").symlink_to(jar)
+        return made
+
+    of_others = [archive(f"other{number}", jar, 0) for number, jar in enumerate(others)]
+    own = [archive(f"own{age}", there, age) for age in range(KEPT + 2)]
+    unknown = [archive(f"unknown{age}", None, age) for age in range(KEPT + 1)]
+    for jar in others[1:]:
+        jar.touch()
+    kafka = tmp_path / "kafka-other.jsa"
+    kafka.touch()
+    remove_useless(tmp_path, "spark")
+    left = set(tmp_path.glob("*.jsa"))
+    assert left == {*of_others[1:], *own[:KEPT], *unknown[:KEPT], kafka}
+    assert {link.stem for link in tmp_path.glob("*.of")} == {path.stem for path in (*of_others[1:], *own[:KEPT])}
