@@ -11,6 +11,7 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.checkpoint import Checkpoint
+from flowcontrol.demand import Taker, TakerPool, surplus
 from flowcontrol.offsets import OffsetSet, read_ledger, write_ledger
 from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.catch_up_reader import Reading
@@ -184,7 +185,7 @@ class AssignedPartition:
         return OffsetAndMetadata(end, "") if first is None else OffsetAndMetadata(first, write_ledger(opened, end))
 
 
-class Member:
+class Member(Taker["Pool"]):
     """A subscriber in the reader.
 
     Attributes:
@@ -192,28 +193,24 @@ class Member:
             order in which they were offered.
     """
 
-    __slots__ = ("behind", "catching", "full", "held", "pools", "served", "subscriber", "wants")
+    __slots__ = ("behind", "catching", "held", "subscriber", "wants")
 
     def __init__(self, subscriber: Subscriber, wants: Condition | None = None) -> None:
+        super().__init__()
         self.subscriber = subscriber
-        self.pools: list[Pool] = []  # whose records it gets
         self.wants = wants  # tells which of them it selects; None is all
         self.held: dict[int, Delivery] = {}
         # by partition that it is behind on, the reading that brings it what was unselected before
         self.behind: dict[AssignedPartition, Reading] = {}
         self.catching: Subscriber | None = None  # the subscriber of these readings; None when it never was behind
-        self.full = False  # from "no capacity" until it is woken
-        self.served = 0  # the number of its last record, in one sequence for all members
 
     def delivery(self, record: Received) -> Delivery | None:
         """The delivery of a record that it holds; None when the record is no longer its own."""
         return self.held.get(id(record))
 
-    def fill(self) -> None:
-        """Note that the subscriber has no capacity: it is not asked again before it is woken."""
-        self.full = True
-        for pool in self.pools:
-            pool.free.pop(self, None)
+    def demand(self, partitions: int) -> int | None:
+        """How many more records it would take; None: all that it may have is in the log, of so many partitions here."""
+        return None if self.behind and len(self.behind) >= partitions else self.subscriber.demand
 
     def selects(self, delivery: Delivery) -> bool:
         """Whether it may be offered a record now: it wants it, and is not to be brought it by a reading."""
@@ -229,61 +226,30 @@ class Member:
         return False
 
 
-class Pool:
+class Pool(TakerPool[Member]):
     """Members that want the same records, and the records that wait for one of them."""
 
-    __slots__ = ("free", "keeps", "members", "name", "ready", "topics", "wanted")
+    __slots__ = ("keeps", "name", "ready", "topics", "wanted")
 
     def __init__(self, name: Hashable, topics: Collection[str], *, keeps: bool) -> None:
+        super().__init__()
         self.name = name  # a topic's, whose records they want all, or a subscription filter's
         self.keeps = keeps  # whether a partition's records with a key keep to one member while that has capacity
         self.topics = frozenset(topics)  # the Kafka topics that hold such records
         # of these, those that the dispatch counts for it: none while it has no members
         self.wanted: frozenset[str] = frozenset()
-        self.members: dict[Member, None] = {}  # all of them
-        self.free: dict[Member, None] = {}  # those not full, in the order of their turn
         self.ready: deque[Delivery] = deque()  # deliveries to be offered
 
     def balance(self, parts: Iterable[AssignedPartition]) -> None:
         """Take partitions from members that have more than their share; the next record chooses another member."""
-        if not self.keeps:
-            return
-        own = [part for part in parts if part.partition.topic in self.topics]
-        share = -(-len(own) // len(self.members))
-        count: dict[Member, int] = {}
-        for part in own:
-            if part.preferred is not None:
-                count[part.preferred] = count.get(part.preferred, 0) + 1
-                if count[part.preferred] > share:
-                    part.preferred = None
-
-    def demand(self, most: int, parts: int) -> int:
-        """How many more records the members would take, not much above `most`; `parts`: the group's partitions here."""
-        total = 0
-        without: list[Member] = []
-        for member in self.free:
-            if member.behind and len(member.behind) >= parts:
-                continue  # all that it may have is in the log
-            demand = member.subscriber.demand
-            if demand <= 0:
-                without.append(member)
-            total += demand
-            if total >= most:
-                break
-        for member in without:  # there may be thousands: each is asked once
-            member.fill()
-        return total
+        if self.keeps:
+            own = [part for part in parts if part.partition.topic in self.topics]
+            for position in surplus([part.preferred for part in own], len(self.members)):
+                own[position].preferred = None
 
     def has_preferred(self, delivery: Delivery) -> bool:
         """Whether a record goes where its partition's go; one sender's without a key may all lie in one partition."""
         return self.keeps and (delivery.record.key is not None or len(self.members) == 1)
-
-    def next(self, delivery: Delivery) -> Member | None:
-        """Whose turn it is."""
-        for member in self.free:
-            if member.selects(delivery):
-                return member
-        return None
 
 
 NOBODY: Final = Pool("", (), keeps=False)

@@ -149,10 +149,7 @@ class Dispatch:
 
     def wake(self, member: Member) -> None:
         """Offer records again to a subscriber that has capacity."""
-        if member.full:
-            member.full = False
-            for pool in member.pools:
-                pool.free[member] = None
+        member.wake()
         self.catch_up.resume(member)
         self._changed()
 

@@ -11,10 +11,10 @@ A subscription filter that has lost its last member is kept for a while: a clien
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
 
+from flowcontrol.demand import Turns, total_demand
 from gateway.kafka.groups.assignment import AssignedPartition, Delivery, Member, Pool, Selector, SubscriptionFilter
 from mapping.record import Received
 
@@ -33,7 +33,7 @@ class Pools:
         self._selector: Selector | None = None
         self._whole: dict[str, Pool] = {}  # by topic: members that want all of it
         self._filtered: dict[Hashable, Pool] = {}  # by the subscription filter's name
-        self._order = itertools.count(1)
+        self._turns = Turns[Member]()
 
     # Members.
 
@@ -50,7 +50,7 @@ class Pools:
                 pool = self._whole.get(topic)
                 if pool is None:
                     pool = self._whole[topic] = Pool(topic, (topic,), keeps=True)
-                member.pools.append(pool)
+                pool.join(member)
         else:
             self._selector = subscription_filter.selector
             pool = self._filtered.get(subscription_filter.name)
@@ -59,17 +59,15 @@ class Pools:
             elif pool in self.empty:
                 self.empty.pop(pool).cancel()
             pool.topics = frozenset(topics)
-            member.pools.append(pool)
+            pool.join(member)
         for pool in member.pools:
-            pool.members[member] = pool.free[member] = None
             pool.balance(partitions)
             self._count_topics(pool)
 
     def remove(self, member: Member) -> None:
         """Take a member out of its pools."""
         for pool in member.pools:
-            del pool.members[member]
-            pool.free.pop(member, None)
+            pool.leave(member)
             if not pool.members:
                 if pool.keeps:
                     del self._whole[str(pool.name)]
@@ -143,28 +141,14 @@ class Pools:
 
     def demand(self, most: int, partitions: int) -> int:
         """How many more records the members would take, at most `most`; `partitions`: as many has the group here."""
-        total = 0
-        for pool in (*self._whole.values(), *self._filtered.values()):
-            total += pool.demand(most - total, partitions)
-            if total >= most:
-                return most
-        return total
+        pools = (*self._whole.values(), *self._filtered.values())
+        return total_demand(pools, most, lambda member: member.demand(partitions))
 
     def choose(self, pool: Pool, delivery: Delivery) -> Member | None:
         """The member with capacity whose turn it is; the partition keeps to it where the pool does so."""
-        member = pool.next(delivery)
-        others = self._helpers(pool, delivery)
-        if others is not None:
-            other = others.next(delivery)
-            if other is not None and (member is None or other.served < member.served):
-                member = other
-        if member is not None:
-            member.served = next(self._order)
-            for one in member.pools:  # to the end of the turns
-                del one.free[member]
-                one.free[member] = None
-            if pool.has_preferred(delivery):
-                delivery.part.preferred = member
+        member = self._turns.choose(pool, self._helpers(pool, delivery), delivery)
+        if member is not None and pool.has_preferred(delivery):
+            delivery.part.preferred = member
         return member
 
     def has_capacity(self, pool: Pool, delivery: Delivery) -> bool:
