@@ -10,6 +10,9 @@ class Backoff:
     """The delay before attempt n: `base * factor**n`, at most `cap`, less a random part of it.
 
     Jitter only shortens: `cap` stays a promise, and those who failed together do not come back together.
+
+    Invariant: a delay is above 0 unless jitter may take all of it, at most `cap`, and without chance never shorter than
+    the one before.
     """
 
     __slots__ = ("_base", "_cap", "_factor", "_jitter", "_random", "_steps")

@@ -16,7 +16,11 @@ class UntrackedOffsetError(ValueError):
 
 
 class Checkpoint:
-    """The outstanding offsets of one partition, and how far it may be committed."""
+    """The outstanding offsets of one partition, and how far it may be committed.
+
+    Invariant: all that was tracked below `committable` is settled, and the first tracked offset from there on is
+    outstanding; it never goes back. Each offset settles once.
+    """
 
     __slots__ = ("_committable", "_open", "_order")
 

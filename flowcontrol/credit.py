@@ -12,6 +12,8 @@ class Inflight:
 
     MQTT's Receive Maximum (MQTT 5.0 section 4.9): each direction of a connection has a window of its own.
 
+    Invariant: `0 <= used <= limit`; a call that would break it raises and changes nothing.
+
     Attributes:
         limit: how many may be on the way.
         used: how many are.

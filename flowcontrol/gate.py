@@ -11,8 +11,11 @@ Callback = Callable[[bool], None]
 class Gate:
     """Shuts when the level reaches the high mark, opens when it is back at or below the low mark.
 
-    The gate owns no level: whoever counts calls `level` (or `raised` and `lowered`) after each change. It refuses
-    nothing; it says when to stop asking for more.
+    The gate owns no level: whoever counts calls `level` after each change. It refuses nothing; it says when to stop
+    asking for more.
+
+    Invariant: it is shut from a level of `high` or more on, until one of `low` or less. Each transition is told once,
+    to those that are subscribed, in their order; after one from within a call, the rest are told the latest alone.
     """
 
     __slots__ = ("_callbacks", "_open", "high", "low")

@@ -32,7 +32,10 @@ BLOCKS_LIMIT: Final = 1 << 17  # nobody who writes a ledger keeps that many
 
 
 class OffsetSet:
-    """A set of offsets from 0 on."""
+    """A set of offsets from 0 on.
+
+    Invariant: what was added and not discarded since; it has as many blocks as have an offset in them.
+    """
 
     __slots__ = ("_blocks", "_count", "_keys", "_queued")
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from flowcontrol.backoff import Backoff
 
@@ -14,19 +15,37 @@ def test_doubles_up_to_the_cap() -> None:
     assert {backoff.delay(n) for n in (9, 10, 1000, 10**6)} == {30.0}
 
 
-@given(
-    curve=st.tuples(st.floats(0.001, 10), st.floats(1, 1000), st.floats(1.01, 10), st.floats(0, 1)),
-    chance=st.floats(0, 1, exclude_max=True),
-    attempt=st.integers(0, 10**9),
-)
-def test_stays_within_its_promise(curve: tuple[float, float, float, float], chance: float, attempt: int) -> None:
-    base, times, factor, jitter = curve
-    cap = base * times
-    whole = Backoff(base, cap, factor=factor, jitter=jitter, random=lambda: 0.0)
-    delay = Backoff(base, cap, factor=factor, jitter=jitter, random=lambda: chance).delay(attempt)
-    assert whole.delay(attempt) * (1 - jitter) <= delay <= whole.delay(attempt) <= cap
-    assert whole.delay(attempt) <= whole.delay(attempt + 1)
-    assert whole.delay(0) == base
+class Attempts(RuleBasedStateMachine):
+    """Attempts that fail with any chance, and begin anew after a success. The model multiplies step by step."""
+
+    @initialize(base=st.floats(0.001, 10), cap=st.floats(10, 1000), factor=st.floats(1.01, 10), jitter=st.floats(0, 1))
+    def begin(self, base: float, cap: float, factor: float, jitter: float) -> None:
+        self.chance = 0.0
+        self.base, self.cap, self.factor, self.jitter = base, cap, factor, jitter
+        self.backoff = Backoff(base, cap, factor=factor, jitter=jitter, random=lambda: self.chance)
+        self.failures, self.whole = 0, base
+
+    @rule(chance=st.floats(0, 1, exclude_max=True))
+    def fail(self, chance: float) -> None:
+        self.chance = chance
+        delay = self.backoff.delay(self.failures)
+        assert delay <= self.cap
+        assert delay == pytest.approx(self.whole * (1 - self.jitter * chance))
+        self.failures += 1
+        self.whole = min(self.cap, self.whole * self.factor)
+
+    @rule()
+    def succeed(self) -> None:
+        self.failures, self.whole = 0, self.base
+
+    @rule(attempt=st.integers(10**4, 10**9))
+    def fail_for_ever(self, attempt: int) -> None:
+        self.chance = 0.0
+        assert self.backoff.delay(attempt) == self.cap
+
+
+TestAttempts = Attempts.TestCase
+TestAttempts.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize(

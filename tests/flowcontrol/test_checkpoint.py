@@ -1,50 +1,85 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from flowcontrol.checkpoint import Checkpoint, UntrackedOffsetError
 
-OFFSETS = st.lists(st.integers(1, 50), min_size=1, max_size=60).map(
-    lambda gaps: [sum(gaps[: n + 1]) - 1 for n in range(len(gaps))]
-)
+
+class Partition(RuleBasedStateMachine):
+    """Offsets that are read with gaps, and settled in any order, one or many at once. The model has a list of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checkpoint = Checkpoint()
+        self.read: list[int] = []
+        self.open: set[int] = set()
+
+    @property
+    def prefix(self) -> int:
+        """How many of those that were read are settled, up to the first that is not."""
+        return next((at for at, offset in enumerate(self.read) if offset in self.open), len(self.read))
+
+    @property
+    def committable(self) -> int | None:
+        return self.read[self.prefix - 1] + 1 if self.prefix else None
+
+    @rule(gaps=st.lists(st.integers(1, 5), max_size=6))
+    def track(self, gaps: list[int]) -> None:
+        offsets, at = [], self.read[-1] if self.read else -1
+        for gap in gaps:
+            at += gap
+            offsets.append(at)
+        self.checkpoint.track(*offsets)
+        self.read += offsets
+        self.open.update(offsets)
+
+    @rule(back=st.integers(0, 3), ahead=st.integers(1, 3))
+    @precondition(lambda self: self.read)
+    def track_backwards(self, back: int, ahead: int) -> None:
+        last = self.read[-1]
+        for offsets in ((last - back,), (last + ahead, last + ahead)):
+            with pytest.raises(ValueError, match="tracked after"):
+                self.checkpoint.track(*offsets)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.open)
+    def settle(self, data: st.DataObject) -> None:
+        before = self.committable
+        offset = data.draw(st.sampled_from(sorted(self.open)))
+        self.open.remove(offset)
+        assert self.checkpoint.settle(offset) == (self.committable if self.committable != before else None)
+
+    @rule(data=st.data())
+    def settle_all(self, data: st.DataObject) -> None:
+        before = self.committable
+        offsets = data.draw(st.permutations(sorted(self.open)))[: data.draw(st.integers(0, 5))]
+        self.open.difference_update(offsets)
+        assert self.checkpoint.settle_all(offsets) == (self.committable if self.committable != before else None)
+
+    @rule(offset=st.integers(0, 60))
+    def settle_what_is_not_open(self, offset: int) -> None:
+        if offset not in self.open:
+            with pytest.raises(UntrackedOffsetError):
+                self.checkpoint.settle(offset)
+            with pytest.raises(UntrackedOffsetError):
+                self.checkpoint.settle_all([*self.open, offset])
+
+    @invariant()
+    def is_as_the_model(self) -> None:
+        checkpoint = self.checkpoint
+        assert checkpoint.committable == self.committable
+        assert set(checkpoint.open) == self.open
+        assert checkpoint.outstanding == len(self.open)
+        assert checkpoint.span == len(self.read) - self.prefix
+        assert checkpoint.end == (self.read[-1] + 1 if self.read else 0)
+        assert all(offset in checkpoint for offset in self.open)
 
 
-@given(st.data())
-def test_commits_the_settled_prefix_and_nothing_else(data: st.DataObject) -> None:
-    offsets = data.draw(OFFSETS)
-    settling = data.draw(st.permutations(offsets))
-    checkpoint = Checkpoint()
-    for offset in offsets:
-        checkpoint.track(offset)
-    settled: set[int] = set()
-    committed: int | None = None
-    for offset in settling:
-        settled.add(offset)
-        told = checkpoint.settle(offset)
-        prefix = [known for n, known in enumerate(offsets) if settled.issuperset(offsets[: n + 1])]
-        expected = prefix[-1] + 1 if prefix else None
-        assert told == (expected if expected != committed else None)
-        committed = expected
-        assert checkpoint.committable == committed
-        assert checkpoint.outstanding == len(offsets) - len(settled)
-    assert committed == offsets[-1] + 1
-
-
-@given(OFFSETS, st.randoms(use_true_random=False))
-def test_reading_goes_on_while_settling(offsets: list[int], random: object) -> None:
-    checkpoint, waiting, told = Checkpoint(), [], [0]
-    for offset in offsets:
-        checkpoint.track(offset)
-        waiting.append(offset)
-        while waiting and random.random() < 0.6:  # type: ignore[attr-defined]
-            commit = checkpoint.settle(waiting.pop(random.randrange(len(waiting))))  # type: ignore[attr-defined]
-            if commit is not None:
-                assert commit > told[-1]  # a commit never goes back
-                assert all(commit <= open_offset for open_offset in waiting)  # and never covers what is open
-                told.append(commit)
-        assert checkpoint.outstanding == len(waiting)
+TestPartition = Partition.TestCase
+TestPartition.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
 def test_an_offset_settles_once_and_only_if_tracked() -> None:
@@ -84,23 +119,6 @@ def test_a_long_open_head_costs_no_time() -> None:
         assert checkpoint.settle(offset) is None
     assert checkpoint.settle(0) == 200_000
     assert checkpoint.outstanding == 0
-
-
-@given(st.data())
-def test_many_are_settled_as_one_by_one(data: st.DataObject) -> None:
-    offsets = data.draw(OFFSETS)
-    order = data.draw(st.permutations(offsets))
-    together, alone = Checkpoint(), Checkpoint()
-    for offset in offsets:
-        together.track(offset)
-        alone.track(offset)
-    while order:
-        size = data.draw(st.integers(1, len(order)))
-        run, order = order[:size], order[size:]
-        told = [commit for offset in run if (commit := alone.settle(offset)) is not None]
-        assert together.settle_all(run) == (told[-1] if told else None)
-        assert (together.committable, together.span) == (alone.committable, alone.span)
-        assert together.outstanding == len(order)
 
 
 @pytest.mark.parametrize("wrong", [[3, 5], [3, 4], [8]])

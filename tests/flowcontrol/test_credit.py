@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from flowcontrol.credit import Inflight, WindowError
 
@@ -43,18 +44,35 @@ def test_needs_room_for_one() -> None:
         Inflight(0)
 
 
-@given(st.integers(1, 20), st.lists(st.tuples(st.booleans(), st.integers(0, 6))))
-def test_stays_within_its_bounds_on_any_walk(limit: int, steps: list[tuple[bool, int]]) -> None:
-    window = Inflight(limit)
-    used = 0
-    for taking, count in steps:
-        fits = used + count <= limit if taking else count <= used
-        try:
-            (window.take if taking else window.release)(count)
-        except WindowError:
-            assert not fits
+class Exchange(RuleBasedStateMachine):
+    """Messages that are sent and acknowledged; the model is a number."""
+
+    @initialize(limit=st.integers(1, 20))
+    def begin(self, limit: int) -> None:
+        self.window, self.limit, self.used = Inflight(limit), limit, 0
+
+    @rule(count=st.integers(-2, 8))
+    def take(self, count: int) -> None:
+        if count >= 0 and self.used + count <= self.limit:
+            self.window.take(count)
+            self.used += count
         else:
-            assert fits
-            used += count if taking else -count
-        assert window.used == used
-        assert window.used + window.free == limit
+            with pytest.raises(WindowError):
+                self.window.take(count)
+
+    @rule(count=st.integers(-2, 8))
+    def release(self, count: int) -> None:
+        if 0 <= count <= self.used:
+            self.window.release(count)
+            self.used -= count
+        else:
+            with pytest.raises(WindowError):
+                self.window.release(count)
+
+    @invariant()
+    def is_as_the_model(self) -> None:
+        assert (self.window.used, self.window.free) == (self.used, self.limit - self.used)
+
+
+TestExchange = Exchange.TestCase
+TestExchange.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from flowcontrol.offsets import BLOCK, LEDGER, LEDGER_LIMIT, OffsetSet, read_ledger, write_ledger
 
 OFFSETS = st.one_of(st.integers(0, 3000), st.integers(0, 1 << 50))
-CHANGES = st.lists(
-    st.one_of(
-        st.tuples(st.sampled_from(["add", "discard"]), OFFSETS, st.just(1)),
-        st.tuples(st.sampled_from(["add_range", "discard_range"]), OFFSETS, st.integers(0, 2500)),
-    )
-)
 
 
 def set_of(*offsets: int) -> OffsetSet:
@@ -30,31 +26,72 @@ def offsets_of(opened: OffsetSet) -> set[int]:
     return {offset for begin, end in opened.runs() for offset in range(begin, end)}
 
 
-@given(CHANGES)
-def test_a_set_of_offsets_is_a_set(changes: list[tuple[str, int, int]]) -> None:
-    opened, model = OffsetSet(), set[int]()
-    for change, offset, length in changes:
+class Queue(RuleBasedStateMachine):
+    """Offsets that open and settle, alone and in ranges; the model is a set of Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened = OffsetSet()
+        self.model: set[int] = set()
+        self.earlier: tuple[OffsetSet, set[int]] = (OffsetSet(), set())
+
+    @rule(offset=OFFSETS)
+    def add(self, offset: int) -> None:
+        self.opened.add(offset)
+        self.model.add(offset)
+        assert offset in self.opened
+
+    @rule(offset=OFFSETS)
+    def discard(self, offset: int) -> None:
+        assert self.opened.discard(offset) == (offset in self.model)
+        self.model.discard(offset)
+        assert offset not in self.opened
+
+    @rule(offset=OFFSETS, length=st.integers(0, 2500))
+    def add_range(self, offset: int, length: int) -> None:
+        self.opened.add_range(offset, offset + length)
+        self.model.update(range(offset, offset + length))
+
+    @rule(offset=OFFSETS, length=st.integers(0, 2500))
+    def discard_range(self, offset: int, length: int) -> None:
         many = range(offset, offset + length)
-        if change == "add":
-            opened.add(offset)
-            model.add(offset)
-        elif change == "discard":
-            assert opened.discard(offset) == (offset in model)
-            model.discard(offset)
-        elif change == "add_range":
-            opened.add_range(offset, offset + length)
-            model.update(many)
+        assert self.opened.discard_range(offset, offset + length) == len(self.model.intersection(many))
+        self.model.difference_update(many)
+
+    @rule()
+    def copy(self) -> None:
+        """What happens to a set from now on does not happen to the earlier one."""
+        opened, model = self.earlier
+        assert offsets_of(opened) == model
+        self.earlier = (self.opened.copy(), self.model.copy())
+
+    @rule(behind=st.integers(1, 5000))
+    @precondition(lambda self: self.model)
+    def write_down_and_go_on(self, behind: int) -> None:
+        """Another owner reads the ledger, and has the same set."""
+        first, end = min(self.model), max(self.model) + behind
+        ledger = read_ledger(first, write_ledger(self.opened, end))
+        if ledger is not None:  # else nothing is settled behind the first
+            assert ledger.end == end
+            self.opened = ledger.open
         else:
-            assert opened.discard_range(offset, offset + length) == len(model.intersection(many))
-            model.difference_update(many)
+            assert len(self.model) == end - first
+
+    @invariant()
+    def is_as_the_model(self) -> None:
+        opened, model = self.opened, self.model
         assert len(opened) == len(model)
         assert opened.first == min(model, default=None)
-        assert offset in opened or offset not in model
-    assert offsets_of(opened) == model
-    assert opened.blocks == len({offset // BLOCK for offset in model})
-    twin = opened.copy()
-    twin.add(1 << 51)
-    assert offsets_of(opened) == model
+        assert opened.blocks == len({offset // BLOCK for offset in model})
+
+    def teardown(self) -> None:
+        assert offsets_of(self.opened) == self.model
+        runs = list(self.opened.runs())
+        assert all(end < begin for (_, end), (begin, _) in itertools.pairwise(runs))
+
+
+TestQueue = Queue.TestCase
+TestQueue.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
 @given(st.sets(OFFSETS, min_size=1, max_size=200), st.integers(1, 5000))
