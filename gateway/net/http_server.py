@@ -18,12 +18,14 @@ from aiohttp.web_protocol import _ErrInfo
 
 from flowcontrol.budget import UNBOUNDED, Budget, ConnectionBudget
 from gateway.config import Address
+from gateway.flow import subject
 from gateway.net.heads import HeadError, Heads
 from gateway.net.http_requests import RequestsInTurn
 from gateway.net.listener import Bound, open_server
 from gateway.net.pump import LINGER_S
 from gateway.net.strangers import Stranger, Strangers
 from gateway.net.unread import Unread
+from gateway.pauses import SLOW_READER, pauses
 from gateway.security.origins import Hosts
 from gateway.security.throttle import address_of
 
@@ -94,9 +96,9 @@ class HttpConnection(RequestsInTurn):
         """Begin to count what a stranger sends."""
         super().connection_made(transport)
         if self._strangers is not None:
-            peer = transport.get_extra_info("peername")
-            address = address_of(f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown")
-            self._stranger = self._strangers.enter(address, cast("asyncio.Transport", transport).abort)
+            self._stranger = self._strangers.enter(
+                address_of(_peer(transport)), cast("asyncio.Transport", transport).abort
+            )
 
     def pause_writing(self) -> None:
         """The kernel takes no more of an answer: it is counted until it is read. The next request waits for that."""
@@ -104,6 +106,7 @@ class HttpConnection(RequestsInTurn):
         if self.transport is not None:
             self._unread = Unread(self._outgoing, sys.maxsize)
             self._unread.count(self.transport.get_write_buffer_size())
+            pauses.begin(SLOW_READER, self, subject("http", "", _peer(self.transport)))
 
     def resume_writing(self) -> None:
         """The answer is read."""
@@ -114,6 +117,7 @@ class HttpConnection(RequestsInTurn):
         if self._unread is not None:
             self._unread.count(0)
             self._unread = None
+            pauses.end(SLOW_READER, self)
 
     def _forget(self) -> None:
         """The socket is not ours any more: no cycle is left of this object and what it has read."""
@@ -329,6 +333,11 @@ class HttpConnection(RequestsInTurn):
         self.keep_alive(False)
         self.force_close()
         return transport, bytes(self._behind.data)
+
+
+def _peer(transport: asyncio.BaseTransport) -> str:
+    peer = transport.get_extra_info("peername")
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"  # gone already
 
 
 def _is_one_request(data: bytes, max_head_bytes: int) -> bool:

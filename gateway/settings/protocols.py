@@ -221,7 +221,8 @@ class HttpConfig(Section):
     """consumer instances; more get 429"""
     consumer: ConsumerDefaults = ConsumerDefaults()
     consumer_idle_s: Annotated[float, Field(gt=0)] = 300.0
-    """an abandoned consumer is removed after this: it would keep its partitions"""
+    """a consumer that nobody uses, or that has not read a poll's answer, is removed after this: it would keep its
+    partitions"""
     max_poll_wait_s: Annotated[float, Field(gt=0)] = 300.0
     """largest `timeout` of a poll"""
     default_poll_wait_ms: Annotated[int, Field(ge=0)] = 100

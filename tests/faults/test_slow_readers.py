@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,20 +15,29 @@ from typing import Final
 
 import aiohttp
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 
-from tests.support.gateway import GatewayProcess
+from tests.conftest import NewTopicFactory
+from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.receivers import (
     WAIT_S,
     Amqp,
     AmqpSettled,
+    Asking,
     Events,
+    FirstPage,
     Live,
     Mqtt,
     MqttAtMostOnce,
+    Pages,
+    Poll,
+    PollAhead,
     Receiver,
     Sender,
+    numbered,
 )
 
+JSON_RECORDS: Final = "application/vnd.kafka.json.v2+json"
 MEBIBYTE: Final = 1 << 20
 LEAST: Final = 65_536  # of a page
 SIZE: Final = 32_768
@@ -42,7 +52,8 @@ topic_partitions = 1
 outgoing_bytes = {MOST}
 """
 KINDS: Final = (Mqtt, Amqp, Events, Live)
-ALL: Final = (*KINDS, MqttAtMostOnce, AmqpSettled)
+ASKING: Final = (Poll, Pages)
+ALL: Final = (*KINDS, MqttAtMostOnce, AmqpSettled, PollAhead, FirstPage)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +110,7 @@ async def test_receivers_that_read_nothing_are_bounded_in_all(gateway: GatewayPr
             pass
 
 
-@pytest.mark.parametrize("slow", [(Mqtt,), (Amqp,), (Events,), ALL], ids=names)
+@pytest.mark.parametrize("slow", [(Mqtt,), (Amqp,), (Events,), (PollAhead, FirstPage), ALL], ids=names)
 async def test_who_reads_nothing_delays_no_other_of_its_topic(
     gateway: GatewayProcess, slow: tuple[type[Receiver], ...]
 ) -> None:
@@ -109,7 +120,7 @@ async def test_who_reads_nothing_delays_no_other_of_its_topic(
         sender = await stack.enter_async_context(Sender.connected(gateway, topic, 2 * SIZE))
         await sender.publish(1)
         deaf = [await stack.enter_async_context(kind.connected(gateway, topic)) for kind in slow]
-        others = [await stack.enter_async_context(kind.connected(gateway, topic)) for kind in KINDS]
+        others = [await stack.enter_async_context(kind.connected(gateway, topic)) for kind in (*KINDS, *ASKING)]
         sent, behind = 0, 0
         while behind < 2:  # steps in which the slow one has had more than it takes
             for _ in range(5):
@@ -117,37 +128,118 @@ async def test_who_reads_nothing_delays_no_other_of_its_topic(
                 sent += 1
                 for other in others:
                     assert await other.read(sent) == list(range(1, sent + 1))
-            behind += (await figures(gateway))["receivers"] >= len(slow)
+            told = (await paused(gateway)).get("slow reader", [])
+            behind += (await figures(gateway))["receivers"] >= len(slow) and all(
+                f"http {one.address}" in told for one in deaf if isinstance(one, Asking)
+            )
         for one in deaf:
             if one.lossless:
                 assert await one.read(sent) == list(range(1, sent + 1))
 
 
-@pytest.mark.parametrize("slow", [(Mqtt,), (Amqp,), KINDS], ids=names)
-async def test_slow_members_delay_no_other_of_their_group(
+@pytest.mark.parametrize("slow", [(Mqtt,), (Amqp,), (Live,), KINDS], ids=names)
+async def test_slow_members_hold_their_windows_and_no_more_of_their_group(
     gateway: GatewayProcess, slow: tuple[type[Receiver], ...]
 ) -> None:
-    """They hold what they were given, all others get the rest; when they are gone these get that too."""
+    """All others get everything else, and when the slow ones are gone that too. Only events have no window."""
     topic, group = (f"{kind}-{uuid.uuid4().hex[:8]}" for kind in ("shared", "group"))
+    size, count, window = (2 * SIZE, 300, 10) if Events in slow else (100, 2000, 10)
+    most = sum((KERNEL + MEBIBYTE) // size if kind is Events else window for kind in slow)
+    assert most < count // 2
     async with contextlib.AsyncExitStack() as stack:
-        sender = await stack.enter_async_context(Sender.connected(gateway, topic, 2 * SIZE))
+        sender = await stack.enter_async_context(Sender.connected(gateway, topic, size))
         await sender.publish(1)
-        members = [await stack.enter_async_context(kind.connected(gateway, topic, group)) for kind in slow]
+        members = [await stack.enter_async_context(kind.connected(gateway, topic, group, window)) for kind in slow]
         others = [await stack.enter_async_context(kind.connected(gateway, topic, group)) for kind in KINDS]
-        count = 400
         tasks = [asyncio.create_task(other.read_on()) for other in others]
         for task in tasks:
             stack.callback(task.cancel)
         await sender.publish(count)
 
-        def missing() -> set[int]:
+        def missing() -> int:
             assert not any(task.done() for task in tasks)
-            return set(range(1, count + 1)).difference(*(other.numbers for other in others))
+            return len(set(range(1, count + 1)).difference(*(other.numbers for other in others)))
 
+        await wait_until(lambda: missing() <= most, WAIT_S)
+        for member in members:
+            member.leave()
+        await wait_until(lambda: not missing(), WAIT_S)
+
+
+async def test_slow_consumers_keep_their_partitions_and_no_more_of_their_group(
+    gateway: GatewayProcess, admin: AIOKafkaAdminClient, new_topic: NewTopicFactory
+) -> None:
+    """Kafka gives each its partitions. One reads nothing, one a byte at a time, one never asks again.
+
+    What is stored in the others' partitions they have at once; when the slow ones are deleted they have everything.
+    """
+    topic, group = await new_topic(partitions=6), f"group-{uuid.uuid4().hex[:8]}"
+    async with contextlib.AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://{gateway.addresses['http']}"))
+        kinds = (PollAhead, PollAhead, Poll, Poll, Poll, Amqp)
+        async with asyncio.TaskGroup() as joining:
+            tasks = [
+                joining.create_task(stack.enter_async_context(kind.connected(gateway, topic, group))) for kind in kinds
+            ]
+        consumers = [consumer for task in tasks if isinstance(consumer := task.result(), Poll)]
+        link = tasks[-1].result()
         async with asyncio.timeout(WAIT_S):
-            while len(missing()) > count // 2:  # the sockets of the slow ones have taken less
-                await figures(gateway)
-            for member in members:
-                member.leave()
-            while missing():
-                await figures(gateway)
+            while not await is_settled(admin, group, len(kinds)):
+                pass
+            while {len(await partitions(http, one)) for one in consumers} != {1}:
+                pass
+        owned = [(await partitions(http, one))[0] for one in consumers]
+        left = set(range(len(kinds))).difference(owned).pop()
+        sent: dict[int, list[int]] = {partition: [] for partition in range(len(kinds))}
+
+        async def send(partition: int, size: int = 100) -> None:
+            number = sum(map(len, sent.values())) + 1
+            sent[partition].append(number)
+            records = {"records": [{"value": json.loads(numbered(number, size))}]}
+            path, headers = f"/topics/{topic}/partitions/{partition}", {"Content-Type": JSON_RECORDS}
+            async with http.post(path, data=json.dumps(records), headers=headers) as answer:
+                assert answer.status == 200
+
+        deaf, dribbling, silent, *quick = consumers
+        for partition in owned[:2]:
+            for _ in range((KERNEL + 2 * MEBIBYTE) // (2 * SIZE)):
+                await send(partition, 2 * SIZE)
+        await send(owned[2])
+        assert await silent.read(1) == sent[owned[2]]
+        silent.leave()
+        while (await figures(gateway))["receivers"] < 2:
+            pass
+        others = dict(zip((*owned[3:], left), (*quick, link), strict=True))
+        for _ in range(20):
+            for partition in range(len(kinds)):
+                await send(partition)
+            for partition, other in others.items():
+                assert await other.read(len(sent[partition])) == sent[partition]
+            await dribbling.read_byte()
+        reading = [asyncio.create_task(other.read_on()) for other in others.values()]
+        for task in reading:
+            stack.callback(task.cancel)
+        for one in (deaf, dribbling, silent):
+            async with http.delete(one.path) as answer:
+                assert answer.status == 204
+        everything = {number for numbers in sent.values() for number in numbers}
+
+        def complete() -> bool:
+            assert not any(task.done() for task in reading)
+            return everything.issubset(number for other in others.values() for number in other.numbers)
+
+        await wait_until(complete, WAIT_S)
+
+
+async def is_settled(admin: AIOKafkaAdminClient, group: str, members: int) -> bool:
+    """Whether so many members of the group have agreed."""
+    (answer,) = await admin.describe_consumer_groups([group])
+    _, _, state, _, _, described = answer.groups[0][:6]
+    return state == "Stable" and len(described) == members
+
+
+async def partitions(http: aiohttp.ClientSession, consumer: Poll) -> list[int]:
+    """Of the only topic of a consumer."""
+    async with http.get(f"{consumer.path}/subscription") as answer:
+        found = await answer.json(content_type=None)
+    return [number for one in found["partitions"] for numbers in one.values() for number in numbers]

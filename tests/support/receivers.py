@@ -9,13 +9,15 @@ import re
 import socket
 import uuid
 from collections.abc import AsyncIterator
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from loadtest.clients import amqp_wire, mqtt_wire
 from tests.support.gateway import GatewayProcess
 from tests.support.websocket import TEXT, frame, handshake, parse
 
 NUMBER: Final = re.compile(rb"#(\d{6})#")
+LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: (\d+)")
+POSITION: Final = re.compile(rb"\r\nNext-Position: (\S+)")
 WAIT_S: Final = 120
 LITTLE: Final = 4096  # bytes of a receiver's buffers
 
@@ -25,12 +27,12 @@ def numbered(number: int, size: int) -> bytes:
     return b'"#%06d#%b"' % (number, b"x" * size)
 
 
-async def _connect(gateway: GatewayProcess, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect_little(address: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection that takes little before it is read."""
     own = socket.socket()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LITTLE)
     own.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(own, gateway.address(protocol))
+    await asyncio.get_running_loop().sock_connect(own, address)
     return await asyncio.open_connection(sock=own, limit=LITTLE)
 
 
@@ -39,10 +41,12 @@ class Receiver:
 
     Attributes:
         numbers: of the messages that have come, in this order.
+        window: how many may be on their way to it, where its protocol lets it say so; None: what its socket takes.
     """
 
     protocol: ClassVar[str]
     lossless: ClassVar[bool] = True
+    window: int | None
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.numbers: list[int] = []
@@ -51,14 +55,23 @@ class Receiver:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def connected(cls, gateway: GatewayProcess, topic: str, group: str | None = None) -> AsyncIterator[Self]:
-        receiver = cls(*await _connect(gateway, cls.protocol))
+    async def connected(
+        cls, gateway: GatewayProcess, topic: str, group: str | None = None, window: int | None = None
+    ) -> AsyncIterator[Self]:
+        receiver = cls(*await connect_little(gateway.address(cls.protocol)))
+        receiver.window = window
         try:
             async with asyncio.timeout(WAIT_S):
                 await receiver._ask(topic, group)
             yield receiver
         finally:
             receiver.leave()
+
+    @property
+    def address(self) -> str:
+        """Its own."""
+        host, port = self._writer.get_extra_info("sockname")
+        return f"{host}:{port}"
 
     def leave(self) -> None:
         """Without a goodbye."""
@@ -70,6 +83,10 @@ class Receiver:
             while len(self.numbers) < count:
                 self._came(await self._some())
         return self.numbers
+
+    async def read_byte(self) -> None:
+        """One, of which nothing is noted."""
+        assert await self._reader.read(1)
 
     async def read_on(self) -> None:
         """Read and acknowledge for ever."""
@@ -101,7 +118,9 @@ class Mqtt(Receiver):
     async def _ask(self, topic: str, group: str | None) -> None:
         self._packets = mqtt_wire.Splitter()
         self._answers: list[int] = []
-        self._writer.write(mqtt_wire.connect_packet(f"c-{uuid.uuid4().hex[:8]}", keep_alive_s=0))
+        self._writer.write(
+            mqtt_wire.connect_packet(f"c-{uuid.uuid4().hex[:8]}", keep_alive_s=0, receive_maximum=self.window)
+        )
         share = "" if group is None else f"$share/{group}/"
         self._writer.write(mqtt_wire.subscribe_packet(1, [(f"{share}{topic}/#", self.qos)]))
         while 0x90 not in self._answers:  # messages may come before SUBACK (section 3.8.4)
@@ -145,7 +164,7 @@ class Amqp(Receiver):
         self._writer.write(amqp_wire.opening(name))
         self._writer.write(amqp_wire.attach_receiver(name, name, address, settled=self.settled))
         await until(amqp_wire.ATTACH)
-        self._writer.write(amqp_wire.credit(0, 0, 100_000))
+        self._writer.write(amqp_wire.credit(0, 0, self.window or 100_000))
 
     def _came(self, data: bytes) -> None:
         super()._came(data)
@@ -181,7 +200,8 @@ class Live(Receiver):
         self._subscribed = False
         self._writer.write(handshake("/stream", Sec_WebSocket_Protocol="trivium.v1"))
         assert (await self._reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
-        self._say(type="subscribe", topic=topic, **({} if group is None else {"group": group}))
+        wanted = {"topic": topic, "group": group, "credit": self.window}
+        self._say(type="subscribe", **{name: value for name, value in wanted.items() if value is not None})
         while not self._subscribed:
             self._came(await self._some())
 
@@ -196,6 +216,99 @@ class Live(Receiver):
         deliveries = [one["delivery"] for one in said if "delivery" in one]
         if deliveries:
             self._say(type="ack", deliveries=deliveries)
+
+
+class Asking(Receiver):
+    """One that asks again and again, and gets what there is: the next request leaves when an answer has come whole.
+
+    It begins at the beginning; message 0, which made the topic, is not noted.
+    """
+
+    protocol = "http"
+    ahead: ClassVar[int] = 1  # requests that are not answered yet
+
+    async def _request(self, method: str, path: str, content: dict[str, object]) -> Any:
+        """A request that is answered before anything else is asked."""
+        body = json.dumps(content).encode()
+        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/vnd.kafka.v2+json\r\n"
+        self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        found = await self._reader.readuntil(b"\r\n\r\n")
+        assert found.startswith(b"HTTP/1.1 20"), found
+        length = LENGTH.search(found)
+        return json.loads(await self._reader.readexactly(int(length[1])) or b"null") if length else None
+
+    def _begin(self) -> None:
+        self._answer = bytearray()
+        for _ in range(self.ahead):
+            self._poll(b"")
+
+    def _poll(self, head: bytes) -> None:
+        """Ask for more; `head` is that of the answer before."""
+        raise NotImplementedError
+
+    def _came(self, data: bytes) -> None:
+        super()._came(data)
+        self.numbers = [number for number in self.numbers if number]
+        self._answer += data
+        while (end := self._answer.find(b"\r\n\r\n") + 4) > 3:
+            head = bytes(self._answer[:end])
+            assert head.startswith(b"HTTP/1.1 200 "), head
+            length = LENGTH.search(head)
+            assert length
+            if len(self._answer) < end + int(length[1]):
+                break
+            del self._answer[: end + int(length[1])]
+            self._poll(head)
+
+
+class Poll(Asking):
+    """A consumer instance, which commits nothing; of a group of its own where none is given.
+
+    Attributes:
+        path: of the instance.
+    """
+
+    max_bytes: ClassVar[int] = 64 * 1024 * 1024
+
+    async def _ask(self, topic: str, group: str | None) -> None:
+        group = group or f"g-{uuid.uuid4().hex[:8]}"
+        settings: dict[str, object] = {"format": "json", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        made = await self._request("POST", f"/consumers/{group}", settings)
+        self.path = f"/consumers/{group}/instances/{made['instance_id']}"
+        await self._request("POST", f"{self.path}/subscription", {"topics": [topic]})
+        self._begin()
+
+    def _poll(self, head: bytes) -> None:
+        accept = "Accept: application/vnd.kafka.json.v2+json"
+        query = f"timeout=60000&max_bytes={self.max_bytes}"
+        self._writer.write(f"GET {self.path}/records?{query} HTTP/1.1\r\nHost: x\r\n{accept}\r\n\r\n".encode())
+
+
+class PollAhead(Poll):
+    """It asks for a hundred answers before it has read one."""
+
+    ahead = 100
+
+
+class Pages(Asking):
+    """Pages of the log, one after the other."""
+
+    async def _ask(self, topic: str, group: str | None) -> None:
+        assert group is None
+        self._path = f"/topics/{topic}/records?wait=60000&format=json"
+        self._begin()
+
+    def _poll(self, head: bytes) -> None:
+        place = POSITION.search(head)
+        start = place[1].decode() if place and self.ahead == 1 else "beginning"
+        self._writer.write(f"GET {self._path}&from={start} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+
+
+class FirstPage(Pages):
+    """The same page again and again, asked for a hundred times ahead."""
+
+    lossless = False
+    ahead = 100
 
 
 class Sender:

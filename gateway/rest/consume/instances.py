@@ -91,8 +91,8 @@ class Instance:
     """One consumer that a client created."""
 
     __slots__ = (
-        "closed", "embedded", "group", "last_commit", "member", "name", "owner", "pattern", "polls", "used", "users",
-        "wait_ms",
+        "answered", "closed", "embedded", "group", "last_commit", "member", "name", "owner", "pattern", "polls",
+        "unread", "used", "users", "wait_ms",
     )  # fmt: skip
 
     def __init__(self, group: str, name: str, embedded: Format, *, owner: Identity, member: Member, now: float) -> None:
@@ -105,6 +105,8 @@ class Instance:
         self.polls = asyncio.Lock()  # one poll at a time; nothing else waits for it
         self.used = now
         self.users = 0  # requests on it now: it is not idle
+        self.unread: asyncio.Transport | None = None  # of a poll whose answer is on its way
+        self.answered = now  # since when it is
         self.last_commit = now
         self.wait_ms = 0  # of a poll that does not say it, where the dialect has it from the consumer
         self.closed = False
@@ -317,8 +319,13 @@ class Consumers(OperationSet):
             # The position stays before the record: reading it in another format, or a seek, goes past it.
             raise RestError(406, str(next(iter(stuck.values()))), fault=Fault.FORMAT)
         answer = records_answer(page.finish(), instance.embedded)
-        await call.begin(answer)
-        await answer.write_eof()  # raises when the client has left: then nothing was delivered
+        instance.unread = call.request.transport
+        instance.answered = self._clock()
+        try:
+            await call.begin(answer)
+            await answer.write_eof()  # raises when the client has left: then nothing was delivered
+        finally:
+            instance.unread = None
         member.progress.deliver(chunks)
         self._counts.records_total += page.count
         return answer
@@ -368,7 +375,13 @@ class Consumers(OperationSet):
         self.start()  # first: a failure below must not end it
         oldest = self._clock() - self._config.consumer_idle_s
         for instance in list(self._instances.values()):
-            if instance is not None and not instance.users and instance.used < oldest:
+            if instance is None:
+                continue
+            unread = instance.unread if instance.answered < oldest else None
+            if unread is not None:  # who asks again on another connection would wait for this one
+                log.info("a poll's answer was not read", group=instance.group, name=instance.name)
+                unread.abort()
+            if instance.used < oldest and instance.users == (unread is not None):
                 self._counts.reaped_total += 1
                 del self._instances[instance.group, instance.name]
                 self._spawn(self._close(instance, delivered=False))

@@ -2,10 +2,12 @@
 
 import asyncio
 import base64
+import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import aiohttp
 import pytest
@@ -13,7 +15,10 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, running_gateway, until
+from tests.support.receivers import connect_little
 from tests.support.topics import until_gone
+
+SOCKET_TAKES: Final = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2])  # of what is not read
 
 
 class Consumer:
@@ -401,6 +406,56 @@ async def test_abandoned_consumers_are_removed_and_their_number_is_bounded(
         another = await new_consumer(http, topic, group=consumer.group)
         assert await another.poll(timeout=500) == (200, [])
     assert await committed(admin, consumer.group) == {TopicPartition(topic, 0): 2}
+
+
+async def test_a_consumer_that_reads_no_answers_is_abandoned_too(bootstrap: str, new_topic: Any) -> None:
+    """Its group gets what it was given. Who asks on another connection is answered: the one that is not read is cut."""
+    topic = await new_topic(partitions=1)
+    values = [f"{number:065536d}" for number in range((SOCKET_TAKES + 2**21) // 2**16)]
+    async with (
+        running_gateway(bootstrap, http={"consumer_idle_s": 3.0}) as gateway,
+        aiohttp.ClientSession(gateway.url) as http,
+    ):
+        for value in values:
+            await send(http, topic, value)
+        consumer = await new_consumer(http, topic)
+        reader, writer = await unread_polls(gateway, consumer, len(values))
+        status, records = await consumer.poll(timeout=60_000)
+        assert status == 200
+        first = values.index(records[0]["value"])
+        assert [record["value"] for record in records] == values[first : first + len(records)]
+        assert len(await rest_of(reader)) < 2**16 * len(values)
+        writer.close()
+        assert gateway.listener.statistics().consumers.reaped_total == 0
+        await consumer.delete()
+        abandoned = await new_consumer(http, topic)
+        _, writer = await unread_polls(gateway, abandoned, len(values))
+        await until(lambda: gateway.listener.statistics().consumers.reaped_total == 1)
+        heir = await new_consumer(http, topic, group=abandoned.group)
+        assert [record["value"] for record in await heir.read(len(values), timeout=60_000)] == values
+        writer.close()
+
+
+async def unread_polls(
+    gateway: Gateway, consumer: Consumer, count: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """So many polls at once, on a connection that takes little, until an answer is not read."""
+    host, _, port = str(gateway.listener.bound).rpartition(":")
+    reader, writer = await connect_little((host, int(port)))
+    accept = consumer.accept["Accept"]
+    head = f"GET {consumer.path}/records?timeout=60000 HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n\r\n"
+    writer.write(head.encode() * count)
+    await until(lambda: gateway.publisher.budgets.outgoing.bytes)
+    return reader, writer
+
+
+async def rest_of(reader: asyncio.StreamReader) -> bytes:
+    """What the kernel had when the connection was cut."""
+    found = bytearray()
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(65536):
+            found += data
+    return bytes(found)
 
 
 async def test_a_waiting_poll_ends_when_the_gateway_goes(bootstrap: str, new_topic: Any) -> None:
