@@ -219,9 +219,13 @@ def spark_run(
 
     if is_job_file(job):
         try:
-            read(Path(job))
+            declared = read(Path(job)).spec
         except JobFileError as error:
             raise fail(str(error)) from error
+        if not declared.SPARK:
+            servers = [] if bootstrap_servers is None else ["--bootstrap-servers", bootstrap_servers]
+            argv = [sys.executable, "-m", "spark_sinks", job, *servers, *context.args]
+            os.execv(sys.executable, argv)  # noqa: S606 - as below
     elif bootstrap_servers is None:
         bootstrap_servers = "127.0.0.1:9092"
     from gateway.embedded.class_archive import archive_options, archive_path  # noqa: PLC0415

@@ -19,10 +19,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sinks.checkpoint import Batch, Checkpoint
+from spark_sinks.headers import ERROR
 from spark_sinks.progress import Examined, Offsets, offsets_sum
 from spark_sinks.sinks import write_once
 from spark_sinks.sources import kafka_range
-from spark_sinks.transforms.dead_letters import ERROR, LATE, dead_letters
+from spark_sinks.transforms.dead_letters import LATE, dead_letters
 
 MOST_BATCHES = 50
 """Looked at together. Spark keeps a hundred, so those behind them are still there afterwards."""

@@ -45,12 +45,12 @@ class Options(JobOptions, frozen=True, kw_only=True):
     @property
     def topics(self) -> Sequence[str]:
         """See `JobOptions`."""
-        return self.file.spec.topics
+        return self.file.streaming.topics
 
 
 def kind_of(file: JobFile) -> JobKind:
     """The job of a file, as one that is started by its name: the file's path."""
-    run = file.spec.run
+    run = file.streaming.run
     told = {
         "file": file,
         "bootstrap_servers": run.bootstrap_servers,
@@ -84,14 +84,14 @@ def kind_of(file: JobFile) -> JobKind:
 
 def _slots(options: Options, partitions: Mapping[str, int], shuffle: int) -> int:
     """The tasks of all stages in real time, and one that looks for dead letters."""
-    declared = options.file.spec
+    declared = options.file.streaming
     sources = sum(partitions[topic] for topic in declared.source.topics)
     return sources + (1 if isinstance(declared, _STATELESS) else shuffle + 1)
 
 
 def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
     """The one flow of a job file."""
-    declared = options.file.spec
+    declared = options.file.streaming
     job = _JOBS[declared.job](spark, options)
     return [
         Flow(
@@ -113,7 +113,7 @@ class DeclaredJob:
     def __init__(self, spark: SparkSession, options: Options) -> None:
         self.spark = spark
         self.options = options
-        self.declared: Any = options.file.spec
+        self.declared: Any = options.file.streaming
         self.checkpoint = f"{options.checkpoint}/{self.declared.title}"
 
     @property

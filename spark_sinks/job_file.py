@@ -13,6 +13,7 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from spark_sinks.spec.declaration import Declaration
 from spark_sinks.spec.jobs import KINDS, JobSpec, Transform
 from spark_sinks.spec.parts import REAL_TIME
 
@@ -47,13 +48,19 @@ class JobFile:
     """
 
     path: Path
-    spec: JobSpec
+    spec: Declaration
     transform: Callable[[Any], Any] | None = None
+
+    @property
+    def streaming(self) -> JobSpec:
+        """The parts of a job that streams; only for one."""
+        assert isinstance(self.spec, JobSpec)
+        return self.spec
 
     def running_with(self, run: Mapping[str, Any]) -> JobFile:
         """The same job with other settings of `run`; JobFileError where they do not fit its other parts."""
         given = self.spec.model_dump(exclude_unset=True)
-        spec = _checked(self.path, lambda: type(self.spec)(**{**given, "run": {**given["run"], **run}}))
+        spec = _checked(self.path, lambda: type(self.spec)(**{**given, "run": {**given.get("run", {}), **run}}))
         _check_transform(self.path, spec, self.transform)
         return JobFile(self.path, spec, self.transform)
 
@@ -109,7 +116,7 @@ def _of_python(path: Path) -> JobFile:
     except Exception as error:
         raise JobFileError(f"{path}: {type(error).__name__}: {error}") from error
     spec = named.get("JOB")
-    if not isinstance(spec, JobSpec):
+    if not isinstance(spec, Declaration):
         raise JobFileError(f"{path}: JOB: a Python job has JOB = Transform(...), or another of spark_sinks.spec.jobs")
     transform = named.get("transform")
     _check_transform(path, spec, transform)
@@ -118,7 +125,7 @@ def _of_python(path: Path) -> JobFile:
     return JobFile(path, spec, transform)
 
 
-def _check_transform(path: Path, spec: JobSpec, transform: Any) -> None:
+def _check_transform(path: Path, spec: Declaration, transform: Any) -> None:
     if not isinstance(spec, Transform):
         return
     if not callable(transform):
@@ -139,7 +146,7 @@ def _names(text: str) -> Iterator[tuple[str, int]]:
             yield node.id, node.lineno
 
 
-def _checked(path: Path, make: Callable[[], JobSpec]) -> JobSpec:
+def _checked(path: Path, make: Callable[[], Declaration]) -> Declaration:
     try:
         return make()
     except ValidationError as error:

@@ -39,7 +39,7 @@ from gateway.pauses import PauseStatistics
 from gateway.rest.listener import RestStatistics
 from gateway.security.authentication import AuthenticationStatistics
 from gateway.security.group_names import GroupNamesStatistics
-from spark_sinks.spec import jobs, parts
+from spark_sinks.spec import jobs, parts, replays
 from spark_sinks.spec.values import AGGREGATES
 
 ROOT: Final = Path(__file__).parents[1]
@@ -202,6 +202,11 @@ JOB_PARTS: Final[dict[str, type[BaseModel]]] = {
     "anomalies": jobs.Anomalies,
     "threshold": parts.Threshold,
     "archive": parts.ArchiveSink,
+    "replay": replays.LogSource,
+    "sink of a replay": replays.ReplaySink,
+    "dlq-replay": replays.LetterSource,
+    "sink of letters": replays.LetterSink,
+    "run of a replay": replays.ReplayRun,
 }
 """Parts of a job file, by their place on its page."""
 SECTIONS: Final = [name for name, field in Config.model_fields.items() if isinstance(field.default, BaseModel)]

@@ -1,4 +1,4 @@
-"""`python -m loadtest.spark backlog | kills | archive | rates`: Spark's jobs, judged by a plain computation.
+"""`python -m loadtest.spark backlog | kills | archive | replay | rates`: Spark's jobs, judged by a plain computation.
 
 Each starts Kafka (that of `trivium up`) unless it is given one.
 """
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from loadtest.gateway import GatewayProcess
-from loadtest.spark import backlog, kills
+from loadtest.spark import backlog, kills, replay
 
 TRIGGERS = ("micro-batch", "real-time")
 
@@ -34,6 +34,11 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--kills", type=int, default=20)
     one.add_argument("--rate", type=int, default=1_000, help="records a second")
     one.add_argument("--seed", type=int, default=0)
+    one = scenarios.add_parser("replay", help="dead letters are replayed twice, by a job that is killed meanwhile")
+    one.add_argument("--letters", type=int, default=10_000)
+    one.add_argument("--kills", type=int, default=5)
+    one.add_argument("--rate", type=int, default=500, help="letters a second, while it is killed")
+    one.add_argument("--seed", type=int, default=0)
     one = scenarios.add_parser("rates", help="records per CPU second: the bare source, decoding, windows")
     one.add_argument("--readings", type=int, default=400_000)
     one.add_argument("--rounds", type=int, default=3)
@@ -47,6 +52,8 @@ async def run(given: argparse.Namespace, bootstrap: str, directory: Path) -> int
     if given.scenario == "kills":
         plan = kills.Plan(given.kills, given.rate, given.trigger, given.seed)
         return await kills.run(bootstrap, directory, plan)
+    if given.scenario == "replay":
+        return await replay.run(bootstrap, directory, replay.Plan(given.letters, given.kills, given.rate, given.seed))
     if given.scenario == "archive":
         from loadtest.spark import archive  # noqa: PLC0415 - reads Parquet by Spark
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
+from spark_sinks.spec.declaration import Declaration
 from spark_sinks.spec.parts import (
     REAL_TIME,
     SHORTEST_REAL_TIME_MS,
@@ -18,33 +19,23 @@ from spark_sinks.spec.parts import (
     Registry,
     ResultSink,
     Run,
-    Section,
     Session,
     Source,
     Threshold,
     TopicSink,
     Window,
 )
+from spark_sinks.spec.replays import DlqReplay, Replay
 from spark_sinks.spec.values import MICRO_BATCH_ONLY, NUMBERS, RECORD_COLUMNS, Aggregate, ColumnName, Term
 
 
-class JobSpec(Section):
-    """A job: what it reads, what it does, where results go. `job` names the kind."""
+class JobSpec(Declaration):
+    """A job that streams: what it reads, what it does, where results go."""
 
-    SUMMARY: ClassVar[str]
     DEAD_LETTERS: ClassVar[bool] = True
-    job: str
-    """the kind of job"""
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
-    """of the query in progress and logs; not set: the kind"""
     source: Source
     run: Run
     sink: TopicSink | ArchiveSink
-
-    @property
-    def title(self) -> str:
-        """The name, or else the kind."""
-        return self.name or self.job
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -267,8 +258,8 @@ class Transform(JobSpec):
     sink: ResultSink
 
 
-KINDS: Final[Mapping[str, type[JobSpec]]] = {
+KINDS: Final[Mapping[str, type[Declaration]]] = {
     kind.model_fields["job"].default: kind
-    for kind in (WindowStats, LastKnown, Archive, Enrich, Anomalies, Sessionize, Transform)
+    for kind in (WindowStats, LastKnown, Archive, Enrich, Anomalies, Sessionize, Transform, Replay, DlqReplay)
 }
 """The kinds of jobs that a file may name."""

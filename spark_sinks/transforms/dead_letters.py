@@ -7,14 +7,10 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from spark_sinks.headers import ERROR, ORIGIN_LENGTH, ORIGIN_OFFSET, ORIGIN_PARTITION, ORIGIN_TIMESTAMP, ORIGIN_TOPIC
+
 KAFKA_HEADERS: Final = "array<struct<key: string, value: binary>>"
-ERROR: Final = "error"
 LATE: Final = "late: every window of the reading was closed"
-ORIGIN_TOPIC: Final = "origin.topic"
-ORIGIN_PARTITION: Final = "origin.partition"
-ORIGIN_OFFSET: Final = "origin.offset"
-ORIGIN_LENGTH: Final = "origin.length"
-"""Of a dead letter whose value was cut to `LIMIT` bytes."""
 
 LIMIT: Final = 900_000
 """Bytes of a dead letter's value: a record at the topic's limit (1 MiB) would not fit with its new headers."""
@@ -22,7 +18,7 @@ LIMIT: Final = 900_000
 
 def dead_letters(records: DataFrame) -> DataFrame:
     """Records of the source with a column `error`, as Kafka records for the dead-letter topic."""
-    record = F.struct("key", "value", "headers", "topic", "partition", "offset")
+    record = F.struct("key", "value", "headers", "topic", "partition", "offset", "timestamp")
     return records.select(letter(record, F.col("error")).alias("letter")).select("letter.*")
 
 
@@ -33,6 +29,7 @@ def letter(record: Column, error: Column) -> Column:
         header(ORIGIN_TOPIC, record["topic"]),
         header(ORIGIN_PARTITION, record["partition"]),
         header(ORIGIN_OFFSET, record["offset"]),
+        header(ORIGIN_TIMESTAMP, F.unix_millis(record["timestamp"])),
     ).cast(KAFKA_HEADERS)
     value = record["value"]
     cut = F.octet_length(value) > LIMIT

@@ -12,8 +12,9 @@ from pyspark.sql.types import DoubleType, StringType
 
 from mapping.record import CONTENT_TYPE
 from spark_sinks.decode import BAD_TIME, LARGEST, MILLISECONDS, NUMBER, WHITE_SPACE, instant, objects
+from spark_sinks.headers import ERROR
 from spark_sinks.records import non_empty, text_of
-from spark_sinks.transforms.dead_letters import ERROR, KAFKA_HEADERS, LATE, header
+from spark_sinks.transforms.dead_letters import KAFKA_HEADERS, LATE, header
 
 READING = {"temperature": DoubleType(), "time": StringType(), "sensor": StringType(), "sent": StringType()}
 """The fields of a reading that this job uses. Texts are judged by `parsed`, so that a bad one has a reason."""

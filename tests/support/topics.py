@@ -52,10 +52,10 @@ async def until_gone(admin: AIOKafkaAdminClient, topic: str) -> None:
             pass
 
 
-async def read_all(bootstrap: str, topic: str) -> list[Any]:
-    """Every record of a topic, partition by partition."""
+async def read_all(bootstrap: str, topic: str, **options: Any) -> list[Any]:
+    """Every record of a topic, partition by partition; `options` of the consumer."""
     # Not `seek_to_beginning`: a reset to the end that is on its way may come after it.
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", **options)
     await consumer.start()
     try:
         async with asyncio.timeout(60):

@@ -1,0 +1,174 @@
+"""Scenario `replay`: dead letters are replayed twice, and the job is killed again and again meanwhile.
+
+A reader of committed records must see each letter's record once where it came from, as it was, in the order of its
+partition. What a reader of everything sees more is told: the records of transactions that a kill has cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from aiokafka import AIOKafkaProducer
+
+from loadtest.spark.readings import Topics, make_topics
+from loadtest.verify import stored
+
+DEVICES: Final = 50
+EVERY_TWICE: Final = 100
+"""Of so many letters one is there twice, as a killed job writes it again."""
+BEGIN_MS: Final = 1_700_000_000_000
+FILE: Final = """
+job = "dlq-replay"
+name = "{name}"
+source = {{ topics = ["{letters}"] }}
+run = {{ bootstrap_servers = "{bootstrap}" }}
+"""
+
+
+class Plan(NamedTuple):
+    """What to do."""
+
+    letters: int
+    kills: int
+    rate: int
+    seed: int
+
+
+class Origin(NamedTuple):
+    """Where a record was."""
+
+    partition: int
+    offset: int
+
+
+class Was(NamedTuple):
+    """What a record was."""
+
+    key: bytes
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...]
+    timestamp: int
+
+
+async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
+    """Kill, finish, replay again, compare; 0: every promise was kept."""
+    chance = random.Random(plan.seed)
+    topics = await make_topics(bootstrap)
+    letters = await _fill(bootstrap, topics, plan.letters)
+    file = directory / "replay.toml"
+    file.write_text(FILE.format(name=topics.source, letters=topics.dead_letter, bootstrap=bootstrap))
+    for kill in range(plan.kills):
+        # At a rate it mostly waits between two transactions; without one it is always in one.
+        done = await _killed(file, plan.rate if kill % 2 else None, chance)
+        print(f"kill {kill + 1} of {plan.kills}: {done:,} records told in this run", flush=True)
+    began, before = time.monotonic(), _children_cpu_s()
+    first = await _finished(file)
+    seconds, cpu = time.monotonic() - began, _children_cpu_s() - before
+    second = await _finished(file)
+    print(
+        f"the last run: {first['records']:,} records, {seconds:.1f} s, {cpu:.1f} CPU s; the next: {second['records']}"
+    )
+    found, reordered, wrong = await _judge(bootstrap, topics.source, letters)
+    everything = sum([1 async for record in stored(bootstrap, topics.source) if _replayed(record)])
+    lost, double = len(letters.keys() - found.keys()), sum(count - 1 for count in found.values())
+    print(
+        f"{plan.kills} kills, {len(letters):,} letters, replayed twice: {lost} lost, {double} doubled, {reordered} out "
+        f"of order, {wrong} not as they were; a reader of uncommitted records sees {everything - found.total():,} more"
+    )
+    kept = lost == double == reordered == wrong == second["records"] == 0
+    return 0 if kept and found.total() == len(letters) else 1
+
+
+async def _fill(bootstrap: str, topics: Topics, count: int) -> dict[Origin, Was]:
+    """Twice as many records as letters, and the letters of every second one."""
+    letters: dict[Origin, Was] = {}
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20) as producer:
+        sent: list[tuple[Was, Any]] = []
+        for number in range(2 * count):
+            key = b"s%d" % (number % DEVICES)
+            was = Was(key, b'{"n": %d}' % number, (("content-type", b"application/json"),), BEGIN_MS + number)
+            headers = list(was.headers)
+            future = await producer.send(topics.source, was.value, key, headers=headers, timestamp_ms=was.timestamp)
+            sent.append((was, future))
+        await producer.flush()
+        for number, (was, future) in enumerate(sent):
+            if number % 2:
+                at = future.result()
+                letters[Origin(at.partition, at.offset)] = was
+        for number, (origin, was) in enumerate(letters.items()):
+            for _ in range(1 if number % EVERY_TWICE else 2):
+                headers = [
+                    *was.headers, ("error", b"no good"), ("origin.topic", topics.source.encode()),
+                    ("origin.partition", b"%d" % origin.partition), ("origin.offset", b"%d" % origin.offset),
+                    ("origin.timestamp", b"%d" % was.timestamp),
+                ]  # fmt: skip
+                await producer.send(topics.dead_letter, was.value, was.key, headers=headers)
+        await producer.flush()
+    return letters
+
+
+async def _start(file: Path, *options: str) -> asyncio.subprocess.Process:
+    argv = [sys.executable, "-m", "gateway", "spark", "run", str(file), *options]
+    return await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, start_new_session=True)
+
+
+async def _killed(file: Path, rate: int | None, chance: random.Random) -> int:
+    """Start it and kill it a moment after its first transaction; how many records it has told of."""
+    process = await _start(file, *([] if rate is None else ["--rate", str(rate)]))
+    assert process.stdout is not None
+    first = await process.stdout.readline()
+    await asyncio.sleep(chance.uniform(0, 0.05 if rate is None else 1.5))
+    with contextlib.suppress(ProcessLookupError):  # it has finished
+        os.killpg(process.pid, signal.SIGKILL)
+    rest = await process.stdout.read()
+    await process.wait()
+    lines = [json.loads(line) for line in (first + rest).splitlines(keepends=True) if line.endswith(b"\n")]
+    return sum(line["records"] for line in lines if line["kind"] == "replayed")
+
+
+async def _finished(file: Path) -> dict[str, Any]:
+    """Run it to its end; its summary."""
+    process = await _start(file)
+    out, _ = await process.communicate()
+    if process.returncode != 0:
+        raise RuntimeError(f"the replay ended with {process.returncode}")
+    summary: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return summary
+
+
+def _replayed(record: Any) -> bool:
+    return any(name == "origin.replay" for name, _ in record.headers)
+
+
+async def _judge(bootstrap: str, topic: str, letters: dict[Origin, Was]) -> tuple[Counter[Origin], int, int]:
+    """How often each came, how many were out of order, and how many not as they were."""
+    found: Counter[Origin] = Counter()
+    newest: dict[int, int] = {}
+    reordered = wrong = 0
+    async for record in stored(bootstrap, topic, "read_committed"):
+        if not _replayed(record):
+            continue
+        headers = dict(record.headers)
+        origin = Origin(int(headers["origin.partition"]), int(headers["origin.offset"]))
+        found[origin] += 1
+        reordered += origin.offset < newest.get(origin.partition, -1)
+        newest[origin.partition] = max(newest.get(origin.partition, -1), origin.offset)
+        own = tuple(header for header in record.headers if not header[0].startswith("origin."))
+        same = letters.get(origin) == Was(record.key, record.value, own, record.timestamp)
+        wrong += not (same and record.partition == origin.partition and headers["origin.topic"] == topic.encode())
+    return found, reordered, wrong
+
+
+def _children_cpu_s() -> float:
+    times = os.times()
+    return times.children_user + times.children_system

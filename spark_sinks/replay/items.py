@@ -1,0 +1,138 @@
+"""A record on its way once more: what it was, where it came from, and the headers that say so. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from mapping.record import (
+    CREATION_TIME,
+    DEAD_LETTER_OFFSET,
+    DEAD_LETTER_PARTITION,
+    DEAD_LETTER_PREFIX,
+    DEAD_LETTER_TOPIC,
+    is_topic_name,
+)
+from spark_sinks.headers import (
+    ERROR,
+    ORIGIN_LENGTH,
+    ORIGIN_OFFSET,
+    ORIGIN_PARTITION,
+    ORIGIN_REPLAY,
+    ORIGIN_TIMESTAMP,
+    ORIGIN_TOPIC,
+)
+
+_MARKS: Final = frozenset({ORIGIN_TOPIC, ORIGIN_PARTITION, ORIGIN_OFFSET, ORIGIN_TIMESTAMP, ORIGIN_REPLAY})
+_APPENDED: Final = frozenset({ORIGIN_TOPIC, ORIGIN_PARTITION, ORIGIN_OFFSET, ORIGIN_TIMESTAMP, ORIGIN_LENGTH})
+
+Header = tuple[str, bytes | None]
+
+
+class Place(NamedTuple):
+    """A partition."""
+
+    topic: str
+    partition: int
+
+
+class Item(msgspec.Struct, frozen=True, gc=False):
+    """A record as it was when it was first stored."""
+
+    topic: str  # of its origin
+    partition: int
+    offset: int
+    timestamp: int | None  # epoch ms; None: nobody knows any more
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+
+    @property
+    def place(self) -> Place:
+        """The partition of its origin."""
+        return Place(self.topic, self.partition)
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} at {self.offset}"
+
+
+class Unfit(ValueError):  # noqa: N818 - a finding, not a fault of ours
+    """A record that cannot be replayed; the text says why."""
+
+
+def item_of(record: Any) -> Item:
+    """A record of the log (as aiokafka has it) as it is."""
+    return Item(
+        record.topic, record.partition, record.offset, record.timestamp, record.key, record.value, record.headers
+    )
+
+
+def marked(item: Item, replay: str) -> list[Header]:
+    """The headers of a replayed record: its own, those of an earlier replay taken off, and its origin."""
+    kept = item.headers
+    if any(name == ORIGIN_REPLAY for name, _ in kept):
+        kept = tuple(header for header in kept if header[0] not in _MARKS)
+    origin: list[Header] = [
+        (ORIGIN_TOPIC, item.topic.encode()),
+        (ORIGIN_PARTITION, b"%d" % item.partition),
+        (ORIGIN_OFFSET, b"%d" % item.offset),
+    ]
+    if item.timestamp is not None:
+        origin.append((ORIGIN_TIMESTAMP, b"%d" % item.timestamp))
+    return [*kept, *origin, (ORIGIN_REPLAY, replay.encode())]
+
+
+def of_letter(record: Any, *, anywhere: bool) -> Item:
+    """What a dead letter was before it became one.
+
+    Args:
+        record: as aiokafka has it: a letter of a Spark job (`error`, `origin.*` behind its own headers) or of the
+            gateway (`dead-letter.*`).
+        anywhere: where the letter does not say where it comes from, its own place counts; else it is unfit.
+
+    Raises:
+        Unfit: no dead letter, or one whose value was cut.
+    """
+    headers: tuple[Header, ...] = record.headers
+    rest, told = _taken_off(headers)
+    names = (ORIGIN_TOPIC, ORIGIN_PARTITION, ORIGIN_OFFSET)
+    if not told:
+        told = {name: value for name, value in headers if name.startswith(DEAD_LETTER_PREFIX)}
+        rest = tuple(header for header in headers if not header[0].startswith(DEAD_LETTER_PREFIX))
+        names = (DEAD_LETTER_TOPIC, DEAD_LETTER_PARTITION, DEAD_LETTER_OFFSET)
+    if ORIGIN_LENGTH in told:
+        raise Unfit(f"its value was cut: it had {_text(told[ORIGIN_LENGTH])} bytes")
+    created = next((_number(value) for name, value in rest if name == CREATION_TIME), None)
+    timestamp = _number(told.get(ORIGIN_TIMESTAMP))
+    timestamp = created if timestamp is None else timestamp
+    topic, partition, offset = _text(told.get(names[0])), _number(told.get(names[1])), _number(told.get(names[2]))
+    if partition is not None and offset is not None and is_topic_name(topic):
+        return Item(topic, partition, offset, timestamp, record.key, record.value, rest)
+    if not anywhere:
+        raise Unfit("it does not say where it comes from: no headers origin.topic, origin.partition, origin.offset")
+    timestamp = record.timestamp if timestamp is None else timestamp
+    return Item(record.topic, record.partition, record.offset, timestamp, record.key, record.value, rest)
+
+
+def _taken_off(headers: Sequence[Header]) -> tuple[tuple[Header, ...], dict[str, bytes | None]]:
+    """Headers without what a Spark job has appended, and that; the record may have had headers of such names before."""
+    told: dict[str, bytes | None] = {}
+    for index in range(len(headers) - 1, -1, -1):
+        name, value = headers[index]
+        if name == ERROR and ORIGIN_TOPIC in told:
+            return tuple(headers[:index]), told
+        if name not in _APPENDED or name in told:
+            break
+        told[name] = value
+    return tuple(headers), {}
+
+
+def _text(raw: bytes | None) -> str:
+    return "" if raw is None else raw.decode("utf-8", "replace")
+
+
+def _number(raw: bytes | None) -> int | None:
+    text = _text(raw)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None

@@ -1,0 +1,138 @@
+"""What a replay asks of Kafka: which topics there are, what they take, and records of them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import TopicAlreadyExistsError
+
+from spark_sinks.replay.items import Place
+from spark_sinks.replay.order import Merge
+
+PAGE: Final = 2_000
+"""Records of a partition that are read together."""
+_FOREVER: Final = 2**63 - 1
+_MAX_MESSAGE_BYTES: Final = 1_048_588  # Kafka's own default
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What a topic takes."""
+
+    name: str
+    partitions: int
+    max_message_bytes: int = _MAX_MESSAGE_BYTES
+    own_time: bool = True  # False: Kafka stamps what is stored itself
+    before_ms: int = _FOREVER  # how far in the past a timestamp may be
+    after_ms: int = _FOREVER  # how far in the future
+    retention_ms: int = -1  # -1: for ever
+
+    def timestamp(self, wanted: int | None, now: int) -> int | None:
+        """The timestamp as it is wanted, where the topic takes it; else None: now."""
+        if wanted is None or not self.own_time or not now - self.before_ms <= wanted <= now + self.after_ms:
+            return None
+        return wanted
+
+    def forgets(self, timestamp: int | None, now: int) -> bool:
+        """Whether a record of this time is deleted as soon as Kafka looks."""
+        return timestamp is not None and 0 <= self.retention_ms < now - timestamp
+
+
+class Topics:
+    """What Kafka says of topics."""
+
+    def __init__(self, admin: AIOKafkaAdminClient) -> None:
+        self._admin = admin
+
+    async def known(self, names: Collection[str]) -> dict[str, Target]:
+        """Those of `names` that there are, with their limits."""
+        there = sorted(set(names) & set(await self._admin.list_topics()))
+        if not there:
+            return {}
+        counts = {one["topic"]: len(one["partitions"]) for one in await self._admin.describe_topics(there)}
+        asked = [ConfigResource(ConfigResourceType.TOPIC, name) for name in there]
+        configs: dict[str, dict[str, str]] = {}
+        for answer in await self._admin.describe_configs(asked):
+            for error, _, _, name, entries in answer.resources:
+                configs[name] = {} if error else {key: value for key, value, *_ in entries}
+        return {name: _target(name, counts[name], configs.get(name, {})) for name in there}
+
+    async def make(self, name: str, **settings: str) -> None:
+        """Make a topic of one partition unless it is there."""
+        if name in await self._admin.list_topics():
+            return
+        brokers = (await self._admin.describe_cluster())["brokers"]
+        configs = {key.replace("_", "."): value for key, value in settings.items()}
+        with contextlib.suppress(TopicAlreadyExistsError):
+            await self._admin.create_topics([NewTopic(name, 1, min(3, len(brokers)), topic_configs=configs)])
+        while name not in await self.known([name]):  # noqa: ASYNC110 - nobody tells when it is there
+            await asyncio.sleep(0.1)
+
+
+def _target(name: str, partitions: int, configs: Mapping[str, str]) -> Target:
+    """Where we may not read a topic's configuration, Kafka's defaults."""
+
+    def number(key: str, default: int) -> int:
+        return int(configs.get(key) or default)
+
+    return Target(
+        name,
+        partitions,
+        number("max.message.bytes", _MAX_MESSAGE_BYTES),
+        configs.get("message.timestamp.type") != "LogAppendTime",
+        number("message.timestamp.before.max.ms", _FOREVER),
+        number("message.timestamp.after.max.ms", _FOREVER),
+        number("retention.ms", -1) if "delete" in configs.get("cleanup.policy", "") else -1,
+    )
+
+
+def committed_reader(settings: Mapping[str, Any]) -> AIOKafkaConsumer:
+    """A consumer, not started, that sees what transactions have committed, from the beginning."""
+    return AIOKafkaConsumer(
+        **settings,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        max_partition_fetch_bytes=4 << 20,
+        fetch_max_wait_ms=20,  # what is read is there; and a question waits behind a fetch on the same connection
+    )
+
+
+def partitions_of(places: Iterable[Place]) -> list[TopicPartition]:
+    """As aiokafka has them."""
+    return [TopicPartition(*place) for place in places]
+
+
+class LogReader:
+    """A range of some partitions, merged by time (`Merge`).
+
+    Args:
+        consumer: started, of `committed_reader`; its assignment is changed.
+        begins: the first offset of each partition.
+        ends: where each ends, exclusive.
+    """
+
+    def __init__(self, consumer: AIOKafkaConsumer, begins: Mapping[Place, int], ends: Mapping[Place, int]) -> None:
+        self.merge = Merge(begins, ends)
+        self._consumer = consumer
+        self._places = {TopicPartition(*place): place for place, begin in begins.items() if begin < ends[place]}
+        consumer.assign(list(self._places))
+        for partition, place in self._places.items():
+            consumer.seek(partition, begins[place])
+
+    async def next_time(self) -> int | None:
+        """The time of the next record, once it is known; None: there is none left."""
+        merge = self.merge
+        while merge.waiting:
+            wanted = partitions_of(merge.waiting)
+            found = await self._consumer.getmany(*wanted, timeout_ms=500, max_records=PAGE * len(wanted))
+            for partition in wanted:
+                behind = await self._consumer.position(partition)
+                merge.feed(self._places[partition], found.get(partition, ()), behind)
+        return merge.peek()

@@ -1,0 +1,67 @@
+"""Kafka settings by their Java names, as job files have them, for aiokafka, which writes what a job replays."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Mapping
+from typing import Any, Final
+
+_PLAIN: Final = re.compile(r"""(?:Plain|Scram)LoginModule\b""")
+_LOGIN: Final = re.compile(r"""\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)\"""")
+_TRUSTED: Final = ("ssl.truststore.location", "ssl.truststore.certificates")
+_KNOWN: Final = frozenset(
+    {
+        "bootstrap.servers", "client.id", "request.timeout.ms", "metadata.max.age.ms", "isolation.level",
+        "security.protocol", "sasl.mechanism", "sasl.jaas.config",
+        *_TRUSTED, "ssl.truststore.type", "ssl.keystore.location", "ssl.keystore.type", "ssl.key.password",
+        "ssl.endpoint.identification.algorithm",
+    }
+)  # fmt: skip
+
+
+def check(settings: Mapping[str, str]) -> None:
+    """Raise ValueError, one sentence, when a setting cannot be followed. Reads no file."""
+    for name in settings:
+        if name not in _KNOWN:
+            raise ValueError(f"{name} is unknown to the client of a replay; it knows {', '.join(sorted(_KNOWN))}")
+    for store in ("ssl.truststore", "ssl.keystore"):
+        if f"{store}.location" in settings and settings.get(f"{store}.type") != "PEM":
+            raise ValueError(f'{store}.type: the client of a replay reads PEM: say "PEM", and give such a file')
+    if "SASL" in settings.get("security.protocol", ""):
+        _login(settings)
+
+
+def arguments(settings: Mapping[str, str]) -> dict[str, Any]:
+    """What aiokafka's clients have in common. Raises as `check`, and OSError for a file that cannot be read."""
+    check(settings)
+    protocol = settings.get("security.protocol", "PLAINTEXT")
+    found: dict[str, Any] = {
+        "bootstrap_servers": [server.strip() for server in settings["bootstrap.servers"].split(",")],
+        "client_id": settings.get("client.id", "trivium-replay"),
+        "request_timeout_ms": int(settings.get("request.timeout.ms", "40000")),
+        "security_protocol": protocol,
+    }
+    if protocol.startswith("SASL"):
+        found["sasl_mechanism"] = settings.get("sasl.mechanism", "PLAIN")
+        found["sasl_plain_username"], found["sasl_plain_password"] = _login(settings)
+    if protocol.endswith("SSL"):
+        context = ssl.create_default_context(
+            cafile=settings.get("ssl.truststore.location"), cadata=settings.get("ssl.truststore.certificates")
+        )
+        context.check_hostname = settings.get("ssl.endpoint.identification.algorithm", "https") != ""
+        if (own := settings.get("ssl.keystore.location")) is not None:
+            context.load_cert_chain(own, password=settings.get("ssl.key.password"))
+        found["ssl_context"] = context
+    return found
+
+
+def _login(settings: Mapping[str, str]) -> tuple[str, str]:
+    mechanism = settings.get("sasl.mechanism", "PLAIN")
+    if mechanism not in {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}:
+        raise ValueError(f"sasl.mechanism: the client of a replay has PLAIN and SCRAM, not {mechanism}")
+    text = settings.get("sasl.jaas.config", "")
+    told = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _LOGIN.findall(text)}
+    if _PLAIN.search(text) is None or told.keys() != {"username", "password"}:
+        raise ValueError('sasl.jaas.config: expected ...LoginModule required username="..." password="...";')
+    return told["username"], told["password"]

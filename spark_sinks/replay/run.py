@@ -1,0 +1,226 @@
+"""Runs a replay until nothing is left: slices, each in a transaction with its entry in the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaConnectionError
+
+from spark_sinks.replay import kafka_client, ledger
+from spark_sinks.replay.items import Item, Place
+from spark_sinks.replay.kafka import Target, Topics, committed_reader
+from spark_sinks.replay.ledger import Entry, LedgerError, places_of, positions_of
+from spark_sinks.replay.sources import Slice, Source
+from spark_sinks.replay.writer import Writer
+from spark_sinks.spec.replays import Once
+
+MOST: Final = 1_000
+"""Records of a transaction."""
+TOGETHER_S: Final = 1.0
+"""What goes together at a rate: so long may a reader of committed records wait for one."""
+SAID_MOST: Final = 20
+"""Sentences about single records."""
+Say = Callable[[str], None]
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="replayed"):
+    """A transaction of a replay, or (kind `summary`) all of a run."""
+
+    job: str
+    records: int  # replayed
+    unfit: int  # could not be replayed
+    repeated: int  # left out: of an origin that was replayed before
+    left: int  # offsets that are left: so many records, or fewer
+    duration_ms: int
+
+
+class Clients(msgspec.Struct):
+    """Of one run."""
+
+    topics: Topics
+    writer: Writer
+    committed: AIOKafkaConsumer  # of `kafka.committed_reader`
+
+
+Open = Callable[[Clients, Entry | None, Say], Awaitable[Source]]
+"""Makes the source of a job from its clients and what the ledger knows."""
+
+
+async def run(
+    job: Once, settings: Mapping[str, str], open_source: Open, *, report: Callable[[Replayed], None], say: Say,
+    stopped: asyncio.Event,
+) -> Replayed:  # fmt: skip
+    """Replay what is left, or until `stopped`; the totals of this run.
+
+    Args:
+        job: which.
+        settings: of Kafka's clients, by their Java names.
+        open_source: makes its source.
+        report: gets each transaction.
+        say: gets lines for people.
+        stopped: ends it behind the current transaction.
+
+    Raises:
+        LedgerError, SourceError, TakenOver: it cannot go on; the text says why.
+        KafkaError: Kafka fails; the next run goes on.
+    """
+    began = time.monotonic()
+    async with _clients(job, settings, say, stopped) as clients:
+        totals = Entry(task=job.task, began={}, positions={})
+        if clients is not None:
+            entry = await _entry(job, clients, settings)
+            source = await open_source(clients, entry, say)
+            before = entry or Entry(task=job.task, began={}, positions={})
+            totals = await _Run(job, clients, source, before, report=report, say=say, stopped=stopped).run()
+            totals = msgspec.structs.replace(
+                totals,
+                records=totals.records - before.records,
+                unfit=totals.unfit - before.unfit,
+                repeated=totals.repeated - before.repeated,
+            )
+            if clients.writer.late:
+                say(
+                    f"{clients.writer.late:,} records are older than their topic keeps records: Kafka deletes them "
+                    'when it looks next; sink.timestamp = "now" keeps them'
+                )
+    return Replayed(
+        job=job.title, records=totals.records, unfit=totals.unfit, repeated=totals.repeated, left=0,
+        duration_ms=round((time.monotonic() - began) * 1000),
+    )  # fmt: skip
+
+
+async def _entry(job: Once, clients: Clients, settings: Mapping[str, str]) -> Entry | None:
+    async with AIOKafkaConsumer(**kafka_client.arguments(settings)) as plain:
+        entry = await ledger.read(clients.committed, plain, job.title)
+    if entry is not None and entry.task != job.task:
+        raise LedgerError(f"{job.title} is the name of another replay, {entry.task}: give this one another name")
+    return entry
+
+
+@contextlib.asynccontextmanager
+async def _clients(
+    job: Once, settings: Mapping[str, str], say: Say, stopped: asyncio.Event
+) -> AsyncIterator[Clients | None]:
+    """Everything connected; None: stopped before Kafka has answered."""
+    given = kafka_client.arguments(settings)
+    async with contextlib.AsyncExitStack() as stack:
+        said = False
+        while True:
+            admin = AIOKafkaAdminClient(**given)
+            try:
+                await admin.start()
+                break
+            except KafkaConnectionError:
+                await admin.close()
+                if not said:
+                    say(f"waiting for Kafka: {settings['bootstrap.servers']} does not answer")
+                said = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), 1.0)
+            if stopped.is_set():
+                yield None
+                return
+        stack.push_async_callback(admin.close)
+        topics = Topics(admin)
+        await ledger.prepare(topics)
+        writer = await stack.enter_async_context(Writer(given, job.title))
+        committed = await stack.enter_async_context(committed_reader(given))
+        yield Clients(topics, writer, committed)
+
+
+class _Run:
+    def __init__(
+        self, job: Any, clients: Clients, source: Source, entry: Entry, *, report: Callable[[Replayed], None], say: Say,
+        stopped: asyncio.Event,
+    ) -> None:  # fmt: skip
+        self._job = job
+        self._clients = clients
+        self._source = source
+        self._entry = msgspec.structs.replace(entry, began=positions_of(source.began))
+        self._positions: dict[Place, int] = places_of(entry.positions)
+        self._report = report
+        self._say = say
+        self._said = 0
+        self._stopped = stopped
+        self._targets: dict[str, Target | None] = {}
+
+    async def run(self) -> Entry:
+        """Every slice; the newest entry."""
+        rate = self._job.run.rate
+        most = MOST if rate is None else max(1, min(MOST, round(rate * TOGETHER_S)))
+        start, sent = time.monotonic(), 0
+        async for slice_ in self._source.slices(most):
+            begin = time.monotonic()
+            before = self._entry
+            await self._clients.writer.commit(lambda found=slice_: self._fill(found))  # type: ignore[misc]
+            sent += self._entry.records - before.records
+            self._report(
+                Replayed(
+                    job=self._job.title,
+                    records=self._entry.records - before.records,
+                    unfit=self._entry.unfit - before.unfit,
+                    repeated=slice_.repeated,
+                    left=slice_.left,
+                    duration_ms=round((time.monotonic() - begin) * 1000),
+                )
+            )
+            pause = 0.0 if rate is None else start + sent / rate - time.monotonic()
+            if await self._stops(pause):
+                break
+        return self._entry
+
+    async def _stops(self, pause_s: float) -> bool:
+        """Wait; whether it is to end."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), max(pause_s, 0.0))
+        return self._stopped.is_set()
+
+    async def _fill(self, found: Slice) -> Entry:
+        """Send a slice; its entry."""
+        names = {self._job.sink.kafka or item.topic for item in found.items} | {item.topic for item in found.items}
+        if unknown := names - self._targets.keys():
+            known = await self._clients.topics.known(unknown)
+            self._targets.update({name: known.get(name) for name in unknown})
+        sent = 0
+        unfit = list(found.unfit)
+        for item in found.items:
+            wrong = await self._send(item)
+            if wrong is None:
+                sent += 1
+            else:
+                unfit.append(f"{item}: {wrong}")
+        for sentence in unfit:
+            self._tell(sentence)
+        self._positions.update(found.positions)
+        entry = self._entry
+        self._entry = msgspec.structs.replace(
+            entry,
+            positions=positions_of(self._positions),
+            records=entry.records + sent,
+            unfit=entry.unfit + len(unfit),
+            repeated=entry.repeated + found.repeated,
+        )
+        return self._entry
+
+    async def _send(self, item: Item) -> str | None:
+        name = self._job.sink.kafka or item.topic
+        target, origin = self._targets[name], self._targets[item.topic]
+        if target is None:
+            return f"there is no topic {name}"
+        original = self._job.sink.timestamp == "original"
+        partitions = None if origin is None else origin.partitions
+        return await self._clients.writer.send(item, target, partitions, original_time=original)
+
+    def _tell(self, sentence: str) -> None:
+        self._said += 1
+        if self._said <= SAID_MOST:
+            self._say(f"not replayed: {sentence}")
+        elif self._said == SAID_MOST + 1:
+            self._say("not replayed: more of the kind; the summary counts them")

@@ -1,0 +1,219 @@
+"""Where replayed records come from: a range of the log, or dead letters. Each gives slices for one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime
+from typing import Final, Protocol
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from spark_sinks.replay.items import Item, Place, Unfit, item_of, of_letter
+from spark_sinks.replay.kafka import LogReader, Target, partitions_of
+from spark_sinks.replay.order import Origins, in_order
+from spark_sinks.spec.replays import DlqReplay, Replay
+
+SLICE_BYTES: Final = 8 << 20
+MOST_TOGETHER: Final = 50_000
+"""Letters of one millisecond that are put in order together."""
+
+
+class Slice(msgspec.Struct):
+    """What goes together."""
+
+    items: list[Item]
+    positions: dict[Place, int]  # everything before was given out
+    unfit: list[str]  # a sentence for each record that cannot be replayed
+    repeated: int = 0  # left out: of an origin that was given out before
+    left: int = 0  # offsets behind it: so many records, or fewer
+
+
+class Source(Protocol):
+    """Gives what is to be replayed."""
+
+    began: dict[Place, int]
+
+    def slices(self, records: int) -> AsyncIterator[Slice]:
+        """About so many records each, the last one perhaps empty."""
+        ...
+
+
+class SourceError(RuntimeError):
+    """What is to be replayed cannot be read; the text says why."""
+
+
+class LogSource:
+    """A range of the log.
+
+    Attributes:
+        began: where the first run began.
+    """
+
+    def __init__(self, began: dict[Place, int], reader: LogReader) -> None:
+        self.began = began
+        self._reader = reader
+
+    async def slices(self, records: int) -> AsyncIterator[Slice]:
+        """See `Source`."""
+        merge = self._reader.merge
+        noted = dict(merge.positions)
+        while await self._reader.next_time() is not None:
+            found = await self._slice(records)
+            noted = found.positions
+            yield found
+        if merge.positions != noted:  # behind the last record are offsets that no record has
+            yield Slice([], dict(merge.positions), [])
+
+    async def _slice(self, records: int) -> Slice:
+        merge, items, size = self._reader.merge, list[Item](), 0
+        while len(items) < records and size < SLICE_BYTES and await self._reader.next_time() is not None:
+            items.append(item_of(merge.pop()))
+            size += len(items[-1].value or b"")
+        return Slice(items, dict(merge.positions), [], left=merge.left)
+
+
+class LetterSource(LogSource):
+    """Dead letters: of one origin the first; of one origin partition in its order.
+
+    Letters of an origin partition are in the order in which they were written, hence of their time, though they may be
+    in several partitions of the dead-letter topic. So a slice has all letters of a millisecond, and is put in order.
+    """
+
+    def __init__(self, job: DlqReplay, began: dict[Place, int], reader: LogReader, seen: Origins) -> None:
+        super().__init__(began, reader)
+        self._job = job
+        self._seen = seen
+
+    async def _slice(self, records: int) -> Slice:
+        merge, found, size = self._reader.merge, Slice([], {}, []), 0
+        taken, last = 0, -1
+        while (time := await self._reader.next_time()) is not None:
+            if (taken >= records or size >= SLICE_BYTES) and (time != last or taken >= MOST_TOGETHER):
+                break
+            record = merge.pop()
+            taken, last, size = taken + 1, time, size + len(record.value or b"")
+            try:
+                item = letter(self._job, record)
+            except Unfit as error:
+                found.unfit.append(f"{record.topic}-{record.partition} at {record.offset}: {error}")
+                continue
+            if item is None:
+                continue
+            if self._seen.add(item.place, item.offset):
+                found.items.append(item)
+            else:
+                found.repeated += 1
+        found.items = list(in_order(found.items))
+        found.positions, found.left = dict(merge.positions), merge.left
+        return found
+
+
+def letter(job: DlqReplay, record: object) -> Item | None:
+    """A letter as what it was; None when the job leaves it out. Raises Unfit."""
+    item = of_letter(record, anywhere=job.sink.kafka is not None)
+    return item if not job.source.of or item.topic in job.source.of else None
+
+
+async def of_log(
+    job: Replay | DlqReplay,
+    consumer: AIOKafkaConsumer,
+    sources: Mapping[str, Target],
+    *,
+    began: Mapping[Place, int],
+    positions: Mapping[Place, int],
+    say: Callable[[str], None],
+) -> LogSource:
+    """The source of a job, from where its ledger says.
+
+    Args:
+        job: which.
+        consumer: a started `committed_reader`; its assignment is changed.
+        sources: the topics of the source.
+        began: where the first run began; empty: this is the first.
+        positions: where the last one ended.
+        say: gets a line for people.
+
+    Raises:
+        SourceError: a topic was made anew since.
+    """
+    first, ends = await _range(job, consumer, sources)
+    begins = {place: positions.get(place, offset) for place, offset in first.items()}
+    oldest = await consumer.beginning_offsets(partitions_of(begins))
+    newest = await consumer.end_offsets(partitions_of(begins))
+    for place, begin in begins.items():
+        partition = TopicPartition(*place)
+        if place in positions and begin > newest[partition]:
+            raise SourceError(
+                f"{place.topic}-{place.partition} ends at {newest[partition]}, before {begin}, where {job.name} has "
+                "been: it was made anew; take another name for what is to be replayed of it"
+            )
+        if begin < oldest[partition]:
+            if place in positions or (isinstance(job, Replay) and job.source.offsets):
+                gone = oldest[partition] - begin
+                say(f"{place.topic}-{place.partition}: {gone:,} offsets were deleted before they were replayed")
+            begins[place] = oldest[partition]
+        ends[place] = max(begins[place], ends[place])
+    beginning = {**begins, **began}
+    if isinstance(job, Replay):
+        return LogSource(beginning, LogReader(consumer, begins, ends))
+    seen = await _seen(
+        job, consumer, {place: max(beginning[place], oldest[TopicPartition(*place)]) for place in begins}, begins
+    )
+    return LetterSource(job, beginning, LogReader(consumer, begins, ends), seen)
+
+
+async def _seen(
+    job: DlqReplay, consumer: AIOKafkaConsumer, began: Mapping[Place, int], positions: Mapping[Place, int]
+) -> Origins:
+    """The origins that earlier runs have given out: read again from the letters, which are the same as then."""
+    seen = Origins()
+    reader = LogReader(consumer, began, {place: max(began[place], end) for place, end in positions.items()})
+    while await reader.next_time() is not None:
+        try:
+            item = letter(job, reader.merge.pop())
+        except Unfit:
+            continue
+        if item is not None:
+            seen.add(item.place, item.offset)
+    return seen
+
+
+async def _range(
+    job: Replay | DlqReplay, consumer: AIOKafkaConsumer, sources: Mapping[str, Target]
+) -> tuple[dict[Place, int], dict[Place, int]]:
+    """Where each partition begins and ends, as the job says and the log is now."""
+    offsets = job.source.offsets if isinstance(job, Replay) else {}
+    places = [
+        Place(topic, number)
+        for topic in job.source.topics
+        for number in range(sources[topic].partitions)
+        if topic not in offsets or number in offsets[topic]
+    ]
+    partitions = partitions_of(places)
+    ends = await consumer.end_offsets(partitions)
+    begins = await consumer.beginning_offsets(partitions)
+    if job.source.since is not None:
+        begins = {**begins, **await _at(consumer, partitions, job.source.since, ends)}
+    if job.source.until is not None:
+        ends = {**ends, **await _at(consumer, partitions, job.source.until, ends)}
+    first = {place: begins[TopicPartition(*place)] for place in places}
+    last = {place: ends[TopicPartition(*place)] for place in places}
+    for topic, numbers in offsets.items():
+        for number, (begin, behind) in numbers.items():
+            place = Place(topic, number)
+            if place not in first:
+                raise SourceError(f"offsets.{topic}.{number}: {topic} has {sources[topic].partitions} partitions")
+            first[place], last[place] = begin, min(behind, last[place])
+    return first, last
+
+
+async def _at(
+    consumer: AIOKafkaConsumer, partitions: list[TopicPartition], moment: datetime, ends: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """The first offset of this time or later in each partition; where there is none, its end."""
+    asked = dict.fromkeys(partitions, round(moment.timestamp() * 1000))
+    found = await consumer.offsets_for_times(asked)
+    return {
+        partition: ends[partition] if at is None else min(at.offset, ends[partition]) for partition, at in found.items()
+    }

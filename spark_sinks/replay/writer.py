@@ -1,0 +1,108 @@
+"""Writes records and the ledger's entry of them in one Kafka transaction: all of it is there, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import InvalidProducerEpoch, KafkaError, MessageSizeTooLargeError, ProducerFenced
+from aiokafka.partitioner import murmur2
+
+from spark_sinks.replay.items import Item, marked
+from spark_sinks.replay.kafka import Target
+from spark_sinks.replay.ledger import LEDGER, Entry
+from spark_sinks.replay.order import target_partition
+
+TRANSACTION_MS: Final = 60_000
+"""Kafka ends a transaction that nobody ends after this time."""
+LARGEST: Final = 64 << 20
+
+
+class TakenOver(RuntimeError):  # noqa: N818 - nobody's error
+    """Another run of the same replay has begun, and goes on in our place."""
+
+
+class Writer:
+    """The transactional producer of one replay. A later one of the same name ends this one's transactions.
+
+    Args:
+        settings: aiokafka's.
+        name: the replay's.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], name: str) -> None:
+        self.late = 0  # records that their topic will soon forget, because of their time
+        self._name = name
+        self._producer = AIOKafkaProducer(
+            **settings,
+            transactional_id=f"trivium-replay-{name}",
+            transaction_timeout_ms=TRANSACTION_MS,
+            max_batch_size=256 << 10,
+            linger_ms=5,
+            max_request_size=LARGEST,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._producer.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._producer.stop()
+
+    async def commit(self, fill: Callable[[], Awaitable[Entry]]) -> None:
+        """One transaction: what `fill` sends, and the entry that it returns.
+
+        Raises:
+            TakenOver: another run has begun.
+            KafkaError: whether it is there is not known; the ledger tells.
+        """
+        producer = self._producer
+        try:
+            await producer.begin_transaction()
+            try:
+                entry = await fill()
+                await producer.send(LEDGER, msgspec.json.encode(entry), self._name.encode())
+            except BaseException:
+                with contextlib.suppress(KafkaError):  # then Kafka, or the next run, ends it
+                    await producer.abort_transaction()
+                raise
+            await producer.commit_transaction()
+        except (ProducerFenced, InvalidProducerEpoch) as error:
+            raise TakenOver(f"another run of {self._name} has begun, and goes on in place of this one") from error
+
+    async def send(
+        self, item: Item, target: Target, origin_partitions: int | None, *, original_time: bool
+    ) -> str | None:
+        """Send an item within `commit`; what is wrong with it when its topic cannot take it."""
+        now = round(time.time() * 1000)
+        by_key = -1 if item.key is None else (murmur2(item.key) & 0x7FFFFFFF) % target.partitions
+        partition = target_partition(item, target.name, target.partitions, origin_partitions, by_key)
+        timestamp = target.timestamp(item.timestamp if original_time else None, now)
+        self.late += target.forgets(timestamp, now)
+        headers = marked(item, self._name)
+        if (size := _size(item, headers)) > target.max_message_bytes:
+            return f"{target.name} takes {target.max_message_bytes:,} bytes, and it has {size:,} with its origin"
+        try:
+            await self._producer.send(
+                target.name, item.value, item.key, partition, timestamp_ms=timestamp, headers=headers
+            )
+        except MessageSizeTooLargeError as error:
+            return str(error)
+        return None
+
+    async def send_plain(self, topic: str, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]]) -> None:
+        """Send a record of the job's own within `commit`."""
+        await self._producer.send(topic, value, key, headers=list(headers))
+
+
+def _size(item: Item, headers: Sequence[tuple[str, bytes | None]]) -> int:
+    """At most the bytes of a record batch with nothing else in it."""
+    size = 61 + 21 + 10 + len(item.key or b"") + len(item.value or b"")
+    return size + sum(10 + len(name.encode()) + len(value or b"") for name, value in headers)

@@ -1,0 +1,27 @@
+"""A job file or a job's name as the one that runs it: Spark, or Python alone for one that replays records."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from spark_sinks.job_file import JobFileError, is_job_file, read
+from spark_sinks.spec.jobs import JobSpec
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a job as this process; its exit code. A wrong job file is 2."""
+    if argv and is_job_file(argv[0]):
+        try:
+            file = read(Path(argv[0]))
+        except JobFileError as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
+        if not isinstance(file.spec, JobSpec):
+            from spark_sinks.replay import command  # noqa: PLC0415 - without pyspark
+
+            return command.main(file, argv[1:])
+    from spark_sinks import runner  # noqa: PLC0415 - pyspark takes a second
+
+    return runner.main(argv)
