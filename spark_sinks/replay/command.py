@@ -77,8 +77,8 @@ async def replay(job: Replay | DlqReplay, *, report: Any, say: Say, stopped: asy
     """See `run`."""
 
     async def open_source(clients: Clients, entry: Entry | None, tell: Say) -> Source:
-        sources = await clients.topics.known(job.source.topics)
-        if missing := [name for name in job.source.topics if name not in sources]:
+        sources = await clients.topics.known(job.topics)
+        if missing := [name for name in job.topics if name not in sources]:
             raise SourceError(f"there is no topic {', '.join(missing)}")
         began, positions = ({}, {}) if entry is None else (places_of(entry.began), places_of(entry.positions))
         return await of_log(job, clients.committed, sources, began=began, positions=positions, say=tell)

@@ -25,3 +25,8 @@ class Declaration(Section):
     def title(self) -> str:
         """The name, or else the kind."""
         return self.name or self.job
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Every topic that must exist."""
+        raise NotImplementedError

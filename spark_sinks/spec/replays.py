@@ -142,6 +142,11 @@ class Replay(Once):
     sink: ReplaySink
 
     @property
+    def topics(self) -> tuple[str, ...]:
+        """See `Declaration`."""
+        return (*self.source.topics, self.sink.kafka)
+
+    @property
     def task(self) -> str:
         """See `Once`."""
         return f"replay of {', '.join(sorted(self.source.topics))} to {self.sink.kafka}"
@@ -159,6 +164,11 @@ class DlqReplay(Once):
     job: Literal["dlq-replay"] = "dlq-replay"
     source: LetterSource
     sink: LetterSink = LetterSink()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """See `Declaration`."""
+        return (*self.source.topics, *filter(None, [self.sink.kafka]))
 
     @property
     def task(self) -> str:

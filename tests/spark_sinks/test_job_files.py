@@ -57,6 +57,18 @@ thresholds = { temperature = { above = 30 } }
 sink = { kafka = "alarms" }
 run = { checkpoint = "unused" }
 """
+REPLAY = """
+job = "replay"
+name = "again"
+source = { topics = ["sensors"], since = 2026-11-23T06:00:00Z, until = 2026-11-23T06:30:00Z }
+sink = { kafka = "sensors-again" }
+run = { rate = 10, kafka = { "security.protocol" = "PLAINTEXT" } }
+"""
+LETTERS = """
+job = "dlq-replay"
+name = "letters"
+source = { topics = ["dlq"] }
+"""
 PYTHON = """
 from pyspark.sql import functions as F
 from spark_sinks.spec.jobs import Transform
@@ -148,6 +160,16 @@ def test_there_is_an_example_of_every_kind() -> None:
         (ANOMALIES, "above = 30", "above = 30, below = 40", "below (40) is greater than above (30)"),
         (ANOMALIES, "above = 30", "", "thresholds.temperature: above or below, or both"),
         (ANOMALIES, "temperature = { above", "door = { above", "thresholds: door is a boolean, and only"),
+        (REPLAY, 'name = "again"', "", "name: is needed"),
+        (REPLAY, '"sensors-again"', '"sensors"', "sink.kafka: sensors is a source of this job"),
+        (REPLAY, "T06:30", "T05:30", "until (2026-11-23T05:30:00+00:00) is not after since"),
+        (REPLAY, "since =", "offsets = { sensors = { 0 = [1, 9] } }, since =", "offsets stand in place of since"),
+        (REPLAY, "since = 2026-11-23T06:00:00Z, until = 2026-11-23T06:30:00Z", "offsets = { sensors = { 0 = [9, 9] } }",
+         "offsets.sensors.0: nothing is between 9 and 9"),
+        (REPLAY, "rate = 10", "rate = 0", "run.rate: Input should be greater than 0"),
+        (REPLAY, '"security.protocol" = "PLAINTEXT"', '"ssl.truststore.location" = "a.jks"',
+         "kafka.ssl.truststore.type: the client of a replay reads PEM"),
+        (LETTERS, "source =", 'sink = { kafka = "dlq" }\nsource =', "dlq is the topic of the dead letters itself"),
         (PYTHON, "def transform", "def transforms", "transform: the job needs a function transform(readings)"),
         (PYTHON, "JOB =", "JOBS =", "JOB: a Python job has JOB = Transform(...)"),
         (PYTHON, '"mine"', '"sensors"', "sink.kafka: sensors is a source of this job"),
@@ -210,7 +232,7 @@ TOML_VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 @settings(max_examples=60)
-@given(kind=st.sampled_from([STATS, SESSIONS, ARCHIVE, ENRICH, ANOMALIES]), data=st.data())
+@given(kind=st.sampled_from([STATS, SESSIONS, ARCHIVE, ENRICH, ANOMALIES, REPLAY, LETTERS]), data=st.data())
 def test_whatever_a_file_says_it_is_good_or_its_fault_is_told(kind: str, data: st.DataObject) -> None:
     declared = tomllib.loads(kind)
     part = data.draw(st.sampled_from(sorted(declared)))
