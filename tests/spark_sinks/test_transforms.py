@@ -241,6 +241,7 @@ def test_dead_letter_keeps_the_record_and_says_why_and_whence(spark: SparkSessio
             ("origin.topic", b"sensors"),
             ("origin.partition", b"1"),
             ("origin.offset", offset),
+            ("origin.timestamp", b"1700000000123"),
         ]
 
 
@@ -251,7 +252,9 @@ def test_every_malformed_record_becomes_a_dead_letter(spark: SparkSession) -> No
 
 def test_dead_letter_of_a_record_without_headers(spark: SparkSession) -> None:
     [row] = letters(records(spark, [(b"k", b"hot")])).collect()
-    assert [header.key for header in row.headers] == ["error", "origin.topic", "origin.partition", "origin.offset"]
+    assert [header.key for header in row.headers] == [
+        "error", "origin.topic", "origin.partition", "origin.offset", "origin.timestamp",
+    ]  # fmt: skip
 
 
 def test_dead_letter_is_cut_so_that_it_fits(spark: SparkSession) -> None:
