@@ -1,6 +1,7 @@
 """One network connection: login, what the client publishes, what it subscribes to, DISCONNECT.
 
-What outlives the connection is the `Session`; this is the pump's handler and the owner of the records of QoS 0 and 1.
+What outlives the connection is the `Session`, which sends through it (`gateway.mqtt.session.client_port`). The owner of
+the records of QoS 0 and 1 is `Incoming`.
 """
 
 from __future__ import annotations
@@ -13,59 +14,45 @@ from typing import Any, Final
 
 import structlog
 
-from gateway.flow import ConnectionFlow, subject
+from gateway.flow import ConnectionFlow, Window, shown
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.connection.connack import announcement, judge_will, session_expiry
-from gateway.mqtt.connection.flow import flow_of
 from gateway.mqtt.connection.login import Dialogue
 from gateway.mqtt.connection.publishing import REFUSED, Incoming
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.connection.subscribing import ANSWER_S, subscribe, unsubscribe
+from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.records import PendingWill
 from gateway.net.pump import Pump
-from gateway.pauses import CONNECTION_BUDGET, PROCESS_BUDGET, SHARE
-from gateway.security.authorization import Grant
+from gateway.pauses import CONNECTION_BUDGET, PROCESS, PROCESS_BUDGET, RECEIVE_MAXIMUM, SHARE, Pause, pauses
 from gateway.security.exchange import Done, Failed
 from gateway.security.identity import Identity
 from gateway.security.turns import Busy
 from mapping.outcomes import Outcome
-from mapping.record import Received
 from protocols.connection import ConnectionFailed
 from protocols.mqtt import events
 from protocols.mqtt.connection import Connection
-from protocols.mqtt.encoding import PreparedPublish
-from protocols.mqtt.packets import Connect, Version
+from protocols.mqtt.packets import Connect
 from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import ReasonCode
 
 log = structlog.get_logger(__name__)
 
-V5: Final = Version.V5  # looked up once: Python 3.11 takes 0.2 us for a member of an enumeration
-WRITE_AT: Final = 65_536  # bytes of deliveries that wait for their turn to be written; more are written at once
 
+class Client(ClientPort):
+    """The client at the other end of one connection, and the pump's handler."""
 
-class Client:
-    """The client at the other end of one connection."""
-
-    __slots__ = (
-        "_connection", "_dialogue", "_disconnected_for", "_gone", "_holding", "_incoming", "_pump", "_services",
-        "_window_opened", "client_id", "grant", "session",
-    )  # fmt: skip
+    __slots__ = ("_dialogue", "_gone", "_incoming", "_services", "_window_opened", "session")
 
     def __init__(self, connection: Connection, services: Services) -> None:
-        self.client_id = ""
-        self.grant: Grant | None = None
+        super().__init__(connection, services.counters, services.self_delivery)
         self.session: Session | None = None
-        self._connection = connection
         self._services = services
-        self._pump: Pump | None = None
         self._dialogue: Dialogue | None = None
         self._incoming: Incoming | None = None
         self._window_opened = False
         self._gone = False
-        self._disconnected_for = ""
-        self._holding: object | None = None  # messages are held back, since then
 
     # the pump's handler
 
@@ -113,7 +100,7 @@ class Client:
             elif kind is events.DisconnectReceived:
                 self._disconnect(event)
             elif kind is ConnectionFailed:
-                self._services.counters.failed_connections += 1
+                self._counters.failed_connections += 1
                 log.info("connection failed", client=self.client_id, reason=event.reason, code=event.code)
                 self._leave(with_will=True)
         self._feed()
@@ -147,20 +134,35 @@ class Client:
             log.info("client gone", client=self.client_id, reason=self._disconnected_for or reason)
 
     @property
-    def subject(self) -> str:
-        """See `gateway.flow.Flowing`."""
-        return subject("mqtt", self.client_id, "" if self._pump is None else self._pump.peer)
-
-    @property
     def load(self) -> int:
         """See `gateway.flow.Flowing`."""
         return 0 if self.session is None else self.session.budget.bytes
 
     def flow(self) -> ConnectionFlow | None:
-        """See `gateway.flow.Flowing`."""
-        if self.session is None or self._pump is None:
+        """See `gateway.flow.Flowing`: a window in each direction (section 4.9)."""
+        session, pump = self.session, self._pump
+        if session is None or pump is None:
             return None
-        return flow_of(self.session, self._connection, self._pump)
+        budget, inbound, outbound = session.budget, self._connection.inbound, self._connection.outbound
+        full = None if outbound.free else Pause(RECEIVE_MAXIMUM)
+        shared = pauses.since(PROCESS_BUDGET, PROCESS) if pump.is_paused_for(PROCESS_BUDGET) else None
+        return ConnectionFlow(
+            protocol="mqtt",
+            client=shown(self.client_id),
+            peer=pump.peer,
+            principal=shown(session.principal),
+            subject=self.subject,
+            bytes=budget.bytes,
+            bytes_limit=budget.bytes_limit,
+            records=budget.records,
+            unwritten=pump.unwritten,
+            windows=[
+                Window("PUBLISH from the client", True, "", inbound.limit, inbound.free, inbound.used),
+                Window("PUBLISH to the client", False, "", outbound.limit, outbound.free, outbound.used, full),
+            ],
+            windows_total=2,
+            paused=[] if shared is None else [shared],
+        )
 
     @property
     def windows(self) -> tuple[int, int]:
@@ -239,7 +241,7 @@ class Client:
     async def _judged(self, connect: Connect, step: Done | Failed | None) -> list[Any]:
         """What an exchange came to."""
         if isinstance(step, Failed):
-            self._services.counters.refused_connections += 1
+            self._counters.refused_connections += 1
             log.info("authentication failed", client=connect.client_id, reason=step.reason)
         if not isinstance(step, Done):
             return []
@@ -248,7 +250,7 @@ class Client:
 
     def _refuse(self, code: ReasonCode, reason: str) -> list[Any]:
         if not self._is_over:
-            self._services.counters.refused_connections += 1
+            self._counters.refused_connections += 1
             self._connection.refuse(code, reason)
         return []
 
@@ -301,11 +303,6 @@ class Client:
 
     # the end of the connection
 
-    def give_up(self) -> None:
-        """Our bug, on this connection, which was told: it ends."""
-        if self._pump is not None:
-            self._pump.give_up()
-
     def _disconnect(self, event: events.DisconnectReceived) -> None:
         """The client disconnects; 0x00 deletes its will [MQTT-3.14.4-3], every other code does not."""
         self._connection.finish()
@@ -323,48 +320,10 @@ class Client:
             self._services.publisher.withdraw(self._incoming)
         self.disconnect(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
 
-    # what a session needs of its connection (`gateway.mqtt.session.client_port.ClientPort`)
-
-    @property
-    def reports_failures(self) -> bool:
-        """Whether PUBREC can say that a message was not stored."""
-        return self._connection.is_open and self.is_v5
-
     def answered(self) -> None:
         """Results of publishes are known."""
         if self._incoming is not None:
             self._incoming.answered()
-
-    def complete(self, packet_id: int) -> None:
-        """Send PUBCOMP."""
-        self._connection.send_pubcomp(packet_id)
-        self.flush_soon()
-
-    def hold_messages(self) -> None:
-        """Send no messages for a moment: the acknowledgement of the client's own comes first."""
-        if self._holding is None and self._services.self_delivery is not None:
-            self._holding = object()
-            self._connection.hold_messages()
-            self._services.self_delivery.later((self._held_long_enough, self._holding))
-
-    def _held_long_enough(self, since: object) -> None:
-        if self._holding is since:
-            self.release_messages()
-
-    def release_messages(self) -> None:
-        """Send the messages that were held back."""
-        if self._holding is not None:
-            self._holding = None
-            self._connection.release_messages()
-            self.flush()
-            self.writable()
-
-    def disconnect(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> None:
-        """Close from our side; the will is published all the same."""
-        self._disconnected_for = reason
-        self._leave(with_will=True)
-        self._connection.send_disconnect(code, reason, properties)
-        self.flush()
 
     # pauses of reading; silence is not judged meanwhile
 
@@ -395,95 +354,9 @@ class Client:
                 self._connection.resume_keepalive(self._services.clock())
                 self.flush()
 
-    # deliveries: the session's side
-
-    @property
-    def is_open(self) -> bool:
-        """Whether something can be sent."""
-        return self._connection.is_open
-
-    @property
-    def version(self) -> Version:
-        """Of the protocol; CONNECT has come."""
-        version = self._connection.version
-        assert version is not None
-        return version
-
-    @property
-    def takes_more(self) -> bool:
-        """Whether something can be sent, and the socket's buffer is below its mark."""
-        if self._holding is not None and self._connection.unsent > WRITE_AT:
-            return False
-        return self._connection.is_open and self._pump is not None and self._pump.writable
-
-    @property
-    def takes_packets(self) -> bool:
-        """Whether a PUBLISH at QoS 0 has the same bytes for this client as for others of its version."""
-        return not self._connection.gives_aliases
-
-    @property
-    def is_v5(self) -> bool:
-        """Whether the client speaks MQTT 5.0."""
-        return self._connection.version is V5
-
-    @property
-    def window(self) -> int:
-        """Free places in the client's Receive Maximum."""
-        return self._connection.outbound.free
-
-    def may_receive(self, topic: str, record: Received) -> bool:
-        """Whether the client may read a record, which has this MQTT topic."""
-        return self.grant is not None and self.grant.mqtt_subscribe(topic, record.topic, record.key)
-
-    def may_receive_retained(self, topic: str) -> bool:
-        """Whether the client may read the retained message of an MQTT topic."""
-        return self.grant is not None and self.grant.mqtt_subscribe.of_topic(topic)
-
-    def send(
-        self,
-        message: PreparedPublish,
-        qos: int,
-        *,
-        retain: bool = False,
-        dup: bool = False,
-        packet_id: int | None = None,
-    ) -> int | None:
-        """Send a PUBLISH; see `protocols.mqtt.sending.Sender.send_prepared`."""
-        sent = self._connection.send_prepared(message, qos, retain=retain, dup=dup, packet_id=packet_id)
-        if sent is None:
-            self._services.counters.too_large += 1
-            return None
-        self._services.counters.delivered += 1
-        if self._connection.unsent > WRITE_AT:
-            self.flush()
-        else:
-            self.flush_soon()
-        return sent
-
-    def send_packet(self, packet: bytes) -> None:
-        """Send a PUBLISH at QoS 0 that is encoded already; see `takes_packets`."""
-        connection, counters = self._connection, self._services.counters
-        if not connection.send_encoded(packet):
-            counters.too_large += 1
-            return
-        counters.delivered += 1
-        if connection.unsent > WRITE_AT:
-            self.flush()
-        elif self._pump is not None:
-            self._pump.flush_soon()
-
-    def release_reserved(self, packet_id: int) -> None:
-        """Free an identifier that will not be sent again."""
-        self._connection.release_reserved(packet_id)
-
-    def send_pubrel(self, packet_id: int) -> None:
-        """Send PUBREL."""
-        self._connection.send_pubrel(packet_id)
-        self.flush_soon()
-
     def _acknowledged(self, packet_id: int) -> None:
         """PUBACK or PUBCOMP."""
-        self._services.counters.delivered_acknowledged += 1
+        self._counters.delivered_acknowledged += 1
         self._window_opened = True
         if self.session is not None:
             self.session.deliveries.acknowledged(packet_id)
@@ -498,16 +371,6 @@ class Client:
             session.deliveries.acknowledged(event.packet_id)
         elif not session.deliveries.received(event.packet_id):
             self._connection.send_pubrel(event.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
-
-    def flush_soon(self) -> None:
-        """Write at the end of this loop turn."""
-        if self._pump is not None:
-            self._pump.flush_soon()
-
-    def flush(self) -> None:
-        """Write what waits to be said."""
-        if self._pump is not None:
-            self._pump.flush()
 
 
 _REFUSALS: Final = {Outcome.DENIED: ReasonCode.NOT_AUTHORIZED, Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
