@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -27,9 +27,11 @@ from gateway.amqp.transactions import COMMAND_BYTES, Coordinator, TransactingPee
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.membership import OffsetReset
 from gateway.kafka.read.start_positions import AtOffset, AtOffsets, BeyondEnd, Place
+from gateway.pauses import CONNECTION_BUDGET, SHARE, pauses
 from mapping.amqp.addresses import AddressError, TargetAddress, parse_target
 from mapping.outcomes import Outcome
 from mapping.record import Received, is_topic_name
+from protocols.amqp.connection import Connection
 from protocols.amqp.links import SETTLED, Link, TerminusKind
 from protocols.amqp.outcomes import (
     INVALID_FIELD,
@@ -46,29 +48,69 @@ TARGET_CAPABILITIES: Final = ("queue", "topic", "temporary-queue", "temporary-to
 ATTACHING: Final = 256
 """Attaches of a connection that are answered at the same time: they share their questions to Kafka, so that each of its
 round trips answers so many. What a link costs here while it waits is a task."""
+NO_SENDERS: Final[dict[IncomingLink, None]] = {}  # of all connections that have none: a dictionary takes memory
+NO_RECEIVERS: Final[dict[OutgoingLink, None]] = {}
 JOINING: Final = 16  # of these, for a consumer group: each new one is a Kafka consumer that starts
 
 
-class AttachingPeer(TransactingPeer, Protocol):
-    """A connection, as far as answers to its attaches need it."""
+class AttachingPeer(TransactingPeer):
+    """A connection with its links, and the attaches that make them."""
 
-    nodes: dict[Link, Node]  # temporary ones that its links have made
+    def __init__(self, services: Services, connection: Connection) -> None:
+        super().__init__(connection, services.publisher.budgets.connection(), services.places, services.wall_clock)
+        self.services = services  # what all connections share
+        self.transactions = {}
+        self.nodes: dict[Link, Node] = {}  # temporary ones that its links have made
+        self._incoming: dict[IncomingLink, None] = NO_SENDERS
+        self._outgoing: dict[OutgoingLink, None] = NO_RECEIVERS
+        self._attaches: AttachQueue | None = None  # most connections have few, and some have none
+
+    def answer(self, link: Link) -> None:
+        """Answer an attach, in a task."""
+        if self._attaches is None:
+            self._attaches = AttachQueue()
+        if self._attaches.add(link):
+            self.start(self._attaches.answer(self.services, self))
 
     @property
     def joining(self) -> asyncio.Semaphore:
         """Held while a consumer group is joined."""
+        assert self._attaches is not None
+        return self._attaches.joining
 
     def add_sender(self, incoming: IncomingLink) -> None:
         """A link on which the peer sends is about to be accepted."""
+        incoming.link.context = incoming
+        if self._incoming is NO_SENDERS:
+            self._incoming = {}
+            self.budget.gate.subscribe(self._own_gate)
+        self._incoming[incoming] = None
+        self.services.gates.senders += 1
+
+    def _own_gate(self, is_open: bool) -> None:
+        """Its budget or its share is used up, or no longer: what that does to credit, each link's window says."""
+        if is_open:
+            pauses.end_all(self, CONNECTION_BUDGET, SHARE)
+        else:
+            reason = CONNECTION_BUDGET if self.budget.waits_for is None else SHARE
+            pauses.begin(reason, self, self.subject)
 
     def add_receiver(self, outgoing: OutgoingLink) -> None:
         """A link on which the peer receives is about to be accepted."""
+        outgoing.link.context = outgoing
+        if self._outgoing is NO_RECEIVERS:
+            self._outgoing = {}
+        self._outgoing[outgoing] = None
 
     def refuse(self, link: Link, error: Error) -> None:
         """Say no to an attach, if the peer is still there."""
+        self.services.counts.refused_links += 1
+        if not self.is_lost(link):
+            self.engine.refuse_link(link, error)
 
     def is_lost(self, link: Link) -> bool:
         """Whether the peer has left while its attach was being answered."""
+        return not link.attached or not self.alive
 
 
 class AttachQueue:

@@ -6,41 +6,29 @@ its own (`gateway.amqp.attaches`), while the connection's other links go on.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import operator
-from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, Final
 
 import structlog
 
-from flowcontrol.budget import ConnectionBudget
 from gateway.amqp.answers import delivery_state
-from gateway.amqp.attaches import AttachQueue
-from gateway.amqp.links.flow import flow_of
+from gateway.amqp.attaches import NO_SENDERS, AttachingPeer
 from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.login import Login
-from gateway.amqp.nodes import Node
 from gateway.amqp.services import PRODUCT, Services
-from gateway.amqp.transactions import Coordinator, Transaction
-from gateway.flow import ConnectionFlow, subject
-from gateway.kafka.cluster.topic_info import TopicInfo
+from gateway.amqp.transactions import Coordinator
+from gateway.flow import ConnectionFlow, fullest, shown
 from gateway.kafka.contracts import Result
-from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.pump import Pump
-from gateway.pauses import CONNECTION_BUDGET, SHARE, pauses
-from gateway.security.authorization import Grant
 from gateway.security.exchange import Done, Failed
 from gateway.security.expiry import Expiry
-from gateway.security.identity import Identity
 from gateway.security.scram import Continue
 from gateway.turns import in_turns
-from mapping.amqp.addresses import TargetAddress
-from mapping.amqp.incoming import Destination, gateway_headers
 from mapping.outcomes import Outcome
 from protocols.amqp.connection import Connection
-from protocols.amqp.engine import Engine
 from protocols.amqp.events import (
     ConnectionOpened,
     CreditChanged,
@@ -65,55 +53,26 @@ from protocols.connection import ConnectionClosed, ConnectionFailed
 
 log = structlog.get_logger(__name__)
 
-WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn before they are written: bounds what waits inside the engine
 _LINK_OF: Final = operator.itemgetter(0)  # of a token
-NO_SENDERS: Final[dict[IncomingLink, None]] = {}  # of all connections that have none: a dictionary takes memory
-NO_RECEIVERS: Final[dict[OutgoingLink, None]] = {}
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
 
 
-class AmqpConnection:
+class AmqpConnection(AttachingPeer):
     """The `Handler` of one connection's pump, and the publisher's `Owner`."""
 
     def __init__(self, services: Services, connection: Connection, register: set[AmqpConnection]) -> None:
         """`register` has the connections that are open."""
-        self.services = services  # what all connections share
-        self.pump: Pump
-        # what this connection has in flight; the publisher counts it
-        self.budget: ConnectionBudget = services.publisher.budgets.connection()
-        self.quiescing = False  # no more credit is granted: the gateway is stopping
-        self.gone = False  # the socket is gone
-        self.grant: Grant  # what its peer may do; there from its open on
-        self.container_id = ""  # the peer's name for itself; "" until its open
-        self.transactions: dict[bytes, Transaction] = {}  # that its peer may post to, by txn-id
-        self.nodes: dict[Link, Node] = {}  # temporary ones that its links have made
-        self._connection = connection
+        super().__init__(services, connection)
         self._register = register
-        self._identity: Identity | None = None
         self._login: Login | None = None  # until its verdict
         self._expiry: Expiry | None = None  # of a token
-        self._incoming: dict[IncomingLink, None] = NO_SENDERS
-        self._outgoing: dict[OutgoingLink, None] = NO_RECEIVERS
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        self._attaches: AttachQueue | None = None  # most connections have few, and some have none
         self._closed_in_order = False  # a close was sent or came
-        self._written = 0
         self._now_ms = 0
 
     @property
     def _log(self) -> Any:
         """Bound when it is used: an idle connection keeps no logger."""
         return log.bind(protocol="amqp", peer=self.pump.peer, client=self.container_id or None)
-
-    @property
-    def engine(self) -> Engine:
-        """The AMQP layer."""
-        return self._connection.engine
-
-    @property
-    def alive(self) -> bool:
-        """Whether the peer can be told anything."""
-        return not self.gone and not self._connection.closing
 
     # Handler
 
@@ -224,105 +183,16 @@ class AmqpConnection:
         """Our bug, in `settle`: the connection ends, and its peer knows that the rest is in doubt."""
         self.pump.give_up()
 
-    # for links
-
-    def now_ms(self) -> int:
-        """The wall clock, epoch milliseconds."""
-        return self.services.wall_clock()
-
-    @property
-    def principal(self) -> str | None:
-        """Who the peer is; None before it has logged in. See `Publisher.submit`."""
-        return None if self._identity is None else self._identity.name
-
-    def destination(self, address: str, parsed: TargetAddress, info: TopicInfo) -> Destination:
-        """Where messages of this connection go that are sent to `address`."""
-        identity = self._identity
-        assert identity is not None
-        return Destination(
-            topic=parsed.topic,
-            address_bytes=address.encode(),
-            partition=parsed.partition,
-            key=parsed.key,
-            user=identity.name,
-            headers=gateway_headers(self.container_id),
-            before_ms=info.before_ms,
-            after_ms=info.after_ms,
-            partitions=info.partitions,
-        )
-
-    def sender(self, link: Link) -> Sender:
-        """Who sends on `link`: the same whenever the same peer comes back with a link of this name."""
-        identity = self._identity
-        assert identity is not None
-        return self.services.places.sender(identity.name, self.container_id, link.name)
-
-    def wrote(self, size: int) -> None:
-        """Something was sent: write it with what else is sent in this turn, or at once when that is much."""
-        self._written += size
-        if self._written >= WRITE_NOW:
-            self._written = 0
-            self.pump.flush()
-        elif not self.pump.flushing:
-            self.pump.flush_soon()
-
-    def flush_soon(self) -> None:
-        """Write at the end of this turn of the loop."""
-        if not self.gone:
-            self.pump.flush_soon()
-
     def detach(self, link: Link, error: Error) -> None:
         """End a receiver's link from our side."""
         self._log.info("link detached", link=link.name, error=error)
-        if not self.gone and not self._connection.closing:
+        if self.alive:
             if link.accepted:
                 self.engine.close_link(link, error)
             else:
                 self.refuse(link, error)
             self.pump.flush_soon()
         self._lost(link, link.context)
-
-    # for attaches
-
-    @property
-    def joining(self) -> asyncio.Semaphore:
-        """Held while a consumer group is joined."""
-        assert self._attaches is not None
-        return self._attaches.joining
-
-    def add_sender(self, incoming: IncomingLink) -> None:
-        """A link on which the peer sends is about to be accepted."""
-        incoming.link.context = incoming
-        if self._incoming is NO_SENDERS:
-            self._incoming = {}
-            self.budget.gate.subscribe(self._own_gate)
-        self._incoming[incoming] = None
-        self.services.gates.senders += 1
-
-    def _own_gate(self, is_open: bool) -> None:
-        """Its budget or its share is used up, or no longer: what that does to credit, each link's window says."""
-        if is_open:
-            pauses.end_all(self, CONNECTION_BUDGET, SHARE)
-        else:
-            reason = CONNECTION_BUDGET if self.budget.waits_for is None else SHARE
-            pauses.begin(reason, self, self.subject)
-
-    def add_receiver(self, outgoing: OutgoingLink) -> None:
-        """A link on which the peer receives is about to be accepted."""
-        outgoing.link.context = outgoing
-        if self._outgoing is NO_RECEIVERS:
-            self._outgoing = {}
-        self._outgoing[outgoing] = None
-
-    def refuse(self, link: Link, error: Error) -> None:
-        """Say no to an attach, if the peer is still there."""
-        self.services.counts.refused_links += 1
-        if not self.is_lost(link):
-            self.engine.refuse_link(link, error)
-
-    def is_lost(self, link: Link) -> bool:
-        """Whether the peer has left while its attach was being answered."""
-        return not link.attached or not self.alive
 
     # the server's calls
 
@@ -335,18 +205,30 @@ class AmqpConnection:
         self._close(Error(CONNECTION_FORCED, description))
 
     @property
-    def subject(self) -> str:
-        """See `gateway.flow.Flowing`."""
-        return subject("amqp", self.container_id, self.pump.peer)
-
-    @property
     def load(self) -> int:
         """See `gateway.flow.Flowing`."""
         return self.budget.bytes
 
     def flow(self) -> ConnectionFlow | None:
         """See `gateway.flow.Flowing`."""
-        return flow_of(self, self._incoming, self._outgoing) if self.container_id else None
+        if not self.container_id:
+            return None
+        budget, pump = self.budget, self.pump
+        senders = fullest(self._incoming, lambda link: link.window.unsettled)
+        receivers = fullest(self._outgoing, lambda link: link.unsettled)
+        return ConnectionFlow(
+            protocol="amqp",
+            client=shown(self.container_id),
+            peer=pump.peer,
+            principal=shown(self.principal or ""),
+            subject=self.subject,
+            bytes=budget.bytes,
+            bytes_limit=budget.bytes_limit,
+            records=budget.records,
+            unwritten=pump.unwritten,
+            windows=[*(link.flow() for link in senders), *(link.flow() for link in receivers)],
+            windows_total=len(self._incoming) + len(self._outgoing),
+        )
 
     def statistics(self) -> tuple[int, int, int, int, int, int]:
         """(senders, receivers, credit, unanswered, unsettled, window) now."""
@@ -387,10 +269,7 @@ class AmqpConnection:
             case ConnectionOpened():
                 self._opened(event)
             case LinkRequested(link=link):
-                if self._attaches is None:
-                    self._attaches = AttachQueue()
-                if self._attaches.add(link):
-                    self.start(self._attaches.answer(self.services, self))
+                self.answer(link)
             case LinkDetached(link=link):
                 if event.by_us:
                     self._log.info("link detached", link=link.name, error=event.error)
@@ -456,12 +335,6 @@ class AmqpConnection:
         self.pump.identified()
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))
         self._log.info("connection opened", principal=identity.name)
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin what ends with the connection at the latest."""
-        task = self.pump.spawn(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
 
     def _lose(self, links: Sequence[Link], *, failed: bool) -> Iterator[None]:
         contexts = [link.context for link in links]  # the engine forgets them at the end of this turn

@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
@@ -68,7 +68,7 @@ _LINK_OF: Final = operator.itemgetter(1)  # of a token
 _REJECTED_OUTCOME: Final = "amqp:rejected:list"
 
 
-class TransactingPeer(Peer, Protocol):
+class TransactingPeer(Peer):
     """A connection with transactions."""
 
     transactions: dict[bytes, Transaction]  # that its peer may post to, by txn-id

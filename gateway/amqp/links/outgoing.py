@@ -24,7 +24,7 @@ from gateway.amqp.links.subscriptions import Subscriptions
 from gateway.amqp.nodes import NodeConsumer
 from gateway.amqp.sources import Source
 from gateway.failures import failures
-from gateway.flow import Window, shown, subject
+from gateway.flow import Window, shown
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.assignment import AssignedPartition
 from gateway.kafka.groups.membership import Membership
@@ -143,10 +143,10 @@ class OutgoingLink:
 
     def lacks(self) -> tuple[str, str] | None:
         """Why there is no demand, and whose it is (`gateway.kafka.contracts.Subscriber`)."""
-        paused, peer = self._paused(), self._peer
+        paused = self._paused()
         if paused is None or paused.reason in (SLOW_READER, OUTGOING_BUDGET):
             return None
-        return paused.reason, subject("amqp", peer.container_id, peer.pump.peer)
+        return paused.reason, self._peer.subject
 
     def select(self, record: Received) -> Collection[tuple[OutgoingLink, None]]:
         """Every record of the topic is for this link, or of the one partition that it reads."""
@@ -234,8 +234,7 @@ class OutgoingLink:
             pauses.end(OUTGOING_BUDGET, self)
             self.wake()
         else:
-            peer = self._peer
-            pauses.begin(OUTGOING_BUDGET, self, subject("amqp", peer.container_id, peer.pump.peer))
+            pauses.begin(OUTGOING_BUDGET, self, self._peer.subject)
 
     # the peer's words
 

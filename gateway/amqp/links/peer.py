@@ -1,62 +1,117 @@
-"""What a link needs of its connection; a Protocol, because `gateway.amqp.connection` imports the links."""
+"""What a link needs of its connection: who is at its other end, and how that is told something.
+
+`gateway.amqp.connection`, which imports the links, has the rest of a connection.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, Protocol
+import abc
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
 from flowcontrol.budget import ConnectionBudget
+from gateway.flow import subject
 from gateway.kafka.cluster.topic_info import TopicInfo
-from gateway.kafka.contracts import Owner
-from gateway.kafka.publish.sender_partitions import Sender
+from gateway.kafka.contracts import Result
+from gateway.kafka.publish.sender_partitions import Places, Sender
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
+from gateway.security.identity import Identity
 from mapping.amqp.addresses import TargetAddress
-from mapping.amqp.incoming import Destination
+from mapping.amqp.incoming import Destination, gateway_headers
+from protocols.amqp.connection import Connection
 from protocols.amqp.engine import Engine
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import Error
 
+WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn before they are written: bounds what waits inside the engine
 
-class Peer(Owner, Protocol):
-    """Who is at the other end of a link."""
 
-    pump: Pump
-    budget: ConnectionBudget  # what the connection has in flight; the publisher counts it
-    grant: Grant  # what the peer may do
-    container_id: str  # its name for itself
-    quiescing: bool  # no more credit is granted: the gateway is stopping
-    gone: bool  # the socket is gone
+class Peer(abc.ABC):
+    """Who is at the other end of a link; a `contracts.Owner`."""
+
+    def __init__(
+        self, connection: Connection, budget: ConnectionBudget, places: Places, wall_clock: Callable[[], int]
+    ) -> None:
+        """`places`: of all who send; `wall_clock`: epoch milliseconds."""
+        self.pump: Pump
+        self.budget = budget  # what the connection has in flight; the publisher counts it
+        self.grant: Grant  # what the peer may do; there from its open on
+        self.container_id = ""  # its name for itself; "" until its open
+        self.quiescing = False  # no more credit is granted: the gateway is stopping
+        self.gone = False  # the socket is gone
+        self.now_ms = wall_clock
+        self._connection = connection
+        self._places = places
+        self._identity: Identity | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._written = 0
 
     @property
     def engine(self) -> Engine:
         """The AMQP layer."""
+        return self._connection.engine
 
     @property
     def alive(self) -> bool:
         """Whether the peer can be told anything."""
+        return not self.gone and not self._connection.closing
+
+    @property
+    def subject(self) -> str:
+        """What it is called where pauses are told; see `gateway.flow.Flowing`."""
+        return subject("amqp", self.container_id, self.pump.peer)
 
     @property
     def principal(self) -> str | None:
-        """Its name; None before it has logged in."""
-
-    def now_ms(self) -> int:
-        """The wall clock, epoch milliseconds."""
+        """Its name; None before it has logged in. See `Publisher.submit`."""
+        return None if self._identity is None else self._identity.name
 
     def sender(self, link: Link) -> Sender:
         """Who sends on `link`: the same whenever the same peer comes back with a link of this name."""
+        assert self._identity is not None
+        return self._places.sender(self._identity.name, self.container_id, link.name)
 
     def destination(self, address: str, parsed: TargetAddress, info: TopicInfo) -> Destination:
         """Where messages go that are sent to `address`."""
+        assert self._identity is not None
+        return Destination(
+            topic=parsed.topic,
+            address_bytes=address.encode(),
+            partition=parsed.partition,
+            key=parsed.key,
+            user=self._identity.name,
+            headers=gateway_headers(self.container_id),
+            before_ms=info.before_ms,
+            after_ms=info.after_ms,
+            partitions=info.partitions,
+        )
 
     def wrote(self, size: int) -> None:
-        """So many bytes were sent: they are written soon, or at once when much has come together."""
+        """Something was sent: write it with what else is sent in this turn, or at once when that is much."""
+        self._written += size
+        if self._written >= WRITE_NOW:
+            self._written = 0
+            self.pump.flush()
+        elif not self.pump.flushing:
+            self.pump.flush_soon()
 
     def flush_soon(self) -> None:
-        """Write at the end of this iteration of the event loop."""
-
-    def detach(self, link: Link, error: Error) -> None:
-        """End a receiver's link from our side."""
+        """Write at the end of this turn of the loop."""
+        if not self.gone:
+            self.pump.flush_soon()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin what ends with the connection at the latest."""
+        task = self.pump.spawn(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+    @abc.abstractmethod
+    def detach(self, link: Link, error: Error) -> None:
+        """End a receiver's link from our side."""
+
+    @abc.abstractmethod
+    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        """Kafka's answer for messages of this connection; see `gateway.kafka.contracts.Owner`."""
