@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Annotated, Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Final
 
 import msgspec
 from aiokafka import errors
@@ -21,9 +21,11 @@ from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.cluster.topic_queries import Partitions, TopicQueries, refused_by
 from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.wire import Metadata
 from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
+from mapping.record import INTERNAL_TOPIC_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -67,32 +69,6 @@ class Statistics(msgspec.Struct):
     topics_waiting: Annotated[int, gauge("topics that wait to be made")] = 0
 
 
-class Catalogue(Protocol):
-    """What Kafka is known to have: `topics.Topics`; a Protocol, because that module needs this one."""
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The topics that clients may see."""
-
-    @property
-    def topics_in_all(self) -> int:
-        """How many of them there are, with those that were `made` since they were counted."""
-
-    @property
-    def partitions_in_all(self) -> int:
-        """Of every topic, likewise."""
-
-    def made(self, name: str, partitions: int) -> None:
-        """Kafka has taken a topic."""
-
-    @property
-    def counted(self) -> float:
-        """When that was read, by the clock."""
-
-    async def refresh(self) -> None:
-        """Read it now. Raises Refused (BUSY)."""
-
-
 class _Order(msgspec.Struct, frozen=True):
     wanted: Wanted
     principal: str | None
@@ -100,30 +76,57 @@ class _Order(msgspec.Struct, frozen=True):
 
 
 class Creation:
-    """Makes the topics that clients name."""
+    """Makes the topics that clients name, and counts what there is."""
 
     def __init__(
         self,
         config: KafkaConfig,
         queries: TopicQueries,
-        catalogue: Catalogue,
+        names: Callable[[], frozenset[str]],  # the topics that clients may see
+        refresh: Callable[[], Awaitable[None]],  # asks for everything, and has it `count`ed; Refused (BUSY)
         *,
         spawn: Spawn,
-        clock: Callable[[], float],
+        clock: Callable[[], float],  # monotonic seconds
         capacity: PartitionCapacity,
     ) -> None:
-        """`clock` gives monotonic seconds."""
+        self.counted = float("-inf")  # when everything was last counted, by the clock
         self._config = config
         self._queries = queries
-        self._catalogue = catalogue
+        self._names = names
+        self._refresh = refresh
         self._spawn = spawn
         self._clock = clock
         self._capacity = capacity
         self._waiting: dict[str | None, deque[_Order]] = {}  # by principal; the first one's turn is next
         self._working = False
         self._makers: dict[str | None, dict[str, float]] = {}  # what each made or waits for, and since when
+        self._partitions = 0  # by the last count
+        self._uncounted: dict[str, tuple[int, float]] = {}  # made since: partitions, and when
         self._counts = Statistics()
         self._warned: set[str] = set()
+
+    def count(self, metadata: Metadata, asked: float) -> None:
+        """What there is by an answer to a question of the time `asked`."""
+        self.counted = self._clock()
+        self._partitions = sum(len(topic.leaders) for topic in metadata.topics.values())
+        self._uncounted = {  # the broker that answered has not heard of them yet
+            name: (partitions, when)
+            for name, (partitions, when) in self._uncounted.items()
+            if name not in metadata.topics and asked - when < CREATION_S
+        }
+
+    @property
+    def topics_in_all(self) -> int:
+        """The topics that clients may see, with those that were made since they were counted."""
+        names = self._names()
+        return len(names) + sum(
+            name not in names and not name.startswith(INTERNAL_TOPIC_PREFIX) for name in self._uncounted
+        )
+
+    @property
+    def partitions_in_all(self) -> int:
+        """Of every topic, ours and Kafka's own too, with those that were made since they were counted."""
+        return self._partitions + sum(partitions for partitions, _ in self._uncounted.values())
 
     async def make(self, wanted: Wanted, principal: str | None) -> Made:
         """Make a topic for a client, or find that it is there; all who are not known (None) count as one principal.
@@ -133,7 +136,7 @@ class Creation:
         """
         limit = self._config.max_topics_per_principal
         mine = self._makers.setdefault(principal, {})
-        if len(mine) >= limit and wanted.name not in mine and wanted.name not in self._catalogue.names:
+        if len(mine) >= limit and wanted.name not in mine and wanted.name not in self._names():
             self._forget_gone(mine)
             if len(mine) >= limit:
                 self._counts.topics_refused_total += 1
@@ -159,7 +162,7 @@ class Creation:
 
     def _forget_gone(self, mine: dict[str, float]) -> None:
         """Topics that are gone no longer count for their maker."""
-        names = self._catalogue.names
+        names = self._names()
         before = self._clock() - SETTLED_S
         for name in [name for name, since in mine.items() if since < before and name not in names]:
             del mine[name]
@@ -198,16 +201,16 @@ class Creation:
         return batch
 
     async def _serve(self, batch: list[_Order]) -> dict[str, Made | Refused]:
-        catalogue, config = self._catalogue, self._config
-        if self._clock() - catalogue.counted >= COUNTED_FOR_S:
-            await catalogue.refresh()
-        topics, partitions = catalogue.topics_in_all, catalogue.partitions_in_all
+        config = self._config
+        if self._clock() - self.counted >= COUNTED_FOR_S:
+            await self._refresh()
+        names, topics, partitions = self._names(), self.topics_in_all, self.partitions_in_all
         planned = 0
         answers: dict[str, Made | Refused] = {}
         wanted: list[Wanted] = []
         there: set[str] = set()
         for order in batch:
-            if order.wanted.name in catalogue.names:
+            if order.wanted.name in names:
                 there.add(order.wanted.name)
                 continue
             more = order.wanted.partitions or config.topic_partitions
@@ -266,7 +269,7 @@ class Creation:
             if error is errors.NoError or error is errors.TopicAlreadyExistsError:
                 new[name] = error is errors.NoError
                 if new[name]:
-                    self._catalogue.made(name, partitions[name])
+                    self._uncounted[name] = (partitions[name], self._clock())  # even before it has leaders
                 continue
             if error is errors.InvalidTopicError:
                 self._tell_collision(name, message[0] if message else None)
@@ -317,8 +320,8 @@ class Creation:
         """Counts so far."""
         return msgspec.structs.replace(
             self._counts,
-            topics=self._catalogue.topics_in_all,
-            partitions=self._catalogue.partitions_in_all,
+            topics=self.topics_in_all,
+            partitions=self.partitions_in_all,
             topics_waiting=sum(map(len, self._waiting.values())),
         )
 

@@ -16,7 +16,7 @@ import msgspec
 from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.cluster.missing_topics import MissingTopics
-from gateway.kafka.cluster.topic_creation import CREATION_S, Creation, PartitionCapacity, Wanted, any_capacity
+from gateway.kafka.cluster.topic_creation import Creation, PartitionCapacity, Wanted, any_capacity
 from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo, info_of, led_now
 from gateway.kafka.cluster.topic_queries import SharedQuestion, TopicQueries
 from gateway.kafka.contracts import Refused
@@ -66,7 +66,9 @@ class Topics:
         """
         self.queries = TopicQueries(config, spawn, clock)  # what Kafka is asked
         # makes topics, within the limits
-        self.creation = Creation(config, self.queries, self, spawn=spawn, clock=clock, capacity=capacity)
+        self.creation = Creation(
+            config, self.queries, lambda: self.names, self.refresh, spawn=spawn, clock=clock, capacity=capacity
+        )
         self._config = config
         self._create = create
         self._may_make = may_make
@@ -78,14 +80,11 @@ class Topics:
         self._lookups: dict[str, asyncio.Task[TopicInfo | Refused]] = {}
         self._making: dict[str, tuple[str | None, asyncio.Task[TopicInfo | Refused]]] = {}
         self.names: frozenset[str] = frozenset()  # the topics that clients may see, as of the last refresh
-        self._counted_partitions = 0  # by the last refresh
-        self._uncounted: dict[str, tuple[int, float]] = {}  # made since: partitions, and when
         self._learned: dict[str, float] = {}  # when, since the last refresh
         self._watchers: list[Changed] = []
         self.updated: list[Updated] = []  # called with each looked-up topic that has changed
         self.gone: list[Gone] = []  # called when one is gone or forbidden
         self._wake = asyncio.Event()
-        self.counted = float("-inf")  # when the last refresh was, by the clock
         self._refreshing = SharedQuestion(self._refresh)
         self._configs_read = float("-inf")
 
@@ -111,7 +110,7 @@ class Topics:
                 pass  # the usual end of the wait
             age = WATCHED_REFRESH_S if self._watchers else self._config.metadata_max_age_s
             try:
-                if not self.reachable or self._clock() - self.counted >= age:
+                if not self.reachable or self._clock() - self.creation.counted >= age:
                     await self._refreshing.answered()
                 else:
                     await self.queries.heartbeat()
@@ -325,21 +324,6 @@ class Topics:
 
     # Keeping fresh
 
-    @property
-    def topics_in_all(self) -> int:
-        """The topics that clients may see, with those that were made since the last refresh."""
-        made = self._uncounted.keys()
-        return len(self.names) + len(made - self.names - self._internal.keys()) if made else len(self.names)
-
-    @property
-    def partitions_in_all(self) -> int:
-        """Of every topic, ours and Kafka's own too, with those that were made since the last refresh."""
-        return self._counted_partitions + sum(partitions for partitions, _ in self._uncounted.values())
-
-    def made(self, name: str, partitions: int) -> None:
-        """Kafka has taken a topic: it counts from now on, even before it has leaders."""
-        self._uncounted[name] = (partitions, self._clock())
-
     def watch(self, callback: Changed) -> None:
         """Call `callback(appeared, disappeared)` whenever `names` has changed."""
         self._watchers.append(callback)
@@ -381,13 +365,7 @@ class Topics:
         for name in [name for name in self._known if name not in seen and name in expected and name not in in_between]:
             self._lost(name, Outcome.UNKNOWN_TOPIC)
         self._changed(fresh)
-        self.counted = self._clock()
-        self._counted_partitions = sum(len(topic.leaders) for topic in metadata.topics.values())
-        self._uncounted = {  # the broker that answered has not heard of them yet
-            name: (partitions, when)
-            for name, (partitions, when) in self._uncounted.items()
-            if name not in metadata.topics and begun - when < CREATION_S
-        }
+        self.creation.count(metadata, begun)
         self._set_names(frozenset((seen.keys() | in_between) - self._internal.keys()))
 
     def _changed(self, infos: Iterable[TopicInfo]) -> None:

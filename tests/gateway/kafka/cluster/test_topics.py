@@ -194,7 +194,7 @@ async def test_what_kafka_denies_is_denied(tmp_path, kit):
 async def test_no_limit_is_overrun_by_many_who_come_at_once(bootstrap, kit, limit):
     """Rounds follow each other at once: each counts what the one before it has made."""
     async with kit(bootstrap) as k:
-        there = {"max_topics": len(k.topics.names), "max_partitions": k.topics.partitions_in_all}[limit]
+        there = {"max_topics": len(k.topics.names), "max_partitions": k.topics.creation.partitions_in_all}[limit]
     run = uuid.uuid4().hex
     async with kit(bootstrap, create=True, topic_partitions=1, **{limit: there + 25}) as k:
         asked = [k.topics.get(f"crowd-{run}-{number}", principal=f"p{number % 3}") for number in range(70)]

@@ -121,10 +121,10 @@ async def test_everything_is_one_pass_and_the_next_subscriber_asks_nothing(
         lambda: parts.live_reader.statistics().fetches >= 2
     )  # the first has brought how far each log reaches
 
-    requests, refreshed = parts.lookup.requests, parts.topics.counted
+    requests, refreshed = parts.lookup.requests, parts.topics.creation.counted
     for name in ("#", "+/x", f"{many[0]}/#"):
         await parts.router.hold({name: None})
-    assert (parts.lookup.requests, parts.topics.counted) == (requests, refreshed)
+    assert (parts.lookup.requests, parts.topics.creation.counted) == (requests, refreshed)
     assert parts.live_reader.statistics().assignments == 1
 
     later = f"later in {many[-1]}".encode()  # others' messages come by `#`, too
