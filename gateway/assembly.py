@@ -31,10 +31,9 @@ from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.state import StateTopics
 from gateway.mqtt.counters import Counters
-from gateway.mqtt.registry.crash_recovery import CrashRecovery
+from gateway.mqtt.registry.crash_recovery import CrashRecovery, find_qos2_messages
 from gateway.mqtt.registry.heartbeats import Gateways
 from gateway.mqtt.registry.opening import Opening
-from gateway.mqtt.registry.qos2_scan import find_qos2_messages
 from gateway.mqtt.registry.session_registry import TOPIC as SESSIONS
 from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.registry.upkeep import Upkeep
@@ -258,9 +257,8 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     gateways = Gateways(identity, process.loop.time, wall_clock)
     parts = _session_parts(process, log, rules, router, retained, groups, SessionStore(gateways.owner))
     sessions = Sessions(gateways, parts, Wills(rules, log.publisher, retained, wall_clock), wall_clock)
-    recovery = CrashRecovery(
-        partial(find_qos2_messages, client_settings(log.kafka, "recovery"), log.lookup, process.spawn), log.lookup
-    )
+    find = partial(find_qos2_messages, client_settings(log.kafka, "recovery"), log.lookup, process.spawn)
+    recovery = CrashRecovery(find, log.lookup.partitions)
     opening = Opening(
         sessions,
         recovery,

@@ -1,43 +1,49 @@
-"""After a crash: which QoS 2 messages of a session are in Kafka, though no in-flight record says so."""
+"""After a crash: which QoS 2 messages of clients are in Kafka, though no in-flight record says so.
+
+They are known by a header of their records; what a dead gateway's in-flight records do not account for is read from the
+log once (`gateway.kafka.read.log_scan`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from aiokafka import TopicPartition
 
+from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.kafka_consumer import ConsumerOptions
+from gateway.kafka.read.log_scan import scan_log
 from gateway.mqtt.session.qos2 import InboundQos2
 from gateway.mqtt.state.records import InflightRecord, Places
+from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
+from mapping.record import MQTT_EXCHANGE, Received
 
 RETRY_S: Final = 0.5
 LOOKING_S: Final = 7.0  # for a CONNECT
 T = TypeVar("T")
 
-Found = Mapping[str, set[tuple[int, int]]]
+Found = dict[str, set[tuple[int, int]]]
 """Session id -> packet identifier and sequence of each message that is stored."""
-Find = Callable[[Mapping[TopicPartition, int]], Awaitable[Found]]
-"""Reads partitions from an offset to their end; see `gateway.mqtt.registry.qos2_scan.find_qos2_messages`."""
 
-
-class Partitions(Protocol):
-    """Who knows a topic's partitions: `gateway.kafka.driver.kafka_consumer.Lookup`."""
-
-    async def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
-        """The partitions; Refused when there is no such topic."""
-        ...
+_HIGHEST_ID: Final = 65_535
+_DIGITS: Final = 18  # of a sequence
 
 
 class CrashRecovery:
     """Finds the QoS 2 messages of clients in the log."""
 
-    def __init__(self, find: Find, lookup: Partitions) -> None:
+    def __init__(
+        self,
+        find: Callable[[Mapping[TopicPartition, int]], Awaitable[Found]],  # as `find_qos2_messages`
+        partitions: Callable[[str], Awaitable[tuple[TopicPartition, ...]]],  # of a topic; Refused when there is none
+    ) -> None:
         self._find = find
-        self._lookup = lookup
+        self._partitions_of = partitions
 
     async def recover(self, records: Mapping[str, InflightRecord]) -> dict[str, InflightRecord]:
         """Complete the in-flight records of sessions whose gateway died, per client id, each with `scan_from`.
@@ -69,7 +75,7 @@ class CrashRecovery:
         """A topic's partitions, asked for until Kafka answers; none when it is gone, and what was stored in it."""
         while True:
             try:
-                return await self._lookup.partitions(topic)
+                return await self._partitions_of(topic)
             except Refused as refused:
                 if refused.outcome is not Outcome.BUSY:
                     return ()
@@ -101,3 +107,37 @@ async def in_time(looking: Awaitable[T]) -> T:
             return await looking
     except TimeoutError:
         raise Refused(Outcome.BUSY, "Kafka does not answer") from None
+
+
+async def find_qos2_messages(
+    kafka: ConsumerOptions, lookup: Lookup, spawn: Spawn, ranges: Mapping[TopicPartition, int]
+) -> Found:
+    """Read each partition from an offset to its end as of this call, and collect the QoS 2 messages; see `scan_log`.
+
+    `ranges` has by partition the offset of the first record that matters.
+    """
+    found: Found = {}
+
+    def collect(record: Received) -> None:
+        for name, value in record.headers:
+            if name == MQTT_EXCHANGE:
+                message = parse(value)
+                if message is not None:
+                    session_id, packet_id, sequence = message
+                    found.setdefault(session_id, set()).add((packet_id, sequence))
+
+    await scan_log(kafka, lookup, spawn, ranges, collect)
+    return found
+
+
+def parse(value: bytes | None) -> tuple[str, int, int] | None:
+    """Session id, packet identifier and sequence of a header `session_id/packet id/sequence`; None when it is none."""
+    parts = (value or b"").split(b"/")
+    if len(parts) != 3:
+        return None
+    session_id, packet_id, sequence = parts
+    if not (session_id and session_id.isascii() and packet_id.isdigit() and sequence.isdigit()):
+        return None
+    if len(sequence) > _DIGITS or len(packet_id) > _DIGITS or not 0 < int(packet_id) <= _HIGHEST_ID:
+        return None
+    return session_id.decode(), int(packet_id), int(sequence)

@@ -4,8 +4,8 @@ A session that is kept needs no transaction for it: **the log is the proof**. Ev
 session's id, the packet identifier and a sequence number in a header. The session's in-flight record says which
 sequences are finished (`low_water_mark`, `open`, `released`), and from which offsets the others can be found in the log
 (`scan_from`). So PUBREC leaves when the record is stored, PUBCOMP when an in-flight record without the identifier is
-stored, and after a crash `gateway.mqtt.registry.qos2_scan` finds what was stored and is in no in-flight record. The
-offsets are in a stored in-flight record before the first record goes to a topic.
+stored, and after a crash `gateway.mqtt.registry.crash_recovery` finds what was stored and is in no in-flight record.
+The offsets are in a stored in-flight record before the first record goes to a topic.
 
 The other sessions end with their connection, and with them the state of their messages: nothing is written for them.
 
@@ -85,16 +85,8 @@ class InboundMessage:
     """One QoS 2 message of the client."""
 
     __slots__ = (
-        "connection",
-        "packet_id",
-        "place",
-        "retained",
-        "self_delivered",
-        "sequence",
-        "slots",
-        "state",
-        "topic",
-    )
+        "connection", "packet_id", "place", "retained", "self_delivered", "sequence", "slots", "state", "topic",
+    )  # fmt: skip
 
     def __init__(self, packet_id: int, sequence: int, topic: str = "", state: State = _ENDED) -> None:
         self.packet_id = packet_id  # the client's

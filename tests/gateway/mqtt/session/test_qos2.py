@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.contracts import Result
-from gateway.mqtt.registry.crash_recovery import CrashRecovery
-from gateway.mqtt.registry.qos2_scan import Found, parse
+from gateway.mqtt.registry.crash_recovery import CrashRecovery, Found, parse
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts, StartOffsets
@@ -101,7 +100,7 @@ class Gateway:
     async def recover(self) -> None:
         inflight = decode_inflight(self.kafka.inflight)
         assert inflight is not None
-        recovery = CrashRecovery(self.kafka.find, self.kafka)
+        recovery = CrashRecovery(self.kafka.find, self.kafka.partitions)
         self.inbound_qos2.restore((await recovery.recover({"c": inflight}))["c"])
 
     def submit(self, record: Record, owner: InboundQos2, token: Any) -> None:
@@ -218,7 +217,7 @@ class Client:
         self.slots.clear()
         gateway.link = Link(v5=self.v5)
         if gateway.inbound_qos2.has_uncertain:
-            await CrashRecovery(gateway.kafka.find, gateway.kafka).confirm(gateway.inbound_qos2)
+            await CrashRecovery(gateway.kafka.find, gateway.kafka.partitions).confirm(gateway.inbound_qos2)
         for packet_id in list(self.sent):
             self.send(gateway, packet_id)
         for packet_id in list(self.releasing):

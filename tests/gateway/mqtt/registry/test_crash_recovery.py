@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import RecordsToDelete
 
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.mqtt.registry.qos2_scan import find_qos2_messages, parse
+from gateway.mqtt.registry.crash_recovery import find_qos2_messages, parse
 from mapping.record import MQTT_EXCHANGE
 from tests.support.gateway import wait_until
 
