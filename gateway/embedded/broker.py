@@ -30,7 +30,7 @@ from gateway.embedded.jars import Report, cache_directory, ensure_jars, locked_v
 from gateway.embedded.java import find_java
 from gateway.embedded.open_files import check_descriptors
 from gateway.embedded.probe import broker_answers
-from gateway.embedded.start_progress import StartProgress
+from gateway.embedded.start_progress import StartProgress, read_log
 from gateway.embedded.storage import HOST, BrokerError, Marker, PortTakenError
 
 log = logging.getLogger(__name__)
@@ -304,7 +304,9 @@ class EmbeddedBroker:
 
     def _failure(self, what: str, output: str) -> BrokerError:
         """Make the error that says why, from what the broker left."""
-        lines = _lines(self.directory / "logs" / output, 0) + _lines(self.log_file, self._log_position)
+        printed, _ = read_log(self.directory / "logs" / output, 0)
+        logged, _ = read_log(self.log_file, self._log_position)
+        lines = [line for line in printed + logged if line.strip()]
         text = "\n".join(lines)
         if "No space left on device" in text:
             return BrokerError(f"the disk is full, the embedded broker cannot write to {self.directory}")
@@ -317,17 +319,6 @@ class EmbeddedBroker:
         telling += [line for line in lines if _TELLING.search(line)] + lines[-1:]
         why = _STAMP.sub("", telling[0]) if telling else "it printed nothing"
         return BrokerError(f"{what}: {why} (see {self.log_file})")
-
-
-def _lines(path: Path, position: int) -> list[str]:
-    """Return a log's lines from a position on; all when the file was rolled over meanwhile."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(position if position <= file.tell() else 0)
-            return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    except FileNotFoundError:
-        return []
 
 
 def embedded_broker(config: EmbeddedConfig, data_dir: Path, report: Report = lambda progress: None) -> EmbeddedBroker:

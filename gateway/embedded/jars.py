@@ -295,16 +295,30 @@ def _held(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def console_report() -> Iterator[Report]:
-    """Show progress on standard error: a bar on a terminal, a line every tenth of the way otherwise."""
-    from rich.console import Console  # noqa: PLC0415 - half of a warm start's time, and rarely needed
+    """Show progress on standard error: a bar on a terminal, a line every tenth of the way otherwise.
+
+    The console is made with the first report: mostly there is none, and to make it is half of a warm start's time.
+    """
+    with contextlib.ExitStack() as stack:
+        opened: list[Report] = []
+
+        def report(progress: Progress) -> None:
+            if not opened:
+                opened.append(_open_console(stack))
+            opened[0](progress)
+
+        yield report
+
+
+def _open_console(stack: contextlib.ExitStack) -> Report:
+    from rich.console import Console  # noqa: PLC0415 - see above
     from rich.progress import Progress as Bar  # noqa: PLC0415
 
     console = Console(stderr=True, highlight=False)
     if console.is_terminal:
-        with Bar(console=console, transient=True) as bar:
-            task = bar.add_task("jars", total=None)
-            yield lambda at: bar.update(task, description=at.text, completed=at.done, total=at.total)
-        return
+        bar = stack.enter_context(Bar(console=console, transient=True))
+        task = bar.add_task("jars", total=None)
+        return lambda at: bar.update(task, description=at.text, completed=at.done, total=at.total)
     shown: set[tuple[int, int]] = set()
 
     def show(at: Progress) -> None:
@@ -313,7 +327,7 @@ def console_report() -> Iterator[Report]:
             shown.add(step)
             console.print(f"{at.text} ({at.done} of {at.total})", soft_wrap=True)
 
-    yield show
+    return show
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -323,27 +337,13 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"no such set of jars: {unknown[0]} (there are {', '.join(SETS)})\n")
         return 2
     try:
-        with _lazy_console() as report:
+        with console_report() as report:
             for name in arguments or SETS:
                 ensure_jars(name, report=report)
     except SetupError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
-
-
-@contextlib.contextmanager
-def _lazy_console() -> Iterator[Report]:
-    """Open the console at the first report only: mostly there is none."""
-    with contextlib.ExitStack() as stack:
-        opened: list[Report] = []
-
-        def report(progress: Progress) -> None:
-            if not opened:
-                opened.append(stack.enter_context(console_report()))
-            opened[0](progress)
-
-        yield report
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -27,26 +28,13 @@ class StartProgress:
 
     def made(self) -> bool:
         """Whether it got on since the last call."""
-        told = self._read_log()
+        lines, self._position = read_log(self._log, self._position)
+        self.last_line = lines[-1] if lines else self.last_line
         moved = self._moved()
-        got_on = told or moved - self._bytes >= LEAST_BYTES
+        got_on = any(" INFO " in line for line in lines) or moved - self._bytes >= LEAST_BYTES
         if got_on:
             self._bytes = moved
         return got_on
-
-    def _read_log(self) -> bool:
-        try:
-            with self._log.open("rb") as file:
-                size = file.seek(0, 2)
-                file.seek(self._position if self._position <= size else 0)  # rolled over
-                data = file.read()
-                self._position = file.tell()
-        except FileNotFoundError:
-            return False
-        lines = data.decode(errors="replace").splitlines()
-        if lines:
-            self.last_line = lines[-1]
-        return any(" INFO " in line for line in lines)
 
     def _moved(self) -> int:
         """Bytes that the process has read and written; 0 where the kernel does not tell."""
@@ -55,3 +43,14 @@ class StartProgress:
         except (OSError, ValueError):
             return 0
         return int(counts.get("rchar", 0)) + int(counts.get("wchar", 0))
+
+
+def read_log(path: Path, position: int) -> tuple[list[str], int]:
+    """A log's lines from a position on, all when it was rolled over meanwhile; and where it ends."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(position if position <= size else 0)
+            return file.read().decode(errors="replace").splitlines(), file.tell()
+    except FileNotFoundError:
+        return [], position

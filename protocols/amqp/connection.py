@@ -24,20 +24,8 @@ class Connection:
     """One AMQP connection."""
 
     __slots__ = (
-        "_buffer",
-        "_container_id",
-        "_dead",
-        "_deadline",
-        "_limits",
-        "_now",
-        "_open_by",
-        "_open_timeout_s",
-        "_output",
-        "_passed",
-        "_sasl",
-        "allow_without_sasl",
-        "engine",
-        "mechanisms",
+        "_buffer", "_container_id", "_dead", "_deadline", "_limits", "_now", "_open_by", "_open_timeout_s", "_output",
+        "_passed", "_sasl", "allow_without_sasl", "engine", "mechanisms",
     )  # fmt: skip
 
     engine: Engine  # the AMQP layer; its verbs may be used from `ConnectionOpened` on

@@ -40,19 +40,9 @@ class Sender:
     """
 
     __slots__ = (
-        "_awaited",
-        "_given",
-        "_max_out",
-        "_messages",
-        "_next_id",
-        "_out",
-        "_qos2",
-        "connect",
-        "inbound",
-        "outbound",
-        "state",
-        "version",
-    )
+        "_awaited", "_given", "_max_out", "_messages", "_next_id", "_out", "_qos2", "connect", "inbound", "outbound",
+        "state", "version",
+    )  # fmt: skip
 
     def __init__(self, outgoing_inflight: int) -> None:
         self.version: Version | None = None  # of the protocol; None before CONNECT

@@ -55,20 +55,9 @@ class Incoming:
     """The publishes of one connection; the owner of its records of QoS 1, those of QoS 2 are the session's."""
 
     __slots__ = (
-        "_acks",
-        "_again",
-        "_allowed",
-        "_client",
-        "_connection",
-        "_inbound",
-        "_letter",
-        "_self_delivery",
-        "_services",
-        "_session",
-        "_unanswered",
-        "budget",
-        "principal",
-    )
+        "_acks", "_again", "_allowed", "_client", "_connection", "_inbound", "_letter", "_self_delivery", "_services",
+        "_session", "_unanswered", "budget", "principal",
+    )  # fmt: skip
 
     def __init__(
         self, client: ClientPort, connection: Connection, session: Session, grant: Grant, services: Services

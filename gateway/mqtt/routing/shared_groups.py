@@ -63,15 +63,7 @@ class Share:
     """A session's place in a shared subscription; an outbox of the group (`gateway.kafka.contracts.Subscriber`)."""
 
     __slots__ = (
-        "_delivery",
-        "_entering",
-        "_left",
-        "_membership",
-        "_sharing",
-        "_subscriber",
-        "group",
-        "lossy",
-        "subscription",
+        "_delivery", "_entering", "_left", "_membership", "_sharing", "_subscriber", "group", "lossy", "subscription",
         "topic_filter",
     )  # fmt: skip
 

@@ -51,30 +51,10 @@ class Session:
     """One session; the router's subscriber and the owner of its outboxes."""
 
     __slots__ = (
-        "_gaps",
-        "_held",
-        "_inflight",
-        "_lossless",
-        "_lossy",
-        "_parts",
-        "_places",
-        "budget",
-        "client",
-        "client_id",
-        "deliveries",
-        "epoch",
-        "expiry",
-        "gone_at",
-        "inbound_qos2",
-        "journal",
-        "principal",
-        "session_id",
-        "shares",
-        "state",
-        "subscriptions",
-        "unclear_until",
-        "will",
-    )
+        "_gaps", "_held", "_inflight", "_lossless", "_lossy", "_parts", "_places", "budget", "client", "client_id",
+        "deliveries", "epoch", "expiry", "gone_at", "inbound_qos2", "journal", "principal", "session_id", "shares",
+        "state", "subscriptions", "unclear_until", "will",
+    )  # fmt: skip
 
     def __init__(self, client_id: str, principal: str, session_id: str, parts: SessionParts, *, kept: bool) -> None:
         """A new session of `principal`; `kept`: it may outlive its connection."""
@@ -101,9 +81,8 @@ class Session:
         self._lossy: Outbox | None = None
         self._lossless: Outbox | None = None
         self._places: Places = {}  # of a session without a connection
-        self._held: list[
-            str
-        ] = []  # names of what the router holds for this session, beside `subscriptions` once attached
+        # names of what the router holds for this session, beside `subscriptions` once attached
+        self._held: list[str] = []
         self._gaps = 0
 
     @property
@@ -243,9 +222,8 @@ class Session:
         self.client = self.deliveries.client = client
         self.gone_at = None
         router, live_reader = self._parts.router, self._parts.live_reader
-        self._held = [
-            name for name in self._held if name not in self.subscriptions.by_filter
-        ]  # the router's entries have them now
+        # the router's entries have the others now
+        self._held = [name for name in self._held if name not in self.subscriptions.by_filter]
         for subscription in self.subscriptions.by_filter.values():
             router.add(self, subscription)
         self.shares.resume()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
@@ -62,10 +62,13 @@ class Filling:
 
     lossy: Final = False
 
-    def __init__(self, body: _Body, limit: int, chosen: RecordFilter, allowed: Permission | None) -> None:
-        """`allowed` judges each record by its key; None: all are allowed."""
+    def __init__(
+        self, add: Callable[[Received], bool], limit: int, chosen: RecordFilter, allowed: Permission | None
+    ) -> None:
+        """`add` says whether a record fits. `allowed` judges each by its key; None: all are allowed."""
         self.done = asyncio.Event()
-        self._body = body
+        self.count = 0
+        self._add = add
         self._limit = limit
         self._chosen = chosen
         self._allowed = allowed
@@ -83,10 +86,11 @@ class Filling:
             return False
         wanted_here = self._chosen.everything or self._chosen.matches(record)
         if wanted_here and (self._allowed is None or self._allowed(record.topic, record.key)):
-            if not self._body.add(record):
+            if not self._add(record):
                 self.done.set()
                 return False
-            if self._body.count >= self._limit:
+            self.count += 1
+            if self.count >= self._limit:
                 self.done.set()
         self._scanned += 1
         if self._scanned >= SCANNED:
@@ -113,7 +117,7 @@ class Filling:
                 async with asyncio.timeout(FILL_S):
                     await self.done.wait()
         except TimeoutError as error:
-            if not self._body.count:
+            if not self.count:
                 raise busy("Kafka is slow; try again") from error
         finally:
             for reading in catch_up_reader.forget(self):
@@ -121,26 +125,13 @@ class Filling:
         return position
 
 
-class _Body:
-    """The records of an answer in its media type."""
-
-    def __init__(self, media: str, embedded: Format, max_bytes: int) -> None:
-        self.media = media
-        self._embedded = embedded
-        self._lines = Lines(max_bytes) if media == LINES_TYPE else None
-        self._page = Page(max_bytes)
-
-    @property
-    def count(self) -> int:
-        return self._page.count if self._lines is None else self._lines.count
-
-    def add(self, record: Received) -> bool:
-        if self._lines is not None:
-            return self._lines.add(view_line(record, self._embedded))
-        return self._page.add(view(record, self._embedded))
-
-    def finish(self) -> bytes:
-        return self._page.finish() if self._lines is None else self._lines.finish()
+def _page(media: str, embedded: Format, max_bytes: int) -> tuple[Lines | Page, Callable[[Received], bool]]:
+    """An answer of this media type, and what adds a record to it."""
+    if media == LINES_TYPE:
+        lines = Lines(max_bytes)
+        return lines, lambda record: lines.add(view_line(record, embedded))
+    page = Page(max_bytes)
+    return page, lambda record: page.add(view(record, embedded))
 
 
 class RecordPages(OperationSet):
@@ -175,19 +166,20 @@ class RecordPages(OperationSet):
             await self._enter()
             try:
                 with promised_page(self._outgoing, max_bytes) as size:
-                    body = _Body(media, embedded, size)
-                    position = await Filling(body, limit, chosen, allowed).fill(self._catch_up_reader, topic, span)
+                    page, add = _page(media, embedded, size)
+                    filling = Filling(add, limit, chosen, allowed)
+                    position = await filling.fill(self._catch_up_reader, topic, span)
             finally:
                 self._filling.release()
-            if body.count or self._draining or self._clock() >= deadline:
+            if filling.count or self._draining or self._clock() >= deadline:
                 break
             await self._wait(topic, position, deadline)
             found = await self._lookup.ends([TopicPartition(topic, number) for number in position], led=True)
             span = Span(position, {partition.partition: end for partition, end in found.items()})
         self._counts.pages_total += 1
-        self._counts.records_total += body.count
+        self._counts.records_total += filling.count
         full = len(position) == 1 and any(offset < span.ends.get(number, 0) for number, offset in position.items())
-        return self._answer(call, body, position, span, full=full)
+        return self._answer(call, media, page.finish(), position, span, full=full)
 
     async def _enter(self) -> None:
         """Wait for a turn to fill a page; RestError 503 when it does not come."""
@@ -213,14 +205,13 @@ class RecordPages(OperationSet):
             self._arrivals.forget(sleeper)
 
     def _answer(
-        self, call: Call, body: _Body, position: Mapping[int, int], span: Span, *, full: bool
+        self, call: Call, media: str, content: bytes, position: Mapping[int, int], span: Span, *, full: bool
     ) -> web.StreamResponse:
         """The page. One that is followed by others may be kept and asked for again: its entity tag is of its bytes."""
-        content = body.finish()
         varies = call.answer_headers.get("Vary")
         call.answer_headers["Vary"] = "Accept" if varies is None else f"{varies}, Accept"
         headers = {
-            "Content-Type": body.media,
+            "Content-Type": media,
             "Server": SERVER,
             "Link": f'<{_following(call, position)}>; rel="next"',
             "Next-Position": format_position(position),
