@@ -18,12 +18,13 @@ from gateway.amqp.answers import refusal
 from gateway.amqp.filters import Filters, both
 from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.links.outgoing import OutgoingLink
+from gateway.amqp.links.peer import Peer
 from gateway.amqp.links.relay import RelayLink
 from gateway.amqp.nodes import Node
 from gateway.amqp.services import Services
 from gateway.amqp.sources import Source, filters_of_node, resumed, source_of, subscription_of
 from gateway.amqp.transactions import CAPABILITIES as COORDINATOR_CAPABILITIES
-from gateway.amqp.transactions import COMMAND_BYTES, Coordinator, TransactingPeer
+from gateway.amqp.transactions import COMMAND_BYTES, Coordinator, Transaction
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.membership import OffsetReset
 from gateway.kafka.read.start_positions import AtOffset, AtOffsets, BeyondEnd, Place
@@ -53,13 +54,13 @@ NO_RECEIVERS: Final[dict[OutgoingLink, None]] = {}
 JOINING: Final = 16  # of these, for a consumer group: each new one is a Kafka consumer that starts
 
 
-class AttachingPeer(TransactingPeer):
+class AttachingPeer(Peer):
     """A connection with its links, and the attaches that make them."""
 
     def __init__(self, services: Services, connection: Connection) -> None:
         super().__init__(connection, services.publisher.budgets.connection(), services.places, services.wall_clock)
         self.services = services  # what all connections share
-        self.transactions = {}
+        self.transactions: dict[bytes, Transaction] = {}  # that its peer may post to, by txn-id
         self.nodes: dict[Link, Node] = {}  # temporary ones that its links have made
         self._incoming: dict[IncomingLink, None] = NO_SENDERS
         self._outgoing: dict[OutgoingLink, None] = NO_RECEIVERS
@@ -193,7 +194,7 @@ class Attach:
         wanted = link.target.capabilities
         if wanted and not set(wanted) & set(COORDINATOR_CAPABILITIES):
             raise AddressError(NOT_IMPLEMENTED, f"only {LOCAL_TRANSACTIONS} are offered")
-        link.context = Coordinator(self._services.coordinators, self._peer, link)
+        link.context = Coordinator(self._services.coordinators, self._peer, link, self._peer.transactions)
         self._peer.engine.accept_link(link, max_message_bytes=COMMAND_BYTES, capabilities=COORDINATOR_CAPABILITIES)
         link.context.top_up()
 

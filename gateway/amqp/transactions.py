@@ -68,12 +68,6 @@ _LINK_OF: Final = operator.itemgetter(1)  # of a token
 _REJECTED_OUTCOME: Final = "amqp:rejected:list"
 
 
-class TransactingPeer(Peer):
-    """A connection with transactions."""
-
-    transactions: dict[bytes, Transaction]  # that its peer may post to, by txn-id
-
-
 class Coordinators:
     """The transactions of all connections."""
 
@@ -121,11 +115,12 @@ class Coordinators:
 class Coordinator:
     """A link on which a peer declares and discharges; the `context` of the engine's link."""
 
-    __slots__ = ("_coordinators", "_unanswered", "link", "peer", "touched")
+    __slots__ = ("_coordinators", "_unanswered", "known", "link", "peer", "touched")
 
-    def __init__(self, coordinators: Coordinators, peer: TransactingPeer, link: Link) -> None:
+    def __init__(self, coordinators: Coordinators, peer: Peer, link: Link, known: dict[bytes, Transaction]) -> None:
         self._coordinators = coordinators
         self._unanswered = 0
+        self.known = known  # that the peer may post to, by txn-id
         self.link = link  # the engine's
         self.peer = peer  # the connection
         self.touched = False  # see `IncomingLink`
@@ -172,7 +167,7 @@ class Coordinator:
 
     def lost(self) -> None:
         """The link is gone: its transactions are rolled back (part 4.3)."""
-        for transaction in [one for one in self.peer.transactions.values() if one.coordinator is self]:
+        for transaction in [one for one in self.known.values() if one.coordinator is self]:
             transaction.give_up(Error(ROLLED_BACK, "the coordinator's link is gone"))
             transaction.forget()
 
@@ -198,16 +193,16 @@ class Coordinator:
         if isinstance(declared, Error):
             self._reject(delivery, declared)
             return
-        self.peer.transactions[declared.id] = declared
+        self.known[declared.id] = declared
         self._unanswered -= 1
         self.peer.engine.settle_declared(self.link, delivery, declared.id)
 
     def _discharge(self, delivery: Any, command: Discharge) -> None:
-        transaction = self.peer.transactions.get(command.txn_id)
+        transaction = self.known.get(command.txn_id)
         if transaction is None or transaction.coordinator is not self:
             self._reject(delivery, Error(UNKNOWN_ID, "no transaction of this link has this txn-id"))
             return
-        del self.peer.transactions[command.txn_id]
+        del self.known[command.txn_id]
         transaction.discharge(delivery, fail=command.fail)
 
     def _reject(self, delivery: Any, error: Error) -> None:
@@ -389,7 +384,7 @@ class Transaction:
 
     def forget(self) -> None:
         """No discharge can come any more."""
-        self._peer.transactions.pop(self.id, None)
+        self.coordinator.known.pop(self.id, None)
         self._coordinators.open.discard(self)
 
     def _doom(self, error: Error) -> None:
