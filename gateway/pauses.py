@@ -31,7 +31,7 @@ UNANSWERED: Final = "too much unanswered"
 KAFKA_SILENT: Final = "Kafka silent"  # acknowledgements wait
 KAFKA_UNREACHABLE: Final = "Kafka unreachable"
 NO_CAPACITY: Final = (RECEIVE_MAXIMUM, NO_CREDIT, UNSETTLED)
-"""What somebody who is behind may lack, beside room in the write buffer, of which its socket tells."""
+"""What somebody who is behind may lack, beside capacity in the write buffer, of which its socket tells."""
 REASONS: Final = (
     PROCESS_BUDGET, TOPIC_BUDGET, CONNECTION_BUDGET, SHARE, OUTGOING_BUDGET, SLOW_READER, RECEIVE_MAXIMUM, NO_CREDIT,
     UNSETTLED, UNANSWERED, KAFKA_SILENT, KAFKA_UNREACHABLE,

@@ -22,7 +22,7 @@ _NOTHING_EXTRA: Final[dict[str, Any]] = {}  # asyncio's own for each transport w
 class WebSocket(asyncio.Transport, asyncio.Protocol):
     """The server's side of one WebSocket whose opening handshake is over."""
 
-    __slots__ = ("_deaf", "_frames", "_parted", "_ping", "_socket", "_user", "_writable")
+    __slots__ = ("_closing", "_draining", "_frames", "_ping", "_socket", "_user", "_writable")
 
     def __init__(self, transport: asyncio.Transport, user: asyncio.Protocol) -> None:
         """`user` gets the bytes inside the frames, and this object as its transport."""
@@ -32,8 +32,8 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._frames = FrameReader()
         self._ping: bytes | None = None  # that waits for its Pong
         self._writable = True
-        self._parted = False  # our Close frame is sent, after which nothing is (section 5.5.1)
-        self._deaf = False  # what the peer still sends is read and thrown away
+        self._closing = False  # our Close frame is sent, after which nothing is (section 5.5.1)
+        self._draining = False  # what the peer still sends is read and thrown away
 
     def start(self, received: bytes) -> None:
         """Take the socket over; `received` came behind the opening handshake."""
@@ -46,7 +46,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Frames came, cut anywhere."""
-        if self._deaf:
+        if self._draining:
             return
         received = self._frames.receive(data)
         if received.ping is not None:
@@ -81,7 +81,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send one binary message; nothing after our Close frame."""
-        if not self._parted:
+        if not self._closing:
             self._socket.write(write_frame(BINARY, data))
 
     def can_write_eof(self) -> bool:
@@ -90,8 +90,8 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
 
     def write_eof(self) -> None:
         """Say that no more is sent; what the peer still sends is read. Its answer closes the socket."""
-        if not self._parted:
-            self._part(close_frame(NORMAL_CLOSURE))
+        if not self._closing:
+            self._send_close(close_frame(NORMAL_CLOSURE))
 
     def close(self) -> None:
         """Close the socket after the bytes written, the last of which are a Close frame."""
@@ -145,25 +145,25 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         ping = self._ping
         if ping is not None and self._writable:
             self._ping = None
-            if not self._parted:
+            if not self._closing:
                 self._socket.write(write_frame(PONG, ping))
 
-    def _part(self, close: bytes) -> None:
-        self._parted = True
+    def _send_close(self, close: bytes) -> None:
+        self._closing = True
         self._socket.write(close)
 
     def _end(self, received: Received) -> None:
         """The peer closed, answered our Close frame, or broke the rules of frames."""
-        self._deaf = True
-        if self._parted:
+        self._draining = True
+        if self._closing:
             self._socket.close()
         elif received.fault is None:
             self._user.eof_received()
-            if not self._parted:  # the user may have closed
-                self._part(write_frame(CLOSE, received.close or b""))
+            if not self._closing:  # the user may have closed
+                self._send_close(write_frame(CLOSE, received.close or b""))
             self._socket.close()
         else:
             # Closing a socket with unread input makes the kernel send a reset, which can destroy our reason on its way.
-            self._part(close_frame(received.fault.code, received.fault.reason))
+            self._send_close(close_frame(received.fault.code, received.fault.reason))
             self._user.eof_received()
             asyncio.get_running_loop().call_later(LINGER_S, self._socket.close)

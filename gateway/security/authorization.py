@@ -26,11 +26,12 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.config import AccessRule, ConfigError
-from gateway.security.filters import ANY, ONE, is_filter
+from gateway.security.filters import ANY, ONE
 from gateway.security.identity import GROUP_PREFIX, Identity
 from gateway.security.permissions import MqttPermission, Permission, Rule
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 from mapping.rules import Rules
+from protocols.mqtt.topics import is_valid_filter
 
 GroupAction = Literal["read", "delete", "admin"]
 """To be a member of it and commit for it; to end it; to look at it as an administrator."""
@@ -167,7 +168,7 @@ def _compiled(rule: AccessRule, number: int) -> Rule:
     if rule.kafka is not None and rule.topic != "#":
         raise ConfigError(f"{where}: a rule has a topic or a kafka, not both")
     key, text = ("topic", rule.topic) if rule.kafka is None else ("kafka", rule.kafka)
-    if not is_filter(text):
+    if not is_valid_filter(text, shared=False):
         raise ConfigError(f"{where}.{key}: {text!r} is neither a name nor an MQTT filter")
     levels = text.split("/")
     wild = levels[0] in (ANY, ONE)

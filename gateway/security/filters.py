@@ -12,19 +12,6 @@ ANY: Final = "#"
 ONE: Final = "+"
 
 
-def is_filter(text: str) -> bool:
-    """Whether `text` is a legal filter [MQTT-4.7.1-1] [MQTT-4.7.1-2] [MQTT-4.7.3-1] [MQTT-4.7.3-2]."""
-    if not text or "\0" in text:
-        return False
-    levels = text.split("/")
-    for number, level in enumerate(levels):
-        if ANY in level and (level != ANY or number != len(levels) - 1):
-            return False
-        if ONE in level and level != ONE:
-            return False
-    return True
-
-
 def matches(levels: Sequence[str], name: Sequence[str]) -> bool:
     """Whether the filter `levels` matches `name`, both split at the slash."""
     for number, level in enumerate(levels):

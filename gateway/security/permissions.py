@@ -14,9 +14,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from gateway.security.filters import ANY, ONE, covers, is_filter, matches, overlap
+from gateway.security.filters import ANY, ONE, covers, matches, overlap
 from gateway.security.identity import Identity
 from mapping.rules import Rules
+from protocols.mqtt.topics import is_valid_filter
 
 Action = Literal["publish", "subscribe", "admin"]
 Key = str | bytes | None
@@ -110,7 +111,7 @@ class Permission:
         """Whether it is allowed for every name that the filter matches."""
         if self._everything:
             return True
-        if not is_filter(name_filter):
+        if not is_valid_filter(name_filter, shared=False):
             return False
         wanted = name_filter.split("/")
         for rule in self._rules:
@@ -182,7 +183,7 @@ class MqttPermission:
 
     def filter(self, text: str) -> bool:
         """Whether a client may subscribe to a filter; of `$share/G/F` that is F."""
-        if not is_filter(text):
+        if not is_valid_filter(text, shared=False):
             return False
         if self._everything:
             return True

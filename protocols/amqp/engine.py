@@ -225,7 +225,7 @@ class Engine(Transacting):
                     sent = self._sent.pop(delivery, None)
                 if sent is None or not sent[0].attached:  # of a link that is gone: its memory may be another's now
                     if accepting is not None:
-                        accepting.let_go(len(accepted), accepted_bytes)
+                        accepting.release(len(accepted), accepted_bytes)
                         accepting = None
                     self._on_delivery(delivery, events)
                 else:
@@ -235,21 +235,21 @@ class Engine(Transacting):
                     link, token, size = sent
                     if link is not accepting:
                         if accepting is not None:
-                            accepting.let_go(len(accepted), accepted_bytes)
+                            accepting.release(len(accepted), accepted_bytes)
                         accepting, accepted, accepted_bytes = link, [], 0
                         events.append(DeliveriesAccepted(link, accepted))
                     accepted.append(token)
                     accepted_bytes += size
             else:
                 if accepting is not None:
-                    accepting.let_go(len(accepted), accepted_bytes)
+                    accepting.release(len(accepted), accepted_bytes)
                     accepting = None
                 handler = handlers.get(kind)
                 if handler is not None:
                     handler(self, event, events)
             _pop(collector)
         if accepting is not None:
-            accepting.let_go(len(accepted), accepted_bytes)
+            accepting.release(len(accepted), accepted_bytes)
 
     def _on_delivery(self, delivery: Any, events: list[Any]) -> None:
         handle = _delivery_link(delivery)
@@ -352,7 +352,7 @@ class Engine(Transacting):
         if sent is None:
             return
         state = self._read_state(delivery, code)
-        link.let_go(1, sent[2])
+        link.release(1, sent[2])
         _settle(delivery)  # at once, as in `_process`
         events.append(DispositionReceived(link, sent[1], state, settled))
 

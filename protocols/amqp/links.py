@@ -108,7 +108,7 @@ class Link:
         self.stalled = False  # outgoing: waits for the peer's session window
         self.context: Any = None  # the owner's own object; the engine never looks at it, and forgets it with the link
 
-    def let_go(self, count: int, size: int) -> None:
+    def release(self, count: int, size: int) -> None:
         """Nobody keeps the handles of `count` deliveries any more that were sent, of `size` bytes together."""
         self.held -= count
         self.held_bytes -= size

@@ -48,7 +48,7 @@ class Transacting(Endpoints):
         sent = self._sent.pop(delivery, None)
         if sent is None:
             return False
-        link.let_go(1, sent[2])
+        link.release(1, sent[2])
         lib.pn_delivery_update(delivery, state.code)
         lib.pn_delivery_settle(delivery)
         return True
@@ -74,7 +74,7 @@ class Transacting(Endpoints):
             return
         if settled:
             del self._sent[delivery]
-            link.let_go(1, sent[2])
+            link.release(1, sent[2])
             lib.pn_delivery_settle(delivery)
             events.append(Retired(link, token, None, txn_id, state))
         elif state is not None:

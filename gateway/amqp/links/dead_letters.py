@@ -7,8 +7,7 @@ one that fails is offered again and again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -23,14 +22,9 @@ from mapping.record import Received
 log = structlog.get_logger(__name__)
 
 
-class Rejecting(Protocol):
-    """The link whose receiver did not take a record."""
-
-    def dead_lettered(self, record: Received, *, stored: bool) -> None:
-        """The fate of the record's dead letter is known."""
-
-
-Token = tuple[Rejecting, Received, str]
+Told = Callable[[Received, bool], None]
+"""Told the fate of a record's dead letter: whether it is stored."""
+Token = tuple[Told, Received, str]
 
 
 class DeadLetters:
@@ -45,8 +39,8 @@ class DeadLetters:
         self._template = template
         self._troubled: set[str] = set()  # topics that did not take the last one; logged once
 
-    def take(self, link: Rejecting, record: Received, cause: Cause) -> bool:
-        """Store a record's dead letter; `link.dead_lettered` is called when its fate is known.
+    def take(self, record: Received, cause: Cause, told: Told) -> bool:
+        """Store a record's dead letter; `told` learns its fate.
 
         Returns:
             False when it cannot have one: there is no topic for it.
@@ -54,13 +48,13 @@ class DeadLetters:
         topic = dead_letter_topic(self._template, record) if self._template is not None else None
         if topic is None:
             return False
-        self._submit(dead_letter(record, topic, cause), self, (link, record, topic), self._sender)
+        self._submit(dead_letter(record, topic, cause), self, (told, record, topic), self._sender)
         return True
 
     def settle(self, tokens: Sequence[Token], offsets: Sequence[int], result: Result) -> None:
         """Kafka's answer; see `gateway.kafka.contracts.Owner`."""
         stored = result.outcome is Outcome.STORED
-        for link, record, topic in tokens:
+        for told, record, topic in tokens:
             if stored:
                 self._counts.dead_letters += 1
                 self._troubled.discard(topic)
@@ -70,4 +64,4 @@ class DeadLetters:
                     self._troubled.add(topic)
                     log.warning("a dead letter could not be stored", topic=topic, origin=record.topic,
                                 outcome=result.outcome.value, reason=result.reason)  # fmt: skip
-            link.dead_lettered(record, stored=stored)
+            told(record, stored)

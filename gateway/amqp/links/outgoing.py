@@ -343,14 +343,14 @@ class OutgoingLink:
 
     def _dead_letter(self, record: Received, cause: Cause) -> bool:
         """Store a dead letter; False when there are none for this record."""
-        if self._source.group is None or not self._dead_letters.take(self, record, cause):
+        if self._source.group is None or not self._dead_letters.take(record, cause, self._dead_lettered):
             return False
         self._pending += 1
         self._burst = 0
         self.unsettled += 1  # it is bounded as what the peer holds is
         return True
 
-    def dead_lettered(self, record: Received, *, stored: bool) -> None:
+    def _dead_lettered(self, record: Received, stored: bool) -> None:
         """The fate of a dead letter is known: only now the record is done with, or it goes back to the group."""
         self._pending -= 1
         self.unsettled -= 1

@@ -253,7 +253,7 @@ class Incoming:
             if again and self._letter is not None and slot.packet_id == self._again:
                 letter, self._letter, self._again = self._letter, None, 0
                 self._acks.put_back(slots[place:])
-                self._services.refused_again.store(letter, self, slot, result)
+                self._services.refused_again.store(letter, self.answered, slot, result)
                 return
             counters.refused += 1
             if again and code != ReasonCode.PACKET_TOO_LARGE and self._services.config.acknowledge_refused:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import structlog
 
@@ -33,14 +33,7 @@ TOLD: Final = 1000
 """Kafka topics that the log has named once."""
 
 
-class Publishing(Protocol):
-    """The publishes of a connection."""
-
-    def answered(self) -> None:
-        """Results are known."""
-
-
-Token = tuple[Publishing, Slot, Result]
+Token = tuple[Callable[[], None], Slot, Result]
 
 
 def refused_topic(max_record_bytes: int) -> InternalTopic:
@@ -69,8 +62,8 @@ class RefusedAgain:
         """The packet for which a client was disconnected last, 0 for none; it is forgotten."""
         return self._packets.pop(_digest(client_id), 0) if self._packets else 0
 
-    def store(self, record: Record, publishing: Publishing, slot: Slot, refused: Result) -> None:
-        """Store a refused message; its slot gets a result then: stored, or refused as it was."""
+    def store(self, record: Record, answered: Callable[[], None], slot: Slot, refused: Result) -> None:
+        """Store a refused message; `answered` follows when its slot has a result: stored, or refused as it was."""
         if record.topic not in self._told:
             if len(self._told) >= TOLD:
                 self._told.clear()
@@ -79,15 +72,15 @@ class RefusedAgain:
                         topic=record.topic, refused=REFUSED_TOPIC, outcome=refused.outcome.value,
                         reason=refused.reason)  # fmt: skip
         letter = refused_letter(record, REFUSED_TOPIC, refused.outcome.value, refused.reason)
-        self._publisher.submit(letter, self, (publishing, slot, refused), internal=True)
+        self._publisher.submit(letter, self, (answered, slot, refused), internal=True)
 
     def settle(self, tokens: Sequence[Token], offsets: Sequence[int], result: Result) -> None:
         """Kafka's answer; see `gateway.kafka.contracts.Owner`."""
         stored = result.outcome is Outcome.STORED
-        for publishing, slot, refused in tokens:
+        for answered, slot, refused in tokens:
             self._counters.dead_letters += stored
             slot.result = result if stored else refused
-            publishing.answered()
+            answered()
 
 
 def _digest(client_id: str) -> bytes:

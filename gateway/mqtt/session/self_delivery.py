@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import collections
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from gateway.kafka.read.live_reader import LiveReader
 from mapping.mqtt import Delivery
 from mapping.record import Received
 
@@ -21,17 +22,6 @@ Then = tuple[Callable[[Any], None], Any]
 """What to call, with what."""
 
 NOWHERE: Final = -1
-
-
-class Positions(Protocol):
-    """What is asked of the live reader."""
-
-    # told a topic, a partition and the offset of the next record, when some were offered
-    passed: Callable[[str, int, int], None] | None
-
-    def position(self, topic: str, partition: int) -> int | None:
-        """The offset of the next record to offer; None where nobody listens."""
-        ...
 
 
 class _Waiting:
@@ -48,7 +38,7 @@ class _Waiting:
 class SelfDelivery:
     """What waits in this process for the live reader, each for at most the same time."""
 
-    def __init__(self, live_reader: Positions, wait_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, live_reader: LiveReader, wait_s: float, clock: Callable[[], float]) -> None:
         """`live_reader` tells us of what it offers from now on; nobody waits longer than `wait_s` of `clock`."""
         self._live_reader = live_reader
         self._wait_s = wait_s

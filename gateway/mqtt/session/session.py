@@ -7,6 +7,7 @@ is nothing but these records. What is delivered from the log is queued in the lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 import msgspec
 import structlog
@@ -21,17 +22,59 @@ from gateway.mqtt.session.deliveries import Deliveries, DeliveryParts
 from gateway.mqtt.session.inflight import NOWHERE, InflightMessages
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.lifecycle import State
-from gateway.mqtt.session.outbox import Outbox
 from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts
 from gateway.mqtt.session.self_delivery import OwnCopies
 from gateway.mqtt.session.shared import ShareParts, Shares
 from gateway.mqtt.session.subscriptions import Subscriptions
 from gateway.mqtt.state.records import InflightRecord, PendingWill, Places, SessionRecord, SessionSubscription
 from gateway.mqtt.state.store import SessionStore
+from gateway.pauses import RECEIVE_MAXIMUM
+from mapping.record import Received
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.topics import is_shared
 
 log = structlog.get_logger(__name__)
+
+BATCH: Final = 1000  # demand of an outbox that only the socket bounds
+
+
+class Outbox:
+    """What may be dropped (QoS 0: `lossy`), or what may not; a record's context is how the subscriptions match it."""
+
+    __slots__ = ("_counters", "_deliveries", "lossy")
+
+    def __init__(self, deliveries: Deliveries, counters: Counters, *, lossy: bool) -> None:
+        self._deliveries = deliveries
+        self._counters = counters
+        self.lossy = lossy
+
+    @property
+    def demand(self) -> int:
+        """How many more records would be taken now."""
+        if self.lossy:
+            return BATCH if self._deliveries.takes_more else 0
+        return self._deliveries.capacity
+
+    def lacks(self) -> tuple[str, str] | None:
+        """Why there is no demand, and whose it is (`gateway.kafka.contracts.Subscriber`)."""
+        client = self._deliveries.client
+        return (RECEIVE_MAXIMUM, client.subject) if client is not None and client.takes_more else None
+
+    def offer_nowait(self, record: Received, context: Match | None = None) -> bool:
+        """Send the record; False when there is no capacity. One without a context is caught up on."""
+        deliveries = self._deliveries
+        if self.lossy:
+            if context is not None and deliveries.send_lossy(record, context):
+                return True
+            self._counters.dropped += 1
+            return False
+        if not deliveries.capacity:
+            return False
+        if context is not None:
+            deliveries.deliver(record, context)
+        else:
+            deliveries.deliver_again(record)
+        return True
 
 
 class SessionParts(msgspec.Struct, frozen=True):
@@ -307,14 +350,14 @@ class Session:
         return outbox
 
     def feed(self) -> None:
-        """The window or the socket has room again."""
+        """The window or the socket has capacity again."""
         self.deliveries.feed_retained()
         if self._lossless is not None:
             self._parts.live_reader.resume(self._lossless)
         self.shares.wake()
 
     def feed_lossy(self) -> None:
-        """The socket has room again."""
+        """The socket has capacity again."""
         if self._lossy is not None:
             self._parts.live_reader.resume(self._lossy)
 

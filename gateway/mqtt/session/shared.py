@@ -110,6 +110,6 @@ class Shares:
             self._parts.spawn(share.leave())
 
     def wake(self) -> None:
-        """There is room again."""
+        """There is capacity again."""
         for share in self._places.values():
             share.wake()

@@ -80,8 +80,7 @@ def common_failure(ticket: Ticket) -> RestError | None:
     status = first.error_code
     if any(isinstance(result, ErrorBody) and result.error_code != status for result in ticket.results):
         return None
-    headers = retry_after(status)
-    return RestError(status, first.message, headers=headers)
+    return RestError(status, first.message, headers=retry_after(status))
 
 
 def raise_common_failure(ticket: Ticket) -> None:

@@ -116,7 +116,7 @@ class EventStream:
         return subject("http", self._principal, self._peer)
 
     def flow(self) -> ConnectionFlow:
-        """See `gateway.flow.Flowing`: a browser grants nothing, only its socket brakes."""
+        """See `gateway.flow.Flowing`: a browser grants nothing, only its socket slows."""
         unsettled = len(self._unsettled)
         events = Window("events", False, self._topic, UNSETTLED, UNSETTLED - unsettled, unsettled)
         return ConnectionFlow(

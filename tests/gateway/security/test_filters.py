@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.security.filters import covers, is_filter, matches, overlap
+from gateway.security.filters import covers, matches, overlap
+from protocols.mqtt.topics import is_valid_filter
 
 LETTERS = ("a", "b", "")
 # Three levels of names judge filters of up to three levels exactly: `c` stands for every word no filter holds.
@@ -43,7 +44,7 @@ def test_overlap_is_intersection(one: list[str], other: list[str]) -> None:
     ],
 )  # fmt: skip
 def test_legal_filters(text: str, legal: bool) -> None:
-    assert is_filter(text) is legal
+    assert is_valid_filter(text, shared=False) is legal
 
 
 def test_a_hash_matches_its_parent() -> None:
