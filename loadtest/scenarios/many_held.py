@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from loadtest.beside import beside
 from loadtest.clients.amqp_wire import (
     ATTACH,
     DETACH,
@@ -81,9 +82,8 @@ class Wire:
                 await self.writer.drain()
 
         before = self._codes.count(code)
-        saying = asyncio.create_task(say())
-        await self.answers(code, before + len(frames))
-        await saying
+        async with beside(say()):
+            await self.answers(code, before + len(frames))
 
 
 def receiver(handle: int, address: str, *capabilities: str, group: str = "") -> bytes:
@@ -223,19 +223,19 @@ class Held:
         reader, writer = await self._mqtt(connect)
         writer.write(subscribe_packet(1, [(place, qos)]))
         await _packets(reader, 0x90, 1)
-        arriving = asyncio.create_task(_packets(reader, 0x30 | qos << 1, count))
         published = 0
         reply, other = await self._mqtt(connect_packet(f"{self._run}-publisher-{qos}"))
-        while published < count:
-            step = min(200, count - published)
-            numbers = range(1, step + 1)
-            other.write(b"".join([publish_packet(place, b"x", qos, number) for number in numbers]))
-            await _packets(reply, 0x40 if qos == 1 else 0x50, step)
-            if qos == 2:
-                other.write(b"".join([packet(0x62, struct.pack(">H", number)) for number in numbers]))
-                await _packets(reply, 0x70, step)
-            published += step
-        await arriving
+        async with beside(_packets(reader, 0x30 | qos << 1, count)) as (arriving,):
+            while published < count:
+                step = min(200, count - published)
+                numbers = range(1, step + 1)
+                other.write(b"".join([publish_packet(place, b"x", qos, number) for number in numbers]))
+                await _packets(reply, 0x40 if qos == 1 else 0x50, step)
+                if qos == 2:
+                    other.write(b"".join([packet(0x62, struct.pack(">H", number)) for number in numbers]))
+                    await _packets(reply, 0x70, step)
+                published += step
+            await arriving
         other.close()
         writer.transport.abort()
 

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
+from loadtest.beside import beside
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
@@ -153,16 +154,12 @@ class Recovery:
     async def _recovers(self, place: int) -> bool:
         """Wait until Kafka is in the middle of it; False when it is ready before."""
         wanted = min(IN_THE_MIDDLE, len(self._stored))
-        ready = asyncio.ensure_future(self._gateway.wait_ready(None))
-        try:
+        async with beside(self._gateway.wait_ready(None)) as (ready,):
             while not ready.done():
                 if self._recovered(place) >= wanted:
                     return True
                 await asyncio.wait({ready}, timeout=POLL_S)
-            await ready
-            return False
-        finally:
-            ready.cancel()
+        return False
 
     async def _read(self, problems: list[str]) -> None:
         """Everything, in order."""

@@ -18,6 +18,7 @@ from typing import Final
 
 from pwdlib.hashers.argon2 import Argon2Hasher
 
+from loadtest.beside import beside
 from loadtest.gateway import GatewayProcess, process_resident
 
 STRANGER: Final = "127.0.0.2"
@@ -47,17 +48,14 @@ async def flood(address: tuple[str, int], attempts: int) -> tuple[float, dict[in
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             answers[await log_in(address, f"wrong-{number}", STRANGER)] += 1
 
-    tasks = [asyncio.create_task(attempt(number)) for number in range(attempts)]
-    await asyncio.sleep(0.5)
-    began = time.perf_counter()
-    async with asyncio.timeout(PATIENCE_S):
-        code = await log_in(address, "right")
-    took = time.perf_counter() - began
-    if code:
-        raise SystemExit(f"the right password was answered 0x{code:02X}")
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with beside(*map(attempt, range(attempts))):
+        await asyncio.sleep(0.5)
+        began = time.perf_counter()
+        async with asyncio.timeout(PATIENCE_S):
+            code = await log_in(address, "right")
+        took = time.perf_counter() - began
+        if code:
+            raise SystemExit(f"the right password was answered 0x{code:02X}")
     return took, dict(answers)
 
 

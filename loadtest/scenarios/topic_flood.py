@@ -28,6 +28,7 @@ from proton import Message
 from proton.utils import BlockingConnection
 from pwdlib.hashers.argon2 import Argon2Hasher
 
+from loadtest.beside import beside
 from loadtest.clients import topic_makers as makers
 from loadtest.clients.mqtt_wire import publish_packet, subscribe_packet
 from loadtest.gateway import GatewayProcess, process_cpu, process_descriptors, process_resident
@@ -208,7 +209,7 @@ class Flood:
         told: Told = {}
         watch = _Watch(gateway)
         began, cpu = time.monotonic(), process_cpu(gateway.pid)
-        async with _modest(gateway, self._problems) as rounds, watch:
+        async with _modest(gateway, self._problems) as rounds, beside(watch.look()):
             await work(told)
         topics = await _count(gateway)
         figures = await _figures(gateway)
@@ -406,15 +407,8 @@ class _Watch:
         self._pid = int(gateway.addresses["kafka_pid"])
         self.most = 0
 
-    async def __aenter__(self) -> None:
-        self._task = asyncio.create_task(self._look())
-
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """For ever."""
         while True:
             self.most = max(self.most, process_descriptors(self._pid))
             await asyncio.sleep(1)
