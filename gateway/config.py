@@ -15,15 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin
 
-from pydantic import (
-    BaseModel,
-    Field,
-    ValidationError,
-)
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from gateway.secret import is_secret_name
-from gateway.settings.kafka import BudgetConfig, EmbeddedConfig, KafkaConfig, MappingConfig, RuleConfig
+from gateway.settings.kafka import BudgetConfig, EmbeddedConfig, KafkaConfig, MappingConfig
 from gateway.settings.protocols import (
     AddressRule,
     AmqpConfig,
@@ -33,7 +29,7 @@ from gateway.settings.protocols import (
     MqttConfig,
 )
 from gateway.settings.security import AccessRule, Algorithm, LogConfig, OauthConfig, ObserveConfig, SecurityConfig
-from gateway.settings.values import LARGEST_PORT, MEBIBYTE, Address, ConfigError, Section
+from gateway.settings.values import MEBIBYTE, Address, ConfigError, Section
 
 PREFIX: Final = "TRIVIUM_"
 DELIMITER: Final = "__"
@@ -76,7 +72,8 @@ def unknown_variables(model: type[BaseModel], environment: Mapping[str, str]) ->
         name = variable.upper()
         if not name.startswith(PREFIX):
             beginning, _, rest = name.partition("_")
-            if DELIMITER in rest and PREFIX + rest in known and _is_nearly_ours(beginning):
+            ours = difflib.get_close_matches(beginning, [PREFIX.removesuffix("_")], cutoff=0.75)
+            if DELIMITER in rest and PREFIX + rest in known and ours:
                 lines.append(f"{variable}: there is no such key (did you mean {PREFIX + rest}?)")
             continue
         if name in known or OTHERS.match(name):
@@ -84,15 +81,6 @@ def unknown_variables(model: type[BaseModel], environment: Mapping[str, str]) ->
         if not any(name.startswith(beginning) for beginning in open_ended):
             lines.append(f"{variable}: there is no such key{nearest(name, known)}")
     return lines
-
-
-def _is_nearly_ours(beginning: str) -> bool:
-    return bool(difflib.get_close_matches(beginning, [PREFIX.removesuffix("_")], cutoff=0.75))
-
-
-def unknown_key(model: type[BaseModel], path: tuple[str, ...]) -> str:
-    """What may be meant by a key that is not there."""
-    return nearest(".".join(path), (".".join(known) for known in keys(model)))
 
 
 def _mappings(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -107,7 +95,6 @@ def _mappings(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[t
 
 
 __all__ = [
-    "LARGEST_PORT",
     "MEBIBYTE",
     "AccessRule",
     "Address",
@@ -123,11 +110,9 @@ __all__ = [
     "KafkaConfig",
     "LogConfig",
     "ManagementConfig",
-    "MappingConfig",
     "MqttConfig",
     "OauthConfig",
     "ObserveConfig",
-    "RuleConfig",
     "Section",
     "SecurityConfig",
     "load",
@@ -251,7 +236,7 @@ def _describe(error: ValidationError) -> str:
         plain = isinstance(fault["input"], str | int | float) and not hidden
         text = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
-            text += unknown_key(Config, tuple(str(part) for part in fault["loc"]))
+            text += nearest(key, (".".join(known) for known in keys(Config)))
         lines.append(f"{key}: {text}, got {fault['input']!r}" if plain else f"{key}: {text}")
     return "\n".join(lines)
 

@@ -7,15 +7,7 @@ from typing import Final
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import ANSWERS, AmqpAnswer, Outcome
 from protocols.amqp.links import Link
-from protocols.amqp.outcomes import (
-    INTERNAL_ERROR,
-    STATE_ACCEPTED,
-    STATE_FAILED,
-    STATE_RELEASED,
-    Error,
-    State,
-    rejected,
-)
+from protocols.amqp.outcomes import INTERNAL_ERROR, STATE_ACCEPTED, STATE_FAILED, STATE_RELEASED, Error, State, rejected
 
 MODIFIED_OUTCOME: Final = "amqp:modified:list"
 

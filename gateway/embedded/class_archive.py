@@ -32,8 +32,3 @@ def archive_path(program: str, java: Java, jars: Sequence[Path], cache: Path) ->
 def archive_options(archive: Path) -> tuple[str, ...]:
     """Return what Java is told that shall use the archive, if there is one."""
     return (f"-XX:SharedArchiveFile={archive}",) if archive.exists() else ()
-
-
-def recording_options(archive: Path) -> tuple[str, ...]:
-    """Return what Java is told that shall write the archive when it ends."""
-    return (f"-XX:ArchiveClassesAtExit={archive}",)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.embedded.class_archive import archive_options, archive_path, recording_options
+from gateway.embedded.class_archive import archive_options, archive_path
 from gateway.embedded.jars import cache_directory, ensure_jars, pyspark_jars
 from gateway.embedded.java import Java, SetupError, find_java
 from gateway.embedded.storage import BrokerError
@@ -88,7 +88,7 @@ def _ensure(archive: Path, jar: Path, record: Record) -> None:
             return
         sys.stderr.write(f"recording the classes of {program.capitalize()}, once\n")
         fresh = Path(directory, archive.name)
-        asyncio.run(record(Path(directory), recording_options(fresh)))
+        asyncio.run(record(Path(directory), (f"-XX:ArchiveClassesAtExit={fresh}",)))  # written when it ends
         link = _link(archive)
         link.unlink(missing_ok=True)
         link.symlink_to(jar)

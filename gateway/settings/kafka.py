@@ -5,17 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    SecretStr,
-)
+from pydantic import Field, SecretStr
 
-from gateway.settings.values import (
-    LARGEST_PORT,
-    MEBIBYTE,
-    BootstrapServers,
-    Section,
-)
+from gateway.settings.values import LARGEST_PORT, MEBIBYTE, BootstrapServers, Section
 
 
 class KafkaConfig(Section):

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
-from gateway.settings.values import (
-    MEBIBYTE,
-    Address,
-    Origin,
-    Section,
-)
+from gateway.settings.values import MEBIBYTE, Address, Origin, Section
 from mapping.record import is_topic_name
 
 

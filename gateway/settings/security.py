@@ -7,19 +7,10 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import (
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
 from gateway.secret import SecretUrl, SecretValue
-from gateway.settings.values import (
-    Address,
-    HostName,
-    Origin,
-    Section,
-)
+from gateway.settings.values import Address, HostName, Origin, Section
 
 
 class AccessRule(Section):

@@ -5,17 +5,10 @@ from __future__ import annotations
 import ipaddress
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    GetCoreSchemaHandler,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 MEBIBYTE = 1024 * 1024
-
-
 LARGEST_PORT = 65535
 
 

@@ -12,13 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from protocols.amqp import native, outcomes, primitives
-from protocols.amqp.events import (
-    ConnectionOpened,
-    LinkDetached,
-    LinkRequested,
-    SessionEnded,
-    SessionOpened,
-)
+from protocols.amqp.events import ConnectionOpened, LinkDetached, LinkRequested, SessionEnded, SessionOpened
 from protocols.amqp.links import SETTLED, UNSETTLED, Filter, Link, Session, Terminus, TerminusKind
 from protocols.amqp.native import lib
 from protocols.amqp.outcomes import Error
